@@ -1,0 +1,1 @@
+//! pcfarm-recycler
