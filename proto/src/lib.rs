@@ -1,1 +1,30 @@
-//! pcfarm-proto
+//! The public protocol `pcfarm.v1` and the ids that every crate shares.
+//!
+//! - [`v1`]: messages and services, generated from `proto/pcfarm/v1/*.proto`.
+//! - [`ids`]: one type per kind of id. Raw integers exist only in messages and rows.
+
+pub mod ids;
+
+/// Messages, clients and servers of `pcfarm.v1`.
+#[expect(clippy::large_enum_variant, reason = "generated code; a message's size is what it carries")]
+pub mod v1 {
+    tonic::include_proto!("pcfarm.v1");
+}
+
+/// The encoded `FileDescriptorSet` of `pcfarm.v1`, for the reflection service.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pcfarm.v1.bin"));
+
+/// The version of the agents' protocol that this build speaks.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Most bytes of a problem's payload. The database's CHECK says the same.
+pub const PAYLOAD_BYTES_LIMIT: usize = 1 << 20;
+
+/// Most bytes of a problem's solution.
+pub const SOLUTION_BYTES_LIMIT: usize = 1 << 20;
+
+/// Most bytes of one gRPC message either way; larger checkouts and deliveries go in parts.
+pub const MESSAGE_BYTES_LIMIT: usize = 4 << 20;
+
+/// What a sender aims at for one part of a checkout or one delivery.
+pub const PART_BYTES_TARGET: usize = 1 << 20;

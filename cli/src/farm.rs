@@ -1,0 +1,161 @@
+//! The connection to a server: its deadlines, and calls whose errors say what was tried and where.
+
+use std::future::Future;
+use std::time::Duration;
+
+use anyhow::Result;
+use pcfarm_proto::v1::farm_service_client::FarmServiceClient;
+use pcfarm_proto::v1::job_service_client::JobServiceClient;
+use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+
+use crate::exit::{self, Exit, Failure};
+use crate::settings::Settings;
+use crate::text;
+
+/// For one question and one answer; a person is waiting.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A server that takes longer to accept a connection is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Calls may be silent for long, but not their connection: pings find a server that died without a word.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A server and how long to wait for it.
+pub struct Farm {
+    channel: Channel,
+    server: String,
+    timeout: Option<Duration>,
+}
+
+impl Farm {
+    pub async fn connect(settings: &Settings) -> Result<Farm> {
+        let limit = settings.timeout.map_or(CONNECT_TIMEOUT, |timeout| timeout.min(CONNECT_TIMEOUT));
+        let endpoint = Endpoint::from_shared(settings.server.clone())
+            .map_err(|error| Failure::usage(format!("`{}` is not a server: {error}", settings.server)))?
+            .connect_timeout(limit)
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .tcp_nodelay(true);
+        // The limit above is for one address; a name may have several, and resolving it takes time, too.
+        let connected = tokio::time::timeout(limit * 2, endpoint.connect()).await;
+        let channel = match connected {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => return Err(not_there(&settings.server, &innermost(&error))),
+            Err(_) => return Err(not_there(&settings.server, "it does not answer")),
+        };
+        Ok(Farm { channel, server: settings.server.clone(), timeout: settings.timeout })
+    }
+
+    pub fn jobs(&self) -> JobServiceClient<Channel> {
+        JobServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
+    }
+
+    pub fn workstations(&self) -> WorkstationServiceClient<Channel> {
+        WorkstationServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
+    }
+
+    pub fn status(&self) -> FarmServiceClient<Channel> {
+        FarmServiceClient::new(self.channel.clone())
+    }
+
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// The limit that the user set for the whole of a verb.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// One question, one answer. `doing` completes "error: …": `showing job 7`.
+    pub async fn call<T>(
+        &self,
+        doing: &str,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        let limit = self.timeout.unwrap_or(CALL_TIMEOUT);
+        match tokio::time::timeout(limit, call).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(self.refused(doing, &status)),
+            Err(_) => Err(self.timed_out(doing, limit)),
+        }
+    }
+
+    /// A call that lasts as long as there is something to say: limited only by the user.
+    pub async fn unhurried<T>(&self, doing: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match self.timeout {
+            None => work.await,
+            Some(limit) => tokio::time::timeout(limit, work)
+                .await
+                .unwrap_or_else(|_| Err(self.timed_out(doing, limit))),
+        }
+    }
+
+    /// A request that tells the server when nobody waits for its answer any more.
+    pub fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.timeout.unwrap_or(CALL_TIMEOUT));
+        request
+    }
+
+    pub fn refused(&self, doing: &str, status: &Status) -> anyhow::Error {
+        let exit = exit::of_status(status);
+        let message = match status.message() {
+            "" => status.code().description().to_owned(),
+            message => message.to_owned(),
+        };
+        match exit {
+            Exit::NotReachable => Failure::new(
+                exit,
+                format!("{doing}: the server at {} cannot be reached: {message}", self.server),
+            ),
+            Exit::TimedOut => self.timed_out(doing, self.timeout.unwrap_or(CALL_TIMEOUT)),
+            Exit::Done
+            | Exit::Failed
+            | Exit::Usage
+            | Exit::NotFound
+            | Exit::NotAllowed
+            | Exit::ProblemsFailed => Failure::new(exit, format!("{doing}: {message}")),
+        }
+    }
+
+    pub fn timed_out(&self, doing: &str, limit: Duration) -> anyhow::Error {
+        Failure::new(
+            Exit::TimedOut,
+            format!(
+                "{doing}: no answer from {} within {}. A longer --timeout waits longer",
+                self.server,
+                text::duration(limit)
+            ),
+        )
+    }
+}
+
+fn not_there(server: &str, why: &str) -> anyhow::Error {
+    Failure::new(
+        Exit::NotReachable,
+        format!(
+            "no PC Farm server answers at {server}: {why}. \
+             Start one with `pcfarm up` or name another with --server"
+        ),
+    )
+}
+
+/// What the operating system said; the layers above it only say "transport error".
+fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let text = cause.to_string().to_lowercase();
+    match text.split_once(" (os error") {
+        Some((words, _)) => words.to_owned(),
+        None => text,
+    }
+}

@@ -1,0 +1,200 @@
+//! What goes to standard output: tables for people, one JSON document for programs.
+//!
+//! JSON has the names of `pcfarm.v1`. Ids and batch orders are strings, because many programs read numbers
+//! as doubles; counts are numbers; times are RFC 3339 in UTC; what is not there is null.
+
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use clap::ValueEnum;
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::exit::{self, Failure};
+
+/// No table is wider, whatever the terminal.
+pub const WIDTH: u16 = 100;
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Table,
+    /// One JSON document
+    Json,
+    /// A JSON object per line (`job results` only)
+    Ndjson,
+    /// Comma-separated values (`job results` only)
+    Csv,
+}
+
+/// The two that every verb knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    Table,
+    Json,
+}
+
+impl Output {
+    pub fn from_flag(flag: Option<Format>) -> Result<Output> {
+        match flag {
+            None | Some(Format::Table) => Ok(Output::Table),
+            Some(Format::Json) => Ok(Output::Json),
+            Some(Format::Ndjson | Format::Csv) => Err(Failure::usage(
+                "only `pcfarm job results` writes ndjson and csv; use --output json",
+            )),
+        }
+    }
+
+    /// Writes one thing in either form; only the form asked for is made.
+    pub fn print<J: Serialize>(self, json: impl FnOnce() -> J, text: impl FnOnce() -> String) -> Result<()> {
+        match self {
+            Output::Table => print(&text()),
+            Output::Json => print_json(&json()),
+        }
+    }
+}
+
+/// Writes text and a line end. Never `println!`, which panics when the reader has gone.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    exit::written(writeln!(out, "{}", text.trim_end_matches('\n')).and_then(|()| out.flush()))
+}
+
+pub fn print_json<J: Serialize>(document: &J) -> Result<()> {
+    print(&serde_json::to_string_pretty(document).context("writing JSON")?)
+}
+
+/// A remark beside the output: to standard error, and nothing happens if that is closed.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// A column's heading and alignment.
+#[derive(Clone, Copy)]
+pub enum Column {
+    Text(&'static str),
+    Number(&'static str),
+    /// Text that tells why: it gets what width is left, but never less than some words' width.
+    Reason(&'static str),
+}
+
+/// A table without borders that fits [`WIDTH`]; `none` is what is said instead of an empty one.
+pub fn table(columns: &[Column], rows: Vec<Vec<String>>, none: &str) -> String {
+    if rows.is_empty() {
+        return none.to_owned();
+    }
+    let mut table = Table::new();
+    table
+        .load_style(comfy_table::presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(terminal_width());
+    table.set_header(columns.iter().map(|column| match column {
+        Column::Text(name) | Column::Number(name) | Column::Reason(name) => *name,
+    }));
+    table.add_rows(rows);
+    for (column, drawn) in columns.iter().zip(table.column_iter_mut()) {
+        drawn.set_padding((0, 2));
+        match column {
+            Column::Text(_) => {}
+            Column::Number(_) => drawn.set_cell_alignment(CellAlignment::Right),
+            Column::Reason(_) => {
+                drawn.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(22)));
+            }
+        }
+    }
+    table.trim_fmt()
+}
+
+/// Lines of `name  value`, as for one thing shown in full.
+pub fn fields(rows: &[(&str, String)]) -> String {
+    let rows = rows
+        .iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| vec![(*name).to_owned(), value.clone()])
+        .collect();
+    let mut table = table(&[Column::Text(""), Column::Reason("")], rows, "");
+    // The heading is there for the arrangement only.
+    if let Some(end) = table.find('\n') {
+        table.drain(..=end);
+    }
+    table
+}
+
+/// The terminal's width up to [`WIDTH`], but what can still hold a table.
+fn terminal_width() -> u16 {
+    let size = io::stdout()
+        .is_terminal()
+        .then(|| rustix::termios::tcgetwinsize(io::stdout()).ok())
+        .flatten();
+    match size {
+        Some(size) if size.ws_col > 0 => size.ws_col.clamp(60, WIDTH),
+        _ => WIDTH,
+    }
+}
+
+/// A 64-bit id as JSON: a string, and null for the 0 that stands for none.
+pub fn id(id: i64) -> Option<String> {
+    (id != 0).then(|| id.to_string())
+}
+
+/// A JSON value from the farm as it is, digit for digit; bytes that are no JSON become a string.
+pub fn raw(json: &Bytes) -> Option<Box<RawValue>> {
+    if json.is_empty() {
+        return None;
+    }
+    let text = String::from_utf8_lossy(json).into_owned();
+    RawValue::from_string(text)
+        .or_else(|_| serde_json::value::to_raw_value(&String::from_utf8_lossy(json)))
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_fit_and_numbers_stay_whole() {
+        let columns = [
+            Column::Number("JOB"),
+            Column::Text("NAME"),
+            Column::Number("PROBLEMS"),
+            Column::Reason("REASON"),
+        ];
+        let row = vec![
+            "9223372036854775807".to_owned(),
+            "東".repeat(40),
+            "1,000,000,000".to_owned(),
+            "waits for somebody ".repeat(20),
+        ];
+        let text = table(&columns, vec![row], "none");
+        for line in text.lines() {
+            assert!(width(line) <= usize::from(WIDTH), "{line}");
+        }
+        assert!(text.contains("9223372036854775807"), "{text}");
+        assert!(text.contains("1,000,000,000"), "{text}");
+        assert_eq!(table(&columns, vec![], "none"), "none");
+    }
+
+    #[test]
+    fn fields_have_no_heading_and_no_empty_ones() {
+        let text = fields(&[("job", "7".to_owned()), ("title", String::new())]);
+        assert_eq!(text, "job  7");
+    }
+
+    #[test]
+    fn json_keeps_every_digit() {
+        let value = raw(&Bytes::from_static(br#"{"n":12345678901234567890.10}"#)).expect("there");
+        assert_eq!(value.get(), r#"{"n":12345678901234567890.10}"#);
+        assert!(raw(&Bytes::new()).is_none());
+        let broken = raw(&Bytes::from_static(b"\xff{")).expect("there");
+        assert_eq!(broken.get(), "\"\u{fffd}{\"");
+    }
+
+    /// Columns on a terminal, for the characters of these tests.
+    fn width(line: &str) -> usize {
+        line.chars().map(|c| if c >= '\u{1100}' { 2 } else { 1 }).sum()
+    }
+}

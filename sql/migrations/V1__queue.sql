@@ -1,0 +1,259 @@
+-- The queue: what is true lives in these tables, and nowhere else.
+--
+-- Every large table leads with job_id, and job_id is the key that retention drops by: no unique key spans
+-- jobs, so old nights can become partitions of their own. No foreign key points at a row that many touch.
+
+create schema pcfarm;
+revoke all on schema pcfarm from public;
+
+-- How a kind of problem runs ------------------------------------------------------------------------------
+
+create table pcfarm.job_type (
+    name             text primary key
+                     constraint job_type_name check (name ~ '^[A-Za-z0-9_.-]{1,63}$'),
+    controller       text not null constraint controller_name check (controller ~ '^[A-Za-z0-9_.-]{1,63}$'),
+    description      text not null default '',
+    default_priority integer not null default 0,
+    -- A job's deadline is its creation plus this.
+    default_duration interval constraint positive_duration check (default_duration > interval '0'),
+    max_attempts     integer not null default 3 constraint attempts_range check (max_attempts between 1 and 100),
+    -- Longest that a checkout may be in a workstation's hands.
+    time_limit       interval constraint positive_time_limit check (time_limit > interval '0'),
+    -- Serve the retry lane first instead of last.
+    retry_first      boolean not null default false,
+    -- Store solutions in pcfarm.result; off where write-back keeps them in the user's own tables.
+    keep_results     boolean not null default true,
+    -- The login role whose rights related reads have, and the longest that one may take.
+    read_role        name,
+    read_time_limit  interval not null default '30 seconds'
+                     constraint positive_read_time_limit check (read_time_limit > interval '0'),
+    -- The NOLOGIN role whose rights write-back has, and its statement.
+    write_role       name,
+    write_back       text,
+    constraint write_back_has_role check (write_back is null or write_role is not null)
+);
+
+create table pcfarm.related_read (
+    job_type text not null references pcfarm.job_type on delete cascade,
+    name     text not null constraint related_read_name check (name ~ '^[A-Za-z0-9_.-]{1,63}$'),
+    query    text not null,
+    primary key (job_type, name)
+);
+
+-- Jobs and their lanes --------------------------------------------------------------------------------------
+--
+--   loading --open_job--> open <--hold_job / release_job--> held
+--      |                   |                                  |
+--      |                   +--empty--> done | failed --retry_job--> open
+--      +-------------------+----cancel_job--> cancelled <-----+
+
+create table pcfarm.job (
+    job_id          bigint generated always as identity primary key,
+    name            text not null constraint job_name_length check (length(name) between 1 and 200),
+    job_type        text not null references pcfarm.job_type,
+    owner           name not null default session_user,
+    title           text not null default '',
+    state           text not null default 'loading' constraint job_state
+                    check (state in ('loading', 'open', 'held', 'done', 'failed', 'cancelled')),
+    priority        integer not null,
+    deadline        timestamptz,
+    not_before      timestamptz,
+    -- Stays open when it is empty.
+    standing        boolean not null default false,
+    -- Handed to controllers with every checkout.
+    parameters      jsonb,
+    idempotency_key text,
+    -- What the first submit with this key asked for; a different one is an error, not a repetition.
+    submitted       jsonb,
+    created_at      timestamptz not null default clock_timestamp(),
+    opened_at       timestamptz,
+    ended_at        timestamptz,
+    constraint opened_when_open check (opened_at is not null or state in ('loading', 'cancelled')),
+    constraint ended_when_ended check ((ended_at is not null) = (state in ('done', 'failed', 'cancelled'))),
+    constraint job_idempotency unique (owner, idempotency_key)
+);
+create index job_not_ended on pcfarm.job (job_id) where ended_at is null;
+
+create sequence pcfarm.lane_number;
+
+-- A lane is written when it is registered and once more when it is exhausted: its pointer is the newest of
+-- its checkouts, so hand-outs leave no row versions here however long somebody's snapshot stays open.
+create table pcfarm.lane (
+    job_id         bigint not null,
+    lane_id        bigint not null,
+    kind           text not null constraint lane_kind check (kind in ('load', 'own', 'retry')),
+    job_type       text not null references pcfarm.job_type,
+    -- Its convoys are of problems that depend on each other: never halved.
+    grouped        boolean not null default false,
+    -- The next batch order to assign. The retry lane's is found by index under this row's lock.
+    next_insertion bigint,
+    problems       bigint not null default 0,
+    -- Every convoy has been handed out; never true of a retry lane.
+    exhausted      boolean not null default false,
+    primary key (job_id, lane_id),
+    constraint retry_lane_grows check ((kind = 'retry') = (next_insertion is null)),
+    constraint retry_lane_is_never_exhausted check (not (exhausted and kind = 'retry'))
+);
+create index lane_with_work on pcfarm.lane (job_id, lane_id) where not exhausted;
+
+-- Problems ------------------------------------------------------------------------------------------------
+--
+-- A problem has no state: its result says how it ended, and where it is follows from pointers and checkouts.
+-- Lane 0 is for batch orders of one's own. Numbers in lane 0 come from a sequence; other lanes number their
+-- problems densely in dispatch order: problem_id = lane_id * 10^10 + number.
+
+create sequence pcfarm.problem_number;
+
+create table pcfarm.problem (
+    job_id      bigint not null,
+    lane_id     bigint not null default 0,
+    problem_id  bigint not null default nextval('pcfarm.problem_number'),
+    -- Null between COPY and assign_batch_order.
+    batch_order bigint constraint batch_order_not_negative check (batch_order >= 0),
+    key         text not null constraint key_at_most_1_kib check (octet_length(key) <= 1024),
+    payload     jsonb not null constraint payload_at_most_1_mib check (pg_column_size(payload) <= 1048576)
+);
+-- The one index: dispatch reads a range of it, and so does everything that asks what a checkout holds.
+create unique index problem_in_dispatch_order
+    on pcfarm.problem (job_id, lane_id, batch_order, problem_id);
+
+-- What came back. A problem's newest row says where it waits now; its home is where its problem row is.
+create table pcfarm.requeued (
+    job_id      bigint not null,
+    lane_id     bigint not null,
+    batch_order bigint not null,
+    problem_id  bigint not null,
+    home_lane   bigint not null,
+    home_order  bigint not null,
+    -- Attempts used up so far, and checkouts that were lost with this problem among others.
+    attempts    integer not null,
+    losses      integer not null,
+    -- This convoy is a checkout of its own: something in it may kill whoever runs it.
+    alone       boolean not null,
+    grouped     boolean not null,
+    message     text,
+    requeued_at timestamptz not null default clock_timestamp(),
+    primary key (job_id, lane_id, batch_order, problem_id)
+);
+create index requeued_by_problem on pcfarm.requeued (job_id, problem_id, batch_order desc);
+
+-- Who works -----------------------------------------------------------------------------------------------
+
+create table pcfarm.server (
+    server_id       bigint generated always as identity primary key,
+    name            text not null,
+    address         text not null,
+    version         text not null,
+    started_at      timestamptz not null default clock_timestamp(),
+    -- Written by its server, about once a second: the liveness of all its workstations in one row.
+    heard_at        timestamptz not null default clock_timestamp(),
+    -- Since when it has heard agents and written without a gap.
+    hearing_since   timestamptz not null default clock_timestamp(),
+    refused_results bigint not null default 0,
+    stopped_at      timestamptz
+);
+create index server_running on pcfarm.server (server_id) where stopped_at is null;
+
+create sequence pcfarm.session_number;
+
+create table pcfarm.workstation (
+    workstation_id bigint generated always as identity primary key,
+    identity       uuid not null unique,
+    -- Made at every start of the agent: a new one means that what the old one held is lost, the same one that
+    -- it never received what it does not hold.
+    instance       uuid not null,
+    hostname       text not null,
+    cores          integer not null,
+    memory_bytes   bigint not null,
+    system         text not null,
+    agent_version  text not null,
+    controllers    text[] not null,
+    -- 'waiting' reads as 'processing' while it holds a checkout; see pcfarm.workstation_status.
+    state          text not null default 'waiting' constraint workstation_state
+                   check (state in ('waiting', 'suspended', 'draining', 'dead')),
+    since          timestamptz not null default clock_timestamp(),
+    reason         text not null default '',
+    drain          boolean not null default false,
+    -- The connection that speaks for it: hand-outs to an older one are refused.
+    session        bigint not null,
+    server_id      bigint not null,
+    -- Set by its server when it stops hearing it; null while it is heard.
+    silent_since   timestamptz,
+    registered_at  timestamptz not null default clock_timestamp(),
+    connected_at   timestamptz not null default clock_timestamp()
+);
+create index workstation_not_dead on pcfarm.workstation (workstation_id) where state <> 'dead';
+
+-- Checkouts -------------------------------------------------------------------------------------------------
+--
+-- The newest checkout of a lane is the lane's pointer: its to_order is next_extraction. Each checkout starts
+-- where the one before it ended, so the unique key on from_order is a compare-and-swap between servers: of
+-- two that start at the same place one commits and the other is told.
+--
+--   live --all results stored--> accepted
+--     +----finished, the rest handed back--> given_back
+--     +----workstation dead, time ran out, job cancelled, never received--> revoked
+
+create table pcfarm.checkout (
+    checkout_id    bigint generated always as identity primary key,
+    job_id         bigint not null,
+    lane_id        bigint not null,
+    from_order     bigint not null,
+    to_order       bigint not null, -- exclusive
+    job_type       text not null,
+    problems       integer not null constraint checkout_holds_problems check (problems > 0),
+    workstation_id bigint not null,
+    -- With the id, what lets a result in. Ids can repeat after a restore, these 64 random bits do not.
+    token          bigint not null,
+    checked_out_at timestamptz not null default clock_timestamp(),
+    deadline       timestamptz,
+    ended_at       timestamptz,
+    ending         text constraint checkout_ending check (ending in ('accepted', 'given_back', 'revoked')),
+    reason         text not null default '',
+    constraint checkout_range check (from_order < to_order),
+    constraint ended_how check ((ended_at is null) = (ending is null)),
+    constraint checkout_after_checkout unique (job_id, lane_id, from_order)
+);
+create index checkout_live on pcfarm.checkout (workstation_id, checkout_id) where ended_at is null;
+create index checkout_live_by_job on pcfarm.checkout (job_id, checkout_id) where ended_at is null;
+create index checkout_overdue on pcfarm.checkout (deadline) where ended_at is null and deadline is not null;
+
+-- How problems ended ----------------------------------------------------------------------------------------
+
+create table pcfarm.result (
+    job_id      bigint not null,
+    problem_id  bigint not null,
+    checkout_id bigint not null,
+    accepted_at timestamptz not null default clock_timestamp(),
+    attempts    integer not null,
+    failed      boolean not null,
+    message     text,
+    -- Where a failed problem's row is, so that retry_job finds it without an index by problem id.
+    home_lane   bigint,
+    home_order  bigint,
+    solution    jsonb constraint solution_at_most_1_mib check (pg_column_size(solution) <= 1048576),
+    -- The second guard, behind the checkout: one accepted result per problem.
+    primary key (job_id, problem_id),
+    constraint failed_with_message check (failed = (message is not null)),
+    constraint failed_has_home check (failed = (home_order is not null and home_lane is not null)),
+    constraint failed_has_no_solution check (not (failed and solution is not null))
+);
+create index result_failed on pcfarm.result (job_id, problem_id) where failed;
+
+-- An attempt that failed under a live checkout. It is requeued, with one attempt less, when that closes.
+create table pcfarm.failed_attempt (
+    job_id      bigint not null,
+    checkout_id bigint not null,
+    problem_id  bigint not null,
+    message     text not null,
+    primary key (job_id, checkout_id, problem_id)
+);
+
+-- Progress is summed from these, one row per accepting transaction, folded now and then: no row is hot.
+create table pcfarm.progress (
+    job_id   bigint not null,
+    done     bigint not null default 0,
+    failed   bigint not null default 0,
+    requeued bigint not null default 0
+);
+create index progress_by_job on pcfarm.progress (job_id) include (done, failed, requeued);

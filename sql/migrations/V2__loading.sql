@@ -1,0 +1,602 @@
+-- Loading with SQL: what people call. Job types, jobs, loads, and a job's life.
+
+-- Job types -------------------------------------------------------------------------------------------------
+
+create function pcfarm.create_job_type(name text, controller text, options jsonb default '{}')
+returns void language plpgsql as $$
+declare
+    unknown text;
+begin
+    select string_agg(quote_literal(o.key), ', ') into unknown
+    from jsonb_object_keys(coalesce(options, '{}')) as o(key)
+    where o.key not in ('description', 'default_priority', 'default_duration', 'max_attempts', 'time_limit',
+                        'retry_first', 'keep_results', 'read_role', 'read_time_limit', 'write_role');
+    if unknown is not null then
+        raise exception 'job type %: no such option: %', create_job_type.name, unknown
+            using errcode = 'invalid_parameter_value',
+                  hint = 'Options are description, default_priority, default_duration, max_attempts, time_limit, '
+                         'retry_first, keep_results, read_role, read_time_limit and write_role.';
+    end if;
+    insert into pcfarm.job_type as t (name, controller, description, default_priority, default_duration,
+        max_attempts, time_limit, retry_first, keep_results, read_role, read_time_limit, write_role)
+    values (create_job_type.name, create_job_type.controller,
+        coalesce(options ->> 'description', ''),
+        coalesce((options ->> 'default_priority')::integer, 0),
+        (options ->> 'default_duration')::interval,
+        coalesce((options ->> 'max_attempts')::integer, 3),
+        (options ->> 'time_limit')::interval,
+        coalesce((options ->> 'retry_first')::boolean, false),
+        coalesce((options ->> 'keep_results')::boolean, true),
+        options ->> 'read_role',
+        coalesce((options ->> 'read_time_limit')::interval, interval '30 seconds'),
+        options ->> 'write_role')
+    on conflict on constraint job_type_pkey do update set
+        controller = excluded.controller, description = excluded.description,
+        default_priority = excluded.default_priority, default_duration = excluded.default_duration,
+        max_attempts = excluded.max_attempts, time_limit = excluded.time_limit,
+        retry_first = excluded.retry_first, keep_results = excluded.keep_results,
+        read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
+        write_role = excluded.write_role;
+    perform pg_notify('pcfarm', 'job_type');
+end $$;
+comment on function pcfarm.create_job_type is
+    'Defines a job type, or defines it anew. Its related reads and write-back are kept.';
+
+create function pcfarm.set_related_read(job_type text, name text, query text)
+returns void language plpgsql as $$
+begin
+    perform pcfarm.job_type_must_exist(set_related_read.job_type);
+    if (select t.read_role is null from pcfarm.job_type t where t.name = set_related_read.job_type) then
+        raise exception 'job type % has no read_role', set_related_read.job_type
+            using errcode = 'invalid_parameter_value',
+                  hint = 'Create a login role, grant it SELECT on what the query reads, and name it as read_role '
+                         'in the options of pcfarm.create_job_type.';
+    end if;
+    if set_related_read.query is null then
+        delete from pcfarm.related_read r
+        where r.job_type = set_related_read.job_type and r.name = set_related_read.name;
+    else
+        insert into pcfarm.related_read as r (job_type, name, query)
+        values (set_related_read.job_type, set_related_read.name, set_related_read.query)
+        on conflict on constraint related_read_pkey do update set query = excluded.query;
+    end if;
+    perform pg_notify('pcfarm', 'job_type');
+end $$;
+comment on function pcfarm.set_related_read is
+    'A query that runs once per checkout with $1 text[], the keys of its problems. It returns a column key text '
+    '(null: for every problem) and what the controller needs. A null query removes the read.';
+
+-- Write-back must share the accepting transaction, where the server's rights are in force: so it is a function
+-- that runs with the rights of the job type's own role, and of nobody else.
+create schema pcfarm_write_back;
+revoke all on schema pcfarm_write_back from public;
+
+create function pcfarm.set_write_back(job_type text, statement text)
+returns void language plpgsql as $$
+declare
+    role name;
+begin
+    perform pcfarm.job_type_must_exist(set_write_back.job_type);
+    select t.write_role into role from pcfarm.job_type t where t.name = set_write_back.job_type;
+    execute format('drop function if exists pcfarm_write_back.%I(text[], jsonb[])', set_write_back.job_type);
+    if statement is not null then
+        if role is null then
+            raise exception 'job type % has no write_role', set_write_back.job_type
+                using errcode = 'invalid_parameter_value',
+                      hint = 'Create a NOLOGIN role, grant it what the statement needs, and name it as write_role '
+                             'in the options of pcfarm.create_job_type.';
+        end if;
+        execute format(
+            'create function pcfarm_write_back.%I(keys text[], solutions jsonb[]) returns void '
+            'language sql security definer set search_path = pg_catalog, pg_temp as %L',
+            set_write_back.job_type, statement);
+        execute format('revoke all on function pcfarm_write_back.%I(text[], jsonb[]) from public',
+            set_write_back.job_type);
+        -- Only whoever may hand something to that role gets past this line.
+        execute format('grant create on schema pcfarm_write_back to %I', role);
+        execute format('alter function pcfarm_write_back.%I(text[], jsonb[]) owner to %I',
+            set_write_back.job_type, role);
+        execute format('revoke create on schema pcfarm_write_back from %I', role);
+        execute format('grant execute on function pcfarm_write_back.%I(text[], jsonb[]) to %s',
+            set_write_back.job_type, (select nspowner::regrole::text from pg_namespace where nspname = 'pcfarm'));
+    end if;
+    update pcfarm.job_type t set write_back = statement where t.name = set_write_back.job_type;
+    perform pg_notify('pcfarm', 'job_type');
+end $$;
+comment on function pcfarm.set_write_back is
+    'A statement that runs in the transaction that accepts results, with $1 text[], their problems'' keys, and '
+    '$2 jsonb[], their solutions, in the same order. It runs with the rights of the job type''s write_role alone. '
+    'Null removes it.';
+
+create function pcfarm.job_type_must_exist(job_type text)
+returns void language plpgsql stable as $$
+begin
+    if not exists (select from pcfarm.job_type t where t.name = job_type_must_exist.job_type) then
+        raise exception 'there is no job type %', coalesce(quote_literal(job_type_must_exist.job_type), 'null')
+            using errcode = 'undefined_object',
+                  hint = coalesce('Job types are: '
+                         || (select string_agg(t.name, ', ' order by t.name) from pcfarm.job_type t)
+                         || '. ', 'There are none yet. ')
+                         || 'Create one with pcfarm.create_job_type(name, controller, options).';
+    end if;
+end $$;
+
+-- Jobs ------------------------------------------------------------------------------------------------------
+
+create function pcfarm.create_job(name text, job_type text, options jsonb default '{}')
+returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    unknown   text;
+    created   bigint;
+    first     pcfarm.job;
+    asked_for jsonb := jsonb_build_object('name', create_job.name, 'job_type', create_job.job_type,
+                                          'options', coalesce(options, '{}'));
+begin
+    perform pcfarm.job_type_must_exist(create_job.job_type);
+    if jsonb_typeof(coalesce(options, '{}')) <> 'object' then
+        raise exception 'options must be a JSON object' using errcode = 'invalid_parameter_value';
+    end if;
+    select string_agg(quote_literal(o.key), ', ') into unknown
+    from jsonb_object_keys(coalesce(options, '{}')) as o(key)
+    where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
+                        'idempotency_key');
+    if unknown is not null then
+        raise exception 'job %: no such option: %', create_job.name, unknown
+            using errcode = 'invalid_parameter_value',
+                  hint = 'Options are title, priority, deadline, not_before, standing, parameters and '
+                         'idempotency_key.';
+    end if;
+    insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters,
+        idempotency_key, submitted)
+    select create_job.name, t.name, coalesce(options ->> 'title', ''),
+        coalesce((options ->> 'priority')::integer, t.default_priority),
+        coalesce((options ->> 'deadline')::timestamptz, clock_timestamp() + t.default_duration),
+        (options ->> 'not_before')::timestamptz,
+        coalesce((options ->> 'standing')::boolean, false),
+        options -> 'parameters', options ->> 'idempotency_key',
+        case when options ? 'idempotency_key' then asked_for end
+    from pcfarm.job_type t
+    where t.name = create_job.job_type
+    on conflict on constraint job_idempotency do nothing
+    returning job_id into created;
+    if created is null then
+        select j.* into strict first from pcfarm.job j
+        where j.owner = session_user and j.idempotency_key = options ->> 'idempotency_key';
+        if first.submitted <> asked_for then
+            raise exception 'idempotency key % was used for job %, which is a different one',
+                    quote_literal(first.idempotency_key), first.job_id
+                using errcode = 'unique_violation',
+                      detail = format('First: %s. Now: %s.', first.submitted, asked_for),
+                      hint = 'Use a new key for a new job.';
+        end if;
+        return first.job_id;
+    end if;
+    insert into pcfarm.lane (job_id, lane_id, kind, job_type)
+    values (created, nextval('pcfarm.lane_number'), 'retry', create_job.job_type);
+    return created;
+end $$;
+comment on function pcfarm.create_job is
+    'Creates a job in state loading and returns its id. With the idempotency_key of an earlier call: that job.';
+
+create function pcfarm.no_such_job(job bigint)
+returns void language plpgsql immutable as $$
+begin
+    raise exception 'there is no job %', coalesce(job::text, 'null')
+        using errcode = 'no_data_found', hint = 'See pcfarm.jobs_ordered and pcfarm.job_progress.';
+end $$;
+
+-- The state under a lock that holds off whoever wants to change it. Loaders share this lock, and do not wait
+-- for each other.
+create function pcfarm.lock_for_loading(job bigint)
+returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    found_state text;
+begin
+    select j.state into found_state from pcfarm.job j where j.job_id = job for share;
+    if found_state is null then
+        perform pcfarm.no_such_job(job);
+    elsif found_state in ('done', 'failed', 'cancelled') then
+        raise exception 'job % has ended (%)', job, found_state
+            using errcode = 'object_not_in_prerequisite_state',
+                  hint = 'Create a new job. One that shall take problems after it has run empty needs '
+                         '"standing": true in its options.';
+    end if;
+    return found_state;
+end $$;
+
+-- Greedy packing: groups in order, as many as fit, never split. A group above the size is a convoy by itself.
+create type pcfarm.packing as (convoy bigint, fill bigint);
+
+create function pcfarm.pack_step(state pcfarm.packing, members bigint, size bigint)
+returns pcfarm.packing language sql immutable as $$
+    select case
+        when state.convoy is null then (0, members)::pcfarm.packing
+        when state.fill + members <= size then (state.convoy, state.fill + members)::pcfarm.packing
+        else (state.convoy + 1, members)::pcfarm.packing
+    end
+$$;
+
+create function pcfarm.pack_convoy(state pcfarm.packing)
+returns bigint language sql immutable as $$ select state.convoy $$;
+
+create aggregate pcfarm.pack(members bigint, size bigint) (
+    sfunc = pcfarm.pack_step, stype = pcfarm.packing, initcond = '(,)', finalfunc = pcfarm.pack_convoy
+);
+
+create function pcfarm.convoy_must_be_sensible(convoy integer)
+returns void language plpgsql immutable as $$
+begin
+    if convoy is null or convoy not between 1 and 100000 then
+        raise exception 'a convoy of % problems', coalesce(convoy::text, 'null')
+            using errcode = 'invalid_parameter_value', hint = 'A convoy holds from 1 to 100000 problems.';
+    end if;
+end $$;
+
+create function pcfarm.load(job bigint, query text, convoy integer default 100)
+returns bigint language plpgsql as $$
+declare
+    lane     bigint;
+    loaded   bigint;
+    columns  text[];
+    grouped  boolean;
+    ordering text;
+    problem  text;
+    seen     text;
+begin
+    -- Refused before the query runs, and locked only after it has.
+    perform pcfarm.check_loadable(job);
+    perform pcfarm.convoy_must_be_sensible(convoy);
+    if query is null or btrim(query) = '' then
+        raise exception 'the query is empty' using errcode = 'invalid_parameter_value',
+            hint = 'It returns key text, payload jsonb and optionally group_key text, priority integer, '
+                   'deadline timestamptz.';
+    end if;
+    query := regexp_replace(query, ';\s*$', '');
+    columns := pcfarm.load_columns(query);
+    grouped := 'group_key' = any (columns);
+    lane := nextval('pcfarm.lane_number');
+    -- Without an order asked for by a column, rows keep the order in which the query returns them, which is
+    -- their physical order for a plain scan: a convoy's rows share blocks.
+    ordering := concat_ws(', ',
+        case when 'priority' = any (columns) then 'priority desc nulls last' end,
+        case when 'deadline' = any (columns) then 'deadline asc nulls last' end);
+    if grouped then
+        -- Whole groups, each at the place of its most urgent, then first, row.
+        problem := format($q$
+            with numbered as materialized (
+                select q.key::text, q.payload::jsonb, q.group_key::text as group_key,
+                    row_number() over (order by %1$s) as number
+                from (%2$s
+                ) q),
+            groups as (
+                -- A row without a group is a group by itself.
+                select coalesce('g' || group_key, 'r' || number) as member_of, min(number) as first, count(*) as members
+                from numbered group by 1),
+            packed as (
+                select member_of, first, pcfarm.pack(members, $4) over (order by first) as batch_order from groups)
+            select n.key, n.payload, p.batch_order,
+                row_number() over (order by p.first, n.number) as number
+            from numbered n join packed p on p.member_of = coalesce('g' || n.group_key, 'r' || n.number)
+            order by p.first, n.number$q$, coalesce(nullif(ordering, ''), '1'), query);
+        -- Ordering by a constant keeps the input's order, and says so.
+        problem := replace(problem, 'over (order by 1)', 'over ()');
+    else
+        problem := format($q$
+            select n.key, n.payload, (n.number - 1) / $4 as batch_order, n.number
+            from (select q.key::text, q.payload::jsonb, row_number() over (%s) as number
+                  from (%s
+                  ) q) n$q$, case when ordering <> '' then 'order by ' || ordering end, query);
+    end if;
+    begin
+        execute 'insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload) '
+            'select $1, $2, $3 + s.number, s.batch_order, s.key, s.payload from (' || problem || ') s'
+            using job, lane, lane * 10000000000, convoy::bigint;
+        get diagnostics loaded = row_count;
+    exception when not_null_violation then
+        get stacked diagnostics seen = column_name;
+        raise exception 'the query returned a row without a %', seen using errcode = 'not_null_violation',
+            hint = 'Every problem has a key and a payload. Where there is nothing to say, let the payload be ''null''::jsonb '
+                   'or ''{}''::jsonb.';
+    end;
+    perform pcfarm.register_lane(job, lane, loaded, grouped);
+    return loaded;
+end $$;
+comment on function pcfarm.load is
+    'Loads what the query returns (key text, payload jsonb, optionally group_key text, priority integer, deadline '
+    'timestamptz) in convoys of so many problems, with the caller''s rights, in one pass. Returns problems loaded.';
+
+create function pcfarm.check_loadable(job bigint)
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    found_state text;
+begin
+    select j.state into found_state from pcfarm.job j where j.job_id = job;
+    if found_state is null or found_state in ('done', 'failed', 'cancelled') then
+        perform pcfarm.lock_for_loading(job);
+    end if;
+end $$;
+
+-- The columns of a load query, by asking PostgreSQL. A query that is not one SELECT fails here.
+create function pcfarm.load_columns(query text)
+returns text[] language plpgsql as $$
+declare
+    found_columns text[];
+    wrong         text;
+begin
+    execute format(E'create temporary view pcfarm_load_query as select * from (%s\n) q', query);
+    select array_agg(a.attname::text),
+        string_agg(format('%s is %s, not %s', a.attname, format_type(a.atttypid, a.atttypmod), w.wanted), '; ')
+            filter (where w.wanted is not null and not (format_type(a.atttypid, null) = any (w.accepted)))
+    into found_columns, wrong
+    from pg_attribute a
+    left join (values
+        ('payload', 'jsonb', array['jsonb', 'json']),
+        ('priority', 'integer', array['integer', 'smallint', 'bigint']),
+        ('deadline', 'timestamptz', array['timestamp with time zone'])
+    ) as w(name, wanted, accepted) on w.name = a.attname
+    where a.attrelid = 'pg_temp.pcfarm_load_query'::regclass and a.attnum > 0;
+    drop view pg_temp.pcfarm_load_query;
+    if not coalesce(found_columns @> array['key', 'payload'], false) then
+        raise exception 'the query returns %, but not key and payload', array_to_string(found_columns, ', ')
+            using errcode = 'invalid_parameter_value',
+                  hint = 'For example: select flight_id::text as key, to_jsonb(f) as payload from flight f';
+    elsif wrong is not null then
+        raise exception 'the query''s column %', wrong
+            using errcode = 'datatype_mismatch', hint = 'Cast it, or use to_jsonb(...) for a payload.';
+    elsif 'job_type' = any (found_columns) then
+        raise exception 'a column job_type in a load query is not supported yet'
+            using errcode = 'feature_not_supported', hint = 'Make one job per job type.';
+    end if;
+    return found_columns;
+end $$;
+
+-- The last thing a load does: from here on its problems can be seen, all of them, once it commits.
+create function pcfarm.register_lane(job bigint, lane bigint, problems bigint, grouped boolean)
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    last_order bigint;
+begin
+    perform pcfarm.lock_for_loading(job);
+    if problems = 0 then
+        return;
+    end if;
+    select p.batch_order into last_order from pcfarm.problem p
+    where p.job_id = job and p.lane_id = lane and p.batch_order is not null
+    order by p.batch_order desc limit 1;
+    insert into pcfarm.lane (job_id, lane_id, kind, job_type, grouped, next_insertion, problems)
+    select j.job_id, lane, 'load', j.job_type, register_lane.grouped, last_order + 1, register_lane.problems
+    from pcfarm.job j where j.job_id = job;
+    perform pg_notify('pcfarm', 'work');
+end $$;
+
+-- Batch orders of one's own ---------------------------------------------------------------------------------
+
+-- A COPY into a job that is being opened waits or is refused, never lost: open_job takes the job's row FOR
+-- UPDATE. The job last checked in this transaction is remembered, so a row costs no query.
+create function pcfarm.check_own_order()
+returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if current_setting('pcfarm.job_being_copied', true) is distinct from new.job_id::text then
+        if pcfarm.lock_for_loading(new.job_id) <> 'loading' then
+            raise exception 'job % is open: batch orders of one''s own are for jobs in state loading', new.job_id
+                using errcode = 'object_not_in_prerequisite_state',
+                      hint = 'Add problems to a running job with pcfarm.load(job, query, convoy).';
+        end if;
+        perform set_config('pcfarm.job_being_copied', new.job_id::text, true);
+    end if;
+    return null;
+end $$;
+
+create trigger own_order_while_loading after insert or update on pcfarm.problem
+    for each row when (new.lane_id = 0) execute function pcfarm.check_own_order();
+
+create function pcfarm.assign_batch_order(job bigint, convoy integer default 100, group_by text default null)
+returns bigint language plpgsql as $$
+declare
+    assigned bigint;
+    member   text := coalesce(format('coalesce(''g'' || (%s)::text, ''r'' || p.problem_id)', nullif(btrim(group_by), '')),
+                              'p.problem_id');
+begin
+    perform pcfarm.convoy_must_be_sensible(convoy);
+    if pcfarm.lock_for_loading(job) <> 'loading' then
+        raise exception 'job % is open: its batch orders stand', job
+            using errcode = 'object_not_in_prerequisite_state',
+                  hint = 'pcfarm.rerun_job(job, convoy, group_by) makes a new job of the same problems.';
+    end if;
+    -- Physical order, so that a convoy's rows share blocks; a group is where its first row is.
+    execute format($q$
+        with row_of as materialized (
+            select p.ctid as place, %s as member_of from pcfarm.problem p where p.job_id = $1 and p.lane_id = 0),
+        groups as (select member_of, min(place) as first, count(*) as members from row_of group by member_of),
+        packed as (select member_of, first, pcfarm.pack(members, $2) over (order by first) as batch_order from groups),
+        ordered as materialized (
+            select r.place, p.batch_order from row_of r join packed p using (member_of) order by p.first, r.place)
+        update pcfarm.problem p set batch_order = o.batch_order from ordered o where p.ctid = o.place$q$, member)
+        using job, convoy::bigint;
+    get diagnostics assigned = row_count;
+    return assigned;
+end $$;
+comment on function pcfarm.assign_batch_order is
+    'Gives the problems that were copied into a loading job their batch orders: convoys of so many problems in '
+    'physical order. group_by is an expression over key and payload, such as payload ->> ''origin''; problems with '
+    'the same value share a convoy. May be called again.';
+
+-- A job's life ----------------------------------------------------------------------------------------------
+
+-- Locks the job for a change of state. Hand-outs and loads hold this row FOR SHARE, so none is under way.
+create function pcfarm.lock_job(job bigint)
+returns pcfarm.job language plpgsql as $$
+declare
+    locked pcfarm.job;
+begin
+    select j.* into locked from pcfarm.job j where j.job_id = job for update;
+    if not found then
+        perform pcfarm.no_such_job(job);
+    end if;
+    return locked;
+end $$;
+
+create function pcfarm.wrong_state(job pcfarm.job, wanted text, advice text)
+returns void language plpgsql immutable as $$
+begin
+    raise exception 'job % is %: it cannot be %', job.job_id, job.state, wanted
+        using errcode = 'object_not_in_prerequisite_state', hint = advice;
+end $$;
+
+create function pcfarm.open_job(job bigint)
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    locked    pcfarm.job;
+    own       bigint;
+    unordered bigint;
+begin
+    locked := pcfarm.lock_job(job);
+    if locked.state in ('open', 'held') then
+        return;
+    elsif locked.state <> 'loading' then
+        perform pcfarm.wrong_state(locked, 'opened', 'It has ended; create a new job.');
+    end if;
+    select count(*), count(*) filter (where p.batch_order is null) into own, unordered
+    from pcfarm.problem p where p.job_id = job and p.lane_id = 0;
+    if unordered > 0 then
+        raise exception '% of job %''s problems have no batch order', unordered, job
+            using errcode = 'object_not_in_prerequisite_state',
+                  hint = format('select pcfarm.assign_batch_order(%s, 100) gives them one.', job);
+    end if;
+    if own > 0 then
+        insert into pcfarm.lane (job_id, lane_id, kind, job_type, grouped, next_insertion, problems)
+        select job, 0, 'own', locked.job_type, true, max(p.batch_order) + 1, own
+        from pcfarm.problem p where p.job_id = job and p.lane_id = 0;
+    end if;
+    update pcfarm.job j set state = 'open', opened_at = clock_timestamp() where j.job_id = job;
+    perform pg_notify('pcfarm', 'work');
+end $$;
+comment on function pcfarm.open_job is 'Starts handing out a job that is loading. Open jobs stay open.';
+
+create function pcfarm.hold_job(job bigint)
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    locked pcfarm.job;
+begin
+    locked := pcfarm.lock_job(job);
+    if locked.state = 'held' then
+        return;
+    elsif locked.state <> 'open' then
+        perform pcfarm.wrong_state(locked, 'held', 'Only open jobs can be held.');
+    end if;
+    update pcfarm.job j set state = 'held' where j.job_id = job;
+    perform pg_notify('pcfarm', 'work');
+end $$;
+comment on function pcfarm.hold_job is 'Hands out no more of a job; what is in progress goes on.';
+
+create function pcfarm.release_job(job bigint)
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    locked pcfarm.job;
+begin
+    locked := pcfarm.lock_job(job);
+    if locked.state = 'open' then
+        return;
+    elsif locked.state <> 'held' then
+        perform pcfarm.wrong_state(locked, 'released', 'Only held jobs can be released.');
+    end if;
+    update pcfarm.job j set state = 'open' where j.job_id = job;
+    perform pg_notify('pcfarm', 'work');
+end $$;
+comment on function pcfarm.release_job is 'Hands out a held job again.';
+
+create function pcfarm.cancel_job(job bigint)
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    locked pcfarm.job;
+begin
+    locked := pcfarm.lock_job(job);
+    if locked.state = 'cancelled' then
+        return;
+    elsif locked.state in ('done', 'failed') then
+        perform pcfarm.wrong_state(locked, 'cancelled', 'It has ended.');
+    end if;
+    update pcfarm.job j set state = 'cancelled', ended_at = clock_timestamp() where j.job_id = job;
+    -- No hand-out is under way, so these are all there will be. In ascending order, like everybody.
+    perform from pcfarm.checkout c where c.job_id = job and c.ended_at is null order by c.checkout_id for update;
+    update pcfarm.checkout c set ended_at = clock_timestamp(), ending = 'revoked', reason = 'the job was cancelled'
+    where c.job_id = job and c.ended_at is null;
+    perform pg_notify('pcfarm', 'revoked');
+end $$;
+comment on function pcfarm.cancel_job is
+    'Ends a job at once: what is in progress is told to stop, and nothing more is accepted.';
+
+create function pcfarm.retry_job(job bigint)
+returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    locked  pcfarm.job;
+    retried bigint;
+    base    bigint;
+    retry   bigint;
+begin
+    locked := pcfarm.lock_job(job);
+    if locked.state not in ('open', 'held', 'failed') then
+        perform pcfarm.wrong_state(locked, 'retried', 'Only jobs with failed problems can be retried.');
+    end if;
+    select l.lane_id into retry from pcfarm.lane l
+    where l.job_id = job and l.kind = 'retry' order by l.lane_id for update;
+    select coalesce(max(r.batch_order) + 1, 0) into base from pcfarm.requeued r where r.job_id = job and r.lane_id = retry;
+    with again as (
+        delete from pcfarm.result r where r.job_id = job and r.failed
+        returning r.problem_id, r.home_lane, r.home_order, r.message),
+    back as (
+        insert into pcfarm.requeued
+            (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped, message)
+        select job, retry, base + row_number() over (order by a.problem_id) - 1, a.problem_id, a.home_lane,
+            a.home_order, 0, 0, false, false, a.message
+        from again a
+        returning 1)
+    select count(*) into retried from back;
+    if retried > 0 then
+        insert into pcfarm.progress (job_id, failed) values (job, -retried);
+        update pcfarm.job j set state = case when j.state = 'held' then 'held' else 'open' end, ended_at = null
+        where j.job_id = job;
+        perform pg_notify('pcfarm', 'work');
+    end if;
+    return retried;
+end $$;
+comment on function pcfarm.retry_job is
+    'Puts a job''s failed problems back on its queue with fresh attempts, and opens it again if it had ended. '
+    'Returns how many.';
+
+create function pcfarm.rerun_job(job bigint, convoy integer default 100, group_by text default null)
+returns bigint language plpgsql as $$
+declare
+    again bigint;
+begin
+    select pcfarm.create_job(j.name, j.job_type, jsonb_strip_nulls(jsonb_build_object('title', j.title,
+        'priority', j.priority, 'standing', j.standing, 'parameters', j.parameters)))
+    into again from pcfarm.job j where j.job_id = job;
+    if again is null then
+        perform pcfarm.no_such_job(job);
+    end if;
+    perform pcfarm.load(again, format(
+        'select p.key, p.payload%s from pcfarm.problem p where p.job_id = %s order by p.lane_id, p.batch_order, p.problem_id',
+        coalesce(format(', (%s)::text as group_key', nullif(btrim(group_by), '')), ''), job), convoy);
+    perform pcfarm.open_job(again);
+    return again;
+end $$;
+comment on function pcfarm.rerun_job is
+    'Runs a job''s problems once more, as a new job with convoys of another size or grouping. Returns its id.';
+
+create function pcfarm.submit(name text, job_type text, query text, convoy integer default 100, options jsonb default '{}')
+returns bigint language plpgsql as $$
+declare
+    job bigint;
+begin
+    job := pcfarm.create_job(submit.name, submit.job_type, submit.options);
+    -- In state loading it is this call's; in any other an earlier one with this key has loaded it.
+    if (select j.state = 'loading' from pcfarm.job j where j.job_id = job) then
+        perform pcfarm.load(job, query, convoy);
+        perform pcfarm.open_job(job);
+    end if;
+    return job;
+end $$;
+comment on function pcfarm.submit is
+    'Creates, loads and opens a job in one call. Repeated with the same idempotency_key it returns the first job '
+    'and loads nothing.';
