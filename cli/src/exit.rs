@@ -29,13 +29,13 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub fn new(exit: Exit, message: impl Into<String>) -> anyhow::Error {
+    pub fn of(exit: Exit, message: impl Into<String>) -> anyhow::Error {
         let message = message.into();
         anyhow::Error::new(Failure { exit, message })
     }
 
     pub fn usage(message: impl Into<String>) -> anyhow::Error {
-        Failure::new(Exit::Usage, message)
+        Failure::of(Exit::Usage, message)
     }
 }
 
@@ -118,7 +118,10 @@ pub fn report(error: &anyhow::Error) -> Exit {
 fn without_repetition(chain: &[String]) -> String {
     let mut told: Vec<&str> = Vec::new();
     for message in chain {
-        if !told.iter().any(|earlier| earlier.contains(message.as_str())) {
+        if !told
+            .iter()
+            .any(|earlier| earlier.contains(message.as_str()))
+        {
             told.push(message);
         }
     }
@@ -163,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_code_survives_context() {
-        let error = Err::<(), _>(Failure::new(Exit::NotFound, "no job 7")).context("showing job 7");
+        let error = Err::<(), _>(Failure::of(Exit::NotFound, "no job 7")).context("showing job 7");
         assert_eq!(report(&error.expect_err("made above")), Exit::NotFound);
         assert_eq!(report(&anyhow::anyhow!("other")), Exit::Failed);
     }

@@ -33,9 +33,13 @@ pub struct Farm {
 
 impl Farm {
     pub async fn connect(settings: &Settings) -> Result<Farm> {
-        let limit = settings.timeout.map_or(CONNECT_TIMEOUT, |timeout| timeout.min(CONNECT_TIMEOUT));
+        let limit = settings
+            .timeout
+            .map_or(CONNECT_TIMEOUT, |timeout| timeout.min(CONNECT_TIMEOUT));
         let endpoint = Endpoint::from_shared(settings.server.clone())
-            .map_err(|error| Failure::usage(format!("`{}` is not a server: {error}", settings.server)))?
+            .map_err(|error| {
+                Failure::usage(format!("`{}` is not a server: {error}", settings.server))
+            })?
             .connect_timeout(limit)
             .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
@@ -47,7 +51,11 @@ impl Farm {
             Ok(Err(error)) => return Err(not_there(&settings.server, &innermost(&error))),
             Err(_) => return Err(not_there(&settings.server, "it does not answer")),
         };
-        Ok(Farm { channel, server: settings.server.clone(), timeout: settings.timeout })
+        Ok(Farm {
+            channel,
+            server: settings.server.clone(),
+            timeout: settings.timeout,
+        })
     }
 
     pub fn jobs(&self) -> JobServiceClient<Channel> {
@@ -88,7 +96,11 @@ impl Farm {
     }
 
     /// A call that lasts as long as there is something to say: limited only by the user.
-    pub async fn unhurried<T>(&self, doing: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    pub async fn unhurried<T>(
+        &self,
+        doing: &str,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         match self.timeout {
             None => work.await,
             Some(limit) => tokio::time::timeout(limit, work)
@@ -111,9 +123,12 @@ impl Farm {
             message => message.to_owned(),
         };
         match exit {
-            Exit::NotReachable => Failure::new(
+            Exit::NotReachable => Failure::of(
                 exit,
-                format!("{doing}: the server at {} cannot be reached: {message}", self.server),
+                format!(
+                    "{doing}: the server at {} cannot be reached: {message}",
+                    self.server
+                ),
             ),
             Exit::TimedOut => self.timed_out(doing, self.timeout.unwrap_or(CALL_TIMEOUT)),
             Exit::Done
@@ -121,12 +136,12 @@ impl Farm {
             | Exit::Usage
             | Exit::NotFound
             | Exit::NotAllowed
-            | Exit::ProblemsFailed => Failure::new(exit, format!("{doing}: {message}")),
+            | Exit::ProblemsFailed => Failure::of(exit, format!("{doing}: {message}")),
         }
     }
 
     pub fn timed_out(&self, doing: &str, limit: Duration) -> anyhow::Error {
-        Failure::new(
+        Failure::of(
             Exit::TimedOut,
             format!(
                 "{doing}: no answer from {} within {}. A longer --timeout waits longer",
@@ -138,7 +153,7 @@ impl Farm {
 }
 
 fn not_there(server: &str, why: &str) -> anyhow::Error {
-    Failure::new(
+    Failure::of(
         Exit::NotReachable,
         format!(
             "no PC Farm server answers at {server}: {why}. \

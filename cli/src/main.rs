@@ -1,1 +1,117 @@
-fn main() {}
+//! `pcfarm`: the admin CLI, a client of the server's gRPC services.
+//!
+//! - [`args`]: the command line; [`settings`]: what else decides which server is asked.
+//! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
+//! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
+//!   [`explain`], [`top`].
+//! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
+//! - [`up`] runs a farm on this machine.
+
+mod args;
+mod exit;
+mod explain;
+mod farm;
+mod jobs;
+mod load;
+mod output;
+mod problems;
+mod query;
+mod results;
+mod settings;
+mod status;
+mod text;
+mod top;
+mod up;
+mod wait;
+mod workstations;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, ExplainVerb, JobVerb, Verb};
+use exit::Exit;
+use farm::Farm;
+use output::Output;
+use settings::Settings;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let outcome = match runtime.context("starting the runtime") {
+        Ok(runtime) => {
+            let outcome = runtime.block_on(run(cli));
+            // A thread may still wait for standard input, and nobody needs what it would read.
+            runtime.shutdown_background();
+            outcome
+        }
+        Err(error) => Err(error),
+    };
+    let exit = outcome.unwrap_or_else(|error| exit::report(&error));
+    ExitCode::from(exit as u8)
+}
+
+async fn run(cli: Cli) -> Result<Exit> {
+    let output = cli.global.output;
+    // The verbs that need no server.
+    match &cli.verb {
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "pcfarm", &mut script);
+            output::print(&String::from_utf8_lossy(&script))?;
+            return Ok(Exit::Done);
+        }
+        Verb::Up(args) => return up::up(args).await,
+        Verb::Job(JobVerb::Load(args)) if args.query.is_some() => {
+            query::load(args, &cli.global, Output::from_flag(output)?).await?;
+            return Ok(Exit::Done);
+        }
+        _ => {}
+    }
+    if let Verb::Job(JobVerb::Results(args)) = &cli.verb {
+        let form = results::Form::from_flag(output)?;
+        let farm = Farm::connect(&Settings::resolve(&cli.global)?).await?;
+        results::results(&farm, args, form).await?;
+        return Ok(Exit::Done);
+    }
+    let output = Output::from_flag(output)?;
+    let settings = Settings::resolve(&cli.global)?;
+    let farm = Farm::connect(&settings).await?;
+    match cli.verb {
+        Verb::Status => status::show(&farm, output).await?,
+        Verb::Workstations(args) => workstations::list(&farm, &args, output).await?,
+        Verb::Jobs(args) => jobs::list(&farm, &args, output).await?,
+        Verb::Job(verb) => return job(&farm, verb, output).await,
+        Verb::Problems(args) => problems::list(&farm, &args, output).await?,
+        Verb::Drain(args) => workstations::drain(&farm, &args, output).await?,
+        Verb::Explain(ExplainVerb::Job(args)) => explain::job(&farm, args.id, output).await?,
+        Verb::Explain(ExplainVerb::Workstation { workstation }) => {
+            explain::workstation(&farm, &workstation, output).await?;
+        }
+        Verb::Top(args) => top::top(&farm, &args, output).await?,
+        Verb::Up(_) | Verb::Completions { .. } => unreachable!("handled above, without a server"),
+    }
+    Ok(Exit::Done)
+}
+
+async fn job(farm: &Farm, verb: JobVerb, output: Output) -> Result<Exit> {
+    match verb {
+        JobVerb::Create(args) => jobs::create(farm, &args, output).await?,
+        JobVerb::Show(args) => jobs::show(farm, args.id, output).await?,
+        JobVerb::Load(args) => load::load(farm, &args, output).await?,
+        JobVerb::Open(args) => jobs::change(farm, jobs::Change::Open, args.id, output).await?,
+        JobVerb::Hold(args) => jobs::change(farm, jobs::Change::Hold, args.id, output).await?,
+        JobVerb::Release(args) => {
+            jobs::change(farm, jobs::Change::Release, args.id, output).await?
+        }
+        JobVerb::Cancel(args) => jobs::change(farm, jobs::Change::Cancel, args.id, output).await?,
+        JobVerb::Retry(args) => jobs::change(farm, jobs::Change::Retry, args.id, output).await?,
+        JobVerb::Wait(args) => return wait::wait(farm, args.id, output).await,
+        JobVerb::Results(_) => unreachable!("handled above, with formats of its own"),
+    }
+    Ok(Exit::Done)
+}

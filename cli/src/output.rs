@@ -49,7 +49,11 @@ impl Output {
     }
 
     /// Writes one thing in either form; only the form asked for is made.
-    pub fn print<J: Serialize>(self, json: impl FnOnce() -> J, text: impl FnOnce() -> String) -> Result<()> {
+    pub fn print<J: Serialize>(
+        self,
+        json: impl FnOnce() -> J,
+        text: impl FnOnce() -> String,
+    ) -> Result<()> {
         match self {
             Output::Table => print(&text()),
             Output::Json => print_json(&json()),
@@ -195,6 +199,8 @@ mod tests {
 
     /// Columns on a terminal, for the characters of these tests.
     fn width(line: &str) -> usize {
-        line.chars().map(|c| if c >= '\u{1100}' { 2 } else { 1 }).sum()
+        line.chars()
+            .map(|c| if c >= '\u{1100}' { 2 } else { 1 })
+            .sum()
     }
 }

@@ -111,8 +111,14 @@ pub fn ago(time: Option<&Timestamp>, now: jiff::Timestamp) -> String {
     let seconds = now.as_second().saturating_sub(time.as_second());
     match seconds {
         -4..=4 => "just now".to_owned(),
-        5.. => format!("{} ago", duration(Duration::from_secs(seconds.unsigned_abs()))),
-        _ => format!("in {}", duration(Duration::from_secs(seconds.unsigned_abs()))),
+        5.. => format!(
+            "{} ago",
+            duration(Duration::from_secs(seconds.unsigned_abs()))
+        ),
+        _ => format!(
+            "in {}",
+            duration(Duration::from_secs(seconds.unsigned_abs()))
+        ),
     }
 }
 
@@ -212,7 +218,10 @@ mod tests {
             assert_eq!(ago(Some(&at(seconds)), now), expected);
         }
         assert_eq!(ago(None, now), "never");
-        assert_eq!(rfc3339(Some(&at(0))).as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(
+            rfc3339(Some(&at(0))).as_deref(),
+            Some("1970-01-01T00:00:00Z")
+        );
         assert_eq!(rfc3339(Some(&at(i64::MAX))), None);
     }
 

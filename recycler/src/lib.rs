@@ -1,1 +1,142 @@
-//! pcfarm-recycler
+//! The recycler: finds dead workstations and overdue checkouts and puts what they had not finished back on the
+//! queue. It takes no hint: it reads what is, does one bounded batch and says what it did. Any number may be
+//! started; one works at a time, and one that dies or hangs is in nobody's way.
+//!
+//! It never decides by its own clock: the lease is measured by the database's, and only while some server could
+//! have heard the workstation.
+
+use deadpool_postgres::{Pool, PoolError};
+use pcfarm_proto::ids::{CheckoutId, WorkstationId};
+use pcfarm_sql::checkout::{self, Closing};
+use pcfarm_sql::upkeep::{self, LostCheckout};
+use std::time::Duration;
+use tokio_postgres::error::SqlState;
+use tracing::{info, warn};
+
+/// How long a workstation may be silent.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(20);
+
+/// A server pulses every second; one that has not for this long is taken to have stopped.
+pub const PULSE_LIMIT: Duration = Duration::from_secs(4);
+
+/// Checkouts that are closed in one statement. Few, so that one that is locked delays few.
+const CLOSED_AT_ONCE: usize = 50;
+
+/// What one pass did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recycled {
+    /// Another recycler was at work, so this one did nothing.
+    pub passed: bool,
+    pub dead: usize,
+    pub revoked: usize,
+    pub requeued: i64,
+    /// Problems whose attempts were used up.
+    pub failed: i64,
+    /// Checkouts that somebody has locked; they come up again.
+    pub skipped: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("getting a connection to the database")]
+    Connect(#[from] PoolError),
+    #[error("recycling")]
+    Database(#[from] tokio_postgres::Error),
+}
+
+/// One pass.
+pub async fn recycle(pool: &Pool, lease: Duration) -> Result<Recycled, Error> {
+    let mut guard = pool.get().await?;
+    // Held to the end of the pass, so that recyclers take turns; all work commits on another connection, piece by
+    // piece. The lock is the transaction's: it cannot outlive this process.
+    let turn = guard.transaction().await?;
+    if !upkeep::lock_recycler(&turn).await? {
+        return Ok(Recycled { passed: true, ..Recycled::default() });
+    }
+    let client = pool.get().await?;
+    let mut recycled = Recycled::default();
+    for (workstation_id, hostname) in
+        upkeep::declare_dead(&*client, lease.as_secs_f64(), PULSE_LIMIT.as_secs_f64()).await?
+    {
+        info!(%workstation_id, hostname, "workstation declared dead: not heard of for the lease");
+        recycled.dead += 1;
+    }
+    let mut after = CheckoutId(0);
+    loop {
+        let lost = upkeep::lost_checkouts(&*client, after).await?;
+        let Some(last) = lost.last() else { break };
+        after = last.checkout_id;
+        for group in by_reason(&lost) {
+            revoke(&client, group, &mut recycled).await?;
+        }
+    }
+    // An error here says that the turn was over already.
+    drop(turn.rollback().await);
+    Ok(recycled)
+}
+
+/// Runs of checkouts with the same workstation and reason: they are closed together.
+fn by_reason(lost: &[LostCheckout]) -> impl Iterator<Item = &[LostCheckout]> {
+    lost.chunk_by(|a, b| (a.workstation_id, a.dead) == (b.workstation_id, b.dead))
+        .flat_map(|group| group.chunks(CLOSED_AT_ONCE))
+}
+
+async fn revoke(
+    client: &deadpool_postgres::Object,
+    group: &[LostCheckout],
+    recycled: &mut Recycled,
+) -> Result<(), Error> {
+    match revoke_together(client, group, recycled).await {
+        Err(error) if is_lock_timeout(&error) && group.len() > 1 => {
+            for one in group.chunks(1) {
+                match revoke_together(client, one, recycled).await {
+                    Err(error) if is_lock_timeout(&error) => skip(&one[0], recycled),
+                    outcome => outcome?,
+                }
+            }
+            Ok(())
+        }
+        Err(error) if is_lock_timeout(&error) => {
+            skip(&group[0], recycled);
+            Ok(())
+        }
+        outcome => Ok(outcome?),
+    }
+}
+
+fn skip(lost: &LostCheckout, recycled: &mut Recycled) {
+    warn!(checkout_id = %lost.checkout_id, "a lost checkout is locked by somebody: trying again next time");
+    recycled.skipped += 1;
+}
+
+async fn revoke_together(
+    client: &deadpool_postgres::Object,
+    group: &[LostCheckout],
+    recycled: &mut Recycled,
+) -> Result<(), tokio_postgres::Error> {
+    let ids: Vec<CheckoutId> = group.iter().map(|lost| lost.checkout_id).collect();
+    let why = reason(group[0].workstation_id, &group[0].hostname, group[0].dead);
+    for closed in checkout::close(&**client, &ids, Closing::Lost, &why).await? {
+        info!(
+            checkout_id = %closed.checkout_id, workstation_id = %closed.workstation_id, job_id = %closed.job_id,
+            requeued = closed.requeued, failed = closed.failed, why, "checkout revoked"
+        );
+        recycled.revoked += 1;
+        recycled.requeued += i64::from(closed.requeued);
+        recycled.failed += i64::from(closed.failed);
+    }
+    Ok(())
+}
+
+/// What a problem's message says when its checkout was lost.
+fn reason(workstation_id: WorkstationId, hostname: &str, dead: bool) -> String {
+    if dead {
+        format!("lost with workstation {workstation_id} ({hostname}), which was not heard of for the lease")
+    } else {
+        format!("revoked from workstation {workstation_id} ({hostname}): the job type's time limit was over")
+    }
+}
+
+fn is_lock_timeout(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+}

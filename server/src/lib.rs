@@ -1,1 +1,19 @@
-//! pcfarm-server
+//! The server: hands out convoys, accepts results, recycles, answers people. PostgreSQL is the truth; a server can be
+//! killed at any moment and another one, or the next one, goes on.
+//!
+//! - what it is told: [`settings`]; how it starts and stops: [`run`]
+//! - what its parts share: [`farm`], [`session`]
+//! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]
+//! - watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
+//! - the edge: [`grpc`]
+
+pub mod deliver;
+pub mod dispatch;
+pub mod farm;
+pub mod grpc;
+pub mod reads;
+pub mod run;
+pub mod session;
+pub mod settings;
+pub mod upkeep;
+pub mod watch;

@@ -1,1 +1,25 @@
-//! pcfarm-sql
+//! The one place that sends SQL: the schema's migrations, and every statement behind a typed function.
+//!
+//! - where the database is and how to reach it: [`settings`], [`connect`], [`pool`], [`cluster`]
+//! - its schema: [`migrate`]
+//! - handing out: [`lanes`], [`job_types`]; accepting and closing: [`checkout`]
+//! - who works: [`presence`]; what runs now and then: [`upkeep`]
+
+pub mod checkout;
+pub mod job_types;
+pub mod json;
+pub mod lanes;
+pub mod migrate;
+pub mod presence;
+pub mod upkeep;
+
+pub mod settings;
+
+pub mod connect;
+
+pub mod pool;
+
+pub mod cluster;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

@@ -1,1 +1,69 @@
-//! pcfarm-worker
+//! The agent of PC Farm, and the SDK that controllers are written against.
+//!
+//! A [`Controller`] solves one kind of problem. [`run`] makes a complete agent program of it: it connects
+//! to the farm's servers, checks out convoys of problems, solves them on every core that the owner allows,
+//! and delivers the results.
+//!
+//! ```no_run
+//! use pcfarm_worker::{Controller, Problem};
+//!
+//! /// Solves problems such as `{"n": 97}`; the solution is a JSON number.
+//! struct SmallestFactor;
+//!
+//! #[derive(serde::Deserialize)]
+//! struct Number {
+//!     n: u64,
+//! }
+//!
+//! impl Controller for SmallestFactor {
+//!     const NAME: &'static str = "smallest_factor";
+//!     type Payload = Number;
+//!     type Solution = u64;
+//!
+//!     fn solve(&self, problem: &Problem<'_, Number>) -> anyhow::Result<u64> {
+//!         let n = problem.payload().n;
+//!         anyhow::ensure!(n >= 2, "{n} has no prime factor");
+//!         Ok((2..).take_while(|f| f * f <= n).find(|f| n % f == 0).unwrap_or(n))
+//!     }
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     pcfarm_worker::run(SmallestFactor)
+//! }
+//! ```
+//!
+//! An agent with several controllers is built with [`Agent`]; [`Agent::run_with`] runs one inside another
+//! program, with [`Settings`] of its own.
+//!
+//! The modules, in reading order:
+//!
+//! - [`controller`]: what a controller is, and the problem it is given.
+//! - [`builtin`]: controllers for trying a farm.
+//! - [`agent`]: the complete program.
+//! - [`settings`]: what it is told, and [`state_dir`]: who it is.
+//! - `drive`: the one loop: wait, decide, act.
+//! - `inventory`: every decision of it, without I/O or clock.
+//! - `link`: the connection to one of the servers, kept up for ever.
+//! - `pool`: the cores, and `work`, `related`, `solve`, `storable`: from a checkout to results.
+//! - `clock`: a clock that runs on while the machine sleeps.
+
+pub mod agent;
+pub mod builtin;
+pub mod controller;
+pub mod settings;
+pub mod state_dir;
+
+mod clock;
+mod drive;
+mod inventory;
+mod link;
+mod pool;
+mod related;
+mod solve;
+mod storable;
+mod work;
+
+pub use agent::{Agent, AgentError, run};
+pub use controller::{Controller, Problem};
+pub use link::IdentityInUse;
+pub use settings::Settings;

@@ -22,7 +22,11 @@ pub fn protection_levels(classes: &[ClassDemand], protected: &mut [f64]) {
     let mut merged = ClassDemand::default();
     let mut revenue = 0.0;
     let mut level = 0.0_f64;
-    for (j, protected) in protected.iter_mut().enumerate().take(classes.len().saturating_sub(1)) {
+    for (j, protected) in protected
+        .iter_mut()
+        .enumerate()
+        .take(classes.len().saturating_sub(1))
+    {
         merged.mean += classes[j].mean;
         merged.variance += classes[j].variance;
         revenue += classes[j].mean * classes[j].fare;
@@ -70,12 +74,16 @@ mod tests {
 
     #[test]
     fn the_textbook_case() {
-        // Talluri and van Ryzin (2004), example 2.3.
+        // The four-class example of the literature (Belobaba; Talluri and van Ryzin, 2004, chapter 2).
         let fares = [1050.0, 567.0, 534.0, 520.0];
         let means = [17.3, 45.1, 39.6, 34.0];
         let deviations = [5.8, 15.0, 13.2, 11.3];
         let classes: Vec<ClassDemand> = (0..4)
-            .map(|j| ClassDemand { fare: fares[j], mean: means[j], variance: f64::powi(deviations[j], 2) })
+            .map(|j| ClassDemand {
+                fare: fares[j],
+                mean: means[j],
+                variance: f64::powi(deviations[j], 2),
+            })
             .collect();
         for (got, expected) in levels(&classes).iter().zip([16.7, 50.9, 83.2]) {
             assert!((got - expected).abs() < 0.05, "{got} instead of {expected}");
@@ -84,14 +92,21 @@ mod tests {
 
     #[test]
     fn without_demand_nothing_is_protected() {
-        let classes = [100.0, 80.0, 60.0].map(|fare| ClassDemand { fare, ..ClassDemand::default() });
+        let classes = [100.0, 80.0, 60.0].map(|fare| ClassDemand {
+            fare,
+            ..ClassDemand::default()
+        });
         assert_eq!(levels(&classes), [0.0, 0.0]);
         assert_eq!(marginal_value(classes.into_iter(), 10.0), 0.0);
     }
 
     #[test]
     fn a_seat_is_worth_less_the_more_there_are() {
-        let classes = [ClassDemand { fare: 200.0, mean: 50.0, variance: 100.0 }];
+        let classes = [ClassDemand {
+            fare: 200.0,
+            mean: 50.0,
+            variance: 100.0,
+        }];
         let value = |seats| marginal_value(classes.into_iter(), seats);
         assert!((value(50.0) - 100.0).abs() < 1e-9);
         assert!(value(40.0) > value(50.0) && value(50.0) > value(60.0));
@@ -99,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn levels_are_nested(mut fares in prop::collection::vec(1.0..2000.0, 2..12), seed in 0u64..1000) {
+        fn levels_are_nested(mut fares in prop::collection::vec(1.0f64..2000.0, 2..12), seed in 0u64..1000) {
             fares.sort_by(|a, b| b.total_cmp(a));
             let mut random = crate::random::Random::new(seed, 0);
             let classes: Vec<ClassDemand> = fares.iter().map(|&fare| {

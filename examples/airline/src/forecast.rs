@@ -2,8 +2,8 @@
 //!
 //! Method: L'Heureux (1986), "A new twist in forecasting short-term passenger pickup", AGIFORS Symposium 26; in
 //! the comparison of Weatherford and Kimes (2003), "A comparison of forecasting methods for hotel revenue
-//! management", International Journal of Forecasting 19(3), pickup and exponential smoothing were the most robust
-//! of seven. The pickup of a past departure at a point is what it still booked from there to departure; the
+//! management", International Journal of Forecasting 19(3), pickup and exponential smoothing were among the most
+//! robust. The pickup of a past departure at a point is what it still booked from there to departure; the
 //! forecast is the smoothed pickup of comparable departures, with the season taken out of theirs and put into
 //! ours. (The system that inspired this job used a proprietary neural network, which nobody outside can repeat.)
 //!
@@ -74,12 +74,22 @@ fn dispersions(
     let unbiased = 1.0 / (1.0 - squared_weights).max(0.1);
     let excess_and_square: [(f64, f64); CLASSES] = std::array::from_fn(|class| {
         let points = mean[class].iter().zip(&square[class]);
-        points.fold((0.0, 0.0), |(excess, squares), (m, s)| (excess + (s - m * m) * unbiased - m, squares + m * m))
+        points.fold((0.0, 0.0), |(excess, squares), (m, s)| {
+            (excess + (s - m * m) * unbiased - m, squares + m * m)
+        })
     });
     let ratio = |(excess, squares): (f64, f64)| {
-        if squares > 0.0 { (excess / squares).clamp(0.0, MAX_DISPERSION) } else { 0.0 }
+        if squares > 0.0 {
+            (excess / squares).clamp(0.0, MAX_DISPERSION)
+        } else {
+            0.0
+        }
     };
-    let pooled = ratio(excess_and_square.iter().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1)));
+    let pooled = ratio(
+        excess_and_square
+            .iter()
+            .fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1)),
+    );
     excess_and_square.map(|own| OWN_DISPERSION * ratio(own) + (1.0 - OWN_DISPERSION) * pooled)
 }
 
@@ -94,7 +104,8 @@ fn project(
     for class in 0..CLASSES {
         let c = dispersion[class];
         for (mean, variance) in mean[class].iter_mut().zip(&mut variance[class]) {
-            let of_estimate = squared_weights * (*mean + c * *mean * *mean) * season_factor * season_factor;
+            let of_estimate =
+                squared_weights * (*mean + c * *mean * *mean) * season_factor * season_factor;
             *mean *= season_factor;
             *variance = *mean + c * *mean * *mean + of_estimate;
         }
@@ -103,7 +114,11 @@ fn project(
             dispersion[class] = ((spread - whole) / (whole * whole)).clamp(0.0, 1.0);
         }
     }
-    Forecast { mean, variance, dispersion }
+    Forecast {
+        mean,
+        variance,
+        dispersion,
+    }
 }
 
 #[cfg(test)]
@@ -120,7 +135,10 @@ mod tests {
         record[1..=PERIODS].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         let bytes = record.repeat(4);
         let forecast = forecast(departures(&bytes), 1.5);
-        let expected: Vec<f64> = (1..=12).rev().map(|to_come| 1.5 * f64::from(to_come)).collect();
+        let expected: Vec<f64> = (1..=12)
+            .rev()
+            .map(|to_come| 1.5 * f64::from(to_come))
+            .collect();
         for (got, expected) in forecast.mean[0].iter().zip(expected) {
             assert!((got - expected).abs() < 1e-9);
         }
@@ -136,7 +154,7 @@ mod tests {
     proptest! {
         #[test]
         fn demand_and_deviation_shrink_towards_departure(key: u64, seats in 2u16..450, factor in 0.5f64..2.0) {
-            let bytes = model::booking_history(&model::Market { key, seats, miles: 900, local_share: 0.0 }, 2013);
+            let bytes = model::booking_history(&model::Market { key, seats, local_share: 0.0 }, 2013);
             let forecast = forecast(departures(&bytes), factor);
             for class in 0..CLASSES {
                 let falling = |row: &[f64; PERIODS]| row.windows(2).all(|pair| pair[0] >= pair[1] && pair[1] >= 0.0);

@@ -2,7 +2,8 @@
 //!
 //! The rate is a beta-binomial posterior mean: the prior of the class (a rate, worth as many bookings as its
 //! weight) meets the no-shows of comparable departures. A class with few bookings keeps the prior; the method is
-//! the empirical-Bayes shrinkage usual for historical-rate models (Lawrence, Hong and Cherrier, 2003, section 2).
+//! usual shrinkage of the historical-rate models that Lawrence, Hong and Cherrier (2003), "Passenger-based
+//! predictive modeling of airline no-show rates", take as their base line.
 //!
 //! Overbooking follows the static binomial model with a type-1 service level (Talluri and van Ryzin, 2004,
 //! section 4.2.1) in its normal approximation.

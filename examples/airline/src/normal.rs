@@ -29,7 +29,9 @@ pub fn quantile(p: f64) -> f64 {
 
 /// Horner's rule, highest power first in the slice.
 fn polynomial(x: f64, coefficients: &[f64; 8]) -> f64 {
-    coefficients.iter().fold(0.0, |sum, coefficient| sum * x + coefficient)
+    coefficients
+        .iter()
+        .fold(0.0, |sum, coefficient| sum * x + coefficient)
 }
 
 type Ratio = ([f64; 8], [f64; 8]);
@@ -64,7 +66,13 @@ mod tests {
 
     #[test]
     fn known_values() {
-        for (p, z) in [(0.5, 0.0), (0.975, 1.959_963_985), (0.46, -0.100_433_721), (1e-9, -5.997_807_015), (1e-15, -7.941_345_326)] {
+        for (p, z) in [
+            (0.5, 0.0),
+            (0.975, 1.959_963_985),
+            (0.46, -0.100_433_721),
+            (1e-9, -5.997_807_015),
+            (1e-15, -7.941_345_326),
+        ] {
             assert!((quantile(p) - z).abs() < 1e-8, "{p}: {}", quantile(p));
         }
     }

@@ -20,13 +20,19 @@ pub enum ConninfoError {
     UnclosedBracket,
     #[error("after the `]` of an IPv6 address only `:port`, `,` or `/` may follow")]
     AfterBracket,
-    #[error("{place} has a `%` that is not followed by two hexadecimal digits: write a `%` itself as %25")]
+    #[error(
+        "{place} has a `%` that is not followed by two hexadecimal digits: write a `%` itself as %25"
+    )]
     Percent { place: &'static str },
     #[error("{place} is not UTF-8 without NUL")]
     Text { place: &'static str },
-    #[error("the URL has no parameter {key:?}: PostgreSQL's own programs know none of that name either")]
+    #[error(
+        "the URL has no parameter {key:?}: PostgreSQL's own programs know none of that name either"
+    )]
     UnknownParameter { key: String },
-    #[error("{key:?} is not a connection parameter: PostgreSQL's own programs know none of that name either")]
+    #[error(
+        "{key:?} is not a connection parameter: PostgreSQL's own programs know none of that name either"
+    )]
     UnknownKey { key: String },
     #[error("the parameter {key:?} has no `=`")]
     ParameterWithoutValue { key: String },
@@ -117,7 +123,11 @@ fn parse_url(rest: &str) -> Result<Parameters, ConninfoError> {
             };
             keep(&mut parameters, "user", decode(user, "the user")?);
             if let Some(password) = password {
-                keep(&mut parameters, "password", decode(password, "the password")?);
+                keep(
+                    &mut parameters,
+                    "password",
+                    decode(password, "the password")?,
+                );
             }
             &rest[at + 1..]
         }
@@ -128,16 +138,22 @@ fn parse_url(rest: &str) -> Result<Parameters, ConninfoError> {
     let mut rest = &rest[hosts_end..];
     if let Some(path) = rest.strip_prefix('/') {
         let end = path.find('?').unwrap_or(path.len());
-        keep(&mut parameters, "dbname", decode(&path[..end], "the database name")?);
+        keep(
+            &mut parameters,
+            "dbname",
+            decode(&path[..end], "the database name")?,
+        );
         rest = &path[end..];
     }
     for pair in rest.strip_prefix('?').unwrap_or("").split('&') {
         if pair.is_empty() {
             continue;
         }
-        let (key, value) = pair.split_once('=').ok_or_else(|| ConninfoError::ParameterWithoutValue {
-            key: pair.to_owned(),
-        })?;
+        let (key, value) =
+            pair.split_once('=')
+                .ok_or_else(|| ConninfoError::ParameterWithoutValue {
+                    key: pair.to_owned(),
+                })?;
         let key = decode(key, "a parameter's name")?;
         let value = decode(value, "a parameter's value")?;
         if key == "ssl" && value == "true" {
@@ -159,7 +175,9 @@ fn parse_hosts(text: &str, parameters: &mut Parameters) -> Result<(), ConninfoEr
     for one in text.split(',') {
         let (host, port) = match one.strip_prefix('[') {
             Some(bracketed) => {
-                let (host, after) = bracketed.split_once(']').ok_or(ConninfoError::UnclosedBracket)?;
+                let (host, after) = bracketed
+                    .split_once(']')
+                    .ok_or(ConninfoError::UnclosedBracket)?;
                 match after.strip_prefix(':') {
                     Some(port) => (host, port),
                     None if after.is_empty() => (host, ""),
@@ -197,7 +215,9 @@ fn parse_pairs(text: &str) -> Result<Parameters, ConninfoError> {
             return Err(match (previous, after) {
                 ("password", _) => ConninfoError::AfterPassword,
                 (_, None) => ConninfoError::MissingEquals,
-                (_, Some(_)) => ConninfoError::UnknownKey { key: key.to_owned() },
+                (_, Some(_)) => ConninfoError::UnknownKey {
+                    key: key.to_owned(),
+                },
             });
         };
         previous = key;
@@ -221,7 +241,9 @@ fn take_value<'a>(key: &str, text: &'a str) -> Result<(String, &'a str), Conninf
         }
     }
     if quoted {
-        return Err(ConninfoError::UnclosedQuote { key: key.to_owned() });
+        return Err(ConninfoError::UnclosedQuote {
+            key: key.to_owned(),
+        });
     }
     Ok((value, ""))
 }
@@ -273,22 +295,50 @@ mod tests {
             ("postgresql:///mydb", &[("dbname", "mydb")]),
             (
                 "postgresql://ann:s%40%3Ac%2Fret@db:5433/farm",
-                &[("user", "ann"), ("password", "s@:c/ret"), ("host", "db"), ("port", "5433"), ("dbname", "farm")],
+                &[
+                    ("user", "ann"),
+                    ("password", "s@:c/ret"),
+                    ("host", "db"),
+                    ("port", "5433"),
+                    ("dbname", "farm"),
+                ],
             ),
             ("postgresql://ann:@db", &[("user", "ann"), ("host", "db")]),
             (
                 "postgresql://ann@one:1,two,[::1]:3/x",
-                &[("user", "ann"), ("host", "one,two,::1"), ("port", "1,,3"), ("dbname", "x")],
+                &[
+                    ("user", "ann"),
+                    ("host", "one,two,::1"),
+                    ("port", "1,,3"),
+                    ("dbname", "x"),
+                ],
             ),
-            ("postgresql://%2Frun%2Fpg/x", &[("host", "/run/pg"), ("dbname", "x")]),
+            (
+                "postgresql://%2Frun%2Fpg/x",
+                &[("host", "/run/pg"), ("dbname", "x")],
+            ),
             (
                 "postgresql:///x?host=/tmp&port=6&options=-c%20a%3Db",
-                &[("dbname", "x"), ("host", "/tmp"), ("port", "6"), ("options", "-c a=b")],
+                &[
+                    ("dbname", "x"),
+                    ("host", "/tmp"),
+                    ("port", "6"),
+                    ("options", "-c a=b"),
+                ],
             ),
-            ("postgresql://db?ssl=true", &[("host", "db"), ("sslmode", "require")]),
-            ("postgresql://db/x?user=a@b", &[("host", "db"), ("dbname", "x"), ("user", "a@b")]),
+            (
+                "postgresql://db?ssl=true",
+                &[("host", "db"), ("sslmode", "require")],
+            ),
+            (
+                "postgresql://db/x?user=a@b",
+                &[("host", "db"), ("dbname", "x"), ("user", "a@b")],
+            ),
             ("", &[]),
-            (" host = /tmp  user=ann ", &[("host", "/tmp"), ("user", "ann")]),
+            (
+                " host = /tmp  user=ann ",
+                &[("host", "/tmp"), ("user", "ann")],
+            ),
             (
                 r"password='it\'s \\ here' dbname=a\ b port=''",
                 &[("password", r"it's \ here"), ("dbname", "a b")],
@@ -316,7 +366,10 @@ mod tests {
         ];
         for (text, expected) in table {
             let error = parse(text).expect_err(text).to_string();
-            assert!(error.contains(expected) && !error.contains("hush"), "{text}: {error}");
+            assert!(
+                error.contains(expected) && !error.contains("hush"),
+                "{text}: {error}"
+            );
         }
     }
 }

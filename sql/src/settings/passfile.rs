@@ -29,7 +29,10 @@ pub enum PassfileError {
     #[error("the password file {} is not used: it is not a plain file", .0.display())]
     NotPlain(PathBuf),
     #[error("the password file {} cannot be read", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
 }
 
 impl Passfile {
@@ -56,8 +59,12 @@ impl Passfile {
         };
         // A pipe would block the open; libpq looks first, too.
         match std::fs::metadata(&self.path) {
-            Ok(metadata) if !metadata.is_file() => return Err(PassfileError::NotPlain(self.path.clone())),
-            Ok(metadata) if readable_by_others(&metadata) => return Err(PassfileError::Open(self.path.clone())),
+            Ok(metadata) if !metadata.is_file() => {
+                return Err(PassfileError::NotPlain(self.path.clone()));
+            }
+            Ok(metadata) if readable_by_others(&metadata) => {
+                return Err(PassfileError::Open(self.path.clone()));
+            }
             Ok(_) => (),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
@@ -147,8 +154,14 @@ mod tests {
         for (line, expected) in table {
             assert_eq!(password_in(line, LOGIN).as_deref(), expected, "{line}");
         }
-        let ipv6 = Login { host: "::1", ..LOGIN };
-        assert_eq!(password_in(r"\:\:1:5432:*:*:six", ipv6).as_deref(), Some("six"));
+        let ipv6 = Login {
+            host: "::1",
+            ..LOGIN
+        };
+        assert_eq!(
+            password_in(r"\:\:1:5432:*:*:six", ipv6).as_deref(),
+            Some("six")
+        );
     }
 
     #[test]
@@ -160,13 +173,22 @@ mod tests {
         let passfile = Passfile::new(path.clone());
         assert!(matches!(passfile.password_for(LOGIN), Ok(None)));
 
-        std::fs::write(&path, "# mine\n*:*:*:bob:no\r\n*:*:*:ann:yes\r\n*:*:*:*:late\n").expect("written");
+        std::fs::write(
+            &path,
+            "# mine\n*:*:*:bob:no\r\n*:*:*:ann:yes\r\n*:*:*:*:late\n",
+        )
+        .expect("written");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).expect("chmod");
-        let error = passfile.password_for(LOGIN).expect_err("others can read it");
+        let error = passfile
+            .password_for(LOGIN)
+            .expect_err("others can read it");
         assert!(error.to_string().contains("chmod 0600"), "{error}");
 
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("chmod");
-        assert_eq!(passfile.password_for(LOGIN).expect("readable").as_deref(), Some("yes"));
+        assert_eq!(
+            passfile.password_for(LOGIN).expect("readable").as_deref(),
+            Some("yes")
+        );
 
         let error = Passfile::new(directory.path().to_owned()).password_for(LOGIN);
         assert!(matches!(error, Err(PassfileError::NotPlain(_))));

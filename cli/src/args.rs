@@ -1,0 +1,359 @@
+//! The command line. Nothing here does anything.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use pcfarm_proto::ids::JobId;
+
+use crate::output::Format;
+
+/// Looks after a PC Farm: its jobs, its problems, its workstations.
+#[derive(Debug, Parser)]
+#[command(name = "pcfarm", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reachable, 4 not found, 5 not allowed, 6 timed out,
+7 the job ended with failed problems.
+Settings: flags, above PCFARM_* variables, above ~/.config/pcfarm/pcfarm.toml (keys server, timeout).";
+
+#[derive(Debug, Args)]
+pub struct Global {
+    /// The farm's server [default: http://127.0.0.1:7070]
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Everywhere",
+        env = "PCFARM_SERVER",
+        value_name = "URL"
+    )]
+    pub server: Option<String>,
+    /// A TOML file with settings [default: ~/.config/pcfarm/pcfarm.toml if it is there]
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Everywhere",
+        env = "PCFARM_CONFIG",
+        value_name = "FILE"
+    )]
+    pub config: Option<PathBuf>,
+    /// How long to wait: 30s, 5m, 1h30m [default: 30s for an answer; no limit for load, results and wait]
+    #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_TIMEOUT", value_name = "TIME", value_parser = crate::settings::duration)]
+    pub timeout: Option<Duration>,
+    /// Form of the output [default: table; for `job results` ndjson]
+    #[arg(
+        long,
+        short,
+        global = true,
+        help_heading = "Everywhere",
+        value_enum,
+        value_name = "FORM"
+    )]
+    pub output: Option<Format>,
+}
+
+#[derive(Debug, Subcommand)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one, for as long as the program"
+)]
+pub enum Verb {
+    /// The farm at a glance
+    Status,
+    /// Workstations, what they do and why
+    Workstations(WorkstationsArgs),
+    /// Jobs, the newest first
+    Jobs(JobsArgs),
+    /// One job: create, load, watch, stop it
+    #[command(subcommand)]
+    Job(JobVerb),
+    /// Problems of a job
+    Problems(ProblemsArgs),
+    /// Let a workstation finish what it holds and take no more
+    Drain(DrainArgs),
+    /// Why a job or a workstation is not running, and what would change that
+    #[command(subcommand)]
+    Explain(ExplainVerb),
+    /// Status, jobs and workstations, refreshed every second
+    Top(TopArgs),
+    /// Run a farm on this machine, until Ctrl-C
+    Up(UpArgs),
+    /// Print a completion script for a shell
+    Completions { shell: Shell },
+}
+
+#[derive(Debug, Args)]
+pub struct WorkstationsArgs {
+    /// Dead ones, too
+    #[arg(long, short)]
+    pub all: bool,
+    /// At most this many
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct JobsArgs {
+    /// Ended ones, too
+    #[arg(long, short)]
+    pub all: bool,
+    /// At most this many
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum JobVerb {
+    /// Create an empty job, to be loaded and opened
+    Create(CreateArgs),
+    /// Show a job with its lanes
+    Show(JobArgs),
+    /// Load problems from a CSV or NDJSON file, or by a query
+    Load(LoadArgs),
+    /// Loading is over: hand its problems out
+    Open(JobArgs),
+    /// Hand nothing more out until it is released
+    Hold(JobArgs),
+    /// Hand out again what was held
+    Release(JobArgs),
+    /// End it now; problems without a result are cancelled
+    Cancel(JobArgs),
+    /// Put failed problems back on the queue with fresh attempts
+    Retry(JobArgs),
+    /// Wait until it has ended: exits with 7 if problems failed, with 6 after --timeout
+    Wait(JobArgs),
+    /// Write the results so far, in problem id order
+    Results(ResultsArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// The job's id, as `pcfarm jobs` shows it
+    #[arg(value_name = "ID", value_parser = job_id)]
+    pub id: JobId,
+}
+
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    pub name: String,
+    /// The job type: how its problems run
+    #[arg(long = "type", value_name = "TYPE")]
+    pub job_type: String,
+    #[command(flatten)]
+    pub options: JobOptions,
+}
+
+/// What a new job can be given besides its name and type.
+#[derive(Debug, Default, Args)]
+pub struct JobOptions {
+    /// A higher one is served first
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub priority: Option<i32>,
+    /// A line about it, for people
+    #[arg(long, value_name = "TEXT")]
+    pub title: Option<String>,
+    /// Any other option of create_job; the value is JSON, so a text needs its quotes
+    #[arg(long = "option", value_name = "KEY=JSON")]
+    pub options: Vec<String>,
+    /// Repeating a call with the same key gives the first job and loads nothing
+    #[arg(long, value_name = "KEY")]
+    pub idempotency_key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = LOAD_HELP)]
+pub struct LoadArgs {
+    /// A CSV or NDJSON file, .gz or not; `-` is standard input
+    #[arg(required_unless_present = "query", conflicts_with = "query")]
+    pub file: Option<PathBuf>,
+    /// Load into this job, which must not have ended
+    #[arg(long, value_name = "ID", value_parser = job_id, conflicts_with_all = ["name", "job_type"])]
+    pub job: Option<JobId>,
+    /// Load into a new job of this name
+    #[arg(long, requires = "job_type", required_unless_present = "job")]
+    pub name: Option<String>,
+    /// The new job's type
+    #[arg(long = "type", value_name = "TYPE", requires = "name")]
+    pub job_type: Option<String>,
+    #[command(flatten)]
+    pub options: JobOptions,
+    /// Problems per convoy [default: the farm's, 100]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub convoy: Option<u32>,
+    /// [default: by the file's name]
+    #[arg(long, value_enum, conflicts_with = "query")]
+    pub format: Option<InputFormat>,
+    /// The column or field that is the key
+    #[arg(long, value_name = "COLUMN", conflicts_with = "query")]
+    pub key: Option<String>,
+    /// The column or field that is the group: problems of a group share a convoy
+    #[arg(long, value_name = "COLUMN", conflicts_with = "query")]
+    pub group: Option<String>,
+    /// Take every CSV cell as text
+    #[arg(long, conflicts_with = "query")]
+    pub strings: bool,
+    /// Open the job after loading [default for a new job]
+    #[arg(long, overrides_with = "no_open")]
+    pub open: bool,
+    /// Leave the job loading [default with --job]
+    #[arg(long, overrides_with = "open")]
+    pub no_open: bool,
+    /// Load what this query returns: key text, payload jsonb and optionally group_key text, priority int,
+    /// deadline timestamptz. It runs on your own database connection, with your rights
+    #[arg(long, value_name = "SQL")]
+    pub query: Option<String>,
+    /// The database of --query [default: PCFARM_DATABASE_URL, DATABASE_URL, PG* variables]
+    #[arg(long, value_name = "URL", requires = "query", conflicts_with = "file")]
+    pub database_url: Option<String>,
+}
+
+const LOAD_HELP: &str = "\
+CSV
+  The first record names the columns. The key is the column `key`, or --key COLUMN. A column
+  named `payload` holds the payload as JSON; without one, the payload is an object of all
+  columns but the key (and but `group_key`, unless --group names another). A cell is taken as
+    null     when it is empty,
+    boolean  when it is true or false,
+    number   when written as JSON writes numbers, without exponent, in at most 15 digits,
+    text     otherwise (so 007 and +1 are text); with --strings always.
+
+NDJSON
+  A line is {\"key\": …, \"payload\": …} and optionally \"group_key\". With --key FIELD the
+  whole object is the payload.
+
+A load is one transaction: when a line is wrong, nothing is loaded.";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum InputFormat {
+    Csv,
+    Ndjson,
+}
+
+#[derive(Debug, Args)]
+pub struct ResultsArgs {
+    /// The job's id
+    #[arg(value_name = "ID", value_parser = job_id)]
+    pub id: JobId,
+    /// Write to a file, which appears when it is complete
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ProblemsArgs {
+    /// The job's id
+    #[arg(value_name = "JOB", value_parser = job_id)]
+    pub job: JobId,
+    /// Only those in this state
+    #[arg(long, value_enum)]
+    pub state: Option<ProblemState>,
+    /// Only those with this key
+    #[arg(long)]
+    pub key: Option<String>,
+    /// At most this many
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ProblemState {
+    Waiting,
+    InProgress,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// Its id or host name
+    pub workstation: String,
+    /// Let it work again
+    #[arg(long)]
+    pub undo: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ExplainVerb {
+    /// Why a job is not running
+    Job(JobArgs),
+    /// Why a workstation has nothing to do
+    Workstation {
+        /// Its id or host name
+        workstation: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Time between two looks
+    #[arg(long, default_value = "1s", value_name = "TIME", value_parser = crate::settings::duration)]
+    pub interval: Duration,
+}
+
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Where the farm is kept [default: ~/.local/share/pcfarm; for root /var/lib/pcfarm]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Where the server listens
+    #[arg(long, default_value = "127.0.0.1:7070", value_name = "ADDR")]
+    pub listen: SocketAddr,
+    /// Let the server listen on an address that others reach, although it knows no users yet
+    #[arg(long)]
+    pub insecure: bool,
+    /// How many agents to start
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=256))]
+    pub workers: u16,
+}
+
+fn job_id(text: &str) -> Result<JobId, String> {
+    match text.parse::<JobId>() {
+        Ok(id) if id.0 > 0 => Ok(id),
+        _ => Err("a job is named by its id, a number; `pcfarm jobs --all` lists them".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_a_load_needs() {
+        let cases = [
+            ("job load a.csv --job 1", true),
+            ("job load a.csv --name n --type t", true),
+            ("job load --query q --name n --type t", true),
+            ("job load - --format csv --job 1 --open", true),
+            ("job load a.csv", false),
+            ("job load a.csv --name n", false),
+            ("job load a.csv --job 1 --name n --type t", false),
+            ("job load --job 1", false),
+            ("job load a.csv --query q --job 1", false),
+            ("job load a.csv --job 0", false),
+            ("job load a.csv --job night", false),
+            ("job load a.csv --job 1 --convoy 0", false),
+            ("job load a.csv --job 1 --database-url u", false),
+        ];
+        for (line, right) in cases {
+            let words = std::iter::once("pcfarm").chain(line.split(' '));
+            let parsed = Cli::try_parse_from(words);
+            assert_eq!(parsed.is_ok(), right, "{line}: {parsed:?}");
+        }
+    }
+}

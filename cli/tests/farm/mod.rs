@@ -1,0 +1,391 @@
+//! A server that answers from a script, so that the program is tested against the real protocol.
+
+use std::net::SocketAddr;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+
+use anyhow::Result;
+use pcfarm_proto::v1::farm_service_server::{FarmService, FarmServiceServer};
+use pcfarm_proto::v1::job_service_server::{JobService, JobServiceServer};
+use pcfarm_proto::v1::submit_request::Part;
+use pcfarm_proto::v1::workstation_service_server::{WorkstationService, WorkstationServiceServer};
+use pcfarm_proto::v1::*;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status, Streaming};
+
+pub const HOSTILE: &str = "\u{1b}]0;owned\u{7}\u{202e}night\n";
+
+/// How the request stream of a Submit came to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Cleanly,
+    WithAnError,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Submitted {
+    pub header: SubmitHeader,
+    pub problems: usize,
+    pub messages: usize,
+    pub largest_message: usize,
+    pub first: Option<SubmitProblem>,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub submits: Mutex<Vec<(Submitted, Option<Ended>)>>,
+    pub submit_ended: Notify,
+    pub looks: Mutex<u32>,
+}
+
+#[derive(Clone, Default)]
+pub struct Script(Arc<State>);
+
+pub struct Farm {
+    pub address: SocketAddr,
+    pub state: Arc<State>,
+    _server: JoinSet<()>,
+}
+
+impl Farm {
+    pub async fn start() -> Result<Farm> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let script = Script::default();
+        let state = script.0.clone();
+        let mut server = JoinSet::new();
+        server.spawn(async move {
+            tonic::transport::Server::builder()
+                .add_service(JobServiceServer::new(script.clone()))
+                .add_service(WorkstationServiceServer::new(script.clone()))
+                .add_service(FarmServiceServer::new(script))
+                .serve_with_incoming(TcpListenerStream::new(listener))
+                .await
+                .expect("the test's server serves");
+        });
+        Ok(Farm {
+            address,
+            state,
+            _server: server,
+        })
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pcfarm"));
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .env("HOME", "/nowhere");
+        command
+            .env_remove("XDG_CONFIG_HOME")
+            .env_remove("PCFARM_CONFIG")
+            .env_remove("PCFARM_TIMEOUT");
+        command.env("PCFARM_SERVER", format!("http://{}", self.address));
+        command
+    }
+
+    /// Runs the program to its end, off this runtime's threads.
+    pub async fn run(&self, arguments: &[&str]) -> Result<Ran> {
+        let mut command = self.command(arguments);
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        Ok(Ran::from(output))
+    }
+}
+
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Ran {
+        Ran {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// Jobs 1 to 250; 7 ends with a failed problem at the third look, 8 is done; others do not exist.
+pub fn job(id: i64) -> Job {
+    Job {
+        job_id: id,
+        name: if id == 1 {
+            HOSTILE.into()
+        } else {
+            format!("night-{id}")
+        },
+        job_type: "square".into(),
+        owner: "ops".into(),
+        state: if id == 8 {
+            "done".into()
+        } else {
+            "open".into()
+        },
+        reason: "waits for a workstation with controller square".into(),
+        problems: 1_234_567,
+        done: 1_000,
+        created_at: Some(prost_types::Timestamp {
+            seconds: 1_700_000_000,
+            nanos: 500_000_000,
+        }),
+        lanes: vec![Lane {
+            lane_id: 3,
+            kind: "load".into(),
+            next_insertion: i64::MAX,
+            ..Lane::default()
+        }],
+        ..Job::default()
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Script {
+    fn known(&self, id: i64) -> Answer<Job> {
+        match id {
+            1..=250 => Ok(Response::new(job(id))),
+            403 => Err(Status::permission_denied("job 403 is another user's")),
+            412 => Err(Status::failed_precondition("job 412 has ended (done)")),
+            _ => Err(Status::not_found(format!("there is no job {id}"))),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl JobService for Script {
+    async fn submit(&self, request: Request<Streaming<SubmitRequest>>) -> Answer<SubmitResponse> {
+        let mut stream = request.into_inner();
+        let index = {
+            let mut submits = self.0.submits.lock().expect("no test panics with it");
+            submits.push((Submitted::default(), None));
+            submits.len() - 1
+        };
+        let mut seen = Submitted::default();
+        let record = |seen: &Submitted, ended: Option<Ended>| {
+            self.0.submits.lock().expect("no test panics with it")[index] = (seen.clone(), ended);
+        };
+        loop {
+            match stream.message().await {
+                Ok(Some(SubmitRequest {
+                    part: Some(Part::Header(header)),
+                })) => {
+                    if header.job_type == "unknown" {
+                        return Err(Status::not_found("there is no job type 'unknown'"));
+                    }
+                    if header.job_type == "repeated" {
+                        return Ok(Response::new(SubmitResponse {
+                            job_id: 5,
+                            problems: 0,
+                            repeated: true,
+                        }));
+                    }
+                    seen.header = header;
+                }
+                Ok(Some(message)) => {
+                    seen.messages += 1;
+                    seen.largest_message = seen
+                        .largest_message
+                        .max(prost::Message::encoded_len(&message));
+                    let Some(Part::Problems(batch)) = message.part else {
+                        continue;
+                    };
+                    seen.problems += batch.problems.len();
+                    seen.first = seen.first.or(batch.problems.into_iter().next());
+                    record(&seen, None);
+                }
+                Ok(None) => {
+                    record(&seen, Some(Ended::Cleanly));
+                    self.0.submit_ended.notify_one();
+                    let job_id = if seen.header.job_id == 0 {
+                        9
+                    } else {
+                        seen.header.job_id
+                    };
+                    let problems = seen.problems as i64;
+                    return Ok(Response::new(SubmitResponse {
+                        job_id,
+                        problems,
+                        repeated: false,
+                    }));
+                }
+                Err(status) => {
+                    record(&seen, Some(Ended::WithAnError));
+                    self.0.submit_ended.notify_one();
+                    return Err(status);
+                }
+            }
+        }
+    }
+
+    async fn list_jobs(&self, request: Request<ListJobsRequest>) -> Answer<ListJobsResponse> {
+        let request = request.into_inner();
+        let newest = if request.before_job_id == 0 {
+            250
+        } else {
+            request.before_job_id - 1
+        };
+        let jobs = (1..=newest)
+            .rev()
+            .take(request.limit.min(100) as usize)
+            .map(job)
+            .collect();
+        Ok(Response::new(ListJobsResponse { jobs }))
+    }
+
+    async fn get_job(&self, request: Request<GetJobRequest>) -> Answer<Job> {
+        let mut found = self.known(request.get_ref().job_id)?;
+        if found.get_ref().job_id == 7 {
+            let mut looks = self.0.looks.lock().expect("no test panics with it");
+            *looks += 1;
+            if *looks == 2 {
+                return Err(Status::unavailable("the server is stopping"));
+            }
+            if *looks >= 3 {
+                found.get_mut().state = "failed".into();
+                found.get_mut().failed = 3;
+            }
+        }
+        Ok(found)
+    }
+
+    async fn open_job(&self, request: Request<JobRequest>) -> Answer<Job> {
+        self.known(request.get_ref().job_id)
+    }
+
+    async fn hold_job(&self, request: Request<JobRequest>) -> Answer<Job> {
+        self.known(request.get_ref().job_id)
+    }
+
+    async fn release_job(&self, request: Request<JobRequest>) -> Answer<Job> {
+        self.known(request.get_ref().job_id)
+    }
+
+    async fn cancel_job(&self, request: Request<JobRequest>) -> Answer<Job> {
+        self.known(request.get_ref().job_id)
+    }
+
+    async fn retry_job(&self, request: Request<JobRequest>) -> Answer<Job> {
+        self.known(request.get_ref().job_id)
+    }
+
+    async fn wait_job(&self, _: Request<JobRequest>) -> Answer<Job> {
+        Err(Status::unimplemented("the program looks instead"))
+    }
+
+    async fn list_problems(
+        &self,
+        request: Request<ListProblemsRequest>,
+    ) -> Answer<ListProblemsResponse> {
+        let request = request.into_inner();
+        let problem = |problem_id| ProblemStatus {
+            job_id: request.job_id,
+            problem_id,
+            key: HOSTILE.into(),
+            state: request.state.clone(),
+            payload: b"{\"x\": 1.10}".as_slice().into(),
+            ..ProblemStatus::default()
+        };
+        let first = request.after_problem_id + 1;
+        let problems = (first..=120)
+            .take(request.limit.min(100) as usize)
+            .map(problem)
+            .collect();
+        Ok(Response::new(ListProblemsResponse { problems }))
+    }
+
+    type ResultsStream = tokio_stream::Iter<std::vec::IntoIter<Result<ResultChunk, Status>>>;
+
+    async fn results(&self, request: Request<JobRequest>) -> Answer<Self::ResultsStream> {
+        let outcome = |problem_id| ProblemOutcome {
+            problem_id,
+            key: format!("k{problem_id}"),
+            outcome: "done".into(),
+            result: b"{\"x\": 1.10}".as_slice().into(),
+            ..ProblemOutcome::default()
+        };
+        let mut chunks: Vec<Result<ResultChunk, Status>> = (0..100)
+            .map(|chunk| {
+                Ok(ResultChunk {
+                    outcomes: (chunk * 100..chunk * 100 + 100).map(outcome).collect(),
+                })
+            })
+            .collect();
+        if request.get_ref().job_id == 99 {
+            chunks.push(Err(Status::internal("the database is gone")));
+        }
+        Ok(Response::new(tokio_stream::iter(chunks)))
+    }
+}
+
+#[tonic::async_trait]
+impl WorkstationService for Script {
+    async fn list_workstations(
+        &self,
+        request: Request<ListWorkstationsRequest>,
+    ) -> Answer<ListWorkstationsResponse> {
+        let all = [
+            workstation(1, "pc1"),
+            workstation(2, "twin"),
+            workstation(3, "twin"),
+            workstation(4, HOSTILE),
+        ];
+        let after = request.get_ref().after_workstation_id;
+        let workstations = all
+            .into_iter()
+            .filter(|one| one.workstation_id > after)
+            .collect();
+        Ok(Response::new(ListWorkstationsResponse { workstations }))
+    }
+
+    async fn drain_workstation(
+        &self,
+        request: Request<DrainWorkstationRequest>,
+    ) -> Answer<Workstation> {
+        let mut drained = workstation(request.get_ref().workstation_id, "pc1");
+        drained.set_state(WorkstationState::Draining);
+        Ok(Response::new(drained))
+    }
+}
+
+fn workstation(workstation_id: i64, hostname: &str) -> Workstation {
+    let mut one = Workstation {
+        workstation_id,
+        hostname: hostname.into(),
+        reason: "no job needs its controllers".into(),
+        cores: 8,
+        memory_bytes: 16 << 30,
+        ..Workstation::default()
+    };
+    one.set_state(WorkstationState::Waiting);
+    one
+}
+
+#[tonic::async_trait]
+impl FarmService for Script {
+    async fn get_status(&self, _: Request<GetStatusRequest>) -> Answer<FarmStatus> {
+        Ok(Response::new(FarmStatus {
+            server_version: "0.1.0".into(),
+            workstations_waiting: 3,
+            cores: 24,
+            jobs_open: 250,
+            problems_waiting: 1_234_567,
+            warnings: vec![format!("fsync is off {HOSTILE}")],
+            ..FarmStatus::default()
+        }))
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Answer<ExplainResponse> {
+        let asked = request.into_inner();
+        let reasons = vec![
+            format!("job {} workstation {}", asked.job_id, asked.workstation_id),
+            "two".into(),
+        ];
+        Ok(Response::new(ExplainResponse { reasons }))
+    }
+}

@@ -1,0 +1,1 @@
+select key, payload from airline.problem('night', 'leg')

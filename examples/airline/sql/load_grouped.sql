@@ -1,0 +1,1 @@
+select key, payload, group_key from airline.problem('night', 'leg')

@@ -1,0 +1,77 @@
+//! `pcfarm-recycler`: the recycler as a program of its own, once or every so many seconds.
+
+use anyhow::Context;
+use clap::Parser;
+use pcfarm_recycler::{DEFAULT_LEASE, recycle};
+use pcfarm_sql::pool;
+use pcfarm_sql::settings::DatabaseSettings;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+/// One for the turn, one for the work.
+const CONNECTIONS: usize = 2;
+
+#[derive(Debug, Parser)]
+#[command(name = "pcfarm-recycler", version)]
+/// Declares workstations dead that have not been heard of for the lease, and requeues what dead workstations and
+/// overdue checkouts had not finished. Servers do this by themselves, unless started with --no-recycler.
+struct Arguments {
+    /// The database [default: PCFARM_DATABASE_URL, DATABASE_URL or libpq's PG* variables]
+    #[arg(long, value_name = "URL")]
+    database_url: Option<String>,
+    /// How long a workstation may be silent, in seconds; the same as the servers'
+    #[arg(long, env = "PCFARM_LEASE", value_name = "SECONDS", default_value_t = DEFAULT_LEASE.as_secs_f64(), value_parser = seconds)]
+    lease: f64,
+    /// Go on, every so many seconds, instead of once
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    every: Option<f64>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('s').parse::<f64>() {
+        Ok(seconds) if seconds.is_finite() && seconds > 0.0 && seconds < 1e6 => Ok(seconds),
+        _ => Err("a number of seconds, such as 20".to_owned()),
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(&arguments).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pcfarm-recycler: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let located = DatabaseSettings::resolve(arguments.database_url.as_deref()).context("finding the database")?;
+    info!(database = %located, lease_seconds = arguments.lease, "recycling");
+    let pool = pool::pool(located.config, CONNECTIONS, "pcfarm-recycler");
+    let lease = Duration::from_secs_f64(arguments.lease);
+    let Some(every) = arguments.every else {
+        info!(result = ?recycle(&pool, lease).await?, "recycled once");
+        return Ok(());
+    };
+    let mut terminate = signal(SignalKind::terminate()).context("watching for SIGTERM")?;
+    let mut tick = tokio::time::interval(Duration::from_secs_f64(every));
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            interrupted = tokio::signal::ctrl_c() => return interrupted.context("watching for SIGINT"),
+            _ = tick.tick() => {}
+        }
+        match recycle(&pool, lease).await {
+            Ok(recycled) => info!(?recycled, "recycled"),
+            Err(error) => warn!(error = format!("{:#}", anyhow::Error::from(error)), "recycling failed: trying again"),
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Accepting what agents deliver: results are stored in bulk, under live checkouts, and acknowledged once committed.
+//!
+//! An acceptor gathers what arrives while its last transaction commits. That a problem belongs to its checkout is
+//! checked here, against what was handed out, which never changes; that the checkout is live is decided by the
+//! database, under the checkout's lock. Nothing is acknowledged before its commit is known.
+
+mod batch;
+
+use crate::farm::{Farm, Held, Member};
+use crate::session::Session;
+use batch::Batch;
+use pcfarm_proto::ids::CheckoutId;
+use pcfarm_proto::v1;
+use pcfarm_sql::checkout::{self, Acceptance, Closing, Verdict, VerdictKind};
+use pcfarm_sql::json::RawJson;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_postgres::error::SqlState;
+use tracing::{debug, error, info, warn};
+
+/// A delivery and where its acknowledgement goes.
+#[derive(Debug)]
+pub struct Delivered {
+    pub session: Arc<Session>,
+    pub delivery: v1::Delivery,
+    /// Made by the server itself (a related read failed): nobody waits for an acknowledgement.
+    pub from_agent: bool,
+}
+
+/// Deliveries that wait for one acceptor. Each is bounded by the message size.
+pub const INBOX_LIMIT: usize = 32;
+
+/// Results that one transaction takes, unless a single delivery brings more.
+const RESULTS_AT_ONCE: usize = 10_000;
+
+/// Pauses between tries while the database does not answer.
+const RETRY: [Duration; 4] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
+
+/// Runs until the server stops and its inbox is empty.
+pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
+    loop {
+        let first = tokio::select! {
+            biased;
+            first = inbox.recv() => first,
+            () = farm.stopping.cancelled() => None,
+        };
+        let Some(first) = first else { return };
+        let mut results = results_in(&first);
+        let mut deliveries = vec![first];
+        while results < RESULTS_AT_ONCE
+            && let Ok(next) = inbox.try_recv()
+        {
+            results += results_in(&next);
+            deliveries.push(next);
+        }
+        accept_all(&farm, deliveries).await;
+    }
+}
+
+fn results_in(delivered: &Delivered) -> usize {
+    delivered.delivery.checkouts.iter().map(|c| c.results.len()).sum()
+}
+
+/// Stores and acknowledges. Goes on trying while the database is away; agents keep what is not acknowledged, so giving
+/// up, when the server stops, loses nothing.
+async fn accept_all(farm: &Arc<Farm>, deliveries: Vec<Delivered>) {
+    let mut tries = 0;
+    loop {
+        match try_accept_all(farm, &deliveries).await {
+            Ok(verdicts) => return acknowledge(farm, deliveries, &verdicts).await,
+            Err(error) => {
+                warn!(error = format!("{error:#}"), tries, "results were not stored: trying again");
+                if farm.stopping.is_cancelled() && tries > RETRY.len() {
+                    return;
+                }
+                tokio::time::sleep(RETRY[tries.min(RETRY.len() - 1)]).await;
+                tries += 1;
+            }
+        }
+    }
+}
+
+type Verdicts = HashMap<CheckoutId, Verdict>;
+
+async fn try_accept_all(farm: &Arc<Farm>, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
+    recall_unknown(farm, deliveries).await?;
+    let mut verdicts = Verdicts::new();
+    // One job type per transaction: its write-back is in it.
+    let mut batches: HashMap<String, Batch> = HashMap::new();
+    for results in deliveries.iter().flat_map(|d| &d.delivery.checkouts) {
+        let checkout_id = CheckoutId(results.checkout_id);
+        match farm.recall(checkout_id).filter(|held| held.token == results.token.cast_signed()) {
+            None => drop(verdicts.insert(checkout_id, unknown(checkout_id, results.results.len()))),
+            Some(held) => {
+                let limit = farm.job_type(&held.job_type).map_or(1, |t| t.max_attempts);
+                batches.entry(held.job_type.clone()).or_default().add(checkout_id, &held, results, limit);
+            }
+        }
+    }
+    for (job_type, batch) in batches {
+        let mut accepted = store(farm, &job_type, batch.acceptance()).await?;
+        for verdict in &mut accepted {
+            let strangers = batch.refused(verdict.checkout_id);
+            if strangers > 0 {
+                error!(checkout_id = %verdict.checkout_id, refused = strangers, "results for problems of another checkout");
+                farm.refused_results.fetch_add(i64::from(strangers), Ordering::Relaxed);
+                verdict.refused += strangers;
+            }
+        }
+        finish(farm, &batch, &mut accepted).await?;
+        verdicts.extend(accepted.into_iter().map(|v| (v.checkout_id, v)));
+    }
+    Ok(verdicts)
+}
+
+fn unknown(checkout_id: CheckoutId, results: usize) -> Verdict {
+    Verdict {
+        checkout_id,
+        kind: VerdictKind::Unknown,
+        reason: "no such checkout, or not this token".to_owned(),
+        accepted: 0,
+        refused: i32::try_from(results).unwrap_or(i32::MAX),
+        closed: false,
+    }
+}
+
+/// Reads what other servers handed out, or this one before it was restarted.
+async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result<()> {
+    let mut ids: Vec<CheckoutId> = deliveries
+        .iter()
+        .flat_map(|d| &d.delivery.checkouts)
+        .map(|c| CheckoutId(c.checkout_id))
+        .filter(|&id| farm.recall(id).is_none())
+        .collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    let client = farm.pool.get().await?;
+    let facts = checkout::facts(&client, &ids).await?;
+    let mut members: HashMap<CheckoutId, HashMap<_, Member>> = HashMap::new();
+    for problem in checkout::held_problems(&client, &ids).await? {
+        members.entry(problem.checkout_id).or_default().insert(
+            problem.problem_id,
+            Member {
+                attempts: problem.attempts,
+                home_lane: problem.home_lane,
+                home_order: problem.home_order,
+                key: problem.key,
+            },
+        );
+    }
+    for fact in facts {
+        let held = Held {
+            token: fact.token,
+            job_id: fact.job_id,
+            job_type: fact.job_type,
+            workstation_id: fact.workstation_id,
+            members: members.remove(&fact.checkout_id).unwrap_or_default(),
+        };
+        farm.remember(fact.checkout_id, held);
+    }
+    Ok(())
+}
+
+/// Stores one job type's results. A value that PostgreSQL cannot hold is found by halves and fails alone.
+async fn store(farm: &Farm, job_type: &str, acceptance: Acceptance) -> anyhow::Result<Vec<Verdict>> {
+    let client = farm.pool.get().await?;
+    let error = match checkout::accept(&client, job_type, &acceptance).await {
+        Ok(verdicts) => return Ok(verdicts),
+        Err(error) if is_data_error(&error) => error,
+        Err(error) => return Err(error.into()),
+    };
+    debug!(%error, "a result cannot be stored: looking for it");
+    let Acceptance { checkouts, outcomes } = acceptance;
+    // Each piece in a transaction of its own, and nothing closed before all are in.
+    let open: Vec<_> = checkouts.iter().map(|&(id, token, _)| (id, token, false)).collect();
+    let mut left = vec![outcomes];
+    let mut totals: HashMap<CheckoutId, Verdict> = HashMap::new();
+    while let Some(mut outcomes) = left.pop() {
+        let piece = Acceptance { checkouts: open.clone(), outcomes: outcomes.clone() };
+        match checkout::accept(&client, job_type, &piece).await {
+            Ok(verdicts) => {
+                for verdict in verdicts {
+                    totals
+                        .entry(verdict.checkout_id)
+                        .and_modify(|total| {
+                            total.accepted += verdict.accepted;
+                            total.refused += verdict.refused;
+                        })
+                        .or_insert(verdict);
+                }
+            }
+            Err(error) if is_data_error(&error) && outcomes.len() > 1 => {
+                let second = outcomes.split_off(outcomes.len() / 2);
+                left.extend([second, outcomes]);
+            }
+            Err(error) if is_data_error(&error) && outcomes.iter().all(|o| o.solution.is_ok()) && !outcomes.is_empty() => {
+                let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
+                outcomes[0].solution = Err(format!("the solution cannot be stored: {message}"));
+                left.push(outcomes);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // Closing is left to `finish`, which reads what is there.
+    Ok(totals.into_values().collect())
+}
+
+/// Class 22 is about values, and 23514 a CHECK's word on a value's size; 54 is a limit that a value exceeds.
+fn is_data_error(error: &tokio_postgres::Error) -> bool {
+    let Some(code) = error.code() else {
+        // A value that could not even be sent.
+        return !error.is_closed() && error.as_db_error().is_none() && error.to_string().contains("serializing");
+    };
+    code.code().starts_with("22") || code.code().starts_with("54") || *code == SqlState::CHECK_VIOLATION
+}
+
+/// Closes the checkouts whose agents are done with them but which have not got a result for every problem.
+async fn finish(farm: &Farm, batch: &Batch, verdicts: &mut [Verdict]) -> anyhow::Result<()> {
+    for verdict in verdicts {
+        if verdict.kind != VerdictKind::Accepted || verdict.closed {
+            continue;
+        }
+        let Some(reason) = batch.finished(verdict.checkout_id) else { continue };
+        let client = farm.pool.get().await?;
+        for closed in checkout::close(&*client, &[verdict.checkout_id], Closing::Finished, reason).await? {
+            info!(checkout_id = %closed.checkout_id, job_id = %closed.job_id, requeued = closed.requeued,
+                failed = closed.failed, reason, "checkout handed back");
+        }
+        verdict.closed = true;
+    }
+    Ok(())
+}
+
+/// Tells agents what became of their deliveries, and forgets what is over.
+async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Verdicts) {
+    let mut closed_any = false;
+    for Delivered { session, delivery, from_agent } in deliveries {
+        let mut answers = Vec::new();
+        for results in &delivery.checkouts {
+            let id = CheckoutId(results.checkout_id);
+            let Some(verdict) = verdicts.get(&id) else { continue };
+            measure(farm, &session, results);
+            if verdict.kind != VerdictKind::Accepted && !results.results.is_empty() {
+                let refused = i64::try_from(results.results.len()).unwrap_or(i64::MAX);
+                if verdict.kind != VerdictKind::AlreadyAccepted {
+                    farm.refused_results.fetch_add(refused, Ordering::Relaxed);
+                }
+                info!(checkout_id = %id, workstation_id = %session.workstation_id, refused, verdict = ?verdict.kind,
+                    reason = verdict.reason, "results refused");
+            }
+            if verdict.closed || verdict.kind != VerdictKind::Accepted {
+                closed_any = true;
+                session.forget(id);
+                farm.forget(id);
+            }
+            answers.push(v1::CheckoutVerdict {
+                checkout_id: id.0,
+                verdict: match verdict.kind {
+                    VerdictKind::Accepted => v1::Verdict::Accepted,
+                    VerdictKind::AlreadyAccepted => v1::Verdict::AlreadyAccepted,
+                    VerdictKind::Revoked => v1::Verdict::Revoked,
+                    VerdictKind::Unknown => v1::Verdict::Unknown,
+                }
+                .into(),
+                accepted: verdict.accepted.unsigned_abs(),
+                refused: verdict.refused.unsigned_abs(),
+                reason: verdict.reason.clone(),
+            });
+        }
+        if from_agent {
+            let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts: answers };
+            let message = v1::ServerMessage { message: Some(v1::server_message::Message::DeliveryAck(ack)) };
+            if session.out.try_send(Ok(message)).is_err() {
+                // It will deliver again after reconnecting, and be told the same.
+                session.end(tonic::Status::resource_exhausted("the agent does not read its acknowledgements"));
+            }
+        }
+    }
+    if closed_any {
+        farm.upkeep.notify_one();
+    }
+}
+
+fn measure(farm: &Farm, session: &Session, results: &v1::CheckoutResults) {
+    let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok());
+    if let (Some(held), Some(busy)) = (farm.recall(CheckoutId(results.checkout_id)), busy) {
+        session.measured(&held.job_type, results.results.len(), busy);
+    }
+}
+
+/// An agent's solution, if it is one JSON value.
+fn checked_solution(solution: &bytes::Bytes) -> Result<RawJson, String> {
+    if solution.len() > pcfarm_proto::SOLUTION_BYTES_LIMIT {
+        return Err(format!(
+            "the solution has {} bytes; at most {} are allowed",
+            solution.len(),
+            pcfarm_proto::SOLUTION_BYTES_LIMIT
+        ));
+    }
+    match serde_json::from_slice::<serde::de::IgnoredAny>(solution) {
+        Ok(_) => Ok(RawJson(solution.clone())),
+        Err(error) => Err(format!("the solution is not JSON: {error}")),
+    }
+}

@@ -1,0 +1,242 @@
+//! Sending a committed checkout to its agent: related reads, then parts that fit a message.
+
+use super::Decision;
+use super::convoys::Convoy;
+use crate::deliver::Delivered;
+use crate::farm::{Farm, Held, Member};
+use crate::reads::Related;
+use crate::session::Session;
+use pcfarm_proto::PART_BYTES_TARGET;
+use pcfarm_proto::ids::{CheckoutId, ProblemId};
+use pcfarm_proto::v1;
+use pcfarm_sql::job_types::JobType;
+use pcfarm_sql::lanes::OpenLane;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::debug;
+
+/// A committed checkout on its way.
+pub struct Shipment {
+    checkout_id: CheckoutId,
+    token: i64,
+    session: Arc<Session>,
+    job_type: Arc<JobType>,
+    header: v1::Checkout,
+    convoys: Vec<Convoy>,
+}
+
+impl Shipment {
+    pub(super) fn new(
+        checkout_id: CheckoutId,
+        lane: &OpenLane,
+        job_type: Arc<JobType>,
+        decision: Decision,
+    ) -> Shipment {
+        let first = &decision.convoys[0].problems[0];
+        let header = v1::Checkout {
+            checkout_id: checkout_id.0,
+            token: decision.hand_out.token.cast_unsigned(),
+            job_id: lane.job_id.0,
+            job_name: lane.job_name.clone(),
+            job_type: lane.job_type.clone(),
+            controller: job_type.controller.clone(),
+            parameters: lane.parameters.clone().unwrap_or_default().0,
+            time_limit: job_type.time_limit.and_then(|limit| prost_types::Duration::try_from(limit).ok()),
+            one_by_one: first.alone && first.grouped,
+            ..v1::Checkout::default()
+        };
+        debug_assert_eq!(decision.from, decision.hand_out.from);
+        Shipment {
+            checkout_id,
+            token: decision.hand_out.token,
+            session: decision.session,
+            job_type,
+            header,
+            convoys: decision.convoys,
+        }
+    }
+
+    /// Makes the checkout known to those who will ask about it, before anything can come back.
+    pub fn announce(&self, farm: &Farm) {
+        let members: HashMap<ProblemId, Member> = self
+            .convoys
+            .iter()
+            .flat_map(|convoy| &convoy.problems)
+            .map(|p| {
+                let member = Member {
+                    attempts: p.attempts,
+                    home_lane: p.home_lane,
+                    home_order: p.home_order,
+                    key: p.key.clone(),
+                };
+                (p.problem_id, member)
+            })
+            .collect();
+        self.session.sending(self.checkout_id);
+        farm.remember(
+            self.checkout_id,
+            Held {
+                token: self.token,
+                job_id: pcfarm_proto::ids::JobId(self.header.job_id),
+                job_type: self.job_type.name.clone(),
+                workstation_id: self.session.workstation_id,
+                members,
+            },
+        );
+    }
+}
+
+/// Reads what is related and sends the checkout. If the connection ends meanwhile, what was not received comes back:
+/// the agent says what it holds when it connects again.
+pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
+    let mut problems: Vec<v1::Problem> = Vec::new();
+    for convoy in std::mem::take(&mut shipment.convoys) {
+        problems.extend(convoy.problems.into_iter().map(|p| v1::Problem {
+            problem_id: p.problem_id.0,
+            batch_order: p.batch_order.0,
+            key: p.key,
+            payload: p.payload.0,
+            attempt: p.attempts.unsigned_abs() + 1,
+        }));
+    }
+    let session = shipment.session.clone();
+    let related = tokio::select! {
+        related = farm.reads.related(&shipment.job_type, &problems) => related,
+        () = session.ended.cancelled() => return,
+    };
+    if !related.failures.is_empty() {
+        problems.retain(|p| !related.failures.contains_key(&p.problem_id));
+        fail(&farm, &shipment, &related, problems.is_empty()).await;
+    }
+    if !problems.is_empty() && send_parts(&shipment, problems, related.reads).await {
+        session.sent(shipment.checkout_id);
+    }
+}
+
+/// Problems whose reads failed have failed, with the read's message.
+async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
+    let results = related
+        .failures
+        .iter()
+        .map(|(&problem_id, message)| v1::ProblemResult {
+            problem_id,
+            outcome: Some(v1::problem_result::Outcome::Failure(message.clone())),
+        })
+        .collect();
+    let delivery = v1::Delivery {
+        delivery_id: 0,
+        checkouts: vec![v1::CheckoutResults {
+            checkout_id: shipment.checkout_id.0,
+            token: shipment.token.cast_unsigned(),
+            results,
+            finished: all,
+            give_back_reason: String::new(),
+            busy: None,
+        }],
+    };
+    let delivered = Delivered { session: shipment.session.clone(), delivery, from_agent: false };
+    if all {
+        shipment.session.add_credit(1);
+    }
+    if farm.acceptor(shipment.session.workstation_id).send(delivered).await.is_err() {
+        debug!("the server is stopping");
+    }
+    if all {
+        drop(farm.dispatcher.send(super::Event::Credit(shipment.session.clone())).await);
+    }
+}
+
+/// Most that an agent may take to read one part.
+const SEND_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Related rows first, so that a problem never arrives before its data. False: the connection has ended.
+async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> bool {
+    let mut parts = parts_of(problems, reads).into_iter().peekable();
+    while let Some((problems, related)) = parts.next() {
+        let message = v1::Checkout {
+            more: parts.peek().is_some(),
+            problems,
+            related,
+            sequence: shipment.session.next_sequence(),
+            ..shipment.header.clone()
+        };
+        let message = v1::ServerMessage { message: Some(v1::server_message::Message::Checkout(message)) };
+        match tokio::time::timeout(SEND_DEADLINE, shipment.session.out.send(Ok(message))).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return false,
+            Err(_) => {
+                shipment.session.end(tonic::Status::deadline_exceeded("the agent does not read what it asked for"));
+                return false;
+            }
+        }
+    }
+    true
+}
+
+type Part = (Vec<v1::Problem>, Vec<v1::RelatedRead>);
+
+/// Cuts a checkout into parts of about [`PART_BYTES_TARGET`].
+fn parts_of(problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Vec<Part> {
+    let mut parts: Vec<Part> = vec![Part::default()];
+    let mut bytes = 0;
+    let mut room_for = |size: usize, parts: &mut Vec<Part>| {
+        if bytes > 0 && bytes + size > PART_BYTES_TARGET {
+            parts.push(Part::default());
+            bytes = 0;
+        }
+        bytes += size;
+    };
+    for read in reads {
+        // A read without rows is there all the same: the controller may ask for it.
+        let mut name = Some(read.name.clone());
+        for row in read.rows {
+            room_for(row.row.len() + row.key.as_ref().map_or(0, String::len) + 16, &mut parts);
+            let part = parts.last_mut().expect("there is always a part");
+            match part.1.last_mut().filter(|last| last.name == read.name) {
+                Some(last) => last.rows.push(row),
+                None => part.1.push(v1::RelatedRead { name: read.name.clone(), rows: vec![row] }),
+            }
+            name = None;
+        }
+        if let Some(name) = name {
+            parts.last_mut().expect("there is always a part").1.push(v1::RelatedRead { name, rows: Vec::new() });
+        }
+    }
+    for problem in problems {
+        room_for(problem.payload.len() + problem.key.len() + 32, &mut parts);
+        parts.last_mut().expect("there is always a part").0.push(problem);
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_keep_order_and_size() {
+        let problem = |n: usize| v1::Problem {
+            problem_id: n as i64,
+            payload: vec![b' '; PART_BYTES_TARGET / 3].into(),
+            ..v1::Problem::default()
+        };
+        let row = |n: usize| v1::RelatedRow { key: Some(n.to_string()), row: vec![b' '; PART_BYTES_TARGET / 3].into() };
+        let reads = vec![
+            v1::RelatedRead { name: "empty".to_owned(), rows: Vec::new() },
+            v1::RelatedRead { name: "rows".to_owned(), rows: (0..4).map(row).collect() },
+        ];
+        let parts = parts_of((0..5).map(problem).collect(), reads);
+        let ids: Vec<i64> = parts.iter().flat_map(|part| &part.0).map(|p| p.problem_id).collect();
+        assert_eq!(ids, [0, 1, 2, 3, 4]);
+        let rows: usize = parts.iter().flat_map(|part| &part.1).map(|read| read.rows.len()).sum();
+        assert_eq!(rows, 4);
+        assert_eq!(parts[0].1[0].name, "empty");
+        assert!(parts.len() >= 4, "{} parts", parts.len());
+    }
+
+    #[test]
+    fn a_small_checkout_is_one_message() {
+        assert_eq!(parts_of(vec![v1::Problem::default()], Vec::new()).len(), 1);
+    }
+}

@@ -1,0 +1,159 @@
+//! What the parts of a running server share. Holds no truth: whatever is here can be read again from the database.
+
+use crate::deliver::Delivered;
+use crate::dispatch;
+use crate::session::Session;
+use deadpool_postgres::Pool;
+use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, LaneId, ProblemId, ServerId, WorkstationId};
+use pcfarm_sql::job_types::JobType;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicI64;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// The farm's rhythm.
+#[derive(Clone, Debug)]
+pub struct Rhythm {
+    /// A workstation that is silent for longer is dead.
+    pub lease: Duration,
+    /// How often agents say that they live.
+    pub heartbeat: Duration,
+    /// What one checkout should be worth.
+    pub checkout: Duration,
+}
+
+/// A problem of a checkout: immutable, so what is remembered of it is always right.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub attempts: i32,
+    pub home_lane: LaneId,
+    pub home_order: BatchOrder,
+    pub key: String,
+}
+
+/// A checkout and what it holds.
+#[derive(Debug)]
+pub struct Held {
+    pub token: i64,
+    pub job_id: JobId,
+    pub job_type: String,
+    pub workstation_id: WorkstationId,
+    pub members: HashMap<ProblemId, Member>,
+}
+
+pub struct Farm {
+    pub pool: Pool,
+    pub server_id: ServerId,
+    pub rhythm: Rhythm,
+    pub dispatcher: mpsc::Sender<dispatch::Event>,
+    pub acceptors: Vec<mpsc::Sender<Delivered>>,
+    pub reads: crate::reads::Reads,
+    /// Something ended: jobs may be over.
+    pub upkeep: Notify,
+    /// Checkouts may have been revoked elsewhere, or workstations drained.
+    pub look_at_sessions: Notify,
+    pub refused_results: AtomicI64,
+    pub stopping: CancellationToken,
+    /// Tasks of connections; awaited at the end.
+    pub tasks: TaskTracker,
+    job_types: RwLock<Arc<HashMap<String, Arc<JobType>>>>,
+    sessions: Mutex<HashMap<WorkstationId, Arc<Session>>>,
+    held: Mutex<HashMap<CheckoutId, Arc<Held>>>,
+}
+
+/// What a farm is built from.
+pub struct Parts {
+    pub pool: Pool,
+    pub server_id: ServerId,
+    pub rhythm: Rhythm,
+    pub dispatcher: mpsc::Sender<dispatch::Event>,
+    pub acceptors: Vec<mpsc::Sender<Delivered>>,
+    pub reads: crate::reads::Reads,
+    pub stopping: CancellationToken,
+}
+
+impl Farm {
+    pub fn new(parts: Parts) -> Arc<Farm> {
+        Arc::new(Farm {
+            pool: parts.pool,
+            server_id: parts.server_id,
+            rhythm: parts.rhythm,
+            dispatcher: parts.dispatcher,
+            acceptors: parts.acceptors,
+            reads: parts.reads,
+            upkeep: Notify::new(),
+            look_at_sessions: Notify::new(),
+            refused_results: AtomicI64::new(0),
+            stopping: parts.stopping,
+            tasks: TaskTracker::new(),
+            job_types: RwLock::default(),
+            sessions: Mutex::default(),
+            held: Mutex::default(),
+        })
+    }
+
+    pub fn job_type(&self, name: &str) -> Option<Arc<JobType>> {
+        self.job_types.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// Reads the job types again.
+    pub async fn reload_job_types(&self) -> anyhow::Result<()> {
+        let client = self.pool.get().await?;
+        let types = pcfarm_sql::job_types::job_types(&client).await?;
+        let types = types.into_iter().map(|t| (t.name.clone(), Arc::new(t))).collect();
+        *self.job_types.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(types);
+        Ok(())
+    }
+
+    fn lock_sessions(&self) -> std::sync::MutexGuard<'_, HashMap<WorkstationId, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn sessions(&self) -> Vec<Arc<Session>> {
+        self.lock_sessions().values().cloned().collect()
+    }
+
+    pub fn session(&self, workstation: WorkstationId) -> Option<Arc<Session>> {
+        self.lock_sessions().get(&workstation).cloned()
+    }
+
+    /// Registers a connection. Returns the one that it takes over from, if that was here.
+    pub fn join(&self, session: &Arc<Session>) -> Option<Arc<Session>> {
+        self.lock_sessions().insert(session.workstation_id, session.clone())
+    }
+
+    /// Takes a connection out, unless a newer one has its place already.
+    pub fn leave(&self, session: &Arc<Session>) {
+        let mut sessions = self.lock_sessions();
+        if sessions.get(&session.workstation_id).is_some_and(|s| s.number == session.number) {
+            sessions.remove(&session.workstation_id);
+        }
+        drop(sessions);
+        let ids = session.held();
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in ids {
+            held.remove(&id);
+        }
+    }
+
+    pub fn remember(&self, checkout: CheckoutId, held: Held) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(checkout, Arc::new(held));
+    }
+
+    pub fn recall(&self, checkout: CheckoutId) -> Option<Arc<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).get(&checkout).cloned()
+    }
+
+    pub fn forget(&self, checkout: CheckoutId) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&checkout);
+    }
+
+    /// Who accepts this workstation's results: always the same one, so that its deliveries stay in order.
+    pub fn acceptor(&self, workstation: WorkstationId) -> &mpsc::Sender<Delivered> {
+        let n = workstation.0.unsigned_abs() as usize % self.acceptors.len();
+        &self.acceptors[n]
+    }
+}

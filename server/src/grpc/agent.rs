@@ -1,0 +1,270 @@
+//! The agents' service: turns a stream of messages into events for the dispatcher and the acceptors.
+
+use crate::deliver::Delivered;
+use crate::dispatch::Event;
+use crate::farm::Farm;
+use crate::grpc::status_code;
+use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
+use pcfarm_proto::ids::CheckoutId;
+use pcfarm_proto::v1::agent_message::Message;
+use pcfarm_proto::v1::{self, WorkstationState, server_message};
+use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT};
+use pcfarm_sql::checkout::{self, Closing};
+use pcfarm_sql::presence::{self, Connection, Introduction};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{Instrument, info, info_span, warn};
+
+/// An agent introduces itself at once, or is a stranger.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Longest text in a Hello; it is shown to people.
+const TEXT_LIMIT: usize = 255;
+
+/// Controllers that one agent may offer.
+const CONTROLLERS_LIMIT: usize = 1000;
+
+pub struct AgentApi {
+    farm: Arc<Farm>,
+}
+
+impl AgentApi {
+    pub fn new(farm: Arc<Farm>) -> AgentApi {
+        AgentApi { farm }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::agent_service_server::AgentService for AgentApi {
+    type WorkStream = ReceiverStream<Result<v1::ServerMessage, Status>>;
+
+    async fn work(&self, request: Request<Streaming<v1::AgentMessage>>) -> Result<Response<Self::WorkStream>, Status> {
+        let mut incoming = request.into_inner();
+        let hello = match tokio::time::timeout(HELLO_DEADLINE, incoming.message()).await {
+            Ok(Ok(Some(v1::AgentMessage { message: Some(Message::Hello(hello)) }))) => hello,
+            Ok(Ok(_)) => return Err(Status::invalid_argument("the first message must be Hello")),
+            Ok(Err(status)) => return Err(status),
+            Err(_) => return Err(Status::deadline_exceeded("no Hello came")),
+        };
+        let who = introduction(&hello)?;
+        let (out, messages) = mpsc::channel(OUTGOING_LIMIT);
+        let farm = self.farm.clone();
+        let span = info_span!("session", hostname = who.hostname);
+        // A cancelled call must not leave registering half done on a pooled connection: it runs in a task of its own.
+        let task = async move {
+            match register(&farm, &hello, &who, &out).await {
+                Ok(session) => converse(&farm, &session, incoming).await,
+                Err(status) => drop(out.send(Err(status)).await),
+            }
+        };
+        self.farm.tasks.spawn(task.instrument(span));
+        Ok(Response::new(ReceiverStream::new(messages)))
+    }
+}
+
+fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
+    if hello.protocol_version != PROTOCOL_VERSION {
+        return Err(Status::failed_precondition(format!(
+            "this server speaks version {PROTOCOL_VERSION} of the agents' protocol, the agent version {}",
+            hello.protocol_version
+        )));
+    }
+    let uuid = |name: &str, text: &str| {
+        text.parse().map_err(|_| Status::invalid_argument(format!("{name} is not a UUID: {text:?}")))
+    };
+    if hello.controllers.len() > CONTROLLERS_LIMIT || hello.controllers.iter().any(|c| c.len() > TEXT_LIMIT) {
+        return Err(Status::invalid_argument("too many controllers, or too long a name"));
+    }
+    Ok(Introduction {
+        identity: uuid("identity", &hello.identity)?,
+        instance: uuid("instance", &hello.instance)?,
+        hostname: shown(&hello.hostname),
+        cores: i32::try_from(hello.cores.clamp(1, 65_536)).expect("clamped"),
+        memory_bytes: i64::try_from(hello.memory_bytes).unwrap_or(i64::MAX),
+        system: shown(&hello.system),
+        agent_version: shown(&hello.agent_version),
+        controllers: hello.controllers.iter().map(|c| shown(c)).collect(),
+        state: stored_state(hello.state()),
+    })
+}
+
+/// Text that PostgreSQL can hold and that fits a page.
+fn shown(text: &str) -> String {
+    text.replace('\0', "").chars().take(TEXT_LIMIT).collect()
+}
+
+fn stored_state(state: WorkstationState) -> &'static str {
+    match state {
+        WorkstationState::Suspended => "suspended",
+        WorkstationState::Draining => "draining",
+        WorkstationState::Unspecified
+        | WorkstationState::Waiting
+        | WorkstationState::Processing
+        | WorkstationState::Dead => "waiting",
+    }
+}
+
+/// Registers the workstation, settles what it held, welcomes it.
+async fn register(
+    farm: &Arc<Farm>,
+    hello: &v1::Hello,
+    who: &Introduction,
+    out: &Outgoing,
+) -> Result<Arc<Session>, Status> {
+    let client = farm.pool.get().await.map_err(|error| status_code::of_pool(&error))?;
+    let connection =
+        presence::connect(&client, who, farm.server_id).await.map_err(|error| status_code::of_database(&error))?;
+    let revoked =
+        settle(farm, &client, hello, &connection).await.map_err(|error| status_code::of_database(&error))?;
+    let session = Arc::new(Session::new(&connection, hello, out.clone(), farm.stopping.child_token()));
+    let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
+    hello.held.iter().filter(|h| !gone.contains(&h.checkout_id)).for_each(|h| session.brought(CheckoutId(h.checkout_id)));
+    if let Some(before) = farm.join(&session) {
+        before.end(if connection.same_instance {
+            Status::unavailable("the workstation has connected again")
+        } else {
+            Status::already_exists("another agent has connected with this workstation's identity")
+        });
+    }
+    info!(workstation_id = %connection.workstation_id, session = connection.session, cores = who.cores,
+        held = hello.held.len(), revoked = revoked.len(), was_dead = connection.was_dead, "workstation connected");
+    let welcome = v1::Welcome {
+        workstation_id: connection.workstation_id.0,
+        lease: prost_types::Duration::try_from(farm.rhythm.lease).ok(),
+        heartbeat: prost_types::Duration::try_from(farm.rhythm.heartbeat).ok(),
+        revoked,
+        solution_bytes_limit: SOLUTION_BYTES_LIMIT as u64,
+        message_bytes_limit: MESSAGE_BYTES_LIMIT as u64,
+        server_version: env!("CARGO_PKG_VERSION").to_owned(),
+        draining: connection.drain,
+    };
+    let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
+    drop(out.try_send(Ok(message)));
+    Ok(session)
+}
+
+/// What the database holds for this workstation and the agent does not comes back; what the agent holds and the
+/// database does not is gone, and the agent is told.
+async fn settle(
+    farm: &Farm,
+    client: &deadpool_postgres::Object,
+    hello: &v1::Hello,
+    connection: &Connection,
+) -> Result<Vec<v1::Revocation>, tokio_postgres::Error> {
+    let live: HashMap<CheckoutId, i64> =
+        presence::live_checkouts(client, connection.workstation_id).await?.into_iter().collect();
+    let held: HashMap<CheckoutId, i64> =
+        hello.held.iter().map(|h| (CheckoutId(h.checkout_id), h.token.cast_signed())).collect();
+    let missing: Vec<CheckoutId> =
+        live.iter().filter(|(id, token)| held.get(id) != Some(token)).map(|(id, _)| *id).collect();
+    if !missing.is_empty() {
+        let (how, why) = if connection.same_instance {
+            (Closing::Unreceived, "never received by its workstation".to_owned())
+        } else {
+            (Closing::Lost, format!("lost when the agent on workstation {} stopped", connection.workstation_id))
+        };
+        for closed in checkout::close(&**client, &missing, how, &why).await? {
+            warn!(checkout_id = %closed.checkout_id, requeued = closed.requeued, failed = closed.failed, why,
+                "checkout taken back");
+            farm.forget(closed.checkout_id);
+        }
+    }
+    Ok(held
+        .iter()
+        .filter(|(id, token)| live.get(id) != Some(token))
+        .map(|(id, _)| v1::Revocation {
+            checkout_id: id.0,
+            reason: "it is not this workstation's any more".to_owned(),
+        })
+        .collect())
+}
+
+/// Reads the agent's messages until the connection ends.
+async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Streaming<v1::AgentMessage>) {
+    let status = loop {
+        let message = tokio::select! {
+            () = session.ended.cancelled() => break Status::unavailable("the server ended the connection"),
+            // The agent has stopped reading: its half of the connection is gone.
+            () = session.out.closed() => break Status::cancelled("the agent is gone"),
+            message = incoming.message() => message,
+        };
+        match message {
+            Ok(Some(v1::AgentMessage { message: Some(message) })) => {
+                if session.heard() {
+                    heard_again(farm, session).await;
+                }
+                if let Err(status) = handle(farm, session, message).await {
+                    session.end(status.clone());
+                    break status;
+                }
+            }
+            Ok(Some(v1::AgentMessage { message: None })) => {
+                let status = Status::invalid_argument("an empty message");
+                session.end(status.clone());
+                break status;
+            }
+            Ok(None) => break Status::ok("the agent has ended the connection"),
+            Err(status) => break status,
+        }
+    };
+    if farm.stopping.is_cancelled() {
+        drop(session.out.try_send(Err(Status::unavailable("this server is stopping: connect to another"))));
+    }
+    session.ended.cancel();
+    farm.leave(session);
+    info!(workstation_id = %session.workstation_id, session = session.number, reason = status.message(), "connection ended");
+    if let Ok(client) = farm.pool.get().await {
+        let silent = [(session.workstation_id, session.number, session.silence().as_secs_f64())];
+        if let Err(error) = presence::mark_silent(&client, &silent).await {
+            // The server's pulse will be the last word, or the next connection.
+            warn!(error = %error, workstation_id = %session.workstation_id, "the end of a connection was not recorded");
+        }
+    }
+}
+
+async fn heard_again(farm: &Farm, session: &Session) {
+    let Ok(client) = farm.pool.get().await else { return };
+    if let Err(error) = presence::mark_heard(&client, &[(session.workstation_id, session.number)]).await {
+        warn!(%error, "a word after silence was not recorded");
+    }
+}
+
+async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> Result<(), Status> {
+    match message {
+        Message::Hello(_) => return Err(Status::invalid_argument("Hello is the first message, and comes once")),
+        Message::Credit(credit) => {
+            session.add_credit(credit.checkouts);
+            drop(farm.dispatcher.send(Event::Credit(session.clone())).await);
+        }
+        Message::Delivery(delivery) => {
+            let delivered = Delivered { session: session.clone(), delivery, from_agent: true };
+            let acceptor = farm.acceptor(session.workstation_id);
+            acceptor.send(delivered).await.map_err(|_| Status::unavailable("this server is stopping"))?;
+        }
+        Message::Heartbeat(heartbeat) => {
+            session.report(heartbeat.held.iter().map(|h| CheckoutId(h.checkout_id)).collect());
+        }
+        Message::StateChange(change) => change_state(farm, session, &change).await?,
+    }
+    Ok(())
+}
+
+async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::StateChange) -> Result<(), Status> {
+    let state = stored_state(change.state());
+    session.set_suspended(state == "suspended");
+    if state == "draining" {
+        session.set_leaving();
+    }
+    let client = farm.pool.get().await.map_err(|error| status_code::of_pool(&error))?;
+    presence::change_state(&client, session.workstation_id, session.number, state, &shown(&change.reason))
+        .await
+        .map_err(|error| status_code::of_database(&error))?;
+    if state == "waiting" {
+        drop(farm.dispatcher.send(Event::Credit(session.clone())).await);
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The listening socket: every limit is set here, since tonic's defaults leave most of them open.
+
+use crate::farm::Farm;
+use crate::grpc::agent::AgentApi;
+use crate::grpc::farm::FarmApi;
+use crate::grpc::jobs::JobsApi;
+use crate::grpc::workstations::WorkstationsApi;
+use anyhow::Context;
+use pcfarm_proto::v1::agent_service_server::AgentServiceServer;
+use pcfarm_proto::v1::farm_service_server::FarmServiceServer;
+use pcfarm_proto::v1::job_service_server::JobServiceServer;
+use pcfarm_proto::v1::workstation_service_server::WorkstationServiceServer;
+use pcfarm_proto::{DESCRIPTORS, MESSAGE_BYTES_LIMIT};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+/// Serves until the farm stops, then lets calls end.
+pub async fn serve(farm: Arc<Farm>, listener: TcpListener, warnings: Vec<String>) -> anyhow::Result<()> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<AgentServiceServer<AgentApi>>().await;
+    health.set_serving::<JobServiceServer<JobsApi>>().await;
+    health.set_serving::<WorkstationServiceServer<WorkstationsApi>>().await;
+    health.set_serving::<FarmServiceServer<FarmApi>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .context("building the reflection service")?;
+    let pool = farm.pool.clone();
+    Server::builder()
+        .max_concurrent_streams(32)
+        .http2_max_pending_accept_reset_streams(Some(20))
+        .http2_max_local_error_reset_streams(Some(256))
+        .http2_max_header_list_size(16 << 10)
+        .http2_keepalive_interval(Some(Duration::from_secs(20)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(limit(AgentServiceServer::new(AgentApi::new(farm.clone()))))
+        .add_service(
+            JobServiceServer::new(JobsApi::new(pool.clone()))
+                .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
+                .max_encoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
+        .add_service(
+            WorkstationServiceServer::new(WorkstationsApi::new(pool.clone()))
+                .max_decoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
+        .add_service(
+            FarmServiceServer::new(FarmApi::new(pool, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            farm.stopping.clone().cancelled_owned(),
+        )
+        .await
+        .context("serving")
+}
+
+fn limit(service: AgentServiceServer<AgentApi>) -> AgentServiceServer<AgentApi> {
+    service.max_decoding_message_size(MESSAGE_BYTES_LIMIT).max_encoding_message_size(MESSAGE_BYTES_LIMIT)
+}

@@ -1,0 +1,179 @@
+//! Start, run, drain: a server's life from settings to exit.
+
+use crate::farm::{Farm, Parts};
+use crate::reads::Reads;
+use crate::settings::{Database, Settings};
+use crate::{deliver, dispatch, grpc, upkeep, watch};
+use anyhow::Context;
+use pcfarm_sql::cluster::{Cluster, ClusterOptions};
+use pcfarm_sql::settings::DatabaseSettings;
+use pcfarm_sql::{connect, migrate, pool, presence};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_postgres::Config;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+/// The embedded cluster's database.
+const EMBEDDED_DATABASE: &str = "pcfarm";
+
+/// How long connections and tasks may take to end.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long to wait for a database that is not up yet.
+const DATABASE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Two: one gathers while the other commits, and a workstation's deliveries stay in order.
+const ACCEPTORS: usize = 2;
+
+/// Runs until SIGTERM or SIGINT.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    let stopping = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate()).context("watching for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("watching for SIGINT")?;
+    let mut tasks = JoinSet::new();
+    let stop = stopping.clone();
+    // Ends with the process; a second signal ends it at once.
+    tasks.spawn(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        info!("stopping");
+        stop.cancel();
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        warn!("stopping at once");
+        std::process::exit(130);
+    });
+    let (cluster, config, passwords) = database(&settings).await?;
+    let outcome = serve(&settings, config, passwords, stopping).await;
+    if let Some(cluster) = cluster {
+        cluster.stop().await.context("stopping the embedded database")?;
+    }
+    outcome
+}
+
+type Located = (Option<Cluster>, Config, crate::reads::Passwords);
+
+async fn database(settings: &Settings) -> anyhow::Result<Located> {
+    match &settings.database {
+        Database::Embedded(directory) => {
+            let cluster = Cluster::start(ClusterOptions::new(directory))
+                .await
+                .with_context(|| format!("starting the embedded database in {}", directory.display()))?;
+            cluster.create_database_if_missing(EMBEDDED_DATABASE).await?;
+            let mut config = cluster.config();
+            config.dbname(EMBEDDED_DATABASE);
+            info!(directory = %directory.display(), socket = %cluster.socket_directory().display(),
+                adopted = cluster.was_adopted(), "embedded database runs");
+            Ok((Some(cluster), config, Box::new(|_| None)))
+        }
+        Database::Url(url) => {
+            let located = DatabaseSettings::resolve(url.as_deref()).context("finding the database")?;
+            for warning in &located.warnings {
+                warn!("{warning}");
+            }
+            info!(database = %located, "database");
+            let config = located.config.clone();
+            Ok((None, config, Box::new(move |role| located.password_for(role))))
+        }
+    }
+}
+
+async fn serve(
+    settings: &Settings,
+    config: Config,
+    passwords: crate::reads::Passwords,
+    stopping: CancellationToken,
+) -> anyhow::Result<()> {
+    let warnings = prepare_database(&config, &stopping).await?;
+    let listener =
+        TcpListener::bind(settings.listen).await.with_context(|| format!("listening on {}", settings.listen))?;
+    let address = listener.local_addr().context("asking for the port")?;
+    let pool = pool::pool(config.clone(), settings.pool_size, "pcfarm-server");
+    let client = pool.get().await.context("connecting to the database")?;
+    let version = env!("CARGO_PKG_VERSION");
+    let server_id = presence::start_server(&client, &settings.name, &address.to_string(), version).await?;
+    drop(client);
+    let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
+    let (acceptors, inboxes): (Vec<_>, Vec<_>) = (0..ACCEPTORS).map(|_| mpsc::channel(deliver::INBOX_LIMIT)).unzip();
+    let farm = Farm::new(Parts {
+        pool,
+        server_id,
+        rhythm: settings.rhythm.clone(),
+        dispatcher,
+        acceptors,
+        reads: Reads::new(config.clone(), passwords),
+        stopping: stopping.clone(),
+    });
+    farm.reload_job_types().await.context("reading the job types")?;
+    info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
+        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, "serving");
+
+    let mut parts = JoinSet::new();
+    parts.spawn(dispatch::run(farm.clone(), events));
+    for inbox in inboxes {
+        parts.spawn(deliver::run(farm.clone(), inbox));
+    }
+    parts.spawn(watch::pulse(farm.clone()));
+    parts.spawn(watch::sessions(farm.clone()));
+    parts.spawn(watch::listen(farm.clone(), config));
+    parts.spawn(upkeep::sweep(farm.clone()));
+    if settings.recycler {
+        parts.spawn(upkeep::recycle(farm.clone()));
+    }
+    let mut serving = JoinSet::new();
+    serving.spawn(grpc::serve::serve(farm.clone(), listener, warnings));
+    // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
+    let outcome = tokio::select! {
+        () = stopping.cancelled() => Ok(()),
+        Some(ended) = parts.join_next() => {
+            error!(?ended, "a part of the server ended: stopping");
+            Err(anyhow::anyhow!("a part of the server ended: {ended:?}"))
+        }
+        Some(served) = serving.join_next() => served.context("serving").and_then(|served| served),
+    };
+    stopping.cancel();
+    stop(&farm, parts, serving).await;
+    outcome
+}
+
+async fn stop(farm: &Arc<Farm>, mut parts: JoinSet<()>, mut serving: JoinSet<anyhow::Result<()>>) {
+    farm.tasks.close();
+    let ended = async {
+        farm.tasks.wait().await;
+        while parts.join_next().await.is_some() {}
+        while serving.join_next().await.is_some() {}
+    };
+    if tokio::time::timeout(STOP_DEADLINE, ended).await.is_err() {
+        warn!("not everything ended in time: stopping all the same");
+    }
+    if let Ok(client) = farm.pool.get().await {
+        drop(presence::stop_server(&client, farm.server_id).await);
+    }
+    farm.pool.close();
+}
+
+/// Waits for the database, checks that it keeps what it commits, brings its schema up to date.
+async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<Vec<String>> {
+    let config = pool::session_config(config.clone(), "pcfarm-server");
+    let started = tokio::time::Instant::now();
+    let (mut client, _connection) = loop {
+        match connect::connect(&config).await {
+            Ok(connected) => break connected,
+            Err(error) if started.elapsed() < DATABASE_DEADLINE && !stopping.is_cancelled() => {
+                warn!(error = format!("{:#}", anyhow::Error::from(error)), "the database does not answer: trying again");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            Err(error) => return Err(error).context("connecting to the database"),
+        }
+    };
+    let facts = pool::check_server(&client).await.context("checking the database server")?;
+    for warning in &facts.warnings {
+        warn!("{warning}");
+    }
+    let ran = migrate::migrate(&mut client).await.context("bringing the schema up to date")?;
+    info!(version = facts.version, migrations = ran, "database is ready");
+    Ok(facts.warnings)
+}

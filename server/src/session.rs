@@ -1,0 +1,211 @@
+//! One agent's connection, as the rest of the server sees it: what it may be given, what it has been sent, when it
+//! was last heard. Never touches the database or the wire itself.
+
+use crate::dispatch::size::{self, Speed};
+use pcfarm_proto::ids::{CheckoutId, WorkstationId};
+use pcfarm_proto::v1;
+use pcfarm_sql::presence::Connection;
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+/// Most checkouts that an agent may ask for at once.
+const CREDIT_LIMIT: u32 = 32;
+
+/// Messages that wait to be written to one agent. Checkouts are bounded by credit; this bounds everything.
+pub const OUTGOING_LIMIT: usize = 256;
+
+pub type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
+
+/// An agent's connection.
+#[derive(Debug)]
+pub struct Session {
+    pub workstation_id: WorkstationId,
+    pub number: i64,
+    pub cores: u32,
+    pub controllers: HashSet<String>,
+    pub out: Outgoing,
+    /// Ends the connection.
+    pub ended: CancellationToken,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    credit: u32,
+    suspended: bool,
+    /// The agent is about to stop.
+    leaving: bool,
+    /// An administrator wants it to stop.
+    drained: bool,
+    heard: Instant,
+    /// Marked in the database as not heard.
+    silent: bool,
+    sequence: u64,
+    /// Checkouts given to this session, and when the last byte was handed to the connection.
+    sent: HashMap<CheckoutId, Option<Instant>>,
+    /// What the agent's last heartbeat said it holds, and when.
+    reported: Option<(Instant, HashSet<CheckoutId>)>,
+    speeds: HashMap<String, Speed>,
+}
+
+impl Session {
+    pub fn new(connection: &Connection, hello: &v1::Hello, out: Outgoing, ended: CancellationToken) -> Session {
+        Session {
+            workstation_id: connection.workstation_id,
+            number: connection.session,
+            cores: hello.cores.max(1),
+            controllers: hello.controllers.iter().cloned().collect(),
+            out,
+            ended,
+            state: Mutex::new(State {
+                credit: 0,
+                suspended: hello.state() == v1::WorkstationState::Suspended,
+                leaving: hello.state() == v1::WorkstationState::Draining,
+                drained: connection.drain,
+                heard: Instant::now(),
+                silent: false,
+                sequence: 0,
+                sent: HashMap::new(),
+                reported: None,
+                speeds: HashMap::new(),
+            }),
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds a session's state")
+    }
+
+    /// A word from the agent. True if it had been marked silent.
+    pub fn heard(&self) -> bool {
+        let mut state = self.state();
+        state.heard = Instant::now();
+        std::mem::take(&mut state.silent)
+    }
+
+    /// Seconds since the last word, once, if that is longer than `limit`.
+    pub fn newly_silent(&self, limit: Duration) -> Option<f64> {
+        let mut state = self.state();
+        let age = state.heard.elapsed();
+        if age < limit || state.silent {
+            return None;
+        }
+        state.silent = true;
+        Some(age.as_secs_f64())
+    }
+
+    pub fn silence(&self) -> Duration {
+        self.state().heard.elapsed()
+    }
+
+    /// The server itself was standing still: nobody was silent.
+    pub fn excuse_silence(&self) {
+        self.state().heard = Instant::now();
+    }
+
+    pub fn add_credit(&self, checkouts: u32) {
+        let mut state = self.state();
+        state.credit = state.credit.saturating_add(checkouts).min(CREDIT_LIMIT);
+    }
+
+    /// May it be handed something now?
+    pub fn wants_work(&self) -> bool {
+        let state = self.state();
+        state.credit > 0 && !state.suspended && !state.leaving && !state.drained && !self.ended.is_cancelled()
+    }
+
+    pub fn spend_credit(&self) {
+        let mut state = self.state();
+        state.credit = state.credit.saturating_sub(1);
+    }
+
+    pub fn set_suspended(&self, suspended: bool) {
+        self.state().suspended = suspended;
+    }
+
+    pub fn set_leaving(&self) {
+        self.state().leaving = true;
+    }
+
+    /// True if that is a change.
+    pub fn set_drained(&self, drained: bool) -> bool {
+        std::mem::replace(&mut self.state().drained, drained) != drained
+    }
+
+    /// Checkouts in its hands or on their way.
+    pub fn holds(&self) -> usize {
+        self.state().sent.len()
+    }
+
+    pub fn held(&self) -> Vec<CheckoutId> {
+        self.state().sent.keys().copied().collect()
+    }
+
+    /// A checkout is on its way; `None` until its last part is written.
+    pub fn sending(&self, checkout: CheckoutId) {
+        self.state().sent.insert(checkout, None);
+    }
+
+    pub fn sent(&self, checkout: CheckoutId) {
+        if let Some(at) = self.state().sent.get_mut(&checkout) {
+            *at = Some(Instant::now());
+        }
+    }
+
+    /// A checkout that it held when it connected.
+    pub fn brought(&self, checkout: CheckoutId) {
+        self.state().sent.insert(checkout, Some(Instant::now()));
+    }
+
+    pub fn forget(&self, checkout: CheckoutId) {
+        self.state().sent.remove(&checkout);
+    }
+
+    pub fn next_sequence(&self) -> u64 {
+        let mut state = self.state();
+        state.sequence += 1;
+        state.sequence
+    }
+
+    pub fn report(&self, held: HashSet<CheckoutId>) {
+        self.state().reported = Some((Instant::now(), held));
+    }
+
+    /// Did a live checkout of this workstation never arrive? Only a heartbeat that came well after it was sent, and
+    /// does not name it, says so. A checkout that this session knows nothing of came from another server.
+    pub fn never_received(&self, checkout: CheckoutId, grace: Duration) -> bool {
+        let state = self.state();
+        let Some((reported_at, held)) = &state.reported else { return false };
+        if held.contains(&checkout) {
+            return false;
+        }
+        match state.sent.get(&checkout) {
+            Some(Some(sent_at)) => *reported_at > *sent_at + grace,
+            Some(None) => false,
+            None => true,
+        }
+    }
+
+    pub fn speed(&self, job_type: &str) -> Option<Speed> {
+        self.state().speeds.get(job_type).copied()
+    }
+
+    pub fn measured(&self, job_type: &str, problems: usize, busy: Duration) {
+        let mut state = self.state();
+        let before = state.speeds.get(job_type).copied();
+        if let Some(speed) = size::updated(before, problems, busy, self.cores) {
+            state.speeds.insert(job_type.to_owned(), speed);
+        }
+    }
+
+    /// Ends the connection with a reason for the agent.
+    pub fn end(&self, status: Status) {
+        // A full queue means that the agent does not read: it will notice the end by itself.
+        drop(self.out.try_send(Err(status)));
+        self.ended.cancel();
+    }
+}

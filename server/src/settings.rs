@@ -1,0 +1,232 @@
+//! What the server is told: flags over `PCFARM_*` variables over a TOML file over defaults. Filled once, checked whole.
+
+use crate::farm::Rhythm;
+use clap::Parser;
+use clap::error::ErrorKind;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Loopback, since anybody who reaches the port may do anything until there are users.
+const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
+
+/// Two beats may be lost and a third be late before a lease of 20 s is over.
+const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Long enough that handing out costs nothing, short enough that little is lost with a workstation.
+const DEFAULT_CHECKOUT: Duration = Duration::from_secs(15);
+
+/// A dispatcher, two acceptors, watching, upkeep and a few people; far below PostgreSQL's default of 100.
+const DEFAULT_POOL_SIZE: usize = 16;
+
+/// Where `--embedded` keeps its cluster when it is not told and runs as root.
+const ROOT_EMBEDDED: &str = "/var/lib/pcfarm";
+
+#[derive(Debug, Parser)]
+#[command(name = "pcfarm-server", version, about = "PC Farm's server: hands out convoys of problems, accepts results")]
+struct Arguments {
+    /// A TOML file with these settings; names are those of the flags, with underscores
+    #[arg(long, env = "PCFARM_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The database [default: PCFARM_DATABASE_URL, DATABASE_URL or libpq's PG* variables]
+    #[arg(long, value_name = "URL", conflicts_with = "embedded")]
+    database_url: Option<String>,
+    /// Run a private PostgreSQL in this directory, with the programs found on this machine
+    #[arg(long, env = "PCFARM_EMBEDDED", value_name = "DIR", num_args = 0..=1, default_missing_value = "")]
+    embedded: Option<String>,
+    /// Address and port to listen on [default: 127.0.0.1:7070]
+    #[arg(long, env = "PCFARM_LISTEN", value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Listen on an address that others can reach, without users or encryption
+    #[arg(long, env = "PCFARM_INSECURE")]
+    insecure: bool,
+    /// How long a workstation may be silent before it is dead [default: 20s]
+    #[arg(long, env = "PCFARM_LEASE", value_name = "DURATION", value_parser = duration)]
+    lease: Option<Duration>,
+    /// How often agents say that they live [default: 5s]
+    #[arg(long, env = "PCFARM_HEARTBEAT", value_name = "DURATION", value_parser = duration)]
+    heartbeat: Option<Duration>,
+    /// How much work one checkout should be [default: 15s]
+    #[arg(long, env = "PCFARM_CHECKOUT_SECONDS", value_name = "DURATION", value_parser = duration)]
+    checkout_seconds: Option<Duration>,
+    /// Connections to the database [default: 16]
+    #[arg(long, env = "PCFARM_POOL_SIZE", value_name = "N")]
+    pool_size: Option<usize>,
+    /// This server's name, for people [default: the host's name]
+    #[arg(long, env = "PCFARM_NAME", value_name = "NAME")]
+    name: Option<String>,
+    /// Leave recycling to pcfarm-recycler or to other servers
+    #[arg(long, env = "PCFARM_NO_RECYCLER")]
+    no_recycler: bool,
+}
+
+/// The file's form of the same.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    database_url: Option<String>,
+    embedded: Option<String>,
+    listen: Option<SocketAddr>,
+    insecure: Option<bool>,
+    lease: Option<String>,
+    heartbeat: Option<String>,
+    checkout_seconds: Option<String>,
+    pool_size: Option<usize>,
+    name: Option<String>,
+    no_recycler: Option<bool>,
+}
+
+/// Which database.
+#[derive(Clone, Debug)]
+pub enum Database {
+    /// A URL, or nothing: the environment says.
+    Url(Option<String>),
+    /// A private cluster.
+    Embedded(PathBuf),
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub database: Database,
+    pub listen: SocketAddr,
+    pub rhythm: Rhythm,
+    pub pool_size: usize,
+    pub name: String,
+    pub recycler: bool,
+}
+
+/// Settings that make no sense, or a call for help: printed, with its exit code.
+#[derive(Debug)]
+pub struct WrongUsage(clap::Error);
+
+impl WrongUsage {
+    pub fn report(&self) -> ExitCode {
+        drop(self.0.print());
+        ExitCode::from(u8::try_from(self.0.exit_code()).unwrap_or(2))
+    }
+}
+
+impl Settings {
+    pub fn read() -> Result<Settings, WrongUsage> {
+        let arguments = Arguments::try_parse().map_err(WrongUsage)?;
+        let file = match &arguments.config {
+            Some(path) => read_file(path).map_err(wrong)?,
+            None => File::default(),
+        };
+        check(arguments, file).map_err(wrong)
+    }
+}
+
+fn wrong(message: String) -> WrongUsage {
+    WrongUsage(clap::Error::raw(ErrorKind::ValueValidation, message + "\n"))
+}
+
+fn read_file(path: &PathBuf) -> Result<File, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// `15s`, `2m`, or a number of seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| s.is_finite() && *s >= 0.0).map(Duration::from_secs_f64);
+    let duration = match seconds {
+        Some(seconds) => seconds,
+        None => humantime::parse_duration(text).map_err(|error| format!("{error}; write 15s, 2m or a number of seconds"))?,
+    };
+    if duration.is_zero() { Err("it must be longer than nothing".to_owned()) } else { Ok(duration) }
+}
+
+fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
+    let in_file = |name: &str, text: Option<String>| {
+        text.map(|text| duration(&text)).transpose().map_err(|error| format!("{name}: {error}"))
+    };
+    let lease = arguments.lease.or(in_file("lease", file.lease)?).unwrap_or(pcfarm_recycler::DEFAULT_LEASE);
+    let heartbeat = arguments.heartbeat.or(in_file("heartbeat", file.heartbeat)?).unwrap_or(DEFAULT_HEARTBEAT.min(lease / 4));
+    let checkout = arguments
+        .checkout_seconds
+        .or(in_file("checkout_seconds", file.checkout_seconds)?)
+        .unwrap_or(DEFAULT_CHECKOUT);
+    if heartbeat * 2 > lease {
+        return Err(format!(
+            "a heartbeat of {} leaves no beat to lose in a lease of {}: let it be a quarter of the lease",
+            humantime::format_duration(heartbeat),
+            humantime::format_duration(lease)
+        ));
+    }
+    let listen = match arguments.listen.or(file.listen) {
+        Some(listen) => listen,
+        None => DEFAULT_LISTEN.parse().expect("a constant"),
+    };
+    if !listen.ip().is_loopback() && !(arguments.insecure || file.insecure.unwrap_or(false)) {
+        return Err(format!(
+            "{listen} can be reached by others, and this version has no users: anybody could do anything. Listen on \
+             127.0.0.1, or say --insecure on a network that you trust"
+        ));
+    }
+    let embedded = arguments.embedded.or(if arguments.database_url.is_some() { None } else { file.embedded });
+    let database = match embedded {
+        Some(directory) => Database::Embedded(embedded_directory(&directory)?),
+        None => Database::Url(arguments.database_url.or(file.database_url)),
+    };
+    Ok(Settings {
+        database,
+        listen,
+        rhythm: Rhythm { lease, heartbeat, checkout },
+        pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(6),
+        name: arguments.name.or(file.name).unwrap_or_else(host_name),
+        recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
+    })
+}
+
+fn embedded_directory(given: &str) -> Result<PathBuf, String> {
+    if !given.is_empty() {
+        return Ok(PathBuf::from(given));
+    }
+    let home = std::env::home_dir().ok_or("--embedded needs a directory: there is no home directory to put it in")?;
+    if home == std::path::Path::new("/root") {
+        return Ok(PathBuf::from(ROOT_EMBEDDED));
+    }
+    Ok(home.join(".local/share/pcfarm"))
+}
+
+fn host_name() -> String {
+    hostname::get().map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(flags: &[&str], file: &str) -> Result<Settings, String> {
+        let arguments = Arguments::try_parse_from([&["pcfarm-server"], flags].concat()).map_err(|e| e.to_string())?;
+        check(arguments, toml::from_str(file).map_err(|e| e.to_string())?)
+    }
+
+    #[test]
+    fn flags_go_before_the_file() {
+        let settings = read(&["--lease", "8"], "lease = \"1m\"\nheartbeat = \"2s\"").expect("sensible");
+        assert_eq!(settings.rhythm.lease, Duration::from_secs(8));
+        assert_eq!(settings.rhythm.heartbeat, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn a_short_lease_brings_its_own_heartbeat() {
+        let settings = read(&["--lease", "2s"], "").expect("sensible");
+        assert_eq!(settings.rhythm.heartbeat, Duration::from_millis(500));
+    }
+
+    #[test]
+    fn others_are_let_in_only_on_purpose() {
+        assert!(read(&["--listen", "0.0.0.0:7070"], "").expect_err("refused").contains("--insecure"));
+        assert!(read(&["--listen", "0.0.0.0:7070", "--insecure"], "").is_ok());
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        assert!(read(&["--lease", "2s", "--heartbeat", "2s"], "").expect_err("refused").contains("quarter"));
+        assert!(read(&[], "leese = \"1s\"").expect_err("refused").contains("leese"));
+        assert!(read(&["--lease", "0"], "").is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! What a server does now and then, each step repeatable: ends empty jobs, recycles, folds counts.
+
+use crate::farm::Farm;
+use anyhow::Context;
+use pcfarm_sql::upkeep;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{info, warn};
+
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Nudges come with every closed checkout; this often is enough.
+const SWEEP_PAUSE: Duration = Duration::from_millis(50);
+
+const FOLD: Duration = Duration::from_secs(10);
+
+/// Ends jobs that are empty, soon after a checkout closed and at least every second.
+pub async fn sweep(farm: Arc<Farm>) {
+    let mut tick = tokio::time::interval(SWEEP);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut folded = Instant::now();
+    loop {
+        tokio::select! {
+            () = farm.stopping.cancelled() => return,
+            _ = tick.tick() => {}
+            () = farm.upkeep.notified() => {}
+        }
+        if let Err(error) = end_jobs(&farm).await {
+            warn!(error = format!("{error:#}"), "ending jobs failed: trying again");
+        }
+        if folded.elapsed() > FOLD {
+            folded = Instant::now();
+            if let Err(error) = fold(&farm).await {
+                warn!(error = format!("{error:#}"), "folding counts failed: trying again");
+            }
+        }
+        tokio::time::sleep(SWEEP_PAUSE).await;
+    }
+}
+
+async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
+    let client = farm.pool.get().await.context("getting a connection")?;
+    upkeep::exhaust_lanes(&*client).await.context("marking exhausted lanes")?;
+    for job_id in upkeep::maybe_empty_jobs(&*client).await.context("looking for empty jobs")? {
+        if let Some(state) = upkeep::end_job_if_empty(&*client, job_id).await.context("ending a job")? {
+            info!(%job_id, state, "job ended");
+        }
+    }
+    Ok(())
+}
+
+async fn fold(farm: &Farm) -> anyhow::Result<()> {
+    let client = farm.pool.get().await.context("getting a connection")?;
+    upkeep::fold_progress(&*client).await.context("folding progress")
+}
+
+/// Recycles every second; of several servers one does it at a time. A task of its own, so that what blocks it blocks
+/// nothing else.
+pub async fn recycle(farm: Arc<Farm>) {
+    let mut tick = tokio::time::interval(SWEEP);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = farm.stopping.cancelled() => return,
+            _ = tick.tick() => {}
+        }
+        match pcfarm_recycler::recycle(&farm.pool, farm.rhythm.lease).await {
+            Ok(recycled) if recycled.revoked > 0 || recycled.dead > 0 => {
+                info!(dead = recycled.dead, revoked = recycled.revoked, requeued = recycled.requeued,
+                    failed = recycled.failed, skipped = recycled.skipped, "recycled");
+            }
+            Ok(_) => {}
+            Err(error) => warn!(error = format!("{:#}", anyhow::Error::from(error)), "recycling failed: trying again"),
+        }
+    }
+}

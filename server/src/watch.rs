@@ -1,0 +1,224 @@
+//! Watching over connections: the server's pulse, silent workstations, checkouts revoked elsewhere or never received.
+//!
+//! Liveness costs one row a server: a workstation's own row is written only when it falls silent or is heard again.
+
+use crate::dispatch;
+use crate::farm::Farm;
+use anyhow::Context;
+use pcfarm_proto::ids::{CheckoutId, WorkstationId};
+use pcfarm_proto::v1;
+use pcfarm_sql::checkout::{self, Closing};
+use pcfarm_sql::connect;
+use pcfarm_sql::presence;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::time::MissedTickBehavior;
+use tokio_postgres::{AsyncMessage, Config};
+use tonic::Status;
+use tracing::{info, warn};
+
+/// How often a server says that it lives.
+pub const PULSE: Duration = Duration::from_secs(1);
+
+/// A pause of this length means that the process stood still, or the database did: then nobody could have recorded a
+/// word.
+const STALL: Duration = Duration::from_secs(4);
+
+/// Looks at all sessions' rows, and at what never arrived, every so many pulses.
+const SLOW_ROUND: u32 = 5;
+
+/// Pulses until the server stops.
+pub async fn pulse(farm: Arc<Farm>) {
+    let mut tick = tokio::time::interval(PULSE);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last_tick = Instant::now();
+    let mut stalled = false;
+    loop {
+        tokio::select! {
+            () = farm.stopping.cancelled() => return,
+            _ = tick.tick() => {}
+        }
+        // The monotonic clock ran on while this process was stopped: what agents said is unread, not unsaid.
+        if last_tick.elapsed() > STALL {
+            warn!(seconds = last_tick.elapsed().as_secs(), "this server stood still: everybody gets a full lease");
+            farm.sessions().iter().for_each(|session| session.excuse_silence());
+            stalled = true;
+        }
+        last_tick = Instant::now();
+        match beat(&farm, stalled).await {
+            Ok(()) => stalled = false,
+            Err(error) => warn!(error = format!("{error:#}"), "the pulse was not written: trying again"),
+        }
+    }
+}
+
+async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
+    let client = farm.pool.get().await.context("getting a connection")?;
+    let refused = farm.refused_results.load(Ordering::Relaxed);
+    presence::pulse(&client, farm.server_id, STALL.as_secs_f64(), refused, stalled).await?;
+    let limit = farm.rhythm.heartbeat.mul_f64(1.5).min(farm.rhythm.lease);
+    let silent: Vec<_> = farm
+        .sessions()
+        .iter()
+        .filter_map(|s| s.newly_silent(limit).map(|age| (s.workstation_id, s.number, age)))
+        .collect();
+    if !silent.is_empty() {
+        presence::mark_silent(&client, &silent).await?;
+    }
+    Ok(())
+}
+
+/// Tells agents what was revoked elsewhere, drains and ends sessions whose rows say so, and takes back what never
+/// arrived. Woken by notifications, with a poll behind them.
+pub async fn sessions(farm: Arc<Farm>) {
+    let mut tick = tokio::time::interval(PULSE);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut round = 0_u32;
+    loop {
+        let whole;
+        tokio::select! {
+            () = farm.stopping.cancelled() => return,
+            _ = tick.tick() => {
+                round = round.wrapping_add(1);
+                whole = round.is_multiple_of(SLOW_ROUND);
+            }
+            () = farm.look_at_sessions.notified() => whole = true,
+        }
+        if let Err(error) = look(&farm, whole).await {
+            warn!(error = format!("{error:#}"), "looking after sessions failed: trying again");
+        }
+    }
+}
+
+async fn look(farm: &Arc<Farm>, whole: bool) -> anyhow::Result<()> {
+    let sessions = farm.sessions();
+    if sessions.is_empty() {
+        return Ok(());
+    }
+    let client = farm.pool.get().await.context("getting a connection")?;
+    let mut owners: HashMap<CheckoutId, WorkstationId> = HashMap::new();
+    for session in &sessions {
+        owners.extend(session.held().into_iter().map(|id| (id, session.workstation_id)));
+    }
+    if !owners.is_empty() {
+        let ids: Vec<CheckoutId> = owners.keys().copied().collect();
+        for (id, reason) in checkout::revoked(&client, &ids).await.context("reading what was revoked")? {
+            farm.forget(id);
+            if let Some(session) = owners.get(&id).and_then(|w| farm.session(*w)) {
+                session.forget(id);
+                let revoke = v1::Revoke { revoked: vec![v1::Revocation { checkout_id: id.0, reason }] };
+                let message = v1::ServerMessage { message: Some(v1::server_message::Message::Revoke(revoke)) };
+                if session.out.try_send(Ok(message)).is_err() {
+                    session.end(Status::resource_exhausted("the agent does not read"));
+                }
+            }
+        }
+    }
+    if whole {
+        look_at_rows(farm, &client, &sessions).await?;
+        take_back_unreceived(farm, &client, &sessions).await?;
+    }
+    Ok(())
+}
+
+async fn look_at_rows(
+    farm: &Farm,
+    client: &deadpool_postgres::Object,
+    sessions: &[Arc<crate::session::Session>],
+) -> anyhow::Result<()> {
+    let ids: Vec<WorkstationId> = sessions.iter().map(|s| s.workstation_id).collect();
+    for row in presence::session_states(client, &ids).await.context("reading the workstations' rows")? {
+        let Some(session) = farm.session(row.workstation_id) else { continue };
+        if row.session > session.number {
+            session.end(Status::unavailable("the workstation has connected elsewhere"));
+        } else if row.dead {
+            // It lives after all: it connects again, and is told that its checkouts are gone.
+            session.end(Status::unavailable("the workstation had been declared dead: connect again"));
+        } else if session.set_drained(row.drain) {
+            info!(workstation_id = %row.workstation_id, drain = row.drain, "drain changed");
+            if row.drain {
+                let drain = v1::Drain { reason: "drained by an administrator".to_owned() };
+                let message = v1::ServerMessage { message: Some(v1::server_message::Message::Drain(drain)) };
+                drop(session.out.try_send(Ok(message)));
+            } else {
+                session.end(Status::unavailable("the drain is over: connect again"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A server may die between a hand-out's commit and its sending: what an agent does not hold comes back at no cost.
+async fn take_back_unreceived(
+    farm: &Farm,
+    client: &deadpool_postgres::Object,
+    sessions: &[Arc<crate::session::Session>],
+) -> anyhow::Result<()> {
+    let grace = farm.rhythm.heartbeat * 2;
+    let ids: Vec<WorkstationId> = sessions.iter().map(|s| s.workstation_id).collect();
+    let live = presence::live_checkouts_older_than(client, &ids, grace.as_secs_f64()).await?;
+    let lost: Vec<CheckoutId> = live
+        .into_iter()
+        .filter(|(id, w)| farm.session(*w).is_some_and(|session| session.never_received(*id, grace)))
+        .map(|(id, _)| id)
+        .collect();
+    if lost.is_empty() {
+        return Ok(());
+    }
+    for closed in checkout::close(&**client, &lost, Closing::Unreceived, "never received by its workstation").await? {
+        warn!(checkout_id = %closed.checkout_id, workstation_id = %closed.workstation_id, requeued = closed.requeued,
+            "a checkout was never received: requeued");
+        if let Some(session) = farm.session(closed.workstation_id) {
+            session.forget(closed.checkout_id);
+        }
+        farm.forget(closed.checkout_id);
+    }
+    Ok(())
+}
+
+/// Listens for notifications on a connection of its own, and turns them into nudges. They are hints: everything they
+/// hasten is also polled for.
+pub async fn listen(farm: Arc<Farm>, config: Config) {
+    loop {
+        tokio::select! {
+            () = farm.stopping.cancelled() => return,
+            outcome = listen_once(&farm, &config) => {
+                if let Err(error) = outcome {
+                    warn!(error = format!("{error:#}"), "not listening for notifications: trying again");
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
+    let (client, mut messages) = connect::connect(config).await?;
+    client.batch_execute("listen pcfarm").await?;
+    // What happened while nobody listened.
+    nudge(farm, &HashSet::from(["work", "job_type", "revoked", "drain"])).await;
+    while let Some(message) = messages.next().await {
+        if let AsyncMessage::Notification(notification) = message {
+            nudge(farm, &HashSet::from([notification.payload()])).await;
+        }
+    }
+    anyhow::bail!("the connection ended")
+}
+
+async fn nudge(farm: &Farm, what: &HashSet<&str>) {
+    if what.contains("job_type")
+        && let Err(error) = farm.reload_job_types().await
+    {
+        warn!(error = format!("{error:#}"), "job types were not read");
+    }
+    if what.contains("revoked") || what.contains("drain") {
+        farm.look_at_sessions.notify_one();
+    }
+    if !what.contains("drain") || what.len() > 1 {
+        // Full means that the dispatcher has been told often enough.
+        drop(farm.dispatcher.try_send(dispatch::Event::Work));
+        farm.upkeep.notify_one();
+    }
+}

@@ -1,0 +1,1 @@
+analyze (skip_locked) pcfarm.problem

@@ -1,0 +1,1 @@
+analyze pg_temp.pcfarm_submitted

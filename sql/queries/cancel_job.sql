@@ -1,0 +1,1 @@
+select pcfarm.cancel_job($1)

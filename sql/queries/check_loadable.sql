@@ -1,0 +1,1 @@
+select pcfarm.check_loadable($1)

@@ -1,0 +1,1 @@
+select pcfarm.create_job($1, $2, $3::jsonb)

@@ -1,0 +1,26 @@
+-- Workstations not heard of for the lease ($1 seconds). A server that runs marks its own silent ones; the word of
+-- one that has stopped running is its last pulse. Silence counts only while a server could have heard: some
+-- server must run now (pulse not older than $2 seconds) and have heard without a gap for a lease.
+with hearing as materialized (
+    select s.server_id, s.hearing_since from pcfarm.server s
+    where s.stopped_at is null and s.heard_at > clock_timestamp() - $2 * interval '1 second'),
+silent as materialized (
+    select w.workstation_id,
+        case when h.server_id is not null then w.silent_since
+             else greatest(coalesce(w.silent_since, s.heard_at), (select min(hearing_since) from hearing)) end as since
+    from pcfarm.workstation w
+    join pcfarm.server s on s.server_id = w.server_id
+    left join hearing h on h.server_id = w.server_id
+    where w.state <> 'dead'
+        and exists (select from hearing where hearing_since <= clock_timestamp() - $1 * interval '1 second')),
+dying as materialized (
+    select w.workstation_id from pcfarm.workstation w
+    join silent s on s.workstation_id = w.workstation_id
+    where w.state <> 'dead' and s.since < clock_timestamp() - $1 * interval '1 second'
+    order by w.workstation_id
+    limit 1000
+    for update of w skip locked)
+update pcfarm.workstation w set state = 'dead', since = clock_timestamp(), reason = 'not heard of for the lease'
+from dying d
+where w.workstation_id = d.workstation_id
+returning w.workstation_id, w.hostname

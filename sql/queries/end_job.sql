@@ -1,0 +1,1 @@
+select pcfarm.end_job_if_empty($1)

@@ -1,0 +1,1 @@
+select pcfarm.hold_job($1)

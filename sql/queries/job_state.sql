@@ -1,0 +1,1 @@
+select j.state from pcfarm.job j where j.job_id = $1

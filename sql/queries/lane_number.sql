@@ -1,0 +1,1 @@
+select nextval('pcfarm.lane_number')

@@ -1,0 +1,1 @@
+select pcfarm.load($1, $2, $3)

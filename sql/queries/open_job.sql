@@ -1,0 +1,1 @@
+select pcfarm.open_job($1)

@@ -1,0 +1,1 @@
+select pcfarm.release_job($1)

@@ -1,0 +1,1 @@
+select pcfarm.retry_job($1)

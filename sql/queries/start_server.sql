@@ -1,0 +1,1 @@
+insert into pcfarm.server (name, address, version) values ($1, $2, $3) returning server_id

@@ -1,0 +1,1 @@
+update pcfarm.server s set stopped_at = clock_timestamp() where s.server_id = $1

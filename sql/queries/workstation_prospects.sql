@@ -1,0 +1,21 @@
+-- Why a workstation has or has no work: of jobs that have not ended, how many it could run, how many of those may be
+-- handed out now, and how many of these have something left.
+with could as (
+    select j.job_id, j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp() as may,
+        j.state, exists (
+            select from pcfarm.queue_pointer q where q.job_id = j.job_id and q.next_extraction < q.next_insertion) as has_work
+    from pcfarm.job j
+    join pcfarm.job_type t on t.name = j.job_type
+    join pcfarm.workstation w on w.workstation_id = $1 and t.controller = any (w.controllers)
+    where j.ended_at is null)
+select w.silent_since is not null as silent, w.drain,
+    (select count(*) from could) as could_run,
+    (select count(*) from could where may) as may_run,
+    (select count(*) from could where may and has_work) as have_work,
+    (select count(*) from could where state = 'loading') as loading,
+    (select count(*) from could where state = 'held') as held,
+    (select array_agg(distinct t.controller::text order by t.controller::text) from pcfarm.job j
+        join pcfarm.job_type t on t.name = j.job_type
+        where j.ended_at is null and j.state = 'open' and not t.controller = any (w.controllers)) as wanted_elsewhere
+from pcfarm.workstation w
+where w.workstation_id = $1

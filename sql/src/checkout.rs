@@ -1,0 +1,301 @@
+//! A checkout's life: handed out, accepted, closed. Each transition is one call of one statement.
+
+use crate::json::RawJson;
+use deadpool_postgres::ClientWrapper;
+use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, LaneId, ProblemId, WorkstationId};
+use tokio_postgres::Error;
+use tokio_postgres::error::SqlState;
+
+/// A checkout to be made: consecutive convoys for one workstation.
+#[derive(Clone, Debug)]
+pub struct HandOut {
+    pub from: BatchOrder,
+    /// Exclusive.
+    pub to: BatchOrder,
+    pub problems: i32,
+    pub workstation_id: WorkstationId,
+    pub token: i64,
+    /// Seconds that the workstation has.
+    pub seconds: Option<f64>,
+}
+
+/// Hands out consecutive checkouts of one lane, all or none. Returns their ids in order, or nothing when the lane
+/// has moved on or the job is no longer open: then look at the lane again.
+pub async fn check_out(
+    client: &ClientWrapper,
+    job_id: JobId,
+    lane_id: LaneId,
+    job_type: &str,
+    hand_outs: &[HandOut],
+) -> Result<Vec<CheckoutId>, Error> {
+    let statement = client.prepare_cached(include_str!("../queries/check_out.sql")).await?;
+    let from: Vec<i64> = hand_outs.iter().map(|h| h.from.0).collect();
+    let to: Vec<i64> = hand_outs.iter().map(|h| h.to.0).collect();
+    let problems: Vec<i32> = hand_outs.iter().map(|h| h.problems).collect();
+    let workstations: Vec<i64> = hand_outs.iter().map(|h| h.workstation_id.0).collect();
+    let tokens: Vec<i64> = hand_outs.iter().map(|h| h.token).collect();
+    let seconds: Vec<Option<f64>> = hand_outs.iter().map(|h| h.seconds).collect();
+    let outcome = client
+        .query(&statement, &[&job_id, &lane_id, &job_type, &from, &to, &problems, &workstations, &tokens, &seconds])
+        .await;
+    match outcome {
+        Ok(mut rows) => {
+            rows.sort_by_key(|row| row.get::<_, i64>("from_order"));
+            rows.iter().map(|row| row.try_get("checkout_id")).collect()
+        }
+        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// One result of a delivery, about a problem that is known to be of its checkout.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Which of the acceptance's checkouts.
+    pub checkout: usize,
+    pub problem_id: ProblemId,
+    pub key: String,
+    /// Attempts used before this one.
+    pub attempts: i32,
+    /// A failure ends the problem.
+    pub last_attempt: bool,
+    pub home_lane: LaneId,
+    pub home_order: BatchOrder,
+    /// A failure's message, or the solution.
+    pub solution: Result<RawJson, String>,
+}
+
+/// Results of checkouts of one job type, to be stored in one transaction.
+#[derive(Debug, Default)]
+pub struct Acceptance {
+    /// In ascending id: the token, and whether all its problems get results here.
+    pub checkouts: Vec<(CheckoutId, i64, bool)>,
+    pub outcomes: Vec<Outcome>,
+}
+
+/// What became of one checkout's results.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    pub checkout_id: CheckoutId,
+    pub kind: VerdictKind,
+    pub reason: String,
+    pub accepted: i32,
+    pub refused: i32,
+    /// The checkout has been closed by this.
+    pub closed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VerdictKind {
+    Accepted,
+    AlreadyAccepted,
+    Revoked,
+    Unknown,
+}
+
+/// Stores results under live checkouts, runs the job type's write-back on them, counts them and closes the
+/// checkouts that are complete: one transaction.
+pub async fn accept(client: &ClientWrapper, job_type: &str, acceptance: &Acceptance) -> Result<Vec<Verdict>, Error> {
+    let statement = client.prepare_cached(include_str!("../queries/accept.sql")).await?;
+    let ids: Vec<i64> = acceptance.checkouts.iter().map(|c| c.0.0).collect();
+    let tokens: Vec<i64> = acceptance.checkouts.iter().map(|c| c.1).collect();
+    let closing: Vec<bool> = acceptance.checkouts.iter().map(|c| c.2).collect();
+    let outcomes = &acceptance.outcomes;
+    let positions: Vec<i32> =
+        outcomes.iter().map(|o| i32::try_from(o.checkout + 1).expect("an acceptance has few checkouts")).collect();
+    let problems: Vec<i64> = outcomes.iter().map(|o| o.problem_id.0).collect();
+    let keys: Vec<&str> = outcomes.iter().map(|o| o.key.as_str()).collect();
+    let attempts: Vec<i32> = outcomes.iter().map(|o| o.attempts).collect();
+    let last: Vec<bool> = outcomes.iter().map(|o| o.last_attempt).collect();
+    let home_lanes: Vec<i64> = outcomes.iter().map(|o| o.home_lane.0).collect();
+    let home_orders: Vec<i64> = outcomes.iter().map(|o| o.home_order.0).collect();
+    let messages: Vec<Option<&str>> = outcomes.iter().map(|o| o.solution.as_ref().err().map(String::as_str)).collect();
+    let solutions: Vec<Option<&RawJson>> = outcomes.iter().map(|o| o.solution.as_ref().ok()).collect();
+    let rows = client
+        .query(
+            &statement,
+            &[
+                &job_type,
+                &ids,
+                &tokens,
+                &closing,
+                &positions,
+                &problems,
+                &keys,
+                &attempts,
+                &last,
+                &home_lanes,
+                &home_orders,
+                &messages,
+                &solutions,
+            ],
+        )
+        .await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Verdict {
+                checkout_id: row.try_get("checkout_id")?,
+                kind: match row.try_get("verdict")? {
+                    "accepted" => VerdictKind::Accepted,
+                    "already_accepted" => VerdictKind::AlreadyAccepted,
+                    "revoked" => VerdictKind::Revoked,
+                    _ => VerdictKind::Unknown,
+                },
+                reason: row.try_get("reason")?,
+                accepted: row.try_get("accepted")?,
+                refused: row.try_get("refused")?,
+                closed: row.try_get("closed")?,
+            })
+        })
+        .collect()
+}
+
+/// Why live checkouts are closed, which decides what it costs their problems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// The agent is done with them: failed attempts count, the rest comes back at no cost.
+    Finished,
+    /// They never arrived: all comes back at no cost.
+    Unreceived,
+    /// The workstation died or the time ran out.
+    Lost,
+}
+
+impl Closing {
+    fn as_sql(self) -> &'static str {
+        match self {
+            Closing::Finished => "finished",
+            Closing::Unreceived => "unreceived",
+            Closing::Lost => "lost",
+        }
+    }
+}
+
+/// A checkout that was closed, and how many of its problems went where.
+#[derive(Clone, Debug)]
+pub struct Closed {
+    pub checkout_id: CheckoutId,
+    pub workstation_id: WorkstationId,
+    pub job_id: JobId,
+    pub requeued: i32,
+    /// Problems whose attempts are used up.
+    pub failed: i32,
+}
+
+/// Closes those of the checkouts that are live and requeues what they had not finished.
+pub async fn close(
+    client: &impl Queries,
+    checkouts: &[CheckoutId],
+    how: Closing,
+    why: &str,
+) -> Result<Vec<Closed>, Error> {
+    let ids: Vec<i64> = checkouts.iter().map(|c| c.0).collect();
+    let rows = client.run(include_str!("../queries/close_checkouts.sql"), &[&ids, &how.as_sql(), &why]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Closed {
+                checkout_id: row.try_get("checkout_id")?,
+                workstation_id: row.try_get("workstation_id")?,
+                job_id: row.try_get("job_id")?,
+                requeued: row.try_get("requeued")?,
+                failed: row.try_get("failed")?,
+            })
+        })
+        .collect()
+}
+
+/// A connection or a transaction on one: the recycler closes checkouts inside its own.
+#[expect(async_fn_in_trait, reason = "used with the two types below and nothing else")]
+pub trait Queries {
+    async fn run(
+        &self,
+        text: &str,
+        parameters: &[&(dyn postgres_types::ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, Error>;
+}
+
+impl Queries for ClientWrapper {
+    async fn run(
+        &self,
+        text: &str,
+        parameters: &[&(dyn postgres_types::ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, Error> {
+        let statement = self.prepare_cached(text).await?;
+        self.query(&statement, parameters).await
+    }
+}
+
+impl Queries for deadpool_postgres::Transaction<'_> {
+    async fn run(
+        &self,
+        text: &str,
+        parameters: &[&(dyn postgres_types::ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, Error> {
+        let statement = self.prepare_cached(text).await?;
+        self.query(&statement, parameters).await
+    }
+}
+
+/// What the database knows of a checkout.
+#[derive(Clone, Debug)]
+pub struct CheckoutFacts {
+    pub checkout_id: CheckoutId,
+    pub token: i64,
+    pub job_id: JobId,
+    pub job_type: String,
+    pub problems: i32,
+    pub workstation_id: WorkstationId,
+}
+
+pub async fn facts(client: &ClientWrapper, checkouts: &[CheckoutId]) -> Result<Vec<CheckoutFacts>, Error> {
+    let ids: Vec<i64> = checkouts.iter().map(|c| c.0).collect();
+    let rows = client.run(include_str!("../queries/checkout_facts.sql"), &[&ids]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(CheckoutFacts {
+                checkout_id: row.try_get("checkout_id")?,
+                token: row.try_get("token")?,
+                job_id: row.try_get("job_id")?,
+                job_type: row.try_get("job_type")?,
+                problems: row.try_get("problems")?,
+                workstation_id: row.try_get("workstation_id")?,
+            })
+        })
+        .collect()
+}
+
+/// One problem of a checkout.
+#[derive(Clone, Debug)]
+pub struct HeldProblem {
+    pub checkout_id: CheckoutId,
+    pub problem_id: ProblemId,
+    pub attempts: i32,
+    pub home_lane: LaneId,
+    pub home_order: BatchOrder,
+    pub key: String,
+}
+
+/// What checkouts hold; immutable, so it may be kept as long as they live.
+pub async fn held_problems(client: &ClientWrapper, checkouts: &[CheckoutId]) -> Result<Vec<HeldProblem>, Error> {
+    let ids: Vec<i64> = checkouts.iter().map(|c| c.0).collect();
+    let rows = client.run(include_str!("../queries/held_problems.sql"), &[&ids]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(HeldProblem {
+                checkout_id: row.try_get("checkout_id")?,
+                problem_id: row.try_get("problem_id")?,
+                attempts: row.try_get("attempts")?,
+                home_lane: row.try_get("home_lane")?,
+                home_order: row.try_get("home_order")?,
+                key: row.try_get("key")?,
+            })
+        })
+        .collect()
+}
+
+/// Which of these have been revoked, and why.
+pub async fn revoked(client: &ClientWrapper, checkouts: &[CheckoutId]) -> Result<Vec<(CheckoutId, String)>, Error> {
+    let ids: Vec<i64> = checkouts.iter().map(|c| c.0).collect();
+    let rows = client.run(include_str!("../queries/revoked_checkouts.sql"), &[&ids]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}

@@ -1,0 +1,141 @@
+//! Reading what there is to hand out: lanes of open jobs, their pointers, and the problems that come next.
+
+use crate::json::RawJson;
+use deadpool_postgres::ClientWrapper;
+use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
+use std::time::SystemTime;
+use tokio_postgres::Error;
+
+/// A lane of an open job that has something to hand out.
+#[derive(Clone, Debug)]
+pub struct OpenLane {
+    pub job_id: JobId,
+    pub job_name: String,
+    pub priority: i32,
+    pub deadline: Option<SystemTime>,
+    pub parameters: Option<RawJson>,
+    pub lane_id: LaneId,
+    pub job_type: String,
+    /// A retry lane: its problems come from `pcfarm.requeued`.
+    pub came_back: bool,
+    /// Serve it before the job's other lanes.
+    pub first: bool,
+    pub next_extraction: BatchOrder,
+    pub next_insertion: BatchOrder,
+    /// Problems loaded; 0 for a retry lane.
+    pub problems: i64,
+}
+
+/// All of them, in the dispatcher's order; at most 10,000.
+pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> {
+    let statement = client.prepare_cached(include_str!("../queries/open_lanes.sql")).await?;
+    let rows = client.query(&statement, &[]).await?;
+    rows.iter()
+        .map(|row| {
+            let came_back = row.try_get("came_back")?;
+            Ok(OpenLane {
+                job_id: row.try_get("job_id")?,
+                job_name: row.try_get("name")?,
+                priority: row.try_get("priority")?,
+                deadline: row.try_get("deadline")?,
+                parameters: row.try_get("parameters")?,
+                lane_id: row.try_get("lane_id")?,
+                job_type: row.try_get("job_type")?,
+                came_back,
+                first: came_back && row.try_get("retry_first")?,
+                next_extraction: row.try_get("next_extraction")?,
+                next_insertion: row.try_get("next_insertion")?,
+                problems: row.try_get("problems")?,
+            })
+        })
+        .collect()
+}
+
+/// A problem as it is handed out.
+#[derive(Clone, Debug)]
+pub struct ComingProblem {
+    pub problem_id: ProblemId,
+    pub batch_order: BatchOrder,
+    pub key: String,
+    pub payload: RawJson,
+    /// Attempts used up so far.
+    pub attempts: i32,
+    /// Its convoy is a checkout of its own.
+    pub alone: bool,
+    /// It depends on the others of its convoy.
+    pub grouped: bool,
+    pub home_lane: LaneId,
+    pub home_order: BatchOrder,
+}
+
+/// What comes next in a lane.
+#[derive(Debug)]
+pub struct Coming {
+    pub problems: Vec<ComingProblem>,
+    /// They go to the lane's present end; otherwise the last convoy may be cut.
+    pub to_the_end: bool,
+}
+
+/// The coming problems of a lane from an order on: at most `limit`, at most about `bytes` of payload, at least
+/// one if there is one.
+pub async fn coming_problems(
+    client: &ClientWrapper,
+    lane: &OpenLane,
+    from: BatchOrder,
+    limit: i64,
+    bytes: i64,
+) -> Result<Coming, Error> {
+    if lane.came_back {
+        return coming_requeued(client, lane, from, limit).await;
+    }
+    let statement = client.prepare_cached(include_str!("../queries/coming_problems.sql")).await?;
+    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit, &bytes]).await?;
+    let looked_at: i64 = rows.first().map_or(Ok(0), |row| row.try_get(4))?;
+    let to_the_end = looked_at < limit && rows.len() as i64 == looked_at;
+    let problems: Result<_, Error> = rows
+        .iter()
+        .map(|row| {
+            let batch_order = row.try_get(1)?;
+            Ok(ComingProblem {
+                problem_id: row.try_get(0)?,
+                batch_order,
+                key: row.try_get(2)?,
+                payload: row.try_get(3)?,
+                attempts: 0,
+                alone: false,
+                grouped: false,
+                home_lane: lane.lane_id,
+                home_order: batch_order,
+            })
+        })
+        .collect();
+    Ok(Coming { problems: problems?, to_the_end })
+}
+
+async fn coming_requeued(
+    client: &ClientWrapper,
+    lane: &OpenLane,
+    from: BatchOrder,
+    limit: i64,
+) -> Result<Coming, Error> {
+    let statement = client.prepare_cached(include_str!("../queries/coming_requeued.sql")).await?;
+    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit]).await?;
+    let to_the_end = (rows.len() as i64) < limit;
+    let problems: Result<_, Error> = rows
+        .iter()
+        .map(|row| {
+            Ok(ComingProblem {
+                problem_id: row.try_get(0)?,
+                batch_order: row.try_get(1)?,
+                key: row.try_get(2)?,
+                payload: row.try_get(3)?,
+                attempts: row.try_get(4)?,
+                alone: row.try_get(5)?,
+                grouped: row.try_get(6)?,
+                home_lane: row.try_get(7)?,
+                home_order: row.try_get(8)?,
+            })
+        })
+        .collect();
+    Ok(Coming { problems: problems?, to_the_end })
+}

@@ -1,0 +1,323 @@
+//! The pool of connections, with a deadline on everything that can wait, and the check of the server behind it.
+//! Session settings go into the startup packet instead of `SET`, so that `RESET ALL`, which every acceptance runs after an
+//! administrator's write-back, returns to them. A pooler that drops startup options (PgBouncer) is therefore no place to
+//! connect to; LISTEN would not work there either.
+
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use tokio_postgres::{Client, Config, NoTls};
+
+/// Longer, and the callers wait for a database that does not keep up: better to refuse and be asked again.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
+const CREATE_TIMEOUT: Duration = Duration::from_secs(10);
+const RECYCLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A peer that vanished without a word is noticed within about half a minute, from both ends.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Ours, which the URL's `options` or PGOPTIONS may change. Each is known to every version from 15 on; an unknown one would
+/// refuse the connection. `client_connection_check_interval` is missing because servers on Windows refuse it, and
+/// `transaction_timeout` because it is new in 17.
+const DEFAULTS: &str = "-c statement_timeout=30s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \
+     -c tcp_user_timeout=30s -c tcp_keepalives_idle=10s -c tcp_keepalives_interval=5s -c tcp_keepalives_count=4 -c jit=off";
+
+/// Ours, which nothing changes, as correctness rests on it: what is acknowledged is on disk, names mean what they say, and
+/// times are read as they were written. Later options win, so these stand last.
+const FIXED: &str = "-c synchronous_commit=on -c search_path=pg_catalog,pg_temp -c default_transaction_isolation=read\\ committed \
+     -c timezone=UTC -c datestyle=ISO,YMD -c intervalstyle=postgres -c bytea_output=hex -c standard_conforming_strings=on";
+
+/// Run on a connection before it is handed out again. The first statement fails, and so discards the connection, when a
+/// cancelled caller left a transaction open: only then is now() older than the statement. Deallocating is left out, as
+/// the statement cache lives on.
+const RECYCLE: &str = "select 1 / (pg_catalog.now() operator(pg_catalog.=) pg_catalog.statement_timestamp())::int4; \
+     close all; set session authorization default; reset all; unlisten *; \
+     select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences";
+
+/// The configuration with our session settings: for the pool, and for connections beside it.
+pub fn session_config(mut config: Config, application_name: &str) -> Config {
+    let given = config.get_options().unwrap_or("");
+    let options = format!("{DEFAULTS} {given} {FIXED}");
+    config.options(options);
+    if config.get_application_name().is_none() {
+        config.application_name(application_name);
+    }
+    // tokio-postgres's own default of two hours is longer than any night's work can wait.
+    if config.get_keepalives_idle() >= Duration::from_secs(7200) {
+        config.keepalives_idle(Duration::from_secs(10));
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(Duration::from_secs(5));
+    }
+    if config.get_keepalives_retries().is_none() {
+        config.keepalives_retries(4);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(SILENCE);
+    }
+    config
+}
+
+/// Connects lazily: building it never fails for want of a server.
+pub fn pool(config: Config, size: usize, application_name: &str) -> Pool {
+    let recycling_method = RecyclingMethod::Custom(RECYCLE.to_owned());
+    let manager = Manager::from_config(
+        session_config(config, application_name),
+        NoTls,
+        ManagerConfig { recycling_method },
+    );
+    Pool::builder(manager)
+        .max_size(size.max(1))
+        .runtime(Runtime::Tokio1)
+        .wait_timeout(Some(WAIT_TIMEOUT))
+        .create_timeout(Some(CREATE_TIMEOUT))
+        .recycle_timeout(Some(RECYCLE_TIMEOUT))
+        .build()
+        .expect("a runtime is set, which is all that timeouts need")
+}
+
+const OLDEST: i32 = 15;
+const NEWEST: i32 = 18;
+
+/// What the server is. `system_identifier` and `timeline` change when a copy was restored or a standby promoted: checkouts
+/// given before are then not to be trusted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerFacts {
+    pub version: String,
+    pub version_num: i32,
+    pub system_identifier: i64,
+    pub timeline: i64,
+    pub max_connections: i32,
+    /// For the log and the operator: what works, but not as promised.
+    pub warnings: Vec<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error("cannot ask the database server what it is")]
+    Query(#[source] tokio_postgres::Error),
+    #[error("PostgreSQL {version} is too old: PC Farm needs version {OLDEST} to {NEWEST}")]
+    TooOld { version: String },
+    #[error(
+        "the database server is a standby in recovery: name the primary, or all hosts with target_session_attrs=primary"
+    )]
+    InRecovery,
+    #[error(
+        "the database's encoding is {encoding}: create one with `createdb --encoding=UTF8 --template=template0 NAME`"
+    )]
+    Encoding { encoding: String },
+}
+
+/// Asks once, at start, on the kind of connection that will be used.
+pub async fn check_server(client: &Client) -> Result<ServerFacts, ServerError> {
+    let statement = include_str!("server_facts.sql");
+    let row = client
+        .query_one(statement, &[])
+        .await
+        .map_err(ServerError::Query)?;
+    let observed = Observed {
+        version: row.try_get("version").map_err(ServerError::Query)?,
+        version_num: row.try_get("version_num").map_err(ServerError::Query)?,
+        in_recovery: row.try_get("in_recovery").map_err(ServerError::Query)?,
+        encoding: row.try_get("server_encoding").map_err(ServerError::Query)?,
+        fsync: row.try_get("fsync").map_err(ServerError::Query)?,
+        full_page_writes: row
+            .try_get("full_page_writes")
+            .map_err(ServerError::Query)?,
+        synchronous_commit: row
+            .try_get("synchronous_commit")
+            .map_err(ServerError::Query)?,
+        max_connections: row.try_get("max_connections").map_err(ServerError::Query)?,
+        system_identifier: row
+            .try_get("system_identifier")
+            .map_err(ServerError::Query)?,
+        timeline: row.try_get("timeline").map_err(ServerError::Query)?,
+    };
+    judge(observed)
+}
+
+#[derive(Debug, Clone)]
+struct Observed {
+    version: String,
+    version_num: i32,
+    in_recovery: bool,
+    encoding: String,
+    fsync: bool,
+    full_page_writes: bool,
+    synchronous_commit: String,
+    max_connections: i32,
+    system_identifier: i64,
+    timeline: Option<i64>,
+}
+
+fn judge(observed: Observed) -> Result<ServerFacts, ServerError> {
+    let major = observed.version_num / 10_000;
+    if major < OLDEST {
+        return Err(ServerError::TooOld {
+            version: observed.version,
+        });
+    }
+    let Some(timeline) = observed.timeline.filter(|_| !observed.in_recovery) else {
+        return Err(ServerError::InRecovery);
+    };
+    if observed.encoding != "UTF8" {
+        return Err(ServerError::Encoding {
+            encoding: observed.encoding,
+        });
+    }
+    let mut warnings = Vec::new();
+    if major > NEWEST {
+        warnings.push(format!(
+            "PostgreSQL {} is newer than PC Farm was tested with ({OLDEST} to {NEWEST})",
+            observed.version
+        ));
+    }
+    if !observed.fsync {
+        warnings.push(
+            "fsync is off: a crash of the database server's machine can lose and corrupt everything; set fsync = on".to_owned(),
+        );
+    }
+    if !observed.full_page_writes {
+        warnings.push(
+            "full_page_writes is off: a power failure can corrupt the database unless its file system writes whole pages; \
+             set full_page_writes = on"
+                .to_owned(),
+        );
+    }
+    if matches!(observed.synchronous_commit.as_str(), "off" | "local") {
+        warnings.push(format!(
+            "synchronous_commit is {} on this connection: what is acknowledged may be lost in a crash; \
+             set synchronous_commit = on",
+            observed.synchronous_commit
+        ));
+    }
+    Ok(ServerFacts {
+        version: observed.version,
+        version_num: observed.version_num,
+        system_identifier: observed.system_identifier,
+        timeline,
+        max_connections: observed.max_connections,
+        warnings,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Observed {
+        Observed {
+            version: "17.2".to_owned(),
+            version_num: 170_002,
+            in_recovery: false,
+            encoding: "UTF8".to_owned(),
+            fsync: true,
+            full_page_writes: true,
+            synchronous_commit: "on".to_owned(),
+            max_connections: 100,
+            system_identifier: 7,
+            timeline: Some(1),
+        }
+    }
+
+    #[test]
+    fn a_server_is_taken_warned_about_or_refused() {
+        type Change = fn(&mut Observed);
+        let table: &[(Change, &str)] = &[
+            (|_| (), ""),
+            (|o| o.version_num = 140_009, "too old"),
+            (|o| o.version_num = 190_000, "newer"),
+            (|o| o.fsync = false, "fsync is off"),
+            (|o| o.full_page_writes = false, "full_page_writes is off"),
+            (
+                |o| o.synchronous_commit = "off".to_owned(),
+                "synchronous_commit is off",
+            ),
+            (|o| o.synchronous_commit = "remote_apply".to_owned(), ""),
+            (|o| o.in_recovery = true, "standby"),
+            (|o| o.encoding = "LATIN1".to_owned(), "LATIN1"),
+        ];
+        for (change, expected) in table {
+            let mut observed = good();
+            change(&mut observed);
+            let said = match judge(observed) {
+                Ok(facts) => facts.warnings.join("\n"),
+                Err(error) => error.to_string(),
+            };
+            assert!(
+                said.contains(expected) && said.is_empty() == expected.is_empty(),
+                "{expected}: {said}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn sessions_have_our_settings_and_keep_them() {
+        let database = crate::testing::database().await;
+        let mut config = database.config();
+        config.options("-c statement_timeout=7s -c synchronous_commit=off");
+        let pool = pool(config, 1, "pool-test");
+        let client = pool.get().await.expect("connected");
+        let show = async |name: &str| -> String {
+            let statement = "select pg_catalog.current_setting($1)";
+            client
+                .query_one(statement, &[&name])
+                .await
+                .expect("setting")
+                .get(0)
+        };
+        for round in ["fresh", "after RESET ALL"] {
+            assert_eq!(show("statement_timeout").await, "7s", "{round}");
+            assert_eq!(show("synchronous_commit").await, "on", "{round}");
+            assert_eq!(
+                show("idle_in_transaction_session_timeout").await,
+                "10s",
+                "{round}"
+            );
+            assert_eq!(show("search_path").await, "pg_catalog,pg_temp", "{round}");
+            assert_eq!(show("TimeZone").await, "UTC", "{round}");
+            assert_eq!(
+                show("default_transaction_isolation").await,
+                "read committed",
+                "{round}"
+            );
+            assert_eq!(show("application_name").await, "pool-test", "{round}");
+            client
+                .batch_execute("set synchronous_commit = off; set statement_timeout = 0; set search_path = public; reset all")
+                .await
+                .expect("reset");
+        }
+        let facts = check_server(&client).await.expect("a good server");
+        assert!(
+            facts.timeline >= 1 && facts.system_identifier != 0,
+            "{facts:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_connection_left_in_a_transaction_is_not_handed_out_again() {
+        let database = crate::testing::database().await;
+        let pool = pool(database.config(), 1, "pool-test");
+        let backend = async |statements: &str| -> i32 {
+            let client = pool.get().await.expect("connected");
+            let pid = client
+                .query_one("select pg_backend_pid()", &[])
+                .await
+                .expect("pid");
+            client.batch_execute(statements).await.expect("run");
+            pid.get(0)
+        };
+        let first = backend(
+            "set application_name = 'x'; create temp table t (); select pg_advisory_lock(1)",
+        )
+        .await;
+        let second =
+            backend("do $$ begin assert to_regclass('pg_temp.t') is null; end $$; begin").await;
+        assert_eq!(first, second, "a clean connection is kept");
+        let third = backend("begin; savepoint a").await;
+        assert_ne!(second, third, "an open transaction is discarded");
+        let client = pool.get().await.expect("connected");
+        let locks = "select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())";
+        let held: i64 = client.query_one(locks, &[]).await.expect("locks").get(0);
+        assert_eq!(held, 0);
+    }
+}

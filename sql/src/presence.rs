@@ -1,0 +1,175 @@
+//! Who is there: servers and their pulse, workstations and their connections.
+
+use crate::checkout::Queries;
+use deadpool_postgres::ClientWrapper;
+use pcfarm_proto::ids::{CheckoutId, ServerId, WorkstationId};
+use tokio_postgres::Error;
+use uuid::Uuid;
+
+pub async fn start_server(client: &ClientWrapper, name: &str, address: &str, version: &str) -> Result<ServerId, Error> {
+    let rows = client.run(include_str!("../queries/start_server.sql"), &[&name, &address, &version]).await?;
+    rows[0].try_get(0)
+}
+
+/// Says that this server runs. `gap_seconds`: a longer silence than this means that it has not been hearing;
+/// `stalled`: it knows so itself.
+pub async fn pulse(
+    client: &ClientWrapper,
+    server_id: ServerId,
+    gap_seconds: f64,
+    refused_results: i64,
+    stalled: bool,
+) -> Result<(), Error> {
+    client
+        .run(include_str!("../queries/pulse.sql"), &[&server_id, &gap_seconds, &refused_results, &stalled])
+        .await
+        .map(drop)
+}
+
+pub async fn stop_server(client: &ClientWrapper, server_id: ServerId) -> Result<(), Error> {
+    client.run(include_str!("../queries/stop_server.sql"), &[&server_id]).await.map(drop)
+}
+
+/// What an agent says of its workstation.
+#[derive(Clone, Debug)]
+pub struct Introduction {
+    pub identity: Uuid,
+    pub instance: Uuid,
+    pub hostname: String,
+    pub cores: i32,
+    pub memory_bytes: i64,
+    pub system: String,
+    pub agent_version: String,
+    pub controllers: Vec<String>,
+    /// `waiting`, `suspended` or `draining`.
+    pub state: &'static str,
+}
+
+/// A workstation's connection, as registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection {
+    pub workstation_id: WorkstationId,
+    /// Grows with every connection; what is done under an older one has no effect on the workstation's row.
+    pub session: i64,
+    pub drain: bool,
+    /// The program that spoke for it before is the same run of the same program.
+    pub same_instance: bool,
+    pub was_dead: bool,
+}
+
+pub async fn connect(client: &ClientWrapper, who: &Introduction, server_id: ServerId) -> Result<Connection, Error> {
+    let rows = client
+        .run(
+            include_str!("../queries/connect_workstation.sql"),
+            &[
+                &who.identity,
+                &who.instance,
+                &who.hostname,
+                &who.cores,
+                &who.memory_bytes,
+                &who.system,
+                &who.agent_version,
+                &who.controllers,
+                &who.state,
+                &server_id,
+            ],
+        )
+        .await?;
+    let row = &rows[0];
+    Ok(Connection {
+        workstation_id: row.try_get("workstation_id")?,
+        session: row.try_get("session")?,
+        drain: row.try_get("drain")?,
+        same_instance: row.try_get("same_instance")?,
+        was_dead: row.try_get("was_dead")?,
+    })
+}
+
+/// The workstation's live checkouts and their tokens.
+pub async fn live_checkouts(
+    client: &ClientWrapper,
+    workstation_id: WorkstationId,
+) -> Result<Vec<(CheckoutId, i64)>, Error> {
+    let rows = client.run(include_str!("../queries/live_checkouts_of.sql"), &[&workstation_id]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// Live checkouts of these workstations, older than a grace.
+pub async fn live_checkouts_older_than(
+    client: &ClientWrapper,
+    workstations: &[WorkstationId],
+    grace_seconds: f64,
+) -> Result<Vec<(CheckoutId, WorkstationId)>, Error> {
+    let ids: Vec<i64> = workstations.iter().map(|w| w.0).collect();
+    let rows = client.run(include_str!("../queries/live_checkouts_of_all.sql"), &[&ids, &grace_seconds]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// Marks workstations as not heard, with the seconds since their last word, under the session given with each.
+pub async fn mark_silent(client: &ClientWrapper, silent: &[(WorkstationId, i64, f64)]) -> Result<(), Error> {
+    let ids: Vec<i64> = silent.iter().map(|s| s.0.0).collect();
+    let sessions: Vec<i64> = silent.iter().map(|s| s.1).collect();
+    let ages: Vec<f64> = silent.iter().map(|s| s.2).collect();
+    client.run(include_str!("../queries/silent_workstations.sql"), &[&ids, &sessions, &ages]).await.map(drop)
+}
+
+/// Takes the mark back.
+pub async fn mark_heard(client: &ClientWrapper, heard: &[(WorkstationId, i64)]) -> Result<(), Error> {
+    let ids: Vec<i64> = heard.iter().map(|s| s.0.0).collect();
+    let sessions: Vec<i64> = heard.iter().map(|s| s.1).collect();
+    client.run(include_str!("../queries/heard_workstations.sql"), &[&ids, &sessions]).await.map(drop)
+}
+
+/// `state`: `waiting`, `suspended` or `draining`.
+pub async fn change_state(
+    client: &ClientWrapper,
+    workstation_id: WorkstationId,
+    session: i64,
+    state: &str,
+    reason: &str,
+) -> Result<(), Error> {
+    client
+        .run(include_str!("../queries/change_workstation_state.sql"), &[&workstation_id, &session, &state, &reason])
+        .await
+        .map(drop)
+}
+
+/// What became of a workstation in the meantime.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionState {
+    pub workstation_id: WorkstationId,
+    /// The newest connection's number.
+    pub session: i64,
+    pub dead: bool,
+    pub drain: bool,
+}
+
+pub async fn session_states(
+    client: &ClientWrapper,
+    workstations: &[WorkstationId],
+) -> Result<Vec<SessionState>, Error> {
+    let ids: Vec<i64> = workstations.iter().map(|w| w.0).collect();
+    let rows = client.run(include_str!("../queries/session_states.sql"), &[&ids]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(SessionState {
+                workstation_id: row.try_get("workstation_id")?,
+                session: row.try_get("session")?,
+                dead: row.try_get("dead")?,
+                drain: row.try_get("drain")?,
+            })
+        })
+        .collect()
+}
+
+/// Asks a workstation to finish what it holds and take no more, or takes that back. False: there is none.
+pub async fn drain(client: &ClientWrapper, workstation_id: WorkstationId, on: bool) -> Result<bool, Error> {
+    let rows = client.run(include_str!("../queries/drain_workstation.sql"), &[&workstation_id, &on]).await?;
+    notify(client, "drain").await?;
+    Ok(!rows.is_empty())
+}
+
+/// Tells every server to look: `work`, `revoked`, `drain` or `job_type`.
+pub async fn notify(client: &ClientWrapper, what: &str) -> Result<(), Error> {
+    client.run(include_str!("../queries/notify.sql"), &[&what]).await.map(drop)
+}

@@ -1,0 +1,325 @@
+//! Putting problems into a job: what a query returns ([`by_query`], on the user's own connection and with the user's
+//! rights), or what arrives from elsewhere ([`Loading`], piece by piece). Both are one transaction: a job is loaded
+//! whole or not at all, and a repeated idempotency key loads nothing.
+
+use crate::json::RawJson;
+use deadpool_postgres::ClientWrapper;
+use pcfarm_proto::ids::{JobId, LaneId};
+use postgres_types::{ToSql, Type};
+use std::pin::pin;
+use tokio_postgres::binary_copy::BinaryCopyInWriter;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Error};
+
+/// Problems per convoy where none are given.
+pub const DEFAULT_CONVOY: u32 = 100;
+const CONVOY_LIMIT: u32 = 100_000;
+
+/// Which job gets the problems.
+#[derive(Clone, Debug)]
+pub enum Target {
+    Job(JobId),
+    /// `options` is a JSON object, as `pcfarm.create_job` takes it.
+    New { name: String, job_type: String, options: String },
+}
+
+/// Problems that a query returns.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    pub target: Target,
+    pub query: String,
+    pub convoy: Option<u32>,
+    pub open: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submitted {
+    pub job: JobId,
+    pub problems: i64,
+    /// The idempotency key had been used for a job that is loaded; nothing was added.
+    pub repeated: bool,
+}
+
+/// Creates, loads and opens in one transaction. A caller that gives up must drop the client, or roll back.
+pub async fn by_query(client: &Client, submission: &Submission) -> Result<Submitted, Error> {
+    client.batch_execute("begin").await?;
+    let outcome = query_in_transaction(client, submission).await;
+    match outcome {
+        Ok(submitted) => client.batch_execute("commit").await.map(|()| submitted),
+        Err(error) => {
+            // What went wrong is told; a rollback that fails means that the connection is gone.
+            let _ = client.batch_execute("rollback").await;
+            Err(error)
+        }
+    }
+}
+
+async fn query_in_transaction(client: &Client, submission: &Submission) -> Result<Submitted, Error> {
+    let (job, repeated) = find_target(client, &submission.target).await?;
+    if repeated {
+        return Ok(Submitted { job, problems: 0, repeated });
+    }
+    let convoy = i32::try_from(submission.convoy.unwrap_or(DEFAULT_CONVOY)).unwrap_or(i32::MAX);
+    let load = include_str!("../queries/load.sql");
+    let problems = client.query_one(load, &[&job, &submission.query, &convoy]).await?.try_get(0)?;
+    if submission.open {
+        client.execute(include_str!("../queries/open_job.sql"), &[&job]).await?;
+    }
+    Ok(Submitted { job, problems, repeated })
+}
+
+/// The job, and whether it was loaded under its idempotency key before. Of two submits with one key the second waits
+/// for the first to end.
+async fn find_target(client: &Client, target: &Target) -> Result<(JobId, bool), Error> {
+    let (name, job_type, options) = match target {
+        Target::Job(job) => {
+            client.execute(include_str!("../queries/check_loadable.sql"), &[job]).await?;
+            return Ok((*job, false));
+        }
+        Target::New { name, job_type, options } => (name, job_type, options),
+    };
+    let options = RawJson(options.clone().into());
+    let create = include_str!("../queries/create_job.sql");
+    let job: JobId = client.query_one(create, &[name, job_type, &options]).await?.try_get(0)?;
+    client.execute(include_str!("../queries/claim_load.sql"), &[&job.0]).await?;
+    let loaded = client.query_one(include_str!("../queries/is_loaded.sql"), &[&job]).await?.try_get(0)?;
+    Ok((job, loaded))
+}
+
+/// What a load holds before it is written: small beside the message limit, and enough that a COPY costs little.
+const BUFFER_BYTES: usize = 512 << 10;
+const BUFFER_PROBLEMS: usize = 5_000;
+
+/// A load of this many changes what the planner should know.
+const ANALYZE_FROM: i64 = 10_000;
+
+/// Problem ids hold this many in a lane.
+const LANE_PROBLEMS_LIMIT: i64 = 10_000_000_000;
+
+/// For whoever has the upload; the caller's own deadline between pieces is shorter. It ends the transaction of a caller
+/// that hangs: an open one keeps the whole database from being vacuumed. Waiting for a submit with the same idempotency
+/// key takes longer than locks usually may.
+const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '120s'; \
+     set local statement_timeout = '300s'; set local lock_timeout = '20s'";
+
+/// A problem as it arrives. Its payload is known to be JSON.
+#[derive(Clone, Debug)]
+pub struct NewProblem {
+    pub key: String,
+    pub payload: RawJson,
+    pub group_key: Option<String>,
+}
+
+/// Why a load was not done. Nothing of it is in the database.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("a convoy of {0} problems: it holds from 1 to {CONVOY_LIMIT}")]
+    Convoy(u32),
+    #[error(
+        "problem {number} (key {key:?}) has a group key, but none of the first message's problems had one, and what \
+         came before it is in its convoys already: let the first message hold a problem with a group key"
+    )]
+    LateGroup { number: i64, key: String },
+    #[error("more than {LANE_PROBLEMS_LIMIT} problems in one load")]
+    TooMany,
+    #[error("problem {number} (key {key:?}) was refused by the database")]
+    Refused { number: i64, key: String, source: Error },
+    #[error("the submit with the same idempotency key is not done yet: ask again")]
+    Busy(#[source] Error),
+    #[error("loading problems")]
+    Database(#[from] Error),
+}
+
+/// How a load begins.
+pub enum Begun {
+    /// Nothing is to be loaded: the key had been used.
+    Repeated(JobId),
+    Loading(Box<Loading>),
+}
+
+/// A load under way, on a connection of its own: dropped, it closes that and nothing has happened.
+pub struct Loading {
+    client: ClientWrapper,
+    job: JobId,
+    lane: LaneId,
+    convoy: i64,
+    /// Known from the first piece on.
+    grouped: Option<bool>,
+    /// Not written yet.
+    buffer: Vec<NewProblem>,
+    buffered_bytes: usize,
+    written: i64,
+}
+
+impl Loading {
+    /// Takes a connection that is out of its pool (`Object::take`): it may be left in an open transaction.
+    pub async fn begin(client: ClientWrapper, target: &Target, convoy: Option<u32>) -> Result<Begun, LoadError> {
+        let convoy = convoy.unwrap_or(DEFAULT_CONVOY);
+        if !(1..=CONVOY_LIMIT).contains(&convoy) {
+            return Err(LoadError::Convoy(convoy));
+        }
+        client.batch_execute(BEGIN).await?;
+        let (job, repeated) = find_target(&client, target).await.map_err(|error| match error.code() {
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => LoadError::Busy(error),
+            _ => LoadError::Database(error),
+        })?;
+        if repeated {
+            return Ok(Begun::Repeated(job));
+        }
+        let lane = client.query_one(include_str!("../queries/lane_number.sql"), &[]).await?.try_get(0)?;
+        Ok(Begun::Loading(Box::new(Loading {
+            client,
+            job,
+            lane,
+            convoy: convoy.into(),
+            grouped: None,
+            buffer: Vec::new(),
+            buffered_bytes: 0,
+            written: 0,
+        })))
+    }
+
+    /// How many problems came before.
+    pub fn problems(&self) -> i64 {
+        self.written + self.buffer.len() as i64
+    }
+
+    /// Takes problems; returns when there is room for more. The first call decides whether convoys are made of groups,
+    /// which costs sorting all problems at the end: they are if one of its problems has a group key.
+    pub async fn add(&mut self, problems: Vec<NewProblem>) -> Result<(), LoadError> {
+        if problems.is_empty() {
+            return Ok(());
+        }
+        let grouped = match self.grouped {
+            Some(grouped) => grouped,
+            None => self.decide_grouping(&problems).await?,
+        };
+        for problem in problems {
+            let number = self.problems() + 1;
+            if !grouped && problem.group_key.is_some() {
+                return Err(LoadError::LateGroup { number, key: problem.key });
+            }
+            if number >= LANE_PROBLEMS_LIMIT {
+                return Err(LoadError::TooMany);
+            }
+            self.buffered_bytes += problem.key.len() + problem.payload.0.len();
+            self.buffer.push(problem);
+            if self.buffered_bytes >= BUFFER_BYTES || self.buffer.len() >= BUFFER_PROBLEMS {
+                self.write().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn decide_grouping(&mut self, first: &[NewProblem]) -> Result<bool, LoadError> {
+        let grouped = first.iter().any(|problem| problem.group_key.is_some());
+        if grouped {
+            self.client.batch_execute(include_str!("../queries/stage_problems.sql")).await?;
+        }
+        self.grouped = Some(grouped);
+        Ok(grouped)
+    }
+
+    /// One COPY of what has been gathered. Several small ones instead of a single long one, because an error of a COPY is
+    /// only told at its end, and because PostgreSQL has a limit for a client that is idle, but not for one that copies.
+    async fn write(&mut self) -> Result<(), LoadError> {
+        let problems = std::mem::take(&mut self.buffer);
+        self.buffered_bytes = 0;
+        if problems.is_empty() {
+            return Ok(());
+        }
+        let copied = if self.grouped == Some(true) { self.stage(&problems).await } else { self.copy(&problems).await };
+        copied.map_err(|error| self.refused(&problems, error))?;
+        self.written += problems.len() as i64;
+        Ok(())
+    }
+
+    async fn copy(&self, problems: &[NewProblem]) -> Result<u64, Error> {
+        const TYPES: [Type; 6] = [Type::INT8, Type::INT8, Type::INT8, Type::INT8, Type::TEXT, Type::JSONB];
+        let statement = self.client.prepare_cached(include_str!("../queries/copy_problems.sql")).await?;
+        let sink = self.client.copy_in(&statement).await?;
+        let mut writer = pin!(BinaryCopyInWriter::new(sink, &TYPES));
+        for (number, problem) in (self.written..).zip(problems) {
+            let problem_id = self.lane.0 * LANE_PROBLEMS_LIMIT + number + 1;
+            let batch_order = number / self.convoy;
+            let row: [&(dyn ToSql + Sync); 6] =
+                [&self.job, &self.lane, &problem_id, &batch_order, &problem.key, &problem.payload];
+            writer.as_mut().write(&row).await?;
+        }
+        writer.finish().await
+    }
+
+    async fn stage(&self, problems: &[NewProblem]) -> Result<u64, Error> {
+        const TYPES: [Type; 4] = [Type::INT8, Type::TEXT, Type::TEXT, Type::JSONB];
+        let statement = self.client.prepare_cached(include_str!("../queries/copy_staged.sql")).await?;
+        let sink = self.client.copy_in(&statement).await?;
+        let mut writer = pin!(BinaryCopyInWriter::new(sink, &TYPES));
+        for (number, problem) in (self.written + 1..).zip(problems) {
+            let row: [&(dyn ToSql + Sync); 4] = [&number, &problem.group_key, &problem.key, &problem.payload];
+            writer.as_mut().write(&row).await?;
+        }
+        writer.finish().await
+    }
+
+    /// Which problem the database did not take, if it says so.
+    fn refused(&self, problems: &[NewProblem], error: Error) -> LoadError {
+        let line = error.as_db_error().and_then(|said| line_of(said.where_()?));
+        let problem = line.and_then(|line| Some((line, problems.get(line.checked_sub(1)?)?)));
+        match problem {
+            Some((line, problem)) => {
+                LoadError::Refused { number: self.written + line as i64, key: problem.key.clone(), source: error }
+            }
+            None => LoadError::Database(error),
+        }
+    }
+
+    /// Makes all problems visible at once, and commits.
+    pub async fn finish(mut self, open: bool) -> Result<Submitted, LoadError> {
+        self.write().await?;
+        let grouped = self.grouped == Some(true);
+        let client = &self.client;
+        if grouped {
+            client.batch_execute(include_str!("../queries/analyze_staged.sql")).await?;
+            let pack = include_str!("../queries/pack_staged.sql");
+            client.execute(pack, &[&self.job, &self.lane, &self.convoy]).await?;
+        }
+        let register = include_str!("../queries/register_lane.sql");
+        client.execute(register, &[&self.job, &self.lane, &self.written, &grouped]).await?;
+        if open {
+            client.execute(include_str!("../queries/open_job.sql"), &[&self.job]).await?;
+        }
+        client.batch_execute("commit").await?;
+        if self.written >= ANALYZE_FROM {
+            let analyzed = client.batch_execute(include_str!("../queries/analyze_problems.sql")).await;
+            if let Err(error) = analyzed {
+                // The load stands; autovacuum analyzes later.
+                tracing::warn!(job_id = %self.job, error = &error as &dyn std::error::Error, "problems were not analyzed after a load");
+            }
+        }
+        Ok(Submitted { job: self.job, problems: self.written, repeated: false })
+    }
+}
+
+/// `COPY problem, line 5, column payload: …`, in any language that keeps the first number there.
+fn line_of(context: &str) -> Option<usize> {
+    let line = context.lines().find(|line| line.contains("COPY "))?;
+    let digits = line.split(|c: char| !c.is_ascii_digit()).find(|part| !part.is_empty())?;
+    digits.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_a_copy_is_read() {
+        let cases = [
+            ("COPY problem, line 5, column payload", Some(5)),
+            ("JSON data, line 1: x\nCOPY pcfarm_submitted, line 12, column payload", Some(12)),
+            ("SQL statement \"select 1\"", None),
+        ];
+        for (context, expected) in cases {
+            assert_eq!(line_of(context), expected, "{context}");
+        }
+    }
+}

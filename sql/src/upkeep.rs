@@ -1,0 +1,68 @@
+//! Statements that run now and then: the recycler's, and the sweep that ends jobs. All of them may be repeated,
+//! skipped or interrupted at any point.
+
+use crate::checkout::Queries;
+use pcfarm_proto::ids::{CheckoutId, JobId, WorkstationId};
+use tokio_postgres::Error;
+
+/// True if this transaction is the one recycler for as long as it lasts.
+pub async fn lock_recycler(client: &impl Queries) -> Result<bool, Error> {
+    client.run(include_str!("../queries/recycler_lock.sql"), &[]).await?[0].try_get(0)
+}
+
+/// Declares workstations dead that were not heard of for the lease; at most 1,000. `pulse_seconds`: the age up to
+/// which a server's pulse counts as running.
+pub async fn declare_dead(
+    client: &impl Queries,
+    lease_seconds: f64,
+    pulse_seconds: f64,
+) -> Result<Vec<(WorkstationId, String)>, Error> {
+    let rows = client.run(include_str!("../queries/declare_dead.sql"), &[&lease_seconds, &pulse_seconds]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// A live checkout that is to be revoked.
+#[derive(Clone, Debug)]
+pub struct LostCheckout {
+    pub checkout_id: CheckoutId,
+    pub workstation_id: WorkstationId,
+    pub hostname: String,
+    /// In dead hands; else its time ran out.
+    pub dead: bool,
+}
+
+/// Live checkouts in dead hands and overdue ones with a larger id, oldest first; at most 200.
+pub async fn lost_checkouts(client: &impl Queries, after: CheckoutId) -> Result<Vec<LostCheckout>, Error> {
+    let rows = client.run(include_str!("../queries/lost_checkouts.sql"), &[&after]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(LostCheckout {
+                checkout_id: row.try_get("checkout_id")?,
+                workstation_id: row.try_get("workstation_id")?,
+                hostname: row.try_get("hostname")?,
+                dead: row.try_get("dead")?,
+            })
+        })
+        .collect()
+}
+
+/// Takes lanes that have been handed out to their end out of the dispatcher's sight.
+pub async fn exhaust_lanes(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/exhaust_lanes.sql"), &[]).await.map(drop)
+}
+
+/// Jobs that may be over.
+pub async fn maybe_empty_jobs(client: &impl Queries) -> Result<Vec<JobId>, Error> {
+    let rows = client.run(include_str!("../queries/maybe_empty_jobs.sql"), &[]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// Ends the job if it is empty. Returns the state it ended in.
+pub async fn end_job_if_empty(client: &impl Queries, job_id: JobId) -> Result<Option<String>, Error> {
+    client.run(include_str!("../queries/end_job.sql"), &[&job_id]).await?[0].try_get(0)
+}
+
+/// Folds progress rows.
+pub async fn fold_progress(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/fold_progress.sql"), &[]).await.map(drop)
+}

@@ -1,0 +1,242 @@
+//! A complete agent program: settings, identity, run, drain, exit code.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use pcfarm_proto::v1;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+use tracing_subscriber::EnvFilter;
+use uuid::Uuid;
+
+use crate::controller::Controller;
+use crate::drive::{Setup, drive};
+use crate::inventory::{Ending, Profile};
+use crate::link::IdentityInUse;
+use crate::settings::{Settings, SettingsError};
+use crate::solve::Controllers;
+use crate::state_dir::{StateDir, StateDirError};
+
+/// Threads that wait: one decodes a checkout while the other keeps the rhythm.
+const WAITING_THREADS: usize = 2;
+
+/// An agent and the controllers it can run.
+#[derive(Default)]
+pub struct Agent {
+    controllers: Controllers,
+    duplicate: Option<&'static str>,
+}
+
+/// Why an agent ended otherwise than it was told to.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    StateDir(#[from] StateDirError),
+    #[error(transparent)]
+    IdentityInUse(#[from] IdentityInUse),
+    /// It was told to stop, and no server acknowledged what it held.
+    #[error(
+        "stopped with {0} checkouts unacknowledged: no server was reachable; the farm takes them back"
+    )]
+    Unacknowledged(usize),
+    #[error(transparent)]
+    Failed(anyhow::Error),
+}
+
+impl AgentError {
+    /// 1 failed, 2 wrong usage, 3 not reachable, 5 not allowed.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            AgentError::StateDir(_) | AgentError::Failed(_) => 1,
+            AgentError::Settings(_) => 2,
+            AgentError::Unacknowledged(_) => 3,
+            AgentError::IdentityInUse(_) => 5,
+        }
+    }
+}
+
+/// Runs an agent with one controller: reads flags, environment and file, logs to standard error, and works
+/// until SIGTERM or SIGINT. `--help` tells the flags.
+pub fn run(controller: impl Controller) -> ExitCode {
+    Agent::new().controller(controller).run()
+}
+
+impl Agent {
+    pub fn new() -> Agent {
+        Agent::default()
+    }
+
+    /// Adds a controller; the agent is offered problems of all it has.
+    #[must_use]
+    pub fn controller<C: Controller>(mut self, controller: C) -> Agent {
+        if !self.controllers.add(controller) {
+            self.duplicate = Some(C::NAME);
+        }
+        self
+    }
+
+    /// As [`run`], with all its controllers.
+    pub fn run(self) -> ExitCode {
+        start_logging();
+        let settings = match Settings::from_program() {
+            Ok(settings) => settings,
+            Err(error) => return failed(&error.into()),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(WAITING_THREADS)
+            .thread_name("pcfarm-agent")
+            .enable_all()
+            .build();
+        match runtime {
+            Ok(runtime) => {
+                let code = runtime.block_on(self.run_until_signalled(settings));
+                runtime.shutdown_background();
+                code
+            }
+            Err(error) => failed(&AgentError::Failed(error.into())),
+        }
+    }
+
+    /// The first signal stops it in good order, the second at once.
+    async fn run_until_signalled(self, settings: Settings) -> ExitCode {
+        let mut signals = match Signals::new() {
+            Ok(signals) => signals,
+            Err(error) => return failed(&AgentError::Failed(error.into())),
+        };
+        let stop = CancellationToken::new();
+        let mut agent = std::pin::pin!(self.run_with(settings, stop.clone()));
+        let ended = tokio::select! {
+            ended = &mut agent => ended,
+            () = signals.next() => {
+                info!("told to stop; once more to stop at once");
+                stop.cancel();
+                tokio::select! {
+                    ended = &mut agent => ended,
+                    () = signals.next() => {
+                        error!("stopped at once: what was held is lost to this agent, and the farm takes it back");
+                        return ExitCode::FAILURE;
+                    }
+                }
+            }
+        };
+        match ended {
+            Ok(()) => {
+                info!("stopped");
+                ExitCode::SUCCESS
+            }
+            Err(error) => failed(&error),
+        }
+    }
+
+    /// Runs the agent inside another program until `stop` is cancelled, and then until what it holds has been
+    /// delivered or given back. Leaves logging and signals alone.
+    pub async fn run_with(
+        self,
+        settings: Settings,
+        stop: CancellationToken,
+    ) -> Result<(), AgentError> {
+        if let Some(name) = self.duplicate {
+            return Err(SettingsError::DuplicateController(name).into());
+        }
+        if self.controllers.names().is_empty() {
+            return Err(SettingsError::NoController.into());
+        }
+        let endpoints = settings.endpoints()?;
+        let state_dir = StateDir::open(&settings.state_dir)?;
+        info!(
+            identity = %state_dir.identity,
+            servers = settings.servers.join(","),
+            state_dir = %settings.state_dir.display(),
+            cores = settings.cores,
+            hostname = settings.hostname,
+            prefetch = settings.prefetch,
+            grace_seconds = settings.grace.as_secs(),
+            unacknowledged_bytes = settings.unacknowledged_bytes,
+            controllers = self.controllers.names().join(","),
+            "agent starts"
+        );
+        let profile = Profile {
+            hello: hello(&settings, state_dir.identity, self.controllers.names()),
+            prefetch: settings.prefetch,
+            grace: settings.grace,
+            unacknowledged_bytes: settings.unacknowledged_bytes,
+        };
+        let setup = Setup {
+            endpoints,
+            cores: settings.cores,
+            controllers: self.controllers,
+            profile,
+        };
+        match Box::pin(drive(setup, stop)).await {
+            Ok(Ending::Clean) => Ok(()),
+            Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts)),
+            Err(error) => Err(error
+                .downcast::<IdentityInUse>()
+                .map_or_else(AgentError::Failed, AgentError::from)),
+        }
+    }
+}
+
+fn hello(settings: &Settings, identity: Uuid, controllers: Vec<String>) -> v1::Hello {
+    let memory = sysinfo::RefreshKind::nothing()
+        .with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
+    v1::Hello {
+        identity: identity.to_string(),
+        instance: Uuid::new_v4().to_string(),
+        hostname: settings.hostname.clone(),
+        cores: u32::try_from(settings.cores).unwrap_or(u32::MAX),
+        memory_bytes: sysinfo::System::new_with_specifics(memory)
+            .map_or(0, |system| system.total_memory()),
+        system: sysinfo::System::long_os_version()
+            .unwrap_or_else(|_| std::env::consts::OS.to_owned()),
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        controllers,
+        ..v1::Hello::default()
+    }
+}
+
+fn start_logging() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colours = std::io::stderr().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    // A program that has its own subscriber keeps it.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colours)
+        .with_writer(std::io::stderr)
+        .try_init();
+}
+
+fn failed(error: &AgentError) -> ExitCode {
+    error!("{}", chain(error));
+    ExitCode::from(error.exit_code())
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

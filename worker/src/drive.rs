@@ -1,0 +1,204 @@
+//! The agent's one loop: wait, let the inventory decide, act.
+//!
+//! Owns the link, the cores and the messages under way between them. It decides nothing itself.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pcfarm_proto::v1::AgentMessage;
+use pcfarm_proto::v1::agent_message::Message as Out;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Endpoint;
+
+use crate::clock;
+use crate::inventory::{Action, Ending, Event, Inventory, Profile};
+use crate::link::{IdentityInUse, Link, LinkEvent, Stream};
+use crate::pool::{Pool, Report};
+use crate::solve::Controllers;
+
+/// Messages from the server under way to the loop: the stream's window bounds what is behind them.
+const LINK_EVENTS_WAITING: usize = 8;
+
+/// Reports that one turn of the loop takes in before it decides.
+const REPORTS_PER_TURN: usize = 1024;
+
+/// How long the last messages and the end of the stream may take at exit.
+const FAREWELL_WAIT: Duration = Duration::from_secs(2);
+
+/// What an agent runs with.
+pub struct Setup {
+    pub endpoints: Vec<Endpoint>,
+    pub cores: usize,
+    pub controllers: Controllers,
+    pub profile: Profile,
+}
+
+struct Driver {
+    inventory: Inventory,
+    pool: Pool,
+    stream: Option<Stream>,
+    outgoing: VecDeque<Out>,
+}
+
+/// Runs until `stop` is cancelled and what is held has been delivered or given back.
+pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Ending> {
+    let (pool, mut reports) = Pool::new(setup.cores, setup.controllers)?;
+    let (events, mut link_events) = mpsc::channel(LINK_EVENTS_WAITING);
+    let end_link = CancellationToken::new();
+    let _end_link_with_this = end_link.clone().drop_guard();
+    let mut tasks = JoinSet::new();
+    // Its error, a copied identity, stops the agent.
+    tasks.spawn(Link::new(setup.endpoints, events).keep_up(end_link.clone()));
+    let mut driver = Driver {
+        inventory: Inventory::new(setup.profile, clock::now()),
+        pool,
+        stream: None,
+        outgoing: VecDeque::new(),
+    };
+    let mut told_to_stop = false;
+    let ending = loop {
+        let now = clock::now();
+        let due = sleep(driver.inventory.deadline(now).saturating_sub(now));
+        tokio::select! {
+            biased;
+            Some(ended) = tasks.join_next() => return Err(link_error(ended?)),
+            Some(event) = link_events.recv() => driver.hear(event),
+            () = stop.cancelled(), if !told_to_stop => {
+                told_to_stop = true;
+                driver.take(Event::Stop);
+            }
+            permit = room(driver.stream.as_ref()), if !driver.outgoing.is_empty() => {
+                driver.send_next(permit);
+                continue;
+            }
+            Some(report) = reports.recv() => driver.take_reports(report, &mut reports),
+            () = due => {}
+        }
+        if let Some(ending) = driver.act() {
+            break ending;
+        }
+    };
+    let _ = timeout(FAREWELL_WAIT, driver.say_farewell(&mut link_events)).await;
+    end_link.cancel();
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(ending)
+}
+
+/// The link ends by itself only with an error.
+fn link_error(ended: Result<(), IdentityInUse>) -> anyhow::Error {
+    ended.err().map_or_else(
+        || anyhow::anyhow!("the link to the servers ended"),
+        anyhow::Error::from,
+    )
+}
+
+/// Room on the stream, or none for ever without one; nothing if its other end has gone.
+async fn room(stream: Option<&Stream>) -> Option<mpsc::OwnedPermit<AgentMessage>> {
+    match stream {
+        Some(stream) => stream.outbound.clone().reserve_owned().await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
+impl Driver {
+    fn take(&mut self, event: Event) {
+        self.inventory.take(clock::now(), event);
+    }
+
+    fn hear(&mut self, event: LinkEvent) {
+        match event {
+            LinkEvent::Opened(stream) => {
+                self.outgoing.clear();
+                self.stream = Some(stream);
+                self.take(Event::Connected);
+            }
+            LinkEvent::Received(message) => self.take(Event::Received(message)),
+            LinkEvent::Ended => {
+                self.outgoing.clear();
+                self.stream = None;
+                self.take(Event::Disconnected);
+            }
+        }
+    }
+
+    fn take_reports(&mut self, first: Report, reports: &mut mpsc::Receiver<Report>) {
+        self.take(Event::Computed(first));
+        for _ in 1..REPORTS_PER_TURN {
+            let Ok(report) = reports.try_recv() else {
+                return;
+            };
+            self.take(Event::Computed(report));
+        }
+    }
+
+    fn send_next(&mut self, permit: Option<mpsc::OwnedPermit<AgentMessage>>) {
+        match permit {
+            Some(permit) => {
+                let message = self.outgoing.pop_front();
+                permit.send(AgentMessage { message });
+            }
+            // The stream is ending; the link says so soon.
+            None => self.outgoing.clear(),
+        }
+    }
+
+    fn act(&mut self) -> Option<Ending> {
+        if self.inventory.wants_pockets_emptied(clock::now()) {
+            for batch in self.pool.empty_pockets() {
+                self.take(Event::Computed(Report::Results(batch)));
+            }
+        }
+        loop {
+            let mut decide_again = false;
+            for action in self.inventory.settle(clock::now()) {
+                match action {
+                    Action::Send(message) => self.outgoing.push_back(message),
+                    Action::Compute(checkout) => self.pool.compute(checkout),
+                    Action::Cancel(checkout) => self.pool.cancel(&checkout),
+                    Action::LimitSolutions(bytes) => self.pool.limit_solutions(bytes),
+                    Action::WithdrawUnstarted => {
+                        let withdrawn = self.pool.withdraw_unstarted();
+                        self.take(Event::Withdrawn(withdrawn));
+                        decide_again = true;
+                    }
+                    Action::Reconnect => {
+                        self.outgoing.clear();
+                        if let Some(stream) = self.stream.take() {
+                            stream.give_up.cancel();
+                        }
+                    }
+                    Action::Exit(ending) => return Some(ending),
+                }
+            }
+            if !decide_again {
+                return None;
+            }
+        }
+    }
+
+    /// Sends what is left, ends the stream and hears its end.
+    async fn say_farewell(&mut self, link_events: &mut mpsc::Receiver<LinkEvent>) {
+        let Some(stream) = self.stream.take() else {
+            return;
+        };
+        for message in self.outgoing.drain(..) {
+            let _ = stream
+                .outbound
+                .send(AgentMessage {
+                    message: Some(message),
+                })
+                .await;
+        }
+        drop(stream);
+        while let Some(event) = link_events.recv().await {
+            if matches!(event, LinkEvent::Ended) {
+                return;
+            }
+        }
+    }
+}

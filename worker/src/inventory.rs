@@ -1,0 +1,608 @@
+//! What the agent holds, owes and may ask for: every decision of a session, without I/O or clock.
+//!
+//! Owns the checkouts in hand, the deliveries not yet acknowledged, and what the server has been told. It
+//! must never wait, and never forget a result that the server has not judged.
+//!
+//! A checkout's life here:
+//!
+//! ```text
+//! parts arrive ─► Computing ─► Ready ─► Closing ─► gone
+//!                     │      all solved,  │    last results     the server acknowledged
+//!                     │      or given back│    in the outbox
+//!                     └───────────────────┴──────────────────► gone: revoked, or unknown to the server
+//! ```
+//!
+//! - [`held`]: one checkout in hand.
+//! - [`outbox`]: deliveries until they are acknowledged.
+//! - `telling`: what the server is told, and when.
+//! - `stopping`: how it comes to its end.
+
+pub mod held;
+pub mod outbox;
+mod stopping;
+mod telling;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pcfarm_proto::v1::agent_message::Message as Out;
+use pcfarm_proto::v1::server_message::Message as In;
+use pcfarm_proto::{
+    MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT,
+    ids::CheckoutId, v1,
+};
+use tracing::{debug, info, warn};
+
+use crate::pool::{Batch, Report};
+use crate::work::{Checkout, CheckoutKey};
+use held::{Held, Stage};
+use outbox::Outbox;
+
+/// What is assumed until the first Welcome says otherwise; the farm's own default.
+const LEASE: Duration = Duration::from_secs(20);
+
+/// A server that takes longer to say Welcome is as good as silent: another one may be quicker.
+const WELCOME_WAIT: Duration = Duration::from_secs(10);
+
+/// A server that leaves a delivery unanswered for so many leases cannot reach its database: try another.
+const LEASES_TO_ACKNOWLEDGE: u32 = 3;
+
+/// How often finished results of an unfinished checkout are delivered: what a dying workstation may lose.
+const PARTIAL_DELIVERY_EVERY: Duration = Duration::from_secs(1);
+
+/// How often the state may change in the server's eyes: small checkouts must not make it flicker.
+const STATE_CHANGE_EVERY: Duration = Duration::from_millis(500);
+
+/// How long acknowledgements are waited for after the grace period of a stop.
+const STOP_ACKNOWLEDGE_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a stopping agent waits for checkouts that were on their way to it, to give them back.
+const STOP_LINGER: Duration = Duration::from_millis(200);
+
+/// Most checkouts that may wait to be acknowledged before no more are asked for.
+const UNACKNOWLEDGED_CHECKOUTS_LIMIT: usize = 256;
+
+/// What of a message's limit is left to its frame around one solution.
+const FRAME_BYTES: usize = 64 << 10;
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A stream to a server is open.
+    Connected,
+    Received(In),
+    /// The stream has ended.
+    Disconnected,
+    Computed(Report),
+    /// No problem of these was taken, and none will be.
+    Withdrawn(Vec<CheckoutKey>),
+    /// The agent is to stop in good order.
+    Stop,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Action {
+    Send(Out),
+    Compute(Arc<Checkout>),
+    Cancel(Arc<Checkout>),
+    /// Answered by [`Event::Withdrawn`].
+    WithdrawUnstarted,
+    LimitSolutions(usize),
+    /// End this stream and open another.
+    Reconnect,
+    Exit(Ending),
+}
+
+/// How an agent ended that was told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Clean,
+    /// So many checkouts were left without acknowledgement; the farm takes them back.
+    Unacknowledged(usize),
+}
+
+/// What an agent says of itself, and what it may hold.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// `held` and `state` are filled in at every greeting; its controllers are all that may be computed.
+    pub hello: v1::Hello,
+    pub prefetch: u32,
+    pub grace: Duration,
+    pub unacknowledged_bytes: usize,
+}
+
+pub struct Inventory {
+    profile: Profile,
+    held: BTreeMap<CheckoutId, Held>,
+    outbox: Outbox,
+    session: Session,
+    contact: Contact,
+    drain: Drain,
+    lease: Duration,
+    solution_bytes_limit: usize,
+    part_bytes_target: usize,
+    actions: Vec<Action>,
+    revoked: u64,
+    pockets_emptied: Duration,
+}
+
+enum Session {
+    None,
+    /// Hello was sent.
+    Greeting {
+        since: Duration,
+    },
+    Open(Open),
+    /// This agent gave it up; its end has not come yet.
+    GivenUp,
+}
+
+struct Open {
+    credit: u32,
+    last_sequence: u64,
+    heartbeat_every: Duration,
+    heartbeat_due: Duration,
+    state: v1::WorkstationState,
+    state_due: Duration,
+    /// Checkouts whose last part is to come.
+    arriving: BTreeMap<CheckoutId, v1::Checkout>,
+}
+
+/// Whether the farm can know of this agent.
+struct Contact {
+    lost_since: Option<Duration>,
+    noted: bool,
+    settled_at: Option<Duration>,
+}
+
+enum Drain {
+    No,
+    /// The server asked for it.
+    Server {
+        reason: String,
+    },
+    /// The agent must stop.
+    Stop {
+        since: Duration,
+        given_back: bool,
+    },
+}
+
+impl Inventory {
+    pub fn new(profile: Profile, now: Duration) -> Inventory {
+        Inventory {
+            profile,
+            held: BTreeMap::new(),
+            outbox: Outbox::default(),
+            session: Session::None,
+            contact: Contact {
+                lost_since: Some(now),
+                noted: false,
+                settled_at: None,
+            },
+            drain: Drain::No,
+            lease: LEASE,
+            solution_bytes_limit: SOLUTION_BYTES_LIMIT,
+            part_bytes_target: PART_BYTES_TARGET,
+            actions: Vec::new(),
+            revoked: 0,
+            pockets_emptied: now,
+        }
+    }
+
+    /// Takes in one event. What follows from it is decided by [`Inventory::settle`], once per wake-up.
+    pub fn take(&mut self, now: Duration, event: Event) {
+        match event {
+            Event::Connected => self.greet(now),
+            Event::Received(message) => self.receive(now, message),
+            Event::Disconnected => self.disconnected(now),
+            Event::Computed(Report::Started(key)) => self.started(key),
+            Event::Computed(Report::Results(batch)) => self.computed(batch),
+            Event::Withdrawn(keys) => self.give_back(&keys, "the agent is stopping"),
+            Event::Stop => self.stop(now),
+        }
+    }
+
+    /// Decides what is due, and returns everything there is to do, in order.
+    pub fn settle(&mut self, now: Duration) -> Vec<Action> {
+        self.notice_absence(now);
+        self.end_grace(now);
+        if matches!(self.session, Session::Open(_)) {
+            self.deliver(now);
+            self.tell_state(now);
+            self.ask();
+            self.beat(now);
+        }
+        self.give_up_silent_server(now);
+        self.exit_if_done(now);
+        std::mem::take(&mut self.actions)
+    }
+
+    /// When [`Inventory::settle`] has something to do even if nothing happens.
+    pub fn deadline(&self, now: Duration) -> Duration {
+        // Often enough to notice that the machine slept.
+        let mut next = now + self.lease / 4;
+        let mut due = |at: Duration| next = next.min(at);
+        match &self.session {
+            Session::None | Session::GivenUp => {}
+            Session::Greeting { since } => due(*since + WELCOME_WAIT),
+            Session::Open(open) => {
+                due(open.heartbeat_due);
+                if open.state != self.state() {
+                    due(open.state_due);
+                }
+                if self.outbox.has_room() {
+                    self.held
+                        .values()
+                        .filter_map(Held::partial_since)
+                        .for_each(|since| due(since + PARTIAL_DELIVERY_EVERY));
+                }
+            }
+        }
+        if self.held.values().any(Held::is_running) {
+            due(self.pockets_emptied + PARTIAL_DELIVERY_EVERY);
+        }
+        if let Drain::Stop { since, .. } = self.drain {
+            let exit_by = since + self.profile.grace + STOP_ACKNOWLEDGE_WAIT;
+            [since + STOP_LINGER, since + self.profile.grace, exit_by]
+                .into_iter()
+                .filter(|at| *at > now)
+                .for_each(due);
+        }
+        next
+    }
+
+    /// Whether results are to be fetched that cores have not reported: now and then, and at the last moment.
+    pub fn wants_pockets_emptied(&mut self, now: Duration) -> bool {
+        let last_moment = match self.drain {
+            Drain::Stop { since, given_back } => !given_back && now >= since + self.profile.grace,
+            Drain::No | Drain::Server { .. } => false,
+        };
+        let wanted = last_moment || now >= self.pockets_emptied + PARTIAL_DELIVERY_EVERY;
+        if wanted {
+            self.pockets_emptied = now;
+        }
+        wanted
+    }
+
+    fn send(&mut self, message: Out) {
+        self.actions.push(Action::Send(message));
+    }
+
+    fn state(&self) -> v1::WorkstationState {
+        if !matches!(self.drain, Drain::No) {
+            return v1::WorkstationState::Draining;
+        }
+        if self.held.values().any(Held::is_computing) {
+            return v1::WorkstationState::Processing;
+        }
+        v1::WorkstationState::Waiting
+    }
+
+    // Sessions
+
+    fn greet(&mut self, now: Duration) {
+        let hello = v1::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            held: self
+                .held
+                .values()
+                .map(|held| held_message(held.checkout.key))
+                .collect(),
+            state: self.state().into(),
+            ..self.profile.hello.clone()
+        };
+        self.session = Session::Greeting { since: now };
+        self.send(Out::Hello(hello));
+    }
+
+    fn welcomed(&mut self, now: Duration, welcome: v1::Welcome) {
+        if !matches!(self.session, Session::Greeting { .. }) {
+            warn!("the server says Welcome twice");
+            return;
+        }
+        info!(
+            workstation_id = welcome.workstation_id,
+            server_version = welcome.server_version,
+            "welcomed"
+        );
+        self.lease = duration(welcome.lease).unwrap_or(LEASE);
+        self.limit_messages(&welcome);
+        self.contact.lost_since = None;
+        self.contact.noted = false;
+        let heartbeat_every = duration(welcome.heartbeat).unwrap_or(self.lease / 4);
+        self.session = Session::Open(Open {
+            credit: 0,
+            last_sequence: 0,
+            heartbeat_every,
+            heartbeat_due: now + heartbeat_every,
+            state: self.state(),
+            state_due: now,
+            arriving: BTreeMap::new(),
+        });
+        self.drained_by_server(welcome.draining.then(|| "it is to be drained".to_owned()));
+        self.revoke(welcome.revoked);
+        self.outbox.resend_all();
+    }
+
+    fn limit_messages(&mut self, welcome: &v1::Welcome) {
+        let message = limit(welcome.message_bytes_limit, MESSAGE_BYTES_LIMIT);
+        let solution = limit(welcome.solution_bytes_limit, SOLUTION_BYTES_LIMIT);
+        self.solution_bytes_limit = solution.min(message.saturating_sub(FRAME_BYTES));
+        // A part ends with the result that reaches the target: one more solution must fit.
+        self.part_bytes_target = PART_BYTES_TARGET
+            .min(message.saturating_sub(self.solution_bytes_limit + FRAME_BYTES))
+            .max(1);
+        self.actions
+            .push(Action::LimitSolutions(self.solution_bytes_limit));
+    }
+
+    fn disconnected(&mut self, now: Duration) {
+        if let Session::Open(open) = &self.session
+            && !open.arriving.is_empty()
+        {
+            info!(
+                checkouts = open.arriving.len(),
+                "dropped checkouts that had not arrived whole"
+            );
+        }
+        self.session = Session::None;
+        self.contact.lost_since.get_or_insert(now);
+        self.outbox.resend_all();
+    }
+
+    fn give_up_session(&mut self) {
+        self.session = Session::GivenUp;
+        self.actions.push(Action::Reconnect);
+    }
+
+    /// Plain work goes on without contact: the fence of a checkout is its token, not its time. But a machine
+    /// that slept asks at once what has become of its checkouts.
+    fn notice_absence(&mut self, now: Duration) {
+        let patience = self.lease * 3 / 4;
+        let since = |at: Option<Duration>| at.map_or(Duration::ZERO, |at| now.saturating_sub(at));
+        let slept = since(self.contact.settled_at);
+        self.contact.settled_at = Some(now);
+        if slept > patience && matches!(self.session, Session::Greeting { .. } | Session::Open(_)) {
+            warn!(
+                seconds = slept.as_secs(),
+                "the machine slept or stood still: asking anew what is still ours"
+            );
+            self.give_up_session();
+            return;
+        }
+        if since(self.contact.lost_since) > patience && !self.contact.noted {
+            self.contact.noted = true;
+            if !self.held.is_empty() {
+                let checkouts = self.held.len();
+                warn!(
+                    checkouts,
+                    "out of contact for three quarters of a lease: what is held may be revoked"
+                );
+            }
+        }
+    }
+
+    fn give_up_silent_server(&mut self, now: Duration) {
+        let silent = match &self.session {
+            Session::None | Session::GivenUp => false,
+            Session::Greeting { since } => now >= *since + WELCOME_WAIT,
+            Session::Open(_) => {
+                let wait = self.lease * LEASES_TO_ACKNOWLEDGE;
+                self.outbox
+                    .oldest_sent()
+                    .is_some_and(|sent| now >= sent + wait)
+            }
+        };
+        if silent {
+            warn!("the server does not answer: trying another");
+            self.give_up_session();
+        }
+    }
+
+    // What the server says
+
+    fn receive(&mut self, now: Duration, message: In) {
+        if matches!(self.session, Session::None | Session::GivenUp) {
+            return;
+        }
+        match message {
+            In::Welcome(welcome) => self.welcomed(now, welcome),
+            In::Checkout(part) => self.part(now, part),
+            In::DeliveryAck(ack) => self.acknowledged(ack),
+            In::Revoke(revoke) => self.revoke(revoke.revoked),
+            In::Drain(drain) => self.drained_by_server(Some(drain.reason)),
+        }
+    }
+
+    fn part(&mut self, now: Duration, part: v1::Checkout) {
+        let Session::Open(open) = &mut self.session else {
+            warn!(
+                checkout_id = part.checkout_id,
+                "the server sends a checkout before its Welcome: left to it"
+            );
+            return;
+        };
+        open.last_sequence = part.sequence;
+        let key = key_of(&part);
+        if self
+            .held
+            .get(&key.checkout_id)
+            .is_some_and(|held| held.checkout.key == key)
+        {
+            debug!(checkout_id = %key.checkout_id, "a part of a checkout that is here already");
+            return;
+        }
+        let more = part.more;
+        let whole = match open.arriving.remove(&key.checkout_id) {
+            Some(earlier) if earlier.token == key.token => joined(earlier, part),
+            Some(_) | None => {
+                open.credit = open.credit.saturating_sub(1);
+                part
+            }
+        };
+        if more {
+            open.arriving.insert(key.checkout_id, whole);
+        } else {
+            self.arrived(now, Checkout::new(whole));
+        }
+    }
+
+    fn arrived(&mut self, now: Duration, checkout: Checkout) {
+        let key = checkout.key;
+        // The same id with another token: the database has forgotten the one in hand.
+        self.forget(key.checkout_id, "its id was given to another checkout");
+        debug!(checkout_id = %key.checkout_id, job_id = %checkout.job_id, problems = checkout.problems.len(), "checked out");
+        let known = self
+            .profile
+            .hello
+            .controllers
+            .contains(&checkout.controller);
+        let refusal = match &self.drain {
+            Drain::Stop { .. } => Some("the agent is stopping".to_owned()),
+            Drain::No | Drain::Server { .. } if !known => Some(format!(
+                "the agent has no controller {:?}",
+                checkout.controller
+            )),
+            Drain::No | Drain::Server { .. } => None,
+        };
+        let mut held = Held::new(checkout, now);
+        match refusal {
+            Some(reason) => {
+                warn!(checkout_id = %key.checkout_id, reason, "giving a checkout back");
+                held.give_back(&reason);
+            }
+            None if held.is_computing() => self
+                .actions
+                .push(Action::Compute(Arc::clone(&held.checkout))),
+            None => {}
+        }
+        self.held.insert(key.checkout_id, held);
+    }
+
+    fn acknowledged(&mut self, ack: v1::DeliveryAck) {
+        let Some(delivery) = self.outbox.acknowledge(ack.delivery_id) else {
+            debug!(
+                delivery_id = ack.delivery_id,
+                "an acknowledgement of nothing that is held"
+            );
+            return;
+        };
+        let verdicts: BTreeMap<i64, v1::CheckoutVerdict> = ack
+            .verdicts
+            .into_iter()
+            .map(|verdict| (verdict.checkout_id, verdict))
+            .collect();
+        for part in delivery.checkouts {
+            let key = CheckoutKey {
+                checkout_id: CheckoutId(part.checkout_id),
+                token: part.token,
+            };
+            if self
+                .held
+                .get(&key.checkout_id)
+                .is_none_or(|held| held.checkout.key != key)
+            {
+                continue;
+            }
+            let verdict = verdicts.get(&part.checkout_id).cloned().unwrap_or_default();
+            self.judged(key.checkout_id, &verdict, part.finished);
+        }
+    }
+
+    fn judged(&mut self, checkout_id: CheckoutId, verdict: &v1::CheckoutVerdict, finished: bool) {
+        if verdict.refused > 0 {
+            warn!(%checkout_id, refused = verdict.refused, "results were refused");
+        }
+        match verdict.verdict() {
+            v1::Verdict::Accepted | v1::Verdict::AlreadyAccepted => {
+                if finished {
+                    debug!(%checkout_id, accepted = verdict.accepted, "closed");
+                    self.held.remove(&checkout_id);
+                }
+            }
+            v1::Verdict::Revoked => self.forget(checkout_id, &verdict.reason),
+            v1::Verdict::Unknown => self.forget(checkout_id, "the server does not know it"),
+            v1::Verdict::Unspecified => self.forget(checkout_id, "the server gave no verdict"),
+        }
+    }
+
+    fn revoke(&mut self, revoked: Vec<v1::Revocation>) {
+        for revocation in revoked {
+            if let Session::Open(open) = &mut self.session {
+                open.arriving.remove(&CheckoutId(revocation.checkout_id));
+            }
+            self.forget(CheckoutId(revocation.checkout_id), &revocation.reason);
+        }
+    }
+
+    /// Nothing of it is computed or delivered from now on.
+    fn forget(&mut self, checkout_id: CheckoutId, reason: &str) {
+        let Some(held) = self.held.remove(&checkout_id) else {
+            return;
+        };
+        self.revoked += 1;
+        warn!(%checkout_id, reason, revoked_so_far = self.revoked, "a checkout was revoked");
+        self.outbox.strike(held.checkout.key);
+        self.actions.push(Action::Cancel(held.checkout));
+    }
+
+    // What the cores say
+
+    fn started(&mut self, key: CheckoutKey) {
+        if let Some(held) = self.held_mut(key) {
+            held.start();
+        }
+    }
+
+    fn computed(&mut self, batch: Batch) {
+        if let Some(held) = self.held_mut(batch.key) {
+            held.add(batch);
+        }
+    }
+
+    fn held_mut(&mut self, key: CheckoutKey) -> Option<&mut Held> {
+        self.held
+            .get_mut(&key.checkout_id)
+            .filter(|held| held.checkout.key == key)
+    }
+}
+
+fn key_of(message: &v1::Checkout) -> CheckoutKey {
+    CheckoutKey {
+        checkout_id: CheckoutId(message.checkout_id),
+        token: message.token,
+    }
+}
+
+fn held_message(key: CheckoutKey) -> v1::HeldCheckout {
+    v1::HeldCheckout {
+        checkout_id: key.checkout_id.0,
+        token: key.token,
+    }
+}
+
+/// What the first part says of the job holds for all.
+fn joined(mut whole: v1::Checkout, part: v1::Checkout) -> v1::Checkout {
+    whole.problems.extend(part.problems);
+    whole.related.extend(part.related);
+    whole
+}
+
+fn duration(duration: Option<prost_types::Duration>) -> Option<Duration> {
+    duration
+        .and_then(|duration| Duration::try_from(duration).ok())
+        .filter(|duration| !duration.is_zero())
+}
+
+/// A server's limit, where it states one that is tighter than this build's.
+fn limit(stated: u64, ours: usize) -> usize {
+    match usize::try_from(stated) {
+        Ok(0) | Err(_) => ours,
+        Ok(stated) => stated.min(ours),
+    }
+}

@@ -1,0 +1,169 @@
+//! One checkout in hand: what of it is solved, and what of that has been delivered.
+//!
+//! Owns results until they are cut into a delivery. It never decides whether the session allows one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::problem_result::Outcome;
+
+use super::PARTIAL_DELIVERY_EVERY;
+use crate::pool::Batch;
+use crate::work::Checkout;
+
+/// What a result weighs in a message beside its solution: ids, tags and lengths.
+const RESULT_FRAME_BYTES: usize = 24;
+
+pub struct Held {
+    pub checkout: Arc<Checkout>,
+    pub stage: Stage,
+    /// Problems without a result.
+    unsolved: usize,
+    /// Results that are in no delivery yet.
+    pending: Vec<v1::ProblemResult>,
+    pending_bytes: usize,
+    /// When results were cut off last, or the checkout arrived.
+    cut_at: Duration,
+    busy: Duration,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Stage {
+    Computing {
+        started: bool,
+    },
+    /// No more results will come.
+    Ready {
+        give_back_reason: String,
+    },
+    /// The last of it is in the outbox.
+    Closing,
+}
+
+impl Held {
+    pub fn new(checkout: Checkout, now: Duration) -> Held {
+        let unsolved = checkout.problems.len();
+        let stage = match unsolved {
+            0 => Stage::Ready {
+                give_back_reason: String::new(),
+            },
+            _ => Stage::Computing { started: false },
+        };
+        Held {
+            checkout: Arc::new(checkout),
+            stage,
+            unsolved,
+            pending: Vec::new(),
+            pending_bytes: 0,
+            cut_at: now,
+            busy: Duration::ZERO,
+        }
+    }
+
+    pub fn is_computing(&self) -> bool {
+        matches!(self.stage, Stage::Computing { .. })
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.stage == Stage::Computing { started: true }
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        self.stage == Stage::Computing { started: false }
+    }
+
+    pub fn pending_bytes(&self) -> usize {
+        self.pending_bytes
+    }
+
+    /// From when on the time counts until results of this unfinished checkout are delivered.
+    pub fn partial_since(&self) -> Option<Duration> {
+        (self.is_computing() && !self.pending.is_empty()).then_some(self.cut_at)
+    }
+
+    pub fn partial_is_due(&self, now: Duration, part_bytes_target: usize) -> bool {
+        let full = self.pending_bytes >= part_bytes_target;
+        self.partial_since()
+            .is_some_and(|since| full || now >= since + PARTIAL_DELIVERY_EVERY)
+    }
+
+    pub fn start(&mut self) {
+        if self.is_waiting() {
+            self.stage = Stage::Computing { started: true };
+        }
+    }
+
+    /// Results that come after it was given back are too late.
+    pub fn add(&mut self, batch: Batch) {
+        if !self.is_computing() {
+            return;
+        }
+        self.start();
+        self.unsolved = self.unsolved.saturating_sub(batch.results.len());
+        self.pending_bytes += batch.results.iter().map(bytes_of).sum::<usize>();
+        self.busy += batch.busy;
+        self.pending.extend(batch.results);
+        if self.unsolved == 0 {
+            self.stage = Stage::Ready {
+                give_back_reason: String::new(),
+            };
+        }
+    }
+
+    pub fn give_back(&mut self, reason: &str) {
+        if self.is_computing() {
+            self.stage = Stage::Ready {
+                give_back_reason: reason.to_owned(),
+            };
+        }
+    }
+
+    /// Cuts off results of about `room` bytes, at least one if there are any, and says how many bytes it took.
+    pub fn cut(&mut self, room: usize, now: Duration) -> (v1::CheckoutResults, usize) {
+        let mut bytes = 0;
+        let count = self
+            .pending
+            .iter()
+            .take_while(|result| {
+                bytes < room && {
+                    bytes += bytes_of(result);
+                    true
+                }
+            })
+            .count();
+        let results = if count == self.pending.len() {
+            std::mem::take(&mut self.pending)
+        } else {
+            self.pending.drain(..count).collect()
+        };
+        self.pending_bytes -= bytes;
+        self.cut_at = now;
+        let busy = std::mem::take(&mut self.busy);
+        let mut part = v1::CheckoutResults {
+            checkout_id: self.checkout.key.checkout_id.0,
+            token: self.checkout.key.token,
+            results,
+            finished: false,
+            give_back_reason: String::new(),
+            busy: prost_types::Duration::try_from(busy).ok(),
+        };
+        if self.pending.is_empty()
+            && let Stage::Ready { give_back_reason } = &mut self.stage
+        {
+            part.finished = true;
+            part.give_back_reason = std::mem::take(give_back_reason);
+            self.stage = Stage::Closing;
+        }
+        (part, bytes + RESULT_FRAME_BYTES)
+    }
+}
+
+pub fn bytes_of(result: &v1::ProblemResult) -> usize {
+    let outcome = match &result.outcome {
+        Some(Outcome::Solution(solution)) => solution.len(),
+        Some(Outcome::Failure(message)) => message.len(),
+        None => 0,
+    };
+    outcome + RESULT_FRAME_BYTES
+}

@@ -1,0 +1,104 @@
+//! Deliveries until they are acknowledged.
+//!
+//! Owns their order and their ids: they are sent, and sent again, in the order in which they were made, so
+//! that the one that closes a checkout comes last.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pcfarm_proto::v1;
+
+use super::held::bytes_of;
+use crate::work::CheckoutKey;
+
+/// Deliveries that wait for acknowledgement at a time. A few hide the round trip; with more, what completes
+/// meanwhile would go out in ever smaller pieces instead of together.
+const WINDOW: usize = 4;
+
+#[derive(Default)]
+pub struct Outbox {
+    entries: VecDeque<Entry>,
+    last_id: u64,
+    bytes: usize,
+}
+
+struct Entry {
+    delivery: v1::Delivery,
+    /// When it was sent in this session.
+    sent: Option<Duration>,
+}
+
+impl Outbox {
+    pub fn has_room(&self) -> bool {
+        self.entries.len() < WINDOW
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn oldest_sent(&self) -> Option<Duration> {
+        self.entries.iter().filter_map(|entry| entry.sent).min()
+    }
+
+    /// Keeps a new delivery, sent now.
+    pub fn add(&mut self, checkouts: Vec<v1::CheckoutResults>, now: Duration) -> v1::Delivery {
+        self.last_id += 1;
+        let delivery = v1::Delivery {
+            delivery_id: self.last_id,
+            checkouts,
+        };
+        self.bytes += weight(&delivery);
+        self.entries.push_back(Entry {
+            delivery: delivery.clone(),
+            sent: Some(now),
+        });
+        delivery
+    }
+
+    /// The session is a new one: nothing counts as sent.
+    pub fn resend_all(&mut self) {
+        self.entries.iter_mut().for_each(|entry| entry.sent = None);
+    }
+
+    /// The first delivery that was not sent in this session; it counts as sent from now on.
+    pub fn next_to_send(&mut self, now: Duration) -> Option<v1::Delivery> {
+        let entry = self.entries.iter_mut().find(|entry| entry.sent.is_none())?;
+        entry.sent = Some(now);
+        Some(entry.delivery.clone())
+    }
+
+    /// Hands out the delivery that the server has judged.
+    pub fn acknowledge(&mut self, delivery_id: u64) -> Option<v1::Delivery> {
+        let index = self
+            .entries
+            .iter()
+            .position(|entry| entry.delivery.delivery_id == delivery_id)?;
+        let delivery = self.entries.remove(index)?.delivery;
+        self.bytes -= weight(&delivery);
+        Some(delivery)
+    }
+
+    /// Takes what belongs to a revoked checkout out of every delivery.
+    pub fn strike(&mut self, key: CheckoutKey) {
+        for entry in &mut self.entries {
+            self.bytes -= weight(&entry.delivery);
+            let of_it = |part: &v1::CheckoutResults| {
+                part.checkout_id == key.checkout_id.0 && part.token == key.token
+            };
+            entry.delivery.checkouts.retain(|part| !of_it(part));
+            self.bytes += weight(&entry.delivery);
+        }
+        self.entries
+            .retain(|entry| !entry.delivery.checkouts.is_empty());
+    }
+}
+
+fn weight(delivery: &v1::Delivery) -> usize {
+    delivery
+        .checkouts
+        .iter()
+        .flat_map(|part| &part.results)
+        .map(bytes_of)
+        .sum()
+}

@@ -1,0 +1,123 @@
+//! What the server is told once a session is open: results, state, credit, heartbeats.
+//!
+//! Owns when each of these is due. It never changes what is held, but for what it cuts into deliveries.
+
+use super::*;
+
+impl Inventory {
+    pub(super) fn deliver(&mut self, now: Duration) {
+        while let Some(delivery) = self.outbox.next_to_send(now) {
+            self.actions.push(Action::Send(Out::Delivery(delivery)));
+        }
+        while self.outbox.has_room() {
+            let parts = self.pack(now);
+            if parts.is_empty() {
+                return;
+            }
+            let delivery = self.outbox.add(parts, now);
+            self.send(Out::Delivery(delivery));
+        }
+    }
+
+    /// One delivery's worth of what is due: complete checkouts first.
+    pub(super) fn pack(&mut self, now: Duration) -> Vec<v1::CheckoutResults> {
+        let mut room = self.part_bytes_target;
+        let mut parts = Vec::new();
+        for complete in [true, false] {
+            for held in self.held.values_mut() {
+                let due = match &held.stage {
+                    Stage::Ready { .. } => complete,
+                    Stage::Computing { .. } => {
+                        !complete && held.partial_is_due(now, self.part_bytes_target)
+                    }
+                    Stage::Closing => false,
+                };
+                if due && room > 0 {
+                    let (part, bytes) = held.cut(room, now);
+                    room = room.saturating_sub(bytes);
+                    parts.push(part);
+                }
+            }
+        }
+        parts
+    }
+
+    pub(super) fn tell_state(&mut self, now: Duration) {
+        let state = self.state();
+        let reason = match &self.drain {
+            Drain::No => String::new(),
+            Drain::Server { reason } => reason.clone(),
+            Drain::Stop { .. } => "the agent is stopping".to_owned(),
+        };
+        let Session::Open(open) = &mut self.session else {
+            return;
+        };
+        let draining = state == v1::WorkstationState::Draining;
+        if state == open.state || (now < open.state_due && !draining) {
+            return;
+        }
+        open.state = state;
+        open.state_due = now + STATE_CHANGE_EVERY;
+        self.send(Out::StateChange(v1::StateChange {
+            state: state.into(),
+            reason,
+        }));
+    }
+
+    /// Gives credit, so that one checkout is computed and `prefetch` more are here or on their way. The tails
+    /// of checkouts that run beside a later one are no reason to ask for less.
+    pub(super) fn ask(&mut self) {
+        let unacknowledged = self
+            .held
+            .values()
+            .filter(|held| !held.is_computing())
+            .count();
+        if !matches!(self.drain, Drain::No)
+            || self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
+            || unacknowledged >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
+        {
+            return;
+        }
+        let waiting = self.held.values().filter(|held| held.is_waiting()).count();
+        let running = usize::from(self.held.values().any(Held::is_running));
+        let Session::Open(open) = &mut self.session else {
+            return;
+        };
+        let here = u32::try_from(waiting + running + open.arriving.len()).unwrap_or(u32::MAX);
+        let checkouts =
+            (1 + self.profile.prefetch).saturating_sub(here.saturating_add(open.credit));
+        if checkouts > 0 {
+            open.credit += checkouts;
+            self.send(Out::Credit(v1::Credit { checkouts }));
+        }
+    }
+
+    pub(super) fn unacknowledged_bytes(&self) -> usize {
+        self.outbox.bytes() + self.held.values().map(Held::pending_bytes).sum::<usize>()
+    }
+
+    pub(super) fn beat(&mut self, now: Duration) {
+        let Session::Open(open) = &mut self.session else {
+            return;
+        };
+        if now < open.heartbeat_due {
+            return;
+        }
+        open.heartbeat_due = now + open.heartbeat_every;
+        // What is arriving is in this agent's hands as far as the server can tell.
+        let arriving = open
+            .arriving
+            .values()
+            .map(|part| held_message(key_of(part)));
+        let heartbeat = v1::Heartbeat {
+            held: self
+                .held
+                .values()
+                .map(|held| held_message(held.checkout.key))
+                .chain(arriving)
+                .collect(),
+            last_sequence: open.last_sequence,
+        };
+        self.send(Out::Heartbeat(heartbeat));
+    }
+}

@@ -1,0 +1,500 @@
+//! A table of sessions: what happens, and what the agent does about it.
+
+use bytes::Bytes;
+use pcfarm_proto::v1::problem_result::Outcome;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An inventory and its clock.
+struct Trial {
+    inventory: Inventory,
+    now: Duration,
+}
+
+impl Trial {
+    fn new() -> Trial {
+        let hello = v1::Hello {
+            controllers: vec!["echo".to_owned()],
+            ..Default::default()
+        };
+        let profile = Profile {
+            hello,
+            prefetch: 1,
+            grace: 10 * SECOND,
+            unacknowledged_bytes: 1000,
+        };
+        let now = 1000 * SECOND;
+        Trial {
+            inventory: Inventory::new(profile, now),
+            now,
+        }
+    }
+
+    /// Welcomed with nothing in hand, and two checkouts asked for.
+    fn open() -> Trial {
+        let mut trial = Trial::new();
+        assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
+        assert_eq!(trial.on(welcome()), ["credit 2"]);
+        trial
+    }
+
+    fn on(&mut self, event: Event) -> Vec<String> {
+        self.inventory.take(self.now, event);
+        self.settle()
+    }
+
+    fn after(&mut self, time: Duration) -> Vec<String> {
+        self.now += time;
+        self.settle()
+    }
+
+    fn settle(&mut self) -> Vec<String> {
+        self.inventory
+            .settle(self.now)
+            .iter()
+            .filter_map(tell)
+            .collect()
+    }
+}
+
+/// One line of text per action.
+fn tell(action: &Action) -> Option<String> {
+    Some(match action {
+        Action::Send(Out::Hello(hello)) => {
+            format!("hello {} {}", state(hello.state), held(&hello.held))
+        }
+        Action::Send(Out::Credit(credit)) => format!("credit {}", credit.checkouts),
+        Action::Send(Out::Delivery(delivery)) => {
+            let parts: Vec<String> = delivery.checkouts.iter().map(part).collect();
+            format!("delivery {}: {}", delivery.delivery_id, parts.join(", "))
+        }
+        Action::Send(Out::Heartbeat(beat)) => {
+            format!("heartbeat {} {}", beat.last_sequence, held(&beat.held))
+        }
+        Action::Send(Out::StateChange(change)) => format!("state {}", state(change.state)),
+        Action::Compute(checkout) => format!("compute {}", checkout.key.checkout_id),
+        Action::Cancel(checkout) => format!("cancel {}", checkout.key.checkout_id),
+        Action::WithdrawUnstarted => "withdraw".to_owned(),
+        Action::LimitSolutions(_) => return None,
+        Action::Reconnect => "reconnect".to_owned(),
+        Action::Exit(ending) => format!("exit {ending:?}"),
+    })
+}
+
+fn state(state: i32) -> String {
+    let state = v1::WorkstationState::try_from(state).expect("a state of the protocol");
+    state
+        .as_str_name()
+        .trim_start_matches("WORKSTATION_STATE_")
+        .to_lowercase()
+}
+
+fn held(held: &[v1::HeldCheckout]) -> String {
+    format!(
+        "{:?}",
+        held.iter().map(|held| held.checkout_id).collect::<Vec<_>>()
+    )
+}
+
+fn part(part: &v1::CheckoutResults) -> String {
+    let ids: Vec<i64> = part
+        .results
+        .iter()
+        .map(|result| result.problem_id)
+        .collect();
+    let finished = if part.finished { " finished" } else { "" };
+    let reason = if part.give_back_reason.is_empty() {
+        ""
+    } else {
+        " given back"
+    };
+    format!("{} {ids:?}{finished}{reason}", part.checkout_id)
+}
+
+fn welcome() -> Event {
+    Event::Received(In::Welcome(v1::Welcome {
+        workstation_id: 7,
+        lease: Some(prost_types::Duration {
+            seconds: 20,
+            nanos: 0,
+        }),
+        heartbeat: Some(prost_types::Duration {
+            seconds: 5,
+            nanos: 0,
+        }),
+        ..Default::default()
+    }))
+}
+
+fn message(id: i64, problems: &[i64]) -> v1::Checkout {
+    let problem = |&problem_id: &i64| v1::Problem {
+        problem_id,
+        ..Default::default()
+    };
+    v1::Checkout {
+        checkout_id: id,
+        token: 100,
+        controller: "echo".to_owned(),
+        problems: problems.iter().map(problem).collect(),
+        sequence: id.unsigned_abs(),
+        ..Default::default()
+    }
+}
+
+fn checkout(id: i64, problems: &[i64]) -> Event {
+    Event::Received(In::Checkout(message(id, problems)))
+}
+
+fn key(id: i64) -> CheckoutKey {
+    CheckoutKey {
+        checkout_id: CheckoutId(id),
+        token: 100,
+    }
+}
+
+fn started(id: i64) -> Event {
+    Event::Computed(Report::Started(key(id)))
+}
+
+fn solved(id: i64, problems: &[i64]) -> Event {
+    sized(id, problems, 2)
+}
+
+fn sized(id: i64, problems: &[i64], bytes: usize) -> Event {
+    let solution = Bytes::from(vec![b'1'; bytes]);
+    let result = |&problem_id: &i64| v1::ProblemResult {
+        problem_id,
+        outcome: Some(Outcome::Solution(solution.clone())),
+    };
+    let results = problems.iter().map(result).collect();
+    Event::Computed(Report::Results(Batch {
+        key: key(id),
+        results,
+        busy: SECOND,
+    }))
+}
+
+fn ack(delivery_id: u64, checkouts: &[(i64, v1::Verdict)]) -> Event {
+    let verdict = |&(checkout_id, verdict): &(i64, v1::Verdict)| v1::CheckoutVerdict {
+        checkout_id,
+        verdict: verdict.into(),
+        ..Default::default()
+    };
+    Event::Received(In::DeliveryAck(v1::DeliveryAck {
+        delivery_id,
+        verdicts: checkouts.iter().map(verdict).collect(),
+    }))
+}
+
+fn revoke(checkout_id: i64) -> Event {
+    let revocation = v1::Revocation {
+        checkout_id,
+        reason: "overdue".to_owned(),
+    };
+    Event::Received(In::Revoke(v1::Revoke {
+        revoked: vec![revocation],
+    }))
+}
+
+use v1::Verdict::{Accepted, AlreadyAccepted, Revoked, Unknown};
+
+#[test]
+fn a_checkout_is_computed_delivered_and_closed() {
+    let mut trial = Trial::open();
+    assert_eq!(
+        trial.on(checkout(1, &[10, 11])),
+        ["compute 1", "state processing"]
+    );
+    assert_eq!(trial.on(started(1)), [""; 0]);
+    assert_eq!(trial.on(checkout(2, &[20])), ["compute 2"]);
+    // The second is begun while the first has a tail: room for a third.
+    assert_eq!(trial.on(started(2)), ["credit 1"]);
+    assert_eq!(trial.on(solved(2, &[20])), ["delivery 1: 2 [20] finished"]);
+    assert_eq!(
+        trial.on(solved(1, &[11, 10])),
+        ["delivery 2: 1 [11, 10] finished", "credit 1"]
+    );
+    assert_eq!(trial.on(ack(1, &[(2, Accepted)])), [""; 0]);
+    assert_eq!(trial.on(ack(2, &[(1, AlreadyAccepted)])), [""; 0]);
+    assert_eq!(trial.after(SECOND), ["state waiting"]);
+    assert_eq!(trial.after(4 * SECOND), ["heartbeat 2 []"]);
+}
+
+#[test]
+fn results_of_a_long_checkout_go_out_about_every_second() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10, 11, 12, 13]));
+    trial.on(started(1));
+    assert_eq!(trial.on(solved(1, &[10])), [""; 0]);
+    assert!(trial.inventory.deadline(trial.now) <= trial.now + SECOND);
+    assert_eq!(trial.after(SECOND), ["delivery 1: 1 [10]"]);
+    assert_eq!(trial.on(solved(1, &[11])), [""; 0]);
+    assert_eq!(trial.on(solved(1, &[12])), [""; 0]);
+    assert_eq!(trial.after(SECOND), ["delivery 2: 1 [11, 12]"]);
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
+    let last = trial.on(solved(1, &[13]));
+    assert_eq!(
+        last,
+        ["delivery 3: 1 [13] finished", "state waiting", "credit 1"]
+    );
+}
+
+#[test]
+fn what_completes_while_the_window_is_full_shares_a_delivery() {
+    let mut trial = Trial::open();
+    trial.inventory.profile.unacknowledged_bytes = usize::MAX;
+    for id in 1..=6 {
+        trial.on(checkout(id, &[id * 10]));
+        trial.on(solved(id, &[id * 10]));
+    }
+    let shared = trial.on(ack(1, &[(1, Accepted)]));
+    assert_eq!(shared, ["delivery 5: 5 [50] finished, 6 [60] finished"]);
+}
+
+#[test]
+fn a_large_checkout_is_delivered_in_parts_and_closed_by_the_last() {
+    let mut trial = Trial::open();
+    trial.inventory.profile.unacknowledged_bytes = usize::MAX;
+    trial.inventory.part_bytes_target = 100;
+    trial.on(checkout(1, &[10, 11, 12]));
+    let sent = trial.on(sized(1, &[10, 11, 12], 60));
+    assert_eq!(
+        sent[..2],
+        ["delivery 1: 1 [10, 11]", "delivery 2: 1 [12] finished"]
+    );
+}
+
+#[test]
+fn no_more_is_asked_for_while_too_much_is_unacknowledged() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10]));
+    assert_eq!(
+        trial.on(sized(1, &[10], 2000)),
+        ["delivery 1: 1 [10] finished"]
+    );
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["credit 1"]);
+}
+
+#[test]
+fn after_a_reconnect_the_unacknowledged_is_held_and_sent_again() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10]));
+    trial.on(checkout(2, &[20, 21]));
+    trial.on(solved(1, &[10]));
+    assert_eq!(trial.on(Event::Disconnected), [""; 0]);
+    // Work goes on meanwhile.
+    assert_eq!(trial.on(solved(2, &[20, 21])), [""; 0]);
+    assert_eq!(trial.on(Event::Connected), ["hello waiting [1, 2]"]);
+    let sent = [
+        "delivery 1: 1 [10] finished",
+        "delivery 2: 2 [20, 21] finished",
+        "credit 2",
+    ];
+    assert_eq!(trial.on(welcome()), sent);
+    assert_eq!(trial.on(ack(1, &[(1, AlreadyAccepted)])), [""; 0]);
+    assert_eq!(trial.on(ack(2, &[(2, Accepted)])), [""; 0]);
+}
+
+#[test]
+fn a_checkout_that_had_not_arrived_whole_is_dropped_with_its_session() {
+    let mut trial = Trial::open();
+    let first = v1::Checkout {
+        more: true,
+        ..message(1, &[10])
+    };
+    assert_eq!(
+        trial.on(Event::Received(In::Checkout(first.clone()))),
+        [""; 0]
+    );
+    assert_eq!(trial.after(5 * SECOND), ["heartbeat 1 [1]"]);
+    trial.on(Event::Disconnected);
+    assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
+    assert_eq!(trial.on(welcome()), ["credit 2"]);
+    trial.on(Event::Received(In::Checkout(first)));
+    assert_eq!(
+        trial.on(checkout(1, &[11])),
+        ["compute 1", "state processing"]
+    );
+    assert_eq!(
+        trial.on(solved(1, &[10, 11])),
+        ["delivery 1: 1 [10, 11] finished", "credit 1"]
+    );
+}
+
+#[test]
+fn what_is_revoked_is_cancelled_and_never_delivered() {
+    for how in ["revoke", "welcome", "verdict", "unknown"] {
+        let mut trial = Trial::open();
+        trial.on(checkout(1, &[10, 11]));
+        trial.on(solved(1, &[10]));
+        trial.after(SECOND);
+        let event = match how {
+            "revoke" => revoke(1),
+            "verdict" => ack(1, &[(1, Revoked)]),
+            "unknown" => ack(1, &[(1, Unknown)]),
+            _ => {
+                trial.on(Event::Disconnected);
+                trial.on(Event::Connected);
+                let revocation = v1::Revocation {
+                    checkout_id: 1,
+                    reason: String::new(),
+                };
+                Event::Received(In::Welcome(v1::Welcome {
+                    revoked: vec![revocation],
+                    ..Default::default()
+                }))
+            }
+        };
+        let actions = trial.on(event);
+        assert_eq!(actions[0], "cancel 1", "{how}");
+        assert!(
+            !actions.iter().any(|action| action.starts_with("delivery")),
+            "{how}: {actions:?}"
+        );
+        assert_eq!(trial.on(solved(1, &[11])), [""; 0], "{how}");
+    }
+}
+
+#[test]
+fn a_verdict_on_an_old_token_leaves_the_new_checkout_alone() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10]));
+    trial.on(solved(1, &[10]));
+    let again = v1::Checkout {
+        token: 200,
+        ..message(1, &[30])
+    };
+    let actions = trial.on(Event::Received(In::Checkout(again)));
+    assert_eq!(actions[..2], ["cancel 1", "compute 1"]);
+    assert_eq!(trial.on(ack(1, &[(1, Unknown)])), [""; 0]);
+    // Nor do results of the old one count for it.
+    assert_eq!(trial.on(solved(1, &[30])), [""; 0]);
+    assert!(trial.inventory.held[&CheckoutId(1)].is_computing());
+}
+
+#[test]
+fn an_unknown_controller_gives_the_checkout_back() {
+    let mut trial = Trial::open();
+    let other = v1::Checkout {
+        controller: "other".to_owned(),
+        ..message(1, &[10])
+    };
+    let actions = trial.on(Event::Received(In::Checkout(other)));
+    assert_eq!(
+        actions,
+        ["delivery 1: 1 [] finished given back", "credit 1"]
+    );
+}
+
+#[test]
+fn a_stopping_agent_gives_back_what_it_cannot_finish() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10, 11]));
+    trial.on(started(1));
+    trial.on(checkout(2, &[20]));
+    assert_eq!(trial.on(Event::Stop), ["withdraw", "state draining"]);
+    let actions = trial.on(Event::Withdrawn(vec![key(2)]));
+    assert_eq!(
+        actions,
+        ["cancel 2", "delivery 1: 2 [] finished given back"]
+    );
+    trial.on(solved(1, &[10]));
+    trial.on(ack(1, &[(2, Accepted)]));
+    // One that was on its way.
+    assert_eq!(
+        trial.on(checkout(3, &[30])),
+        ["delivery 2: 3 [] finished given back"]
+    );
+    trial.on(ack(2, &[(3, Accepted)]));
+    assert_eq!(
+        trial.after(9 * SECOND),
+        ["delivery 3: 1 [10]", "heartbeat 3 [1]"]
+    );
+    assert_eq!(
+        trial.after(SECOND),
+        ["cancel 1", "delivery 4: 1 [] finished given back"]
+    );
+    trial.on(ack(3, &[(1, Accepted)]));
+    assert_eq!(trial.on(ack(4, &[(1, Accepted)])), ["exit Clean"]);
+}
+
+#[test]
+fn a_stopping_agent_does_not_wait_for_ever() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10]));
+    trial.on(Event::Disconnected);
+    assert_eq!(trial.on(Event::Stop), ["withdraw"]);
+    assert_eq!(trial.after(10 * SECOND), ["cancel 1"]);
+    assert_eq!(trial.after(5 * SECOND), ["exit Unacknowledged(1)"]);
+
+    let mut idle = Trial::new();
+    assert_eq!(idle.on(Event::Stop), ["withdraw", "exit Clean"]);
+}
+
+#[test]
+fn a_drained_agent_takes_no_more_until_a_welcome_says_otherwise() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10]));
+    let drain = Event::Received(In::Drain(v1::Drain {
+        reason: "new memory".to_owned(),
+    }));
+    assert_eq!(trial.on(drain), ["state draining"]);
+    assert_eq!(trial.on(solved(1, &[10])), ["delivery 1: 1 [10] finished"]);
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
+    trial.on(Event::Disconnected);
+    assert_eq!(trial.on(Event::Connected), ["hello draining []"]);
+    assert_eq!(trial.on(welcome()), ["state waiting", "credit 2"]);
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_left() {
+    let mut greeting = Trial::new();
+    greeting.on(Event::Connected);
+    assert_eq!(greeting.after(9 * SECOND), [""; 0]);
+    assert_eq!(greeting.after(SECOND), ["reconnect"]);
+    assert_eq!(greeting.on(welcome()), [""; 0]);
+
+    let mut delivering = Trial::open();
+    delivering.on(checkout(1, &[10]));
+    delivering.on(solved(1, &[10]));
+    for _ in 0..11 {
+        assert_eq!(
+            delivering.after(5 * SECOND).last().map(String::as_str),
+            Some("heartbeat 1 [1]")
+        );
+    }
+    assert_eq!(
+        delivering.after(5 * SECOND).last().map(String::as_str),
+        Some("reconnect")
+    );
+}
+
+#[test]
+fn a_machine_that_slept_asks_before_it_goes_on() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10]));
+    assert_eq!(trial.after(3600 * SECOND), ["reconnect"]);
+    trial.on(Event::Disconnected);
+    assert_eq!(trial.on(Event::Connected), ["hello processing [1]"]);
+}
+
+#[test]
+fn the_state_does_not_flicker() {
+    let mut trial = Trial::open();
+    trial.inventory.profile.unacknowledged_bytes = usize::MAX;
+    let mut changes = 0;
+    for id in 1..=100 {
+        for event in [checkout(id, &[id]), solved(id, &[id])] {
+            changes += trial
+                .on(event)
+                .iter()
+                .filter(|action| action.starts_with("state"))
+                .count();
+            trial.now += Duration::from_millis(5);
+        }
+        trial.on(ack(id.unsigned_abs(), &[(id, Accepted)]));
+    }
+    assert!(changes <= 3, "{changes} changes in a second");
+}

@@ -1,0 +1,277 @@
+//! The connection to one of the farm's servers, kept up for ever.
+//!
+//! Owns which server is tried when, and the stream's two ends. What is said on the stream is none of its
+//! business, but for one thing: a Welcome proves a server good.
+
+use std::time::Duration;
+
+use pcfarm_proto::MESSAGE_BYTES_LIMIT;
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
+use pcfarm_proto::v1::server_message::Message as In;
+use rand::RngExt;
+use rand::seq::SliceRandom;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tracing::{debug, error, info, warn};
+
+/// A server on the same campus answers in milliseconds: with three, rotating past a dead one stays quick.
+const CONNECT_WAIT: Duration = Duration::from_secs(3);
+
+/// A server that is silent on the wire is left after both of these: well within half a lease.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_WAIT: Duration = Duration::from_secs(5);
+
+/// The first retries are quick: when one server of several stops, work moves to another within two seconds.
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+
+/// An agent is back this soon after an outage; some hundred agents at this pace are nothing to a server.
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
+/// Room for a part of a checkout, several times over: fewer round trips for window updates.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+
+/// Messages under way to the stream. Deliveries are the large ones, and the inventory bounds those.
+const OUTBOUND_WAITING: usize = 16;
+
+/// What a link tells the agent, in order: opened, received, ended, and again.
+pub enum LinkEvent {
+    Opened(Stream),
+    Received(In),
+    Ended,
+}
+
+/// The agent's end of a stream. To drop `outbound` ends it in good order; `give_up` ends it at once.
+pub struct Stream {
+    pub outbound: mpsc::Sender<v1::AgentMessage>,
+    pub give_up: CancellationToken,
+}
+
+/// Another agent has connected with this workstation's identity, and the server prefers it.
+#[derive(Debug, thiserror::Error)]
+#[error("another agent runs with this workstation's identity (a copied state directory?): {0}")]
+pub struct IdentityInUse(pub String);
+
+pub struct Link {
+    endpoints: Vec<Endpoint>,
+    events: mpsc::Sender<LinkEvent>,
+}
+
+/// How a session, or the attempt at one, came to its end.
+#[derive(Debug)]
+enum End {
+    /// It had been welcomed.
+    Served(Cause),
+    /// It never came to a Welcome.
+    Failed(Cause),
+}
+
+#[derive(Debug)]
+enum Cause {
+    /// Another server may be better.
+    Rotate(anyhow::Error),
+    /// This agent is at fault, or too new or too old: retrying quickly helps nobody.
+    Refused(Status),
+    IdentityInUse(String),
+}
+
+impl Link {
+    /// The servers are tried in random order, so that agents spread over them.
+    pub fn new(mut endpoints: Vec<Endpoint>, events: mpsc::Sender<LinkEvent>) -> Link {
+        endpoints.shuffle(&mut rand::rng());
+        let tuned = |endpoint: Endpoint| {
+            endpoint
+                .connect_timeout(CONNECT_WAIT)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+                .keep_alive_timeout(KEEPALIVE_WAIT)
+                .keep_alive_while_idle(true)
+                .initial_stream_window_size(STREAM_WINDOW_BYTES)
+                .initial_connection_window_size(STREAM_WINDOW_BYTES)
+        };
+        Link {
+            endpoints: endpoints.into_iter().map(tuned).collect(),
+            events,
+        }
+    }
+
+    /// Connects and connects again until the token is cancelled.
+    pub async fn keep_up(self, stop: CancellationToken) -> Result<(), IdentityInUse> {
+        stop.run_until_cancelled(self.rotate())
+            .await
+            .unwrap_or(Ok(()))
+    }
+
+    async fn rotate(&self) -> Result<(), IdentityInUse> {
+        let mut failures = 0;
+        for endpoint in self.endpoints.iter().cycle() {
+            let end = self.session(endpoint).await;
+            debug!(server = %endpoint.uri(), ?end, "session ended");
+            let cause = match end {
+                End::Served(cause) => {
+                    failures = 0;
+                    cause
+                }
+                End::Failed(cause) => cause,
+            };
+            let delay = match cause {
+                Cause::Rotate(error) => {
+                    note_failure(failures, endpoint, &error);
+                    delay(failures, rand::rng().random())
+                }
+                Cause::Refused(status) => {
+                    let (code, reason) = (status.code(), status.message());
+                    error!(server = %endpoint.uri(), %code, reason, "the server refuses this agent");
+                    LONGEST_DELAY
+                }
+                Cause::IdentityInUse(message) => return Err(IdentityInUse(message)),
+            };
+            failures += 1;
+            sleep(delay).await;
+        }
+        unreachable!("settings name at least one server")
+    }
+
+    async fn session(&self, endpoint: &Endpoint) -> End {
+        match timeout(CONNECT_WAIT, endpoint.connect()).await {
+            Ok(Ok(channel)) => {
+                info!(server = %endpoint.uri(), "connected");
+                self.converse(channel).await
+            }
+            Ok(Err(error)) => End::Failed(Cause::Rotate(error.into())),
+            Err(_) => End::Failed(Cause::Rotate(anyhow::anyhow!(
+                "not connected within {} s",
+                CONNECT_WAIT.as_secs()
+            ))),
+        }
+    }
+
+    async fn converse(&self, channel: Channel) -> End {
+        let (outbound, requests) = mpsc::channel(OUTBOUND_WAITING);
+        let give_up = CancellationToken::new();
+        self.tell(LinkEvent::Opened(Stream {
+            outbound,
+            give_up: give_up.clone(),
+        }))
+        .await;
+        let mut welcomed = false;
+        let cause = give_up
+            .run_until_cancelled(self.listen(channel, requests, &mut welcomed))
+            .await
+            .unwrap_or_else(|| Cause::Rotate(anyhow::anyhow!("given up by this agent")));
+        self.tell(LinkEvent::Ended).await;
+        if welcomed {
+            End::Served(cause)
+        } else {
+            End::Failed(cause)
+        }
+    }
+
+    async fn listen(
+        &self,
+        channel: Channel,
+        requests: mpsc::Receiver<v1::AgentMessage>,
+        welcomed: &mut bool,
+    ) -> Cause {
+        let mut client = AgentServiceClient::new(channel)
+            .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
+            .max_encoding_message_size(MESSAGE_BYTES_LIMIT);
+        let mut messages = match client.work(ReceiverStream::new(requests)).await {
+            Ok(response) => response.into_inner(),
+            Err(status) => return cause(status),
+        };
+        loop {
+            match messages.message().await {
+                Ok(Some(v1::ServerMessage {
+                    message: Some(message),
+                })) => {
+                    *welcomed |= matches!(message, In::Welcome(_));
+                    self.tell(LinkEvent::Received(message)).await;
+                }
+                Ok(Some(v1::ServerMessage { message: None })) => {
+                    debug!("a message newer than this agent")
+                }
+                Ok(None) => return Cause::Rotate(anyhow::anyhow!("the server ended the stream")),
+                Err(status) => return cause(status),
+            }
+        }
+    }
+
+    /// An agent that is gone has no use for events; its token ends this link.
+    async fn tell(&self, event: LinkEvent) {
+        let _ = self.events.send(event).await;
+    }
+}
+
+fn cause(status: Status) -> Cause {
+    match status.code() {
+        Code::AlreadyExists => Cause::IdentityInUse(status.message().to_owned()),
+        Code::FailedPrecondition
+        | Code::InvalidArgument
+        | Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::Unimplemented => Cause::Refused(status),
+        _ => Cause::Rotate(status.into()),
+    }
+}
+
+/// Warns at the first failure and then ever more rarely: 1, 2, 4, 8…
+fn note_failure(failures: u32, endpoint: &Endpoint, error: &anyhow::Error) {
+    let (server, attempt) = (endpoint.uri(), failures + 1);
+    if attempt.is_power_of_two() {
+        warn!(%server, attempt, error = format!("{error:#}"), "no session with this server, trying again");
+    } else {
+        debug!(%server, attempt, error = format!("{error:#}"), "no session with this server, trying again");
+    }
+}
+
+/// Doubles with each failure; `luck` in 0..1 takes off up to half, so that agents do not come in step.
+fn delay(failures: u32, luck: f64) -> Duration {
+    let full = FIRST_DELAY
+        .saturating_mul(2_u32.saturating_pow(failures))
+        .min(LONGEST_DELAY);
+    full.mul_f64(1.0 - luck / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_a_limit_and_are_spread() {
+        for (failures, luck, milliseconds) in [
+            (0, 0.0, 50),
+            (0, 1.0, 25),
+            (1, 0.0, 100),
+            (4, 0.0, 800),
+            (6, 0.0, 3200),
+            (7, 0.0, 5000),
+            (7, 1.0, 2500),
+        ] {
+            assert_eq!(
+                delay(failures, luck),
+                Duration::from_millis(milliseconds),
+                "{failures} {luck}"
+            );
+        }
+        assert_eq!(delay(u32::MAX, 0.0), LONGEST_DELAY);
+    }
+
+    #[test]
+    fn only_a_copied_identity_stops_an_agent() {
+        assert!(matches!(
+            cause(Status::already_exists("x")),
+            Cause::IdentityInUse(_)
+        ));
+        assert!(matches!(
+            cause(Status::failed_precondition("x")),
+            Cause::Refused(_)
+        ));
+        assert!(matches!(cause(Status::unavailable("x")), Cause::Rotate(_)));
+        assert!(matches!(cause(Status::unknown("x")), Cause::Rotate(_)));
+    }
+}

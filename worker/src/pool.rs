@@ -1,0 +1,259 @@
+//! The cores: a rayon pool that problems are handed to in order.
+//!
+//! Owns the queue of checkouts to compute and who computes. It reports through one bounded channel and
+//! knows nothing of sessions, deliveries or time limits.
+//!
+//! A core works in *shifts*: a rayon task that takes problem after problem for a few milliseconds, reports
+//! its results in one piece and goes to the end of rayon's queue. Short enough that a controller which uses
+//! rayon itself never waits long for a thread that took a shift in between; long enough that the cost of a
+//! report does not show. Until then results are in the core's *pocket*; the agent empties all pockets about
+//! every second, for a quick result may have a problem of hours behind it. There is no barrier between
+//! checkouts: a shift that finds the first one empty goes on with the next.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use pcfarm_proto::SOLUTION_BYTES_LIMIT;
+use pcfarm_proto::v1::ProblemResult;
+use tokio::sync::mpsc;
+
+use crate::solve::{Controllers, Task};
+use crate::work::{Checkout, CheckoutKey};
+
+/// How long a core takes problems before it reports.
+const SHIFT: Duration = Duration::from_millis(2);
+
+/// Room for solutions that a shift starts with; it grows to what they need.
+const SHIFT_BUFFER_BYTES: usize = 4096;
+
+/// Reports that may wait for the agent: a few per core, so that cores block only if it is stuck.
+const REPORTS_WAITING: usize = 1024;
+
+/// What the cores tell the agent.
+#[derive(Debug)]
+pub enum Report {
+    /// The first problem of a checkout was taken.
+    Started(CheckoutKey),
+    Results(Batch),
+}
+
+/// Results of one core.
+#[derive(Debug)]
+pub struct Batch {
+    pub key: CheckoutKey,
+    pub results: Vec<ProblemResult>,
+    /// Time that it spent in the controller.
+    pub busy: Duration,
+}
+
+/// A pool of `cores` threads.
+pub struct Pool {
+    threads: rayon::ThreadPool,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    cores: usize,
+    controllers: Controllers,
+    queue: Mutex<Queue>,
+    solution_bytes_limit: AtomicUsize,
+    /// One per core, and its lock is nearly always free.
+    pockets: Vec<Mutex<Vec<Batch>>>,
+    reports: mpsc::Sender<Report>,
+}
+
+#[derive(Default)]
+struct Queue {
+    checkouts: VecDeque<Arc<Checkout>>,
+    /// Shifts that are running or waiting for a thread; never more than cores.
+    shifts: usize,
+}
+
+impl Pool {
+    pub fn new(
+        cores: usize,
+        controllers: Controllers,
+    ) -> anyhow::Result<(Pool, mpsc::Receiver<Report>)> {
+        let (reports, receiver) = mpsc::channel(REPORTS_WAITING);
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(cores)
+            .thread_name(|index| format!("pcfarm-core-{index}"))
+            .build()?;
+        let shared = Shared {
+            cores,
+            controllers,
+            queue: Mutex::default(),
+            solution_bytes_limit: AtomicUsize::new(SOLUTION_BYTES_LIMIT),
+            pockets: (0..cores).map(|_| Mutex::default()).collect(),
+            reports,
+        };
+        Ok((
+            Pool {
+                threads,
+                shared: Arc::new(shared),
+            },
+            receiver,
+        ))
+    }
+
+    /// Puts a checkout behind those that wait.
+    pub fn compute(&self, checkout: Arc<Checkout>) {
+        let mut queue = self.shared.queue();
+        let new_shifts = checkout
+            .problems
+            .len()
+            .min(self.shared.cores - queue.shifts);
+        queue.shifts += new_shifts;
+        queue.checkouts.push_back(checkout);
+        drop(queue);
+        for _ in 0..new_shifts {
+            let shared = Arc::clone(&self.shared);
+            self.threads.spawn_fifo(move || shared.shift());
+        }
+    }
+
+    /// Stops a checkout: no more of it is taken, and its controllers are told.
+    pub fn cancel(&self, checkout: &Checkout) {
+        checkout.cancel();
+        self.shared
+            .queue()
+            .checkouts
+            .retain(|waiting| waiting.key != checkout.key);
+    }
+
+    /// Takes out the checkouts of which no problem has been taken.
+    pub fn withdraw_unstarted(&self) -> Vec<CheckoutKey> {
+        let mut withdrawn = Vec::new();
+        self.shared.queue().checkouts.retain(|waiting| {
+            let taken_out = waiting.withdraw();
+            withdrawn.extend(taken_out.then_some(waiting.key));
+            !taken_out
+        });
+        withdrawn
+    }
+
+    /// Results that no core has reported yet.
+    pub fn empty_pockets(&self) -> Vec<Batch> {
+        self.shared
+            .pockets
+            .iter()
+            .flat_map(|pocket| std::mem::take(&mut *locked(pocket)))
+            .collect()
+    }
+
+    pub fn limit_solutions(&self, bytes: usize) {
+        self.shared
+            .solution_bytes_limit
+            .store(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue
+            .lock()
+            .expect("no controller runs under this lock")
+    }
+
+    fn shift(self: Arc<Self>) {
+        let end = Instant::now() + SHIFT;
+        let mut buffer = BytesMut::with_capacity(SHIFT_BUFFER_BYTES);
+        while let Some(checkout) = self.first() {
+            if self.work_on(&checkout, end, &mut buffer) == ShiftIs::Over {
+                break;
+            }
+        }
+        // The decision to end and its record are under one lock: a checkout that comes now is either seen
+        // here, or it sees that there is one shift less.
+        let mut queue = self.queue();
+        if queue.checkouts.is_empty() {
+            queue.shifts -= 1;
+            return;
+        }
+        drop(queue);
+        rayon::spawn_fifo(move || self.shift());
+    }
+
+    /// The first checkout that has problems to take.
+    fn first(&self) -> Option<Arc<Checkout>> {
+        let mut queue = self.queue();
+        loop {
+            let first = queue.checkouts.front()?;
+            if first.untaken() > 0 && !first.is_cancelled() {
+                return Some(Arc::clone(first));
+            }
+            queue.checkouts.pop_front();
+        }
+    }
+
+    fn work_on(&self, checkout: &Checkout, end: Instant, buffer: &mut BytesMut) -> ShiftIs {
+        let core = rayon::current_thread_index().expect("shifts run on the pool's threads");
+        let pocket = &self.pockets[core];
+        let solution_bytes_limit = self.solution_bytes_limit.load(Ordering::Relaxed);
+        let controller = self
+            .controllers
+            .get(&checkout.controller)
+            .expect("only known controllers come here");
+        let mut now = Instant::now();
+        let mut shift_is = ShiftIs::Over;
+        while now < end {
+            let Some(taken) = checkout.take() else {
+                shift_is = ShiftIs::Running;
+                break;
+            };
+            if taken.first {
+                self.report(Report::Started(checkout.key));
+            }
+            let task = Task {
+                checkout,
+                problem: taken.problem,
+                solution_bytes_limit,
+            };
+            let outcome = controller.solve(&task, buffer);
+            let began = std::mem::replace(&mut now, Instant::now());
+            let result = ProblemResult {
+                problem_id: taken.problem.problem_id,
+                outcome: Some(outcome),
+            };
+            pocket_result(&mut locked(pocket), checkout.key, result, now - began);
+        }
+        let batches = std::mem::take(&mut *locked(pocket));
+        batches
+            .into_iter()
+            .for_each(|batch| self.report(Report::Results(batch)));
+        shift_is
+    }
+
+    /// Waits for room. An agent that is gone has no use for reports.
+    fn report(&self, report: Report) {
+        let _ = self.reports.blocking_send(report);
+    }
+}
+
+fn locked(pocket: &Mutex<Vec<Batch>>) -> MutexGuard<'_, Vec<Batch>> {
+    pocket.lock().expect("no controller runs under this lock")
+}
+
+/// Several checkouts share a pocket only if a controller's own rayon let a second shift in between.
+fn pocket_result(pocket: &mut Vec<Batch>, key: CheckoutKey, result: ProblemResult, busy: Duration) {
+    match pocket.last_mut() {
+        Some(batch) if batch.key == key => {
+            batch.results.push(result);
+            batch.busy += busy;
+        }
+        Some(_) | None => pocket.push(Batch {
+            key,
+            results: vec![result],
+            busy,
+        }),
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum ShiftIs {
+    Running,
+    Over,
+}

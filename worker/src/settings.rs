@@ -1,0 +1,309 @@
+//! What an agent is told: a TOML file, `PCFARM_*` variables and flags, in rising order of precedence.
+//!
+//! Owns the defaults and their reasons. It checks everything before anything starts.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use clap::Parser;
+use serde::Deserialize;
+use tonic::transport::Endpoint;
+
+/// The server's own default, on this machine: a farm of one is tried without any setting.
+const DEFAULT_SERVER: &str = "http://127.0.0.1:7070";
+
+/// One checkout beside the one that is computed: enough, since a checkout is some seconds of work, and what
+/// is held here cannot be computed elsewhere.
+const DEFAULT_PREFETCH: u32 = 1;
+
+/// Shorter than the time that service managers give (90 s) and that people wait for.
+const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+/// What a workstation spares without noticing, and minutes of results of most jobs.
+const DEFAULT_UNACKNOWLEDGED_MIB: usize = 64;
+
+const STATE_DIR_NAME: &str = "pcfarm-worker";
+const SYSTEM_STATE_DIR: &str = "/var/lib/pcfarm-worker";
+
+/// All settings of an agent.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Addresses such as `http://farm:7070`; one suffices, each further one is for when it is away.
+    pub servers: Vec<String>,
+    /// Where the agent keeps who it is. No two agents can share one.
+    pub state_dir: PathBuf,
+    /// Cores that the owner lets the agent use.
+    pub cores: usize,
+    /// What people know this workstation by.
+    pub hostname: String,
+    /// Checkouts to hold beyond the one that is computed.
+    pub prefetch: u32,
+    /// How long a stopping agent goes on with what it has begun.
+    pub grace: Duration,
+    /// With more bytes of results unacknowledged than this, no more work is asked for.
+    pub unacknowledged_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            servers: vec![DEFAULT_SERVER.to_owned()],
+            state_dir: default_state_dir(),
+            cores: available_parallelism().map_or(1, usize::from),
+            hostname: hostname::get().map_or_else(
+                |_| "unknown".to_owned(),
+                |name| name.to_string_lossy().into_owned(),
+            ),
+            prefetch: DEFAULT_PREFETCH,
+            grace: DEFAULT_GRACE,
+            unacknowledged_bytes: DEFAULT_UNACKNOWLEDGED_MIB << 20,
+        }
+    }
+}
+
+fn default_state_dir() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from(SYSTEM_STATE_DIR);
+    }
+    let from = |variable| {
+        std::env::var_os(variable)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    from("XDG_STATE_HOME")
+        .or_else(|| from("HOME").map(|home| home.join(".local/state")))
+        .unwrap_or_else(std::env::temp_dir)
+        .join(STATE_DIR_NAME)
+}
+
+/// Why settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("cannot read {path}")]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{path} is not a configuration of this program")]
+    Parse {
+        path: PathBuf,
+        source: toml::de::Error,
+    },
+    #[error("{server:?} is not the address of a server, such as {DEFAULT_SERVER}: {reason}")]
+    Server { server: String, reason: String },
+    #[error("no server is named")]
+    NoServer,
+    #[error("an agent needs at least one core")]
+    NoCores,
+    #[error("two controllers are named {0:?}")]
+    DuplicateController(&'static str),
+    #[error("an agent needs at least one controller")]
+    NoController,
+}
+
+/// An agent of a PC Farm: checks out problems, solves them on this machine's cores, delivers the results.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Flags {
+    /// Address of a server; several by commas or by repeating it [default: http://127.0.0.1:7070]
+    #[arg(long, value_name = "URL", env = "PCFARM_SERVER", value_delimiter = ',')]
+    server: Vec<String>,
+    /// Where the agent keeps its identity [default: /var/lib/pcfarm-worker as root, else
+    /// ~/.local/state/pcfarm-worker]
+    #[arg(long, value_name = "DIR", env = "PCFARM_STATE_DIR")]
+    state_dir: Option<PathBuf>,
+    /// Cores to use [default: all]
+    #[arg(long, value_name = "N", env = "PCFARM_CORES")]
+    cores: Option<usize>,
+    /// A TOML file with settings, named as the flags are but with _ for -
+    #[arg(long, value_name = "FILE", env = "PCFARM_CONFIG")]
+    config: Option<PathBuf>,
+    /// What people know this workstation by [default: the system's host name]
+    #[arg(long, value_name = "NAME", env = "PCFARM_HOSTNAME")]
+    hostname: Option<String>,
+    /// Checkouts to hold beyond the one that is computed [default: 1]
+    #[arg(long, value_name = "N", env = "PCFARM_PREFETCH")]
+    prefetch: Option<u32>,
+    /// How long to go on with what was begun when told to stop [default: 10]
+    #[arg(long, value_name = "SECONDS", env = "PCFARM_GRACE")]
+    grace: Option<u64>,
+    /// Results that may wait for a server before no more work is asked for [default: 64]
+    #[arg(long, value_name = "MIB", env = "PCFARM_UNACKNOWLEDGED_MIB")]
+    unacknowledged_mib: Option<usize>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileSettings {
+    server: Option<OneOrMany>,
+    state_dir: Option<PathBuf>,
+    cores: Option<usize>,
+    hostname: Option<String>,
+    prefetch: Option<u32>,
+    grace: Option<u64>,
+    unacknowledged_mib: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Settings {
+    /// From this program's arguments, environment and file. Wrong usage, and `--help`, end the program.
+    pub fn from_program() -> Result<Settings, SettingsError> {
+        Settings::merge(Flags::parse())
+    }
+
+    /// As [`Settings::from_program`], from these arguments (the program's name first).
+    pub fn from_arguments<A: Into<OsString> + Clone>(
+        arguments: &[A],
+    ) -> Result<Settings, anyhow::Error> {
+        Ok(Settings::merge(Flags::try_parse_from(
+            arguments.iter().cloned(),
+        )?)?)
+    }
+
+    fn merge(flags: Flags) -> Result<Settings, SettingsError> {
+        let file = flags
+            .config
+            .as_deref()
+            .map(read_file)
+            .transpose()?
+            .unwrap_or_default();
+        let default = Settings::default();
+        let file_servers = match file.server {
+            Some(OneOrMany::One(server)) => vec![server],
+            Some(OneOrMany::Many(servers)) => servers,
+            None => default.servers,
+        };
+        let unacknowledged = flags.unacknowledged_mib.or(file.unacknowledged_mib);
+        let settings = Settings {
+            servers: if flags.server.is_empty() {
+                file_servers
+            } else {
+                flags.server
+            },
+            state_dir: flags
+                .state_dir
+                .or(file.state_dir)
+                .unwrap_or(default.state_dir),
+            cores: flags.cores.or(file.cores).unwrap_or(default.cores),
+            hostname: flags.hostname.or(file.hostname).unwrap_or(default.hostname),
+            prefetch: flags.prefetch.or(file.prefetch).unwrap_or(default.prefetch),
+            grace: flags
+                .grace
+                .or(file.grace)
+                .map_or(default.grace, Duration::from_secs),
+            unacknowledged_bytes: unacknowledged.map_or(default.unacknowledged_bytes, |mib| {
+                mib.saturating_mul(1 << 20)
+            }),
+        };
+        settings.endpoints()?;
+        Ok(settings)
+    }
+
+    /// The servers as the link wants them; checks the rest as well.
+    pub(crate) fn endpoints(&self) -> Result<Vec<Endpoint>, SettingsError> {
+        if self.cores == 0 {
+            return Err(SettingsError::NoCores);
+        }
+        let named = self
+            .servers
+            .iter()
+            .map(|server| server.trim())
+            .filter(|server| !server.is_empty());
+        let endpoints: Vec<Endpoint> = named.map(endpoint).collect::<Result<_, _>>()?;
+        if endpoints.is_empty() {
+            return Err(SettingsError::NoServer);
+        }
+        Ok(endpoints)
+    }
+}
+
+fn read_file(path: &Path) -> Result<FileSettings, SettingsError> {
+    let path = path.to_owned();
+    match std::fs::read_to_string(&path) {
+        Ok(text) => toml::from_str(&text).map_err(|source| SettingsError::Parse { path, source }),
+        Err(source) => Err(SettingsError::Read { path, source }),
+    }
+}
+
+/// `farm:7070` is taken for `http://farm:7070`.
+fn endpoint(server: &str) -> Result<Endpoint, SettingsError> {
+    let wrong = |reason: String| SettingsError::Server {
+        server: server.to_owned(),
+        reason,
+    };
+    let url = if server.contains("://") {
+        server.to_owned()
+    } else {
+        format!("http://{server}")
+    };
+    let endpoint = Endpoint::from_shared(url)
+        .map_err(|error| wrong(format!("{:#}", anyhow::Error::from(error))))?;
+    match (endpoint.uri().scheme_str(), endpoint.uri().host()) {
+        (Some("http"), Some(host)) if !host.is_empty() => Ok(endpoint),
+        (Some("http"), _) => Err(wrong("it has no host".to_owned())),
+        (_, _) => Err(wrong("only http is spoken".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Settings, String> {
+        let arguments = [&["worker"], arguments].concat();
+        Settings::from_arguments(&arguments).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn flags_go_before_the_file_and_the_file_before_defaults() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("worker.toml");
+        std::fs::write(&file, "server = [\"a:1\", \"b:2\"]\ncores = 3\ngrace = 7\n")
+            .expect("a file");
+        let file = file.to_str().expect("a path of text");
+
+        let settings = parse(&["--config", file, "--cores", "5"]).expect("good settings");
+        assert_eq!(settings.servers, ["a:1", "b:2"]);
+        assert_eq!(
+            (settings.cores, settings.grace),
+            (5, Duration::from_secs(7))
+        );
+        assert_eq!(settings.prefetch, DEFAULT_PREFETCH);
+        let settings = parse(&["--config", file, "--server", "c:3,d:4", "--server", "e:5"])
+            .expect("good settings");
+        assert_eq!(settings.servers, ["c:3", "d:4", "e:5"]);
+    }
+
+    #[test]
+    fn wrong_settings_are_refused_with_their_reason() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("worker.toml");
+        std::fs::write(&file, "coers = 3").expect("a file");
+        for (arguments, expected) in [
+            (vec!["--cores", "0"], "at least one core"),
+            (vec!["--cores", "many"], "invalid value"),
+            (vec!["--server", "https://farm:1"], "only http is spoken"),
+            (vec!["--server", "http://"], "not the address of a server"),
+            (vec!["--server", " , "], "no server"),
+            (
+                vec!["--config", "/nowhere/worker.toml"],
+                "cannot read /nowhere/worker.toml",
+            ),
+            (
+                vec!["--config", file.to_str().expect("a path of text")],
+                "unknown field `coers`",
+            ),
+        ] {
+            let error = parse(&arguments).expect_err(&format!("{arguments:?}"));
+            assert!(error.contains(expected), "{arguments:?}: {error}");
+        }
+    }
+}

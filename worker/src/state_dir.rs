@@ -1,0 +1,131 @@
+//! The agent's state directory: who it is, across restarts.
+//!
+//! Owns the identity file and the lock that keeps a second agent out. Nothing else is kept on disk: what an
+//! agent holds is lost with it, and the farm hands it out again.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use uuid::Uuid;
+
+const IDENTITY_FILE: &str = "identity";
+const LOCK_FILE: &str = "lock";
+
+/// A state directory in this agent's hands, until it is dropped.
+#[derive(Debug)]
+pub struct StateDir {
+    pub identity: Uuid,
+    _lock: File,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StateDirError {
+    #[error("another agent uses the state directory {0}: give this one its own with --state-dir")]
+    InUse(PathBuf),
+    #[error("{path} does not hold a UUID: remove it, and the agent becomes a new workstation")]
+    BadIdentity { path: PathBuf, source: uuid::Error },
+    #[error("cannot {doing} {path}")]
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+}
+
+impl StateDir {
+    /// Takes the directory; makes it and an identity at the first start.
+    pub fn open(dir: &Path) -> Result<StateDir, StateDirError> {
+        fs::create_dir_all(dir).map_err(failed("make the state directory", dir))?;
+        let lock = lock(dir)?;
+        let path = dir.join(IDENTITY_FILE);
+        let identity = match fs::read_to_string(&path) {
+            Ok(text) => text
+                .trim()
+                .parse()
+                .map_err(|source| StateDirError::BadIdentity { path, source })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make_identity(dir, &path)?,
+            Err(error) => return Err(failed("read", &path)(error)),
+        };
+        Ok(StateDir {
+            identity,
+            _lock: lock,
+        })
+    }
+}
+
+fn lock(dir: &Path) -> Result<File, StateDirError> {
+    let path = dir.join(LOCK_FILE);
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(failed("open", &path))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(StateDirError::InUse(dir.to_owned())),
+        Err(errno) => Err(failed("lock", &path)(errno.into())),
+    }
+}
+
+/// Written aside, synced and renamed: after a crash there is a whole identity or none.
+fn make_identity(dir: &Path, path: &Path) -> Result<Uuid, StateDirError> {
+    let identity = Uuid::new_v4();
+    let aside = dir.join(format!("{IDENTITY_FILE}.new"));
+    let write = || {
+        let mut file = File::create(&aside)?;
+        writeln!(file, "{identity}")?;
+        file.sync_all()?;
+        fs::rename(&aside, path)?;
+        File::open(dir)?.sync_all()
+    };
+    write().map_err(failed("write", path))?;
+    Ok(identity)
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateDirError {
+    let path = path.to_owned();
+    move |source| StateDirError::Io {
+        doing,
+        path,
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_is_kept_and_used_by_one_agent_at_a_time() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("agent");
+        let first = StateDir::open(&path).expect("a first start");
+        let second = StateDir::open(&path).expect_err("the first still runs");
+        assert!(
+            matches!(&second, StateDirError::InUse(dir) if *dir == path),
+            "{second}"
+        );
+        assert!(second.to_string().contains("--state-dir"), "{second}");
+        let identity = first.identity;
+        drop(first);
+        assert_eq!(
+            StateDir::open(&path).expect("a second start").identity,
+            identity
+        );
+    }
+
+    #[test]
+    fn a_spoilt_identity_is_an_error_that_names_the_file() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        fs::write(dir.path().join(IDENTITY_FILE), "me").expect("a file");
+        let error = StateDir::open(dir.path()).expect_err("no UUID");
+        assert!(
+            matches!(error, StateDirError::BadIdentity { .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("identity"), "{error}");
+    }
+}

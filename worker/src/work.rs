@@ -1,0 +1,122 @@
+//! A checkout as the agent computes it.
+//!
+//! Owns the problems of one checkout, who takes which, and whether it is still wanted. It never knows how
+//! its results are delivered.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use bytes::Bytes;
+use pcfarm_proto::ids::{CheckoutId, JobId};
+use pcfarm_proto::v1;
+
+use crate::related::Related;
+
+/// What names a checkout for certain: ids repeat after a crash of the database, tokens do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CheckoutKey {
+    pub checkout_id: CheckoutId,
+    pub token: u64,
+}
+
+/// A checkout with all its parts.
+pub struct Checkout {
+    pub key: CheckoutKey,
+    pub job_id: JobId,
+    pub job_name: String,
+    pub job_type: String,
+    pub controller: String,
+    pub parameters: Bytes,
+    pub problems: Vec<v1::Problem>,
+    related_reads: Mutex<Vec<v1::RelatedRead>>,
+    related: OnceLock<Related>,
+    next: AtomicUsize,
+    cancelled: AtomicBool,
+}
+
+impl fmt::Debug for Checkout {
+    /// Without what it carries: payloads are not for logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checkout")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A problem that its taker must solve; `first` if it is the first of its checkout.
+pub struct Taken<'a> {
+    pub problem: &'a v1::Problem,
+    pub first: bool,
+}
+
+/// What `next` is moved to when a checkout is withdrawn: behind any problem, and far from overflow.
+const WITHDRAWN: usize = usize::MAX / 2;
+
+impl Checkout {
+    pub fn new(message: v1::Checkout) -> Checkout {
+        Checkout {
+            key: CheckoutKey {
+                checkout_id: CheckoutId(message.checkout_id),
+                token: message.token,
+            },
+            job_id: JobId(message.job_id),
+            job_name: message.job_name,
+            job_type: message.job_type,
+            controller: message.controller,
+            parameters: message.parameters,
+            problems: message.problems,
+            related_reads: Mutex::new(message.related),
+            related: OnceLock::new(),
+            next: AtomicUsize::new(0),
+            cancelled: AtomicBool::new(false),
+        }
+    }
+
+    /// The related rows, indexed by the first core that asks.
+    pub fn related(&self) -> &Related {
+        self.related.get_or_init(|| {
+            let mut reads = self
+                .related_reads
+                .lock()
+                .expect("taking a vector does not panic");
+            Related::new(std::mem::take(&mut *reads))
+        })
+    }
+
+    /// The next problem in order, each for one taker only; none once it is cancelled.
+    pub fn take(&self) -> Option<Taken<'_>> {
+        if self.is_cancelled() {
+            return None;
+        }
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        let problem = self.problems.get(index)?;
+        Some(Taken {
+            problem,
+            first: index == 0,
+        })
+    }
+
+    /// Takes the whole checkout out of the hands of all cores, unless one of them was quicker.
+    pub fn withdraw(&self) -> bool {
+        self.next
+            .compare_exchange(0, WITHDRAWN, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// How many problems nobody has taken.
+    pub fn untaken(&self) -> usize {
+        self.problems
+            .len()
+            .saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Lets nobody take another problem, and tells those who compute one.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}

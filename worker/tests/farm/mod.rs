@@ -1,0 +1,270 @@
+//! A server that speaks the agents' protocol as the test tells it, and agents that run against it.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::agent_message::Message as FromAgent;
+use pcfarm_proto::v1::agent_service_server::{AgentService, AgentServiceServer};
+use pcfarm_proto::v1::problem_result::Outcome;
+use pcfarm_proto::v1::server_message::Message as ToAgent;
+use pcfarm_worker::{Agent, AgentError, Settings};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Longer than anything here takes, shorter than a person's patience.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub struct Server {
+    pub address: SocketAddr,
+    sessions: mpsc::Receiver<Session>,
+    tasks: JoinSet<Result<(), tonic::transport::Error>>,
+}
+
+pub struct Session {
+    pub to_agent: mpsc::Sender<Result<v1::ServerMessage, Status>>,
+    from_agent: Streaming<v1::AgentMessage>,
+    sequence: AtomicU64,
+}
+
+struct Service {
+    sessions: mpsc::Sender<Session>,
+}
+
+#[tonic::async_trait]
+impl AgentService for Service {
+    type WorkStream = ReceiverStream<Result<v1::ServerMessage, Status>>;
+
+    async fn work(
+        &self,
+        request: Request<Streaming<v1::AgentMessage>>,
+    ) -> Result<Response<Self::WorkStream>, Status> {
+        let (to_agent, stream) = mpsc::channel(16);
+        let session = Session {
+            to_agent,
+            from_agent: request.into_inner(),
+            sequence: AtomicU64::new(0),
+        };
+        self.sessions
+            .send(session)
+            .await
+            .map_err(|_| Status::unavailable("the test is over"))?;
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+impl Server {
+    pub async fn start() -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("a bound port");
+        let (sender, sessions) = mpsc::channel(4);
+        let service = AgentServiceServer::new(Service { sessions: sender });
+        let mut tasks = JoinSet::new();
+        let router = tonic::transport::Server::builder().add_service(service);
+        tasks.spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
+        Server {
+            address,
+            sessions,
+            tasks,
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The next agent to connect, with its Hello; not welcomed yet.
+    pub async fn greeted(&mut self) -> (Session, v1::Hello) {
+        let mut session = timeout(PATIENCE, self.sessions.recv())
+            .await
+            .expect("an agent connects")
+            .expect("a session");
+        match session.any().await {
+            Some(FromAgent::Hello(hello)) => (session, hello),
+            other => panic!("not a Hello: {other:?}"),
+        }
+    }
+
+    pub async fn welcomed(&mut self) -> (Session, v1::Hello) {
+        let (session, hello) = self.greeted().await;
+        session.welcome().await;
+        (session, hello)
+    }
+
+    /// Closes the listener and every connection.
+    pub async fn stop(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+impl Session {
+    pub async fn welcome(&self) {
+        let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+        self.send(ToAgent::Welcome(v1::Welcome {
+            workstation_id: 1,
+            lease: seconds(20),
+            heartbeat: seconds(5),
+            ..Default::default()
+        }))
+        .await;
+    }
+
+    pub async fn send(&self, message: ToAgent) {
+        let message = v1::ServerMessage {
+            message: Some(message),
+        };
+        self.to_agent
+            .send(Ok(message))
+            .await
+            .expect("the agent listens");
+    }
+
+    /// Hands out problems with ids from 1000 × `id` on, one per payload, and 7 × `id` for its token.
+    pub async fn check_out(
+        &self,
+        id: i64,
+        controller: &str,
+        payloads: impl IntoIterator<Item = String>,
+    ) {
+        let problem = |(index, payload): (i64, String)| v1::Problem {
+            problem_id: 1000 * id + index,
+            key: index.to_string(),
+            payload: Bytes::from(payload),
+            attempt: 1,
+            ..Default::default()
+        };
+        self.send(ToAgent::Checkout(v1::Checkout {
+            checkout_id: id,
+            token: 7 * id.unsigned_abs(),
+            job_name: "test".to_owned(),
+            controller: controller.to_owned(),
+            problems: (0..).zip(payloads).map(problem).collect(),
+            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+            ..Default::default()
+        }))
+        .await;
+    }
+
+    pub async fn acknowledge(&self, delivery: &v1::Delivery) {
+        let verdict = |part: &v1::CheckoutResults| v1::CheckoutVerdict {
+            checkout_id: part.checkout_id,
+            verdict: v1::Verdict::Accepted.into(),
+            accepted: u32::try_from(part.results.len()).expect("few results"),
+            ..Default::default()
+        };
+        let verdicts = delivery.checkouts.iter().map(verdict).collect();
+        self.send(ToAgent::DeliveryAck(v1::DeliveryAck {
+            delivery_id: delivery.delivery_id,
+            verdicts,
+        }))
+        .await;
+    }
+
+    /// What the agent says next; nothing once it has ended its side.
+    pub async fn any(&mut self) -> Option<FromAgent> {
+        let message = timeout(PATIENCE, self.from_agent.message())
+            .await
+            .expect("the agent says something");
+        message.ok().flatten().and_then(|message| message.message)
+    }
+
+    /// The next message that `wanted` makes something of; others are passed over.
+    pub async fn next<T>(&mut self, wanted: impl Fn(FromAgent) -> Option<T>) -> T {
+        loop {
+            let message = self.any().await.expect("the agent is still there");
+            if let Some(found) = wanted(message) {
+                return found;
+            }
+        }
+    }
+
+    pub async fn delivery(&mut self) -> v1::Delivery {
+        self.next(|message| {
+            if let FromAgent::Delivery(delivery) = message {
+                Some(delivery)
+            } else {
+                None
+            }
+        })
+        .await
+    }
+
+    pub async fn credit(&mut self) -> u32 {
+        self.next(|message| {
+            if let FromAgent::Credit(credit) = message {
+                Some(credit.checkouts)
+            } else {
+                None
+            }
+        })
+        .await
+    }
+}
+
+pub struct RunningAgent {
+    pub stop: CancellationToken,
+    tasks: JoinSet<Result<(), AgentError>>,
+    _state_dir: tempfile::TempDir,
+}
+
+pub fn settings(servers: &[&Server], state_dir: &std::path::Path) -> Settings {
+    Settings {
+        servers: servers.iter().map(|server| server.url()).collect(),
+        state_dir: state_dir.to_owned(),
+        cores: 2,
+        hostname: "desk".to_owned(),
+        ..Settings::default()
+    }
+}
+
+impl RunningAgent {
+    pub fn start(
+        agent: Agent,
+        servers: &[&Server],
+        adjust: impl FnOnce(&mut Settings),
+    ) -> RunningAgent {
+        let state_dir = tempfile::tempdir().expect("a temporary directory");
+        let mut settings = settings(servers, state_dir.path());
+        adjust(&mut settings);
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(agent.run_with(settings, stop.clone()));
+        RunningAgent {
+            stop,
+            tasks,
+            _state_dir: state_dir,
+        }
+    }
+
+    pub async fn ended(&mut self) -> Result<(), AgentError> {
+        let ended = timeout(PATIENCE, self.tasks.join_next())
+            .await
+            .expect("the agent ends");
+        ended.expect("it was started").expect("it does not panic")
+    }
+}
+
+/// Problem ids and what became of them, in order.
+pub fn outcomes(part: &v1::CheckoutResults) -> Vec<(i64, String)> {
+    let text = |result: &v1::ProblemResult| match &result.outcome {
+        Some(Outcome::Solution(solution)) => {
+            String::from_utf8(solution.to_vec()).expect("solutions are text")
+        }
+        Some(Outcome::Failure(message)) => format!("failed: {message}"),
+        None => panic!("a result without an outcome"),
+    };
+    let mut outcomes: Vec<(i64, String)> = part
+        .results
+        .iter()
+        .map(|result| (result.problem_id, text(result)))
+        .collect();
+    outcomes.sort();
+    outcomes
+}
