@@ -76,6 +76,11 @@ impl Farm {
         &self.server
     }
 
+    /// For a call that needs more than the generated clients give.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
     /// The limit that the user set for the whole of a verb.
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
@@ -106,6 +111,17 @@ impl Farm {
             Some(limit) => tokio::time::timeout(limit, work)
                 .await
                 .unwrap_or_else(|_| Err(self.timed_out(doing, limit))),
+        }
+    }
+
+    /// Comes when the user's limit for the whole of a verb has passed, and never without one.
+    pub async fn time_is_over(&self, doing: &str) -> anyhow::Error {
+        match self.timeout {
+            None => std::future::pending().await,
+            Some(limit) => {
+                tokio::time::sleep(limit).await;
+                self.timed_out(doing, limit)
+            }
         }
     }
 

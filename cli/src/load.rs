@@ -1,8 +1,8 @@
 //! `pcfarm job load FILE`: problems from a file into a job, in one call that is one transaction.
 //!
 //! A thread reads and checks ([`input`], [`csv`], [`ndjson`]); at most a few batches wait for the network.
-//! A file that turns out to be wrong must never look like one that has ended: the call is cancelled, which
-//! resets its stream, and the request's end is held open until that has happened.
+//! A file that turns out to be wrong must never look like one that has ended: its stream is reset ([`abort`]),
+//! and the request's end is held open until that has happened.
 
 mod abort;
 mod csv;
@@ -15,19 +15,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use pcfarm_proto::ids::JobId;
+use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{
     SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Request;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
 
 use crate::args::{InputFormat, JobOptions, LoadArgs};
 use crate::exit::{Exit, Failure};
 use crate::farm::Farm;
 use crate::output::Output;
 use crate::{jobs, text, wait};
+use abort::Abortable;
 use input::Input;
 
 /// What a message of problems aims at: large enough to be cheap, small beside the message limit.
@@ -37,8 +40,8 @@ const BATCH_PROBLEMS: usize = 2_000;
 /// Batches between reader and network. With the one on each side, the memory of a load.
 const BATCHES_WAITING: usize = 4;
 
-/// For a cancelled call to leave the process. A connection that breaks is no clean end, either.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
+/// For the reset to leave the process. A connection that breaks instead is no clean end, either.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is fixed before the first line is read.
 struct Plan {
@@ -65,11 +68,12 @@ pub async fn load(farm: &Farm, args: &LoadArgs, output: Output) -> Result<()> {
     let doing = format!("loading {name}");
     let started = Instant::now();
     let bar = input.bar().clone();
-    let loaded = farm
-        .unhurried(&doing, submit(farm, &doing, plan, shape(args), input))
-        .await;
+    let loaded = submit(farm, &doing, plan, shape(args), input).await;
     bar.finish_and_clear();
-    let loaded = loaded.map_err(|error| may_have_arrived(error, args))?;
+    let loaded = loaded.map_err(|error| match error {
+        Unloaded::Certainly(error) => error,
+        Unloaded::Perhaps(error) => may_have_arrived(error, args),
+    })?;
     if open_after {
         let id = JobId(loaded.job_id);
         jobs::ask(farm, jobs::Change::Open, id)
@@ -168,23 +172,45 @@ fn format_of(file: &Path) -> Result<InputFormat> {
     }
 }
 
+/// A load that failed before its end was sent has loaded nothing; afterwards only an answer can tell.
+enum Unloaded {
+    Certainly(anyhow::Error),
+    Perhaps(anyhow::Error),
+}
+
 /// One Submit call with everything that the input holds.
-async fn submit(farm: &Farm, doing: &str, plan: Plan, shape: Shape, input: Input) -> Result<SubmitResponse> {
+async fn submit(
+    farm: &Farm,
+    doing: &str,
+    plan: Plan,
+    shape: Shape,
+    input: Input,
+) -> Result<SubmitResponse, Unloaded> {
     let (send, receive) = mpsc::channel::<SubmitRequest>(BATCHES_WAITING);
-    let first = SubmitRequest { part: Some(Part::Header(plan.header)) };
-    send.send(first).await.context("starting the load")?;
+    let first = SubmitRequest {
+        part: Some(Part::Header(plan.header)),
+    };
+    send.try_send(first)
+        .expect("the channel is empty and its receiver is here");
     let abort = CancellationToken::new();
     let mut client = JobServiceClient::new(Abortable::new(farm.channel(), abort.clone()));
     let mut call = Box::pin(async move {
-        client.submit(Request::new(ReceiverStream::new(receive))).await
+        client
+            .submit(Request::new(ReceiverStream::new(receive)))
+            .await
     });
     let batches = Batches::new(send.clone());
-    let mut reading = tokio::task::spawn_blocking(move || read(plan.format, &shape, input, batches));
-    let time_is_over = farm.time_is_over(doing);
-    tokio::pin!(time_is_over);
+    let mut reading =
+        tokio::task::spawn_blocking(move || read(plan.format, &shape, input, batches));
+    let mut time_is_over = Box::pin(farm.time_is_over(doing));
+    let answer = |answer: Result<Response<SubmitResponse>, Status>| {
+        answer
+            .map(Response::into_inner)
+            .map_err(|status| farm.refused(doing, &status))
+    };
     let given_up = tokio::select! {
         // The server need not wait for the end: it may refuse, or know the idempotency key.
-        answer = &mut call => return answered(farm, doing, answer),
+        answered = &mut call => return answer(answered).map_err(Unloaded::Certainly),
         read = &mut reading => read.context("reading the input").flatten().err(),
         error = &mut time_is_over => Some(error),
     };
@@ -192,21 +218,13 @@ async fn submit(farm: &Farm, doing: &str, plan: Plan, shape: Shape, input: Input
         abort.cancel();
         // The body, and with it the receiver, goes when its stream has been reset. Only then may the call go.
         let _ = tokio::time::timeout(ABORT_TIMEOUT, send.closed()).await;
-        return Err(error.context("nothing was loaded"));
+        return Err(Unloaded::Certainly(error.context("nothing was loaded")));
     }
     drop(send);
     tokio::select! {
-        answer = call => answered(farm, doing, answer),
-        error = time_is_over => Err(error),
+        answered = call => answer(answered).map_err(Unloaded::Perhaps),
+        error = time_is_over => Err(Unloaded::Perhaps(error)),
     }
-}
-
-fn answered(
-    farm: &Farm,
-    doing: &str,
-    answer: Result<Response<SubmitResponse>, Status>,
-) -> Result<SubmitResponse> {
-    answer.map(Response::into_inner).map_err(|status| farm.refused(doing, &status))
 }
 
 fn read(format: InputFormat, shape: &Shape, input: Input, mut batches: Batches) -> Result<()> {

@@ -289,6 +289,37 @@ async fn a_killed_load_is_no_end() -> Test {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_load_whose_time_is_over_is_no_end() -> Test {
+    let farm = Farm::start().await?;
+    let line = [
+        "job",
+        "load",
+        "-",
+        "--format",
+        "csv",
+        "--job",
+        "3",
+        "--timeout",
+        "0.3",
+    ];
+    let mut load = farm.command(&line);
+    let mut load = load.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut input = load.stdin.take().context("a pipe")?;
+    input.write_all(b"key,x\na,1\n")?;
+    let ended = tokio::task::spawn_blocking(move || load.wait_with_output()).await??;
+    drop(input);
+    let ran = farm::Ran::from(ended);
+    assert_eq!(ran.code, Some(6), "{ran:?}");
+    assert!(
+        ran.stderr
+            .starts_with("error: nothing was loaded: loading standard input: "),
+        "{ran:?}"
+    );
+    assert_eq!(last_submit(&farm).await?.1, Some(Ended::WithAnError));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_may_answer_before_the_end() -> Test {
     let farm = Farm::start().await?;
     for (job_type, code, words) in [

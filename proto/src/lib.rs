@@ -6,7 +6,6 @@
 pub mod ids;
 
 /// Messages, clients and servers of `pcfarm.v1`.
-#[expect(clippy::large_enum_variant, reason = "generated code; a message's size is what it carries")]
 pub mod v1 {
     tonic::include_proto!("pcfarm.v1");
 }

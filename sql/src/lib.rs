@@ -6,11 +6,14 @@
 //! - who works: [`presence`]; what runs now and then: [`upkeep`]
 
 pub mod checkout;
+pub mod farm;
 pub mod job_types;
+pub mod jobs;
 pub mod json;
 pub mod lanes;
 pub mod migrate;
 pub mod presence;
+pub mod submit;
 pub mod upkeep;
 
 pub mod settings;

@@ -91,8 +91,9 @@ pub async fn page(client: &ClientWrapper, wanted: &Wanted) -> Result<Vec<Problem
     let mut bytes = 0;
     let mut after = wanted.after;
     while found.len() < limit {
-        // One that filters afterwards looks at many to find some.
-        let at_once = if wanted.key.is_some() { PLACES_AT_ONCE } else { limit - found.len() };
+        // Where some are filtered out afterwards: look at many to find a few.
+        let filtered = wanted.key.is_some() || wanted.state == Some(ProblemState::Done);
+        let at_once = if filtered { PLACES_AT_ONCE } else { limit - found.len() };
         let places = places(client, wanted, after, at_once).await?;
         let Some(last) = places.last() else { break };
         let problems = of_places(client, wanted.job_id, &places).await?;
@@ -188,18 +189,13 @@ async fn walk(
             if missing <= 0 {
                 return Ok(places);
             }
-            let behind = if lane.0 == first_lane { after } else { ProblemId(0) };
-            let mut order = locate(client, job_id, behind).await?;
-            if behind == ProblemId(0) {
-                order = -1;
-            }
-            // Behind the first of two numbers that rise together: what is behind the other is left to the second.
+            let (order, behind) =
+                if lane.0 == first_lane { (locate(client, job_id, after).await?, after) } else { (-1, ProblemId(0)) };
             let statement = include_str!("../../queries/problems_of_lane.sql");
             let parameters: &[&(dyn postgres_types::ToSql + Sync)] =
                 &[&job_id, &lane, &order, &behind, &key, &with_result, &missing];
             for row in client.run(statement, parameters).await? {
-                let place = Place::of_row(&row)?;
-                places.push(place);
+                places.push(Place::of_row(&row)?);
             }
         }
         match lanes.last() {

@@ -1,0 +1,45 @@
+# Sourced by the other scripts: finds or installs what building and running need. Debian and its relatives are set up
+# without questions; elsewhere it says exactly what to install.
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# Runs as root, with sudo where that is needed.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"
+    else die "This needs root: run '$*' as root, then start again."; fi
+}
+
+install_packages() {
+    if ! command -v apt-get >/dev/null; then
+        case "$(uname -s)" in
+            Darwin) die "Install it with: brew install $2" ;;
+            *) die "Install $3 with this system's package manager, then start again." ;;
+        esac
+    fi
+    say "Installing $1 …"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -q >/dev/null
+    # shellcheck disable=SC2086 # several packages
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $1 >/dev/null
+}
+
+# PostgreSQL's server programs, 15 or newer: the same places that pcfarm-server --embedded looks in.
+find_postgres() {
+    local directory
+    for directory in $(command -v initdb | xargs -r dirname) $(pg_config --bindir 2>/dev/null) \
+        /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin /usr/local/opt/postgresql@*/bin; do
+        [ -x "$directory/initdb" ] && [ -x "$directory/postgres" ] || continue
+        [ "$("$directory/postgres" --version | sed -E 's/[^0-9]*([0-9]+).*/\1/')" -ge 15 ] && return 0
+    done
+    return 1
+}
+
+ensure_tools() {
+    if ! command -v cargo >/dev/null && [ -f "$HOME/.cargo/env" ]; then . "$HOME/.cargo/env"; fi
+    command -v cargo >/dev/null || die "Rust's toolchain is missing: install it from https://rustup.rs, then start again."
+    command -v cc >/dev/null || install_packages "gcc libc6-dev" gcc "a C linker (gcc or clang)"
+    find_postgres || install_packages postgresql "postgresql@15" "PostgreSQL 15 or newer (its server programs)"
+    find_postgres || die "PostgreSQL 15 or newer is needed, and what was installed is older or not found."
+}

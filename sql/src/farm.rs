@@ -1,0 +1,382 @@
+//! The farm as people see it: workstations and what they hold, servers, numbers, and why a workstation has no work.
+//! Only reads, and never a problem: everything here is summed from rows that are kept anyway.
+
+use crate::checkout::Queries;
+use crate::jobs::reason::{age_of, counted};
+use deadpool_postgres::ClientWrapper;
+use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+use tokio_postgres::{Error, Row};
+
+/// Most that one page holds.
+pub const PAGE_LIMIT: u32 = 1_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkstationState {
+    Waiting,
+    Processing,
+    Suspended,
+    Draining,
+    Dead,
+}
+
+impl WorkstationState {
+    /// The view makes these five.
+    fn of_row(text: &str) -> WorkstationState {
+        match text {
+            "processing" => WorkstationState::Processing,
+            "suspended" => WorkstationState::Suspended,
+            "draining" => WorkstationState::Draining,
+            "dead" => WorkstationState::Dead,
+            _ => WorkstationState::Waiting,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Workstation {
+    pub workstation_id: WorkstationId,
+    pub hostname: String,
+    pub state: WorkstationState,
+    pub since: SystemTime,
+    pub reason: String,
+    pub cores: i32,
+    pub memory_bytes: i64,
+    pub system: String,
+    pub agent_version: String,
+    pub controllers: Vec<String>,
+    pub last_heard: Option<SystemTime>,
+    pub server: Option<String>,
+    pub holds: Vec<Held>,
+}
+
+/// A live checkout.
+#[derive(Clone, Debug)]
+pub struct Held {
+    pub checkout_id: CheckoutId,
+    pub job_id: JobId,
+    pub job_name: String,
+    pub from_order: i64,
+    /// Exclusive.
+    pub to_order: i64,
+    pub problems: i64,
+    pub since: SystemTime,
+}
+
+/// Workstations with a larger id than `after`; `all`: dead ones, too.
+pub async fn workstations(
+    client: &ClientWrapper,
+    all: bool,
+    after: WorkstationId,
+    limit: u32,
+) -> Result<Vec<Workstation>, Error> {
+    read_workstations(client, all, after, limit.min(PAGE_LIMIT), None).await
+}
+
+pub async fn workstation(client: &ClientWrapper, id: WorkstationId) -> Result<Option<Workstation>, Error> {
+    Ok(read_workstations(client, true, WorkstationId(0), 1, Some(id)).await?.pop())
+}
+
+async fn read_workstations(
+    client: &ClientWrapper,
+    all: bool,
+    after: WorkstationId,
+    limit: u32,
+    only: Option<WorkstationId>,
+) -> Result<Vec<Workstation>, Error> {
+    let statement = include_str!("../queries/workstations.sql");
+    let rows = client.run(statement, &[&after, &all, &i64::from(limit), &only]).await?;
+    let ids: Vec<i64> = rows.iter().map(|row| row.try_get("workstation_id")).collect::<Result<_, _>>()?;
+    let mut holds = held_by(client, &ids).await?;
+    rows.iter()
+        .map(|row| {
+            let workstation_id: WorkstationId = row.try_get("workstation_id")?;
+            workstation_of_row(row, holds.remove(&workstation_id.0).unwrap_or_default())
+        })
+        .collect()
+}
+
+async fn held_by(client: &ClientWrapper, workstations: &[i64]) -> Result<HashMap<i64, Vec<Held>>, Error> {
+    let mut holds: HashMap<i64, Vec<Held>> = HashMap::new();
+    if workstations.is_empty() {
+        return Ok(holds);
+    }
+    for row in client.run(include_str!("../queries/held_checkouts.sql"), &[&workstations]).await? {
+        holds.entry(row.try_get("workstation_id")?).or_default().push(Held {
+            checkout_id: row.try_get("checkout_id")?,
+            job_id: row.try_get("job_id")?,
+            job_name: row.try_get("job_name")?,
+            from_order: row.try_get("from_order")?,
+            to_order: row.try_get("to_order")?,
+            problems: row.try_get("problems")?,
+            since: row.try_get("since")?,
+        });
+    }
+    Ok(holds)
+}
+
+fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error> {
+    let state = WorkstationState::of_row(row.try_get("state")?);
+    let told: String = row.try_get("reason")?;
+    let reason = if told.is_empty() { usual_reason(state).to_owned() } else { told };
+    Ok(Workstation {
+        workstation_id: row.try_get("workstation_id")?,
+        hostname: row.try_get("hostname")?,
+        state,
+        since: row.try_get("since")?,
+        reason,
+        cores: row.try_get("cores")?,
+        memory_bytes: row.try_get("memory_bytes")?,
+        system: row.try_get("system")?,
+        agent_version: row.try_get("agent_version")?,
+        controllers: row.try_get("controllers")?,
+        last_heard: row.try_get("last_heard")?,
+        server: row.try_get("server_name")?,
+        holds,
+    })
+}
+
+/// Where the agent gave none: no state is shown without its reason.
+fn usual_reason(state: WorkstationState) -> &'static str {
+    match state {
+        WorkstationState::Waiting => "no work for it",
+        WorkstationState::Processing => "crunches what it holds",
+        WorkstationState::Suspended => "its agent does not work now and did not say why",
+        WorkstationState::Draining => "finishes what it holds and takes no more",
+        WorkstationState::Dead => "not heard of for the lease",
+    }
+}
+
+/// The farm in numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    pub servers: Vec<Server>,
+    pub workstations_waiting: i64,
+    pub workstations_processing: i64,
+    pub workstations_suspended: i64,
+    pub workstations_draining: i64,
+    pub workstations_dead: i64,
+    /// Of workstations that are not dead.
+    pub cores: i64,
+    pub jobs_loading: i64,
+    pub jobs_open: i64,
+    pub jobs_held: i64,
+    pub problems_waiting: i64,
+    pub problems_in_progress: i64,
+    pub refused_results: i64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Server {
+    pub server_id: ServerId,
+    pub name: String,
+    pub address: String,
+    pub started_at: SystemTime,
+    pub heard_at: SystemTime,
+    pub live: bool,
+}
+
+/// `pulse_limit`: the age up to which a server's pulse counts as running.
+pub async fn status(client: &ClientWrapper, pulse_limit: Duration) -> Result<Status, Error> {
+    let servers = client.run(include_str!("../queries/servers.sql"), &[&pulse_limit.as_secs_f64()]).await?;
+    let counts = client.run(include_str!("../queries/farm_counts.sql"), &[]).await?;
+    let counts = &counts[0];
+    Ok(Status {
+        servers: servers.iter().map(server_of_row).collect::<Result<_, _>>()?,
+        workstations_waiting: counts.try_get("workstations_waiting")?,
+        workstations_processing: counts.try_get("workstations_processing")?,
+        workstations_suspended: counts.try_get("workstations_suspended")?,
+        workstations_draining: counts.try_get("workstations_draining")?,
+        workstations_dead: counts.try_get("workstations_dead")?,
+        cores: counts.try_get("cores")?,
+        jobs_loading: counts.try_get("jobs_loading")?,
+        jobs_open: counts.try_get("jobs_open")?,
+        jobs_held: counts.try_get("jobs_held")?,
+        problems_waiting: counts.try_get("problems_waiting")?,
+        problems_in_progress: counts.try_get("problems_in_progress")?,
+        refused_results: counts.try_get("refused_results")?,
+    })
+}
+
+fn server_of_row(row: &Row) -> Result<Server, Error> {
+    Ok(Server {
+        server_id: row.try_get("server_id")?,
+        name: row.try_get("name")?,
+        address: row.try_get("address")?,
+        started_at: row.try_get("started_at")?,
+        heard_at: row.try_get("heard_at")?,
+        live: row.try_get("live")?,
+    })
+}
+
+/// Why a job is not running, or not faster, and what would change that. `None`: there is no such job.
+pub async fn explain_job(client: &ClientWrapper, job_id: JobId) -> Result<Option<Vec<String>>, Error> {
+    let Some(job) = crate::jobs::get(client, job_id).await? else { return Ok(None) };
+    let ahead = crate::jobs::ahead(client, job_id).await?;
+    Ok(Some(crate::jobs::reason::explain(&job, &ahead)))
+}
+
+/// The same of a workstation.
+pub async fn explain_workstation(
+    client: &ClientWrapper,
+    workstation_id: WorkstationId,
+) -> Result<Option<Vec<String>>, Error> {
+    let Some(workstation) = workstation(client, workstation_id).await? else { return Ok(None) };
+    let statement = include_str!("../queries/workstation_prospects.sql");
+    let rows = client.run(statement, &[&workstation_id]).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let prospects = Prospects {
+        silent: row.try_get("silent")?,
+        drain: row.try_get("drain")?,
+        could_run: row.try_get("could_run")?,
+        may_run: row.try_get("may_run")?,
+        have_work: row.try_get("have_work")?,
+        loading: row.try_get("loading")?,
+        held: row.try_get("held")?,
+        wanted_elsewhere: row.try_get::<_, Option<Vec<String>>>("wanted_elsewhere")?.unwrap_or_default(),
+    };
+    Ok(Some(explain(&workstation, &prospects, SystemTime::now())))
+}
+
+/// What work there is for a workstation, by its controllers.
+#[derive(Clone, Debug, Default)]
+struct Prospects {
+    silent: bool,
+    drain: bool,
+    /// Jobs that have not ended, of these those that may be handed out, of these those with work left.
+    could_run: i64,
+    may_run: i64,
+    have_work: i64,
+    loading: i64,
+    held: i64,
+    /// Controllers of open jobs that it does not run.
+    wanted_elsewhere: Vec<String>,
+}
+
+/// `now` is for ages in words alone.
+fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) -> Vec<String> {
+    let id = workstation.workstation_id;
+    let since = now.duration_since(workstation.since).unwrap_or_default().as_secs();
+    let since = age_of(i64::try_from(since).unwrap_or(i64::MAX));
+    let reason = &workstation.reason;
+    let mut reasons = Vec::new();
+    match workstation.state {
+        WorkstationState::Dead => reasons.push(format!(
+            "It has been dead for {since}: {reason}. What it held is back on the queue. It works again when its agent \
+             connects: is the PC on, does pcfarm-worker run, does it reach a server?"
+        )),
+        WorkstationState::Suspended => reasons.push(format!(
+            "It has been suspended for {since}: {reason}. It takes work again when that is over; its agent decides."
+        )),
+        WorkstationState::Draining if prospects.drain => reasons.push(format!(
+            "It has been draining for {since}: {reason}. `pcfarm drain {id} --undo` lets it take work again."
+        )),
+        WorkstationState::Draining => reasons.push(format!(
+            "Its agent has been draining for {since}: {reason}. It takes work again when its agent is started anew."
+        )),
+        WorkstationState::Waiting | WorkstationState::Processing => {}
+    }
+    if prospects.silent && workstation.state != WorkstationState::Dead {
+        reasons.push(
+            "Its server does not hear it: it gets nothing until it is heard again, and is dead when the lease is over."
+                .to_owned(),
+        );
+    }
+    if !workstation.holds.is_empty() {
+        let problems: i64 = workstation.holds.iter().map(|held| held.problems).sum();
+        let checkouts = workstation.holds.len() as i64;
+        reasons.push(format!("It holds {} in {}.", counted(problems, "problem"), counted(checkouts, "checkout")));
+    }
+    let may_take = matches!(workstation.state, WorkstationState::Waiting | WorkstationState::Processing);
+    if may_take {
+        reasons.extend(work(workstation, prospects));
+    }
+    reasons
+}
+
+/// Whether there is work for one that may take some.
+fn work(workstation: &Workstation, prospects: &Prospects) -> Option<String> {
+    if prospects.have_work > 0 {
+        let jobs = counted(prospects.have_work, "open job");
+        let idle = workstation.holds.is_empty();
+        return idle.then(|| format!("There is work for it in {jobs}: it is handed out within a second or two."));
+    }
+    if prospects.may_run > 0 {
+        return Some(format!(
+            "Everything in the {} for its controllers has been handed out: there is more when something comes back.",
+            counted(prospects.may_run, "open job")
+        ));
+    }
+    if prospects.could_run > 0 {
+        return Some(format!(
+            "No job for its controllers may be handed out: {} loading, {} held, {} to start later. \
+             `pcfarm jobs` tells what each waits for.",
+            prospects.loading,
+            prospects.held,
+            prospects.could_run - prospects.loading - prospects.held
+        ));
+    }
+    let runs = match workstation.controllers.as_slice() {
+        [] => "it runs no controllers".to_owned(),
+        controllers => format!("it runs {}", controllers.join(", ")),
+    };
+    Some(match prospects.wanted_elsewhere.as_slice() {
+        [] => format!("There is no open job; {runs}."),
+        wanted => format!("Open jobs want {}; {runs}.", wanted.join(", ")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workstation(state: WorkstationState, holds: i64) -> Workstation {
+        let held = Held {
+            checkout_id: CheckoutId(1),
+            job_id: JobId(7),
+            job_name: "night".into(),
+            from_order: 0,
+            to_order: 2,
+            problems: 20,
+            since: SystemTime::UNIX_EPOCH,
+        };
+        Workstation {
+            workstation_id: WorkstationId(4),
+            hostname: "pc4".into(),
+            state,
+            since: SystemTime::UNIX_EPOCH,
+            reason: "because".into(),
+            cores: 8,
+            memory_bytes: 1,
+            system: "Linux".into(),
+            agent_version: "0".into(),
+            controllers: vec!["emsr".into()],
+            last_heard: None,
+            server: None,
+            holds: vec![held; holds as usize],
+        }
+    }
+
+    #[test]
+    fn a_workstation_without_work_is_explained() {
+        let none = Prospects::default;
+        let cases = [
+            (WorkstationState::Dead, 0, none(), "dead for 90 s: because"),
+            (WorkstationState::Suspended, 0, none(), "suspended for 90 s: because"),
+            (WorkstationState::Draining, 1, Prospects { drain: true, ..none() }, "`pcfarm drain 4 --undo`"),
+            (WorkstationState::Processing, 2, none(), "40 problems in 2 checkouts"),
+            (WorkstationState::Waiting, 0, Prospects { silent: true, ..none() }, "does not hear it"),
+            (WorkstationState::Waiting, 0, none(), "There is no open job; it runs emsr."),
+            (WorkstationState::Waiting, 0, Prospects { wanted_elsewhere: vec!["x".into()], ..none() }, "Open jobs want x"),
+            (WorkstationState::Waiting, 0, Prospects { could_run: 3, held: 1, ..none() }, "0 loading, 1 held, 2 to start later"),
+            (WorkstationState::Waiting, 0, Prospects { could_run: 1, may_run: 1, ..none() }, "has been handed out"),
+            (WorkstationState::Waiting, 0, Prospects { have_work: 1, ..none() }, "within a second or two"),
+        ];
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(90);
+        for (state, holds, prospects, expected) in cases {
+            let reasons = explain(&workstation(state, holds), &prospects, now).join("\n");
+            assert!(reasons.contains(expected), "{reasons} / {expected}");
+        }
+    }
+}
