@@ -28,43 +28,21 @@ Settings: flags, above PCFARM_* variables, above ~/.config/pcfarm/pcfarm.toml (k
 #[derive(Debug, Args)]
 pub struct Global {
     /// The farm's server [default: http://127.0.0.1:7070]
-    #[arg(
-        long,
-        global = true,
-        help_heading = "Everywhere",
-        env = "PCFARM_SERVER",
-        value_name = "URL"
-    )]
+    #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_SERVER", value_name = "URL")]
     pub server: Option<String>,
     /// A TOML file with settings [default: ~/.config/pcfarm/pcfarm.toml if it is there]
-    #[arg(
-        long,
-        global = true,
-        help_heading = "Everywhere",
-        env = "PCFARM_CONFIG",
-        value_name = "FILE"
-    )]
+    #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// How long to wait: 30s, 5m, 1h30m [default: 30s for an answer; no limit for load, results and wait]
     #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_TIMEOUT", value_name = "TIME", value_parser = crate::settings::duration)]
     pub timeout: Option<Duration>,
     /// Form of the output [default: table; for `job results` ndjson]
-    #[arg(
-        long,
-        short,
-        global = true,
-        help_heading = "Everywhere",
-        value_enum,
-        value_name = "FORM"
-    )]
+    #[arg(long, short, global = true, help_heading = "Everywhere", value_enum, value_name = "FORM")]
     pub output: Option<Format>,
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one, for as long as the program"
-)]
+#[expect(clippy::large_enum_variant, reason = "there is one, for as long as the program")]
 pub enum Verb {
     /// The farm at a glance
     Status,

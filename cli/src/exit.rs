@@ -118,10 +118,7 @@ pub fn report(error: &anyhow::Error) -> Exit {
 fn without_repetition(chain: &[String]) -> String {
     let mut told: Vec<&str> = Vec::new();
     for message in chain {
-        if !told
-            .iter()
-            .any(|earlier| earlier.contains(message.as_str()))
-        {
+        if !told.iter().any(|earlier| earlier.contains(message.as_str())) {
             told.push(message);
         }
     }
@@ -146,10 +143,7 @@ mod tests {
             (Status::cancelled("by the server"), Exit::Failed),
             (Status::failed_precondition(""), Exit::Failed),
             (Status::internal("a bug"), Exit::Failed),
-            (
-                Status::from_error(Box::new(io::Error::from(io::ErrorKind::ConnectionReset))),
-                Exit::NotReachable,
-            ),
+            (Status::from_error(Box::new(io::Error::from(io::ErrorKind::ConnectionReset))), Exit::NotReachable),
         ];
         for (status, expected) in cases {
             assert_eq!(of_status(&status), expected, "{status:?}");

@@ -33,13 +33,9 @@ pub struct Farm {
 
 impl Farm {
     pub async fn connect(settings: &Settings) -> Result<Farm> {
-        let limit = settings
-            .timeout
-            .map_or(CONNECT_TIMEOUT, |timeout| timeout.min(CONNECT_TIMEOUT));
+        let limit = settings.timeout.map_or(CONNECT_TIMEOUT, |timeout| timeout.min(CONNECT_TIMEOUT));
         let endpoint = Endpoint::from_shared(settings.server.clone())
-            .map_err(|error| {
-                Failure::usage(format!("`{}` is not a server: {error}", settings.server))
-            })?
+            .map_err(|error| Failure::usage(format!("`{}` is not a server: {error}", settings.server)))?
             .connect_timeout(limit)
             .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
@@ -51,16 +47,11 @@ impl Farm {
             Ok(Err(error)) => return Err(not_there(&settings.server, &innermost(&error))),
             Err(_) => return Err(not_there(&settings.server, "it does not answer")),
         };
-        Ok(Farm {
-            channel,
-            server: settings.server.clone(),
-            timeout: settings.timeout,
-        })
+        Ok(Farm { channel, server: settings.server.clone(), timeout: settings.timeout })
     }
 
     pub fn jobs(&self) -> JobServiceClient<Channel> {
-        JobServiceClient::new(self.channel.clone())
-            .max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
+        JobServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
     }
 
     pub fn workstations(&self) -> WorkstationServiceClient<Channel> {
@@ -87,11 +78,7 @@ impl Farm {
     }
 
     /// One question, one answer. `doing` completes "error: …": `showing job 7`.
-    pub async fn call<T>(
-        &self,
-        doing: &str,
-        call: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T> {
+    pub async fn call<T>(&self, doing: &str, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T> {
         let limit = self.timeout.unwrap_or(CALL_TIMEOUT);
         match tokio::time::timeout(limit, call).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
@@ -101,16 +88,12 @@ impl Farm {
     }
 
     /// A call that lasts as long as there is something to say: limited only by the user.
-    pub async fn unhurried<T>(
-        &self,
-        doing: &str,
-        work: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
+    pub async fn unhurried<T>(&self, doing: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
         match self.timeout {
             None => work.await,
-            Some(limit) => tokio::time::timeout(limit, work)
-                .await
-                .unwrap_or_else(|_| Err(self.timed_out(doing, limit))),
+            Some(limit) => {
+                tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(self.timed_out(doing, limit)))
+            }
         }
     }
 
@@ -139,20 +122,13 @@ impl Farm {
             message => message.to_owned(),
         };
         match exit {
-            Exit::NotReachable => Failure::of(
-                exit,
-                format!(
-                    "{doing}: the server at {} cannot be reached: {message}",
-                    self.server
-                ),
-            ),
+            Exit::NotReachable => {
+                Failure::of(exit, format!("{doing}: the server at {} cannot be reached: {message}", self.server))
+            }
             Exit::TimedOut => self.timed_out(doing, self.timeout.unwrap_or(CALL_TIMEOUT)),
-            Exit::Done
-            | Exit::Failed
-            | Exit::Usage
-            | Exit::NotFound
-            | Exit::NotAllowed
-            | Exit::ProblemsFailed => Failure::of(exit, format!("{doing}: {message}")),
+            Exit::Done | Exit::Failed | Exit::Usage | Exit::NotFound | Exit::NotAllowed | Exit::ProblemsFailed => {
+                Failure::of(exit, format!("{doing}: {message}"))
+            }
         }
     }
 

@@ -4,8 +4,7 @@ use anyhow::Result;
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{
-    GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, SubmitHeader, SubmitRequest,
-    SubmitResponse,
+    GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, SubmitHeader, SubmitRequest, SubmitResponse,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -22,18 +21,10 @@ const PAGE: u32 = 100;
 pub async fn list(farm: &Farm, args: &JobsArgs, output: Output) -> Result<()> {
     let jobs = get_all(farm, args.all, args.limit).await?;
     if jobs.len() >= args.limit as usize {
-        output::note(&format!(
-            "only the newest {}: --limit shows more",
-            args.limit
-        ));
+        output::note(&format!("only the newest {}: --limit shows more", args.limit));
     }
     let now = jiff::Timestamp::now();
-    output.print(
-        || JobsJson {
-            jobs: jobs.iter().map(json).collect(),
-        },
-        || table(&jobs, args.all, now),
-    )
+    output.print(|| JobsJson { jobs: jobs.iter().map(json).collect() }, || table(&jobs, args.all, now))
 }
 
 /// Jobs from the newest, page by page.
@@ -46,9 +37,7 @@ pub async fn get_all(farm: &Farm, all: bool, limit: u32) -> Result<Vec<Job>> {
             before_job_id: jobs.last().map_or(0, |job| job.job_id),
         };
         let mut client = farm.jobs();
-        let page = farm
-            .call("listing jobs", client.list_jobs(farm.request(request)))
-            .await?;
+        let page = farm.call("listing jobs", client.list_jobs(farm.request(request))).await?;
         if page.jobs.is_empty() {
             break;
         }
@@ -83,11 +72,7 @@ pub fn table(jobs: &[Job], all: bool, now: jiff::Timestamp) -> String {
             ]
         })
         .collect();
-    let none = if all {
-        "no jobs yet"
-    } else {
-        "no jobs that have not ended; --all shows the others"
-    };
+    let none = if all { "no jobs yet" } else { "no jobs that have not ended; --all shows the others" };
     output::table(&columns, rows, none)
 }
 
@@ -99,18 +84,13 @@ pub async fn show(farm: &Farm, id: JobId, output: Output) -> Result<()> {
 pub async fn get(farm: &Farm, id: JobId) -> Result<Job> {
     let mut client = farm.jobs();
     let request = farm.request(GetJobRequest { job_id: id.0 });
-    farm.call(&format!("showing job {id}"), client.get_job(request))
-        .await
+    farm.call(&format!("showing job {id}"), client.get_job(request)).await
 }
 
 fn detail(job: &Job, now: jiff::Timestamp) -> String {
     let when = |time: &Option<_>| match time {
         None => String::new(),
-        some => format!(
-            "{} ({})",
-            text::rfc3339(some.as_ref()).unwrap_or_default(),
-            ago(some.as_ref(), now)
-        ),
+        some => format!("{} ({})", text::rfc3339(some.as_ref()).unwrap_or_default(), ago(some.as_ref(), now)),
     };
     let mut text = output::fields(&[
         ("job", job.job_id.to_string()),
@@ -125,10 +105,7 @@ fn detail(job: &Job, now: jiff::Timestamp) -> String {
         ("opened", when(&job.opened_at)),
         ("ended", when(&job.ended_at)),
         ("problems", number(job.problems)),
-        (
-            "  done",
-            format!("{} ({})", number(job.done), percent(job.done, job.problems)),
-        ),
+        ("  done", format!("{} ({})", number(job.done), percent(job.done, job.problems))),
         ("  failed", number(job.failed)),
         ("  in progress", number(job.in_progress)),
         ("  waiting", number(job.waiting)),
@@ -194,37 +171,17 @@ pub async fn ask(farm: &Farm, change: Change, id: JobId) -> Result<Job> {
     let mut client = farm.jobs();
     let request = farm.request(JobRequest { job_id: id.0 });
     match change {
-        Change::Open => {
-            farm.call(&format!("opening job {id}"), client.open_job(request))
-                .await
-        }
-        Change::Hold => {
-            farm.call(&format!("holding job {id}"), client.hold_job(request))
-                .await
-        }
-        Change::Release => {
-            farm.call(&format!("releasing job {id}"), client.release_job(request))
-                .await
-        }
-        Change::Cancel => {
-            farm.call(&format!("cancelling job {id}"), client.cancel_job(request))
-                .await
-        }
-        Change::Retry => {
-            farm.call(&format!("retrying job {id}"), client.retry_job(request))
-                .await
-        }
+        Change::Open => farm.call(&format!("opening job {id}"), client.open_job(request)).await,
+        Change::Hold => farm.call(&format!("holding job {id}"), client.hold_job(request)).await,
+        Change::Release => farm.call(&format!("releasing job {id}"), client.release_job(request)).await,
+        Change::Cancel => farm.call(&format!("cancelling job {id}"), client.cancel_job(request)).await,
+        Change::Retry => farm.call(&format!("retrying job {id}"), client.retry_job(request)).await,
     }
 }
 
 /// `job 7 (night) is held: by hand; release it with …`
 pub fn line(job: &Job) -> String {
-    format!(
-        "job {} ({}) is {}",
-        job.job_id,
-        cut(&job.name, 60),
-        state(job)
-    )
+    format!("job {} ({}) is {}", job.job_id, cut(&job.name, 60), state(job))
 }
 
 pub async fn create(farm: &Farm, args: &CreateArgs, output: Output) -> Result<()> {
@@ -238,9 +195,7 @@ pub async fn create(farm: &Farm, args: &CreateArgs, output: Output) -> Result<()
     };
     let doing = format!("creating job `{}`", plain(&args.name));
     let mut client = farm.jobs();
-    let request = farm.request(tokio_stream::once(SubmitRequest {
-        part: Some(Part::Header(header)),
-    }));
+    let request = farm.request(tokio_stream::once(SubmitRequest { part: Some(Part::Header(header)) }));
     let created = farm.call(&doing, client.submit(request)).await?;
     output.print(
         || submitted_json(&created),
@@ -262,10 +217,7 @@ pub fn options(given: &JobOptions) -> Result<String> {
     let mut options = std::collections::BTreeMap::<&str, Box<RawValue>>::new();
     let mut add = |key, value: Box<RawValue>| match options.insert(key, value) {
         None => Ok(()),
-        Some(_) => Err(Failure::usage(format!(
-            "option `{}` is given twice",
-            plain(key)
-        ))),
+        Some(_) => Err(Failure::usage(format!("option `{}` is given twice", plain(key)))),
     };
     let raw = |value: serde_json::Value| serde_json::value::to_raw_value(&value);
     if let Some(priority) = given.priority {
@@ -301,11 +253,7 @@ pub struct SubmittedJson {
 }
 
 pub fn submitted_json(submitted: &SubmitResponse) -> SubmittedJson {
-    SubmittedJson {
-        job_id: output::id(submitted.job_id),
-        problems: submitted.problems,
-        repeated: submitted.repeated,
-    }
+    SubmittedJson { job_id: output::id(submitted.job_id), problems: submitted.problems, repeated: submitted.repeated }
 }
 
 #[derive(Serialize)]
@@ -416,23 +364,9 @@ mod tests {
     #[test]
     fn every_table_fits_and_is_harmless() {
         let now = jiff::Timestamp::UNIX_EPOCH;
-        let jobs = [
-            extreme(),
-            Job {
-                job_id: 1,
-                name: "night".into(),
-                ..Job::default()
-            },
-        ];
-        for text in [
-            table(&jobs, true, now),
-            detail(&jobs[0], now),
-            line(&jobs[1]),
-        ] {
-            assert!(
-                !text.chars().any(|c| c.is_control() && c != '\n'),
-                "{text:?}"
-            );
+        let jobs = [extreme(), Job { job_id: 1, name: "night".into(), ..Job::default() }];
+        for text in [table(&jobs, true, now), detail(&jobs[0], now), line(&jobs[1])] {
+            assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
             for line in text.lines() {
                 assert!(line.chars().count() <= usize::from(output::WIDTH), "{line}");
             }
@@ -462,11 +396,7 @@ mod tests {
             r#"{"idempotency_key":"k","parameters":{"a":1e3},"priority":-3,"standing":true,"title":"\"q\""}"#
         );
         for wrong in ["x", "x=abc", "priority=1"] {
-            let given = JobOptions {
-                priority: Some(1),
-                options: vec![wrong.into()],
-                ..JobOptions::default()
-            };
+            let given = JobOptions { priority: Some(1), options: vec![wrong.into()], ..JobOptions::default() };
             assert!(options(&given).is_err(), "{wrong}");
         }
         Ok(())

@@ -17,9 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::submit_request::Part;
-use pcfarm_proto::v1::{
-    SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse,
-};
+use pcfarm_proto::v1::{SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -76,27 +74,15 @@ pub async fn load(farm: &Farm, args: &LoadArgs, output: Output) -> Result<()> {
     })?;
     if open_after {
         let id = JobId(loaded.job_id);
-        jobs::ask(farm, jobs::Change::Open, id)
-            .await
-            .with_context(|| {
-                format!(
-                    "job {id} has its {} but is not open",
-                    text::counted(loaded.problems, "new problem")
-                )
-            })?;
+        jobs::ask(farm, jobs::Change::Open, id).await.with_context(|| {
+            format!("job {id} has its {} but is not open", text::counted(loaded.problems, "new problem"))
+        })?;
     }
-    output.print(
-        || jobs::submitted_json(&loaded),
-        || summary(&loaded, &name, args, started.elapsed()),
-    )
+    output.print(|| jobs::submitted_json(&loaded), || summary(&loaded, &name, args, started.elapsed()))
 }
 
 fn shape(args: &LoadArgs) -> Shape {
-    Shape {
-        key: args.key.clone(),
-        group: args.group.clone(),
-        strings: args.strings,
-    }
+    Shape { key: args.key.clone(), group: args.group.clone(), strings: args.strings }
 }
 
 fn plan(args: &LoadArgs, file: &Path) -> Result<Plan> {
@@ -105,28 +91,18 @@ fn plan(args: &LoadArgs, file: &Path) -> Result<Plan> {
         None => format_of(file)?,
     };
     if args.strings && format == InputFormat::Ndjson {
-        return Err(Failure::usage(
-            "--strings is for CSV; the values of NDJSON have types",
-        ));
+        return Err(Failure::usage("--strings is for CSV; the values of NDJSON have types"));
     }
     let header = header(args)?;
     let open_after = args.job.is_some() && args.open;
-    Ok(Plan {
-        header,
-        open_after,
-        format,
-    })
+    Ok(Plan { header, open_after, format })
 }
 
 fn header(args: &LoadArgs) -> Result<SubmitHeader> {
     let convoy = args.convoy.unwrap_or(0);
     if let Some(job) = args.job {
         no_options(&args.options)?;
-        return Ok(SubmitHeader {
-            job_id: job.0,
-            convoy,
-            ..SubmitHeader::default()
-        });
+        return Ok(SubmitHeader { job_id: job.0, convoy, ..SubmitHeader::default() });
     }
     Ok(SubmitHeader {
         job_id: 0,
@@ -140,13 +116,7 @@ fn header(args: &LoadArgs) -> Result<SubmitHeader> {
 
 /// Options are those of a new job.
 pub fn no_options(options: &JobOptions) -> Result<()> {
-    let JobOptions {
-        priority: None,
-        title: None,
-        options,
-        idempotency_key: None,
-    } = options
-    else {
+    let JobOptions { priority: None, title: None, options, idempotency_key: None } = options else {
         return Err(Failure::usage(
             "--priority, --title and --idempotency-key are for a new job: leave them out, or --job",
         ));
@@ -154,9 +124,7 @@ pub fn no_options(options: &JobOptions) -> Result<()> {
     if options.is_empty() {
         return Ok(());
     }
-    Err(Failure::usage(
-        "--option is for a new job: leave it out, or --job",
-    ))
+    Err(Failure::usage("--option is for a new job: leave it out, or --job"))
 }
 
 fn format_of(file: &Path) -> Result<InputFormat> {
@@ -179,34 +147,18 @@ enum Unloaded {
 }
 
 /// One Submit call with everything that the input holds.
-async fn submit(
-    farm: &Farm,
-    doing: &str,
-    plan: Plan,
-    shape: Shape,
-    input: Input,
-) -> Result<SubmitResponse, Unloaded> {
+async fn submit(farm: &Farm, doing: &str, plan: Plan, shape: Shape, input: Input) -> Result<SubmitResponse, Unloaded> {
     let (send, receive) = mpsc::channel::<SubmitRequest>(BATCHES_WAITING);
-    let first = SubmitRequest {
-        part: Some(Part::Header(plan.header)),
-    };
-    send.try_send(first)
-        .expect("the channel is empty and its receiver is here");
+    let first = SubmitRequest { part: Some(Part::Header(plan.header)) };
+    send.try_send(first).expect("the channel is empty and its receiver is here");
     let abort = CancellationToken::new();
     let mut client = JobServiceClient::new(Abortable::new(farm.channel(), abort.clone()));
-    let mut call = Box::pin(async move {
-        client
-            .submit(Request::new(ReceiverStream::new(receive)))
-            .await
-    });
+    let mut call = Box::pin(async move { client.submit(Request::new(ReceiverStream::new(receive))).await });
     let batches = Batches::new(send.clone());
-    let mut reading =
-        tokio::task::spawn_blocking(move || read(plan.format, &shape, input, batches));
+    let mut reading = tokio::task::spawn_blocking(move || read(plan.format, &shape, input, batches));
     let mut time_is_over = Box::pin(farm.time_is_over(doing));
     let answer = |answer: Result<Response<SubmitResponse>, Status>| {
-        answer
-            .map(Response::into_inner)
-            .map_err(|status| farm.refused(doing, &status))
+        answer.map(Response::into_inner).map_err(|status| farm.refused(doing, &status))
     };
     let given_up = tokio::select! {
         // The server need not wait for the end: it may refuse, or know the idempotency key.
@@ -244,11 +196,7 @@ struct Batches {
 
 impl Batches {
     fn new(send: mpsc::Sender<SubmitRequest>) -> Batches {
-        Batches {
-            send,
-            problems: Vec::new(),
-            bytes: 0,
-        }
+        Batches { send, problems: Vec::new(), bytes: 0 }
     }
 
     fn add(&mut self, problem: SubmitProblem) -> Result<()> {
@@ -266,15 +214,9 @@ impl Batches {
             return Ok(());
         }
         self.bytes = 0;
-        let problems = SubmitProblems {
-            problems: std::mem::take(&mut self.problems),
-        };
-        let request = SubmitRequest {
-            part: Some(Part::Problems(problems)),
-        };
-        self.send
-            .blocking_send(request)
-            .context("the server has ended the call")
+        let problems = SubmitProblems { problems: std::mem::take(&mut self.problems) };
+        let request = SubmitRequest { part: Some(Part::Problems(problems)) };
+        self.send.blocking_send(request).context("the server has ended the call")
     }
 }
 
@@ -287,11 +229,9 @@ fn may_have_arrived(error: anyhow::Error, args: &LoadArgs) -> anyhow::Error {
     let advice = match (args.job, &args.options.idempotency_key) {
         (_, Some(_)) => "the same command again finds out, and loads nothing twice".to_owned(),
         (Some(job), None) => format!("`pcfarm job show {job}` tells whether the problems arrived"),
-        (None, None) => {
-            "`pcfarm jobs` tells whether the job is there; with --idempotency-key KEY the same \
+        (None, None) => "`pcfarm jobs` tells whether the job is there; with --idempotency-key KEY the same \
                          command can be repeated"
-                .to_owned()
-        }
+            .to_owned(),
     };
     let exit = exit.unwrap_or(Exit::Failed);
     Failure::of(exit, format!("{error:#}; {advice}"))
@@ -300,9 +240,7 @@ fn may_have_arrived(error: anyhow::Error, args: &LoadArgs) -> anyhow::Error {
 fn summary(loaded: &SubmitResponse, name: &str, args: &LoadArgs, took: Duration) -> String {
     let id = loaded.job_id;
     if loaded.repeated {
-        return format!(
-            "job {id} had been loaded under this idempotency key before; nothing was added"
-        );
+        return format!("job {id} had been loaded under this idempotency key before; nothing was added");
     }
     let rate = loaded.problems as f64 / took.as_secs_f64().max(0.001);
     let next = if args.job.is_none() && args.no_open {
@@ -324,9 +262,7 @@ fn checked(key: String, payload: String, group_key: String) -> Result<SubmitProb
         return Err("the key is empty: every problem needs one".to_owned());
     }
     if key.contains('\0') || group_key.contains('\0') {
-        return Err(
-            "the key or group holds a NUL character, which the database cannot store".to_owned(),
-        );
+        return Err("the key or group holds a NUL character, which the database cannot store".to_owned());
     }
     if payload.len() > pcfarm_proto::PAYLOAD_BYTES_LIMIT {
         return Err(format!(
@@ -338,21 +274,13 @@ fn checked(key: String, payload: String, group_key: String) -> Result<SubmitProb
     if has_nul_escape(&payload) {
         return Err("the payload holds \\u0000, which the database cannot store".to_owned());
     }
-    Ok(SubmitProblem {
-        key,
-        payload: payload.into_bytes().into(),
-        group_key,
-    })
+    Ok(SubmitProblem { key, payload: payload.into_bytes().into(), group_key })
 }
 
 /// `\u0000` in JSON, and not the six characters after an escaped backslash.
 fn has_nul_escape(json: &str) -> bool {
     json.match_indices("\\u0000").any(|(at, _)| {
-        let backslashes = json.as_bytes()[..at]
-            .iter()
-            .rev()
-            .take_while(|byte| **byte == b'\\')
-            .count();
+        let backslashes = json.as_bytes()[..at].iter().rev().take_while(|byte| **byte == b'\\').count();
         backslashes.is_multiple_of(2)
     })
 }
@@ -369,10 +297,7 @@ fn bar_style(known_size: bool) -> ProgressStyle {
 /// Tells the bar how many problems there were, now and then.
 fn tell(bar: &ProgressBar, problems: u64) {
     if problems.is_multiple_of(1_000) {
-        bar.set_message(text::counted(
-            i64::try_from(problems).unwrap_or(i64::MAX),
-            "problem",
-        ));
+        bar.set_message(text::counted(i64::try_from(problems).unwrap_or(i64::MAX), "problem"));
     }
 }
 
@@ -425,20 +350,14 @@ mod tests {
         let mut batches = Batches::new(send);
         for i in 0..5_000 {
             let payload = vec![b' '; if i == 7 { 1 << 20 } else { 40 }];
-            batches.add(SubmitProblem {
-                key: i.to_string(),
-                payload: payload.into(),
-                ..Default::default()
-            })?;
+            batches.add(SubmitProblem { key: i.to_string(), payload: payload.into(), ..Default::default() })?;
         }
         batches.flush()?;
         drop(batches);
         let mut problems = 0;
         while let Ok(request) = receive.try_recv() {
             assert!(prost::Message::encoded_len(&request) <= (1 << 20) + BATCH_BYTES);
-            let Some(Part::Problems(batch)) = request.part else {
-                panic!("only problems")
-            };
+            let Some(Part::Problems(batch)) = request.part else { panic!("only problems") };
             problems += batch.problems.len();
         }
         assert_eq!(problems, 5_000);

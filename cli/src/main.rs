@@ -38,10 +38,7 @@ use settings::Settings;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let outcome = match runtime.context("starting the runtime") {
         Ok(runtime) => {
             let outcome = runtime.block_on(run(cli));
@@ -105,9 +102,7 @@ async fn job(farm: &Farm, verb: JobVerb, output: Output) -> Result<Exit> {
         JobVerb::Load(args) => load::load(farm, &args, output).await?,
         JobVerb::Open(args) => jobs::change(farm, jobs::Change::Open, args.id, output).await?,
         JobVerb::Hold(args) => jobs::change(farm, jobs::Change::Hold, args.id, output).await?,
-        JobVerb::Release(args) => {
-            jobs::change(farm, jobs::Change::Release, args.id, output).await?
-        }
+        JobVerb::Release(args) => jobs::change(farm, jobs::Change::Release, args.id, output).await?,
         JobVerb::Cancel(args) => jobs::change(farm, jobs::Change::Cancel, args.id, output).await?,
         JobVerb::Retry(args) => jobs::change(farm, jobs::Change::Retry, args.id, output).await?,
         JobVerb::Wait(args) => return wait::wait(farm, args.id, output).await,

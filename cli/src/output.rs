@@ -42,18 +42,14 @@ impl Output {
         match flag {
             None | Some(Format::Table) => Ok(Output::Table),
             Some(Format::Json) => Ok(Output::Json),
-            Some(Format::Ndjson | Format::Csv) => Err(Failure::usage(
-                "only `pcfarm job results` writes ndjson and csv; use --output json",
-            )),
+            Some(Format::Ndjson | Format::Csv) => {
+                Err(Failure::usage("only `pcfarm job results` writes ndjson and csv; use --output json"))
+            }
         }
     }
 
     /// Writes one thing in either form; only the form asked for is made.
-    pub fn print<J: Serialize>(
-        self,
-        json: impl FnOnce() -> J,
-        text: impl FnOnce() -> String,
-    ) -> Result<()> {
+    pub fn print<J: Serialize>(self, json: impl FnOnce() -> J, text: impl FnOnce() -> String) -> Result<()> {
         match self {
             Output::Table => print(&text()),
             Output::Json => print_json(&json()),
@@ -129,10 +125,7 @@ pub fn fields(rows: &[(&str, String)]) -> String {
 
 /// The terminal's width up to [`WIDTH`], but what can still hold a table.
 fn terminal_width() -> u16 {
-    let size = io::stdout()
-        .is_terminal()
-        .then(|| rustix::termios::tcgetwinsize(io::stdout()).ok())
-        .flatten();
+    let size = io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten();
     match size {
         Some(size) if size.ws_col > 0 => size.ws_col.clamp(60, WIDTH),
         _ => WIDTH,
@@ -150,9 +143,7 @@ pub fn raw(json: &Bytes) -> Option<Box<RawValue>> {
         return None;
     }
     let text = String::from_utf8_lossy(json).into_owned();
-    RawValue::from_string(text)
-        .or_else(|_| serde_json::value::to_raw_value(&String::from_utf8_lossy(json)))
-        .ok()
+    RawValue::from_string(text).or_else(|_| serde_json::value::to_raw_value(&String::from_utf8_lossy(json))).ok()
 }
 
 #[cfg(test)]
@@ -161,12 +152,8 @@ mod tests {
 
     #[test]
     fn tables_fit_and_numbers_stay_whole() {
-        let columns = [
-            Column::Number("JOB"),
-            Column::Text("NAME"),
-            Column::Number("PROBLEMS"),
-            Column::Reason("REASON"),
-        ];
+        let columns =
+            [Column::Number("JOB"), Column::Text("NAME"), Column::Number("PROBLEMS"), Column::Reason("REASON")];
         let row = vec![
             "9223372036854775807".to_owned(),
             "東".repeat(40),
@@ -199,8 +186,6 @@ mod tests {
 
     /// Columns on a terminal, for the characters of these tests.
     fn width(line: &str) -> usize {
-        line.chars()
-            .map(|c| if c >= '\u{1100}' { 2 } else { 1 })
-            .sum()
+        line.chars().map(|c| if c >= '\u{1100}' { 2 } else { 1 }).sum()
     }
 }

@@ -17,17 +17,9 @@ const PAGE: u32 = 100;
 pub async fn list(farm: &Farm, args: &ProblemsArgs, output: Output) -> Result<()> {
     let problems = get_all(farm, args).await?;
     if problems.len() >= args.limit as usize {
-        output::note(&format!(
-            "only the first {}: --limit shows more",
-            args.limit
-        ));
+        output::note(&format!("only the first {}: --limit shows more", args.limit));
     }
-    output.print(
-        || ProblemsJson {
-            problems: problems.iter().map(json).collect(),
-        },
-        || table(&problems, args.job),
-    )
+    output.print(|| ProblemsJson { problems: problems.iter().map(json).collect() }, || table(&problems, args.job))
 }
 
 async fn get_all(farm: &Farm, args: &ProblemsArgs) -> Result<Vec<ProblemStatus>> {
@@ -42,9 +34,7 @@ async fn get_all(farm: &Farm, args: &ProblemsArgs) -> Result<Vec<ProblemStatus>>
         };
         let mut client = farm.jobs();
         let call = client.list_problems(farm.request(request));
-        let page = farm
-            .call(&format!("listing problems of job {}", args.job), call)
-            .await?;
+        let page = farm.call(&format!("listing problems of job {}", args.job), call).await?;
         if page.problems.is_empty() {
             break;
         }
@@ -144,10 +134,7 @@ mod tests {
             assert!(line.chars().count() <= usize::from(output::WIDTH), "{line}");
         }
         let text = serde_json::to_string(&json(&problem))?;
-        assert!(
-            text.contains(r#""payload":{"a": 1.10},"result":null"#),
-            "{text}"
-        );
+        assert!(text.contains(r#""payload":{"a": 1.10},"result":null"#), "{text}");
         Ok(())
     }
 }

@@ -33,10 +33,7 @@ pub async fn load(args: &LoadArgs, global: &Global, output: Output) -> Result<()
     let submitted = run(&client, &submission, global.timeout).await;
     drop(client);
     let submitted = finish(submitted, connection).await?;
-    output.print(
-        || json(&submitted),
-        || summary(&submitted, &submission, started.elapsed()),
-    )
+    output.print(|| json(&submitted), || summary(&submitted, &submission, started.elapsed()))
 }
 
 fn submission(args: &LoadArgs) -> Result<Submission> {
@@ -51,26 +48,13 @@ fn submission(args: &LoadArgs) -> Result<Submission> {
             options: jobs::options(&args.options)?,
         },
     };
-    let open = if args.job.is_some() {
-        args.open
-    } else {
-        !args.no_open
-    };
+    let open = if args.job.is_some() { args.open } else { !args.no_open };
     let query = args.query.clone().unwrap_or_default();
-    Ok(Submission {
-        target,
-        query,
-        convoy: args.convoy,
-        open,
-    })
+    Ok(Submission { target, query, convoy: args.convoy, open })
 }
 
 /// The load, until it is done, its time is over or Ctrl-C. The database is told to stop, or it would go on.
-async fn run(
-    client: &Client,
-    submission: &Submission,
-    limit: Option<Duration>,
-) -> Result<Submitted> {
+async fn run(client: &Client, submission: &Submission, limit: Option<Duration>) -> Result<Submitted> {
     let over = async {
         match limit {
             Some(limit) => tokio::time::sleep(limit).await,
@@ -100,9 +84,7 @@ fn not_connected(error: ConnectError) -> anyhow::Error {
     let exit = match &error {
         ConnectError::Timeout { .. } => Exit::NotReachable,
         ConnectError::Postgres { source, .. } => match source.code() {
-            Some(&(SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION)) => {
-                Exit::NotAllowed
-            }
+            Some(&(SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION)) => Exit::NotAllowed,
             Some(&SqlState::INVALID_CATALOG_NAME) => Exit::NotFound,
             _ => Exit::NotReachable,
         },
@@ -115,31 +97,18 @@ fn not_connected(error: ConnectError) -> anyhow::Error {
 /// What the database says, with its hint, which tells what to do.
 fn refused(error: &tokio_postgres::Error) -> anyhow::Error {
     let Some(said) = error.as_db_error() else {
-        let exit = if error.is_closed() {
-            Exit::NotReachable
-        } else {
-            Exit::Failed
-        };
+        let exit = if error.is_closed() { Exit::NotReachable } else { Exit::Failed };
         let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
         let whether = "whether the problems were loaded is not known; see `pcfarm jobs`";
-        return Failure::of(
-            exit,
-            format!(
-                "loading by query: {error}{}; {whether}",
-                cause.unwrap_or_default()
-            ),
-        );
+        return Failure::of(exit, format!("loading by query: {error}{}; {whether}", cause.unwrap_or_default()));
     };
     let mut message = format!("loading by query: {}", said.message());
     for more in [said.detail(), said.hint()].into_iter().flatten() {
         message.push('\n');
         message.push_str(more);
     }
-    if said.code() == &SqlState::INVALID_SCHEMA_NAME || said.code() == &SqlState::UNDEFINED_FUNCTION
-    {
-        message.push_str(
-            "\nIs this the farm's database? Its server makes the schema pcfarm when it starts.",
-        );
+    if said.code() == &SqlState::INVALID_SCHEMA_NAME || said.code() == &SqlState::UNDEFINED_FUNCTION {
+        message.push_str("\nIs this the farm's database? Its server makes the schema pcfarm when it starts.");
     }
     Failure::of(exit_of(said.code()), message)
 }
@@ -150,9 +119,7 @@ fn exit_of(code: &SqlState) -> Exit {
         SqlState::NO_DATA_FOUND | SqlState::UNDEFINED_OBJECT => Exit::NotFound,
         SqlState::INSUFFICIENT_PRIVILEGE => Exit::NotAllowed,
         SqlState::QUERY_CANCELED => Exit::TimedOut,
-        SqlState::ADMIN_SHUTDOWN | SqlState::CRASH_SHUTDOWN | SqlState::CANNOT_CONNECT_NOW => {
-            Exit::NotReachable
-        }
+        SqlState::ADMIN_SHUTDOWN | SqlState::CRASH_SHUTDOWN | SqlState::CANNOT_CONNECT_NOW => Exit::NotReachable,
         // raise … using errcode = 'no_data_found' is P0002, the name's meaning in PL/pgSQL.
         ref other if other.code() == "P0002" => Exit::NotFound,
         _ => Exit::Failed,
@@ -167,19 +134,13 @@ struct SubmittedJson {
 }
 
 fn json(submitted: &Submitted) -> SubmittedJson {
-    SubmittedJson {
-        job_id: submitted.job.to_string(),
-        problems: submitted.problems,
-        repeated: submitted.repeated,
-    }
+    SubmittedJson { job_id: submitted.job.to_string(), problems: submitted.problems, repeated: submitted.repeated }
 }
 
 fn summary(submitted: &Submitted, submission: &Submission, took: Duration) -> String {
     let id = submitted.job;
     if submitted.repeated {
-        return format!(
-            "job {id} had been loaded under this idempotency key before; nothing was added"
-        );
+        return format!("job {id} had been loaded under this idempotency key before; nothing was added");
     }
     let problems = text::counted(submitted.problems, "problem");
     let next = match (&submission.target, submission.open) {

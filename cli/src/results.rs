@@ -33,9 +33,9 @@ impl Form {
             None | Some(Format::Ndjson) => Ok(Form::Ndjson),
             Some(Format::Json) => Ok(Form::Json),
             Some(Format::Csv) => Ok(Form::Csv),
-            Some(Format::Table) => Err(Failure::usage(
-                "results are written as ndjson, json or csv; `pcfarm problems JOB` has a table",
-            )),
+            Some(Format::Table) => {
+                Err(Failure::usage("results are written as ndjson, json or csv; `pcfarm problems JOB` has a table"))
+            }
         }
     }
 }
@@ -44,30 +44,18 @@ pub async fn results(farm: &Farm, args: &ResultsArgs, form: Form) -> Result<()> 
     let doing = format!("fetching the results of job {}", args.id);
     // Also tells a job that is not there before a file is made.
     let job = jobs::get(farm, args.id).await?;
-    let bar = progress(
-        args.out.is_some() || !io::stdout().is_terminal(),
-        job.done + job.failed,
-    );
+    let bar = progress(args.out.is_some() || !io::stdout().is_terminal(), job.done + job.failed);
     let mut sink = Sink::create(args.out.as_deref())?;
     let fetch = async {
         let mut client = farm.jobs();
         let call = client.results(Request::new(JobRequest { job_id: args.id.0 }));
-        let mut chunks = call
-            .await
-            .map_err(|status| farm.refused(&doing, &status))?
-            .into_inner();
+        let mut chunks = call.await.map_err(|status| farm.refused(&doing, &status))?.into_inner();
         let mut writer = Writer::new(form, sink.writer());
         writer.start().map_err(|error| sink_error(args, error))?;
         let mut count = 0;
-        while let Some(chunk) = chunks
-            .message()
-            .await
-            .map_err(|status| farm.refused(&doing, &status))?
-        {
+        while let Some(chunk) = chunks.message().await.map_err(|status| farm.refused(&doing, &status))? {
             for outcome in &chunk.outcomes {
-                writer
-                    .write(outcome)
-                    .map_err(|error| sink_error(args, error))?;
+                writer.write(outcome).map_err(|error| sink_error(args, error))?;
             }
             count += chunk.outcomes.len() as i64;
             bar.inc(chunk.outcomes.len() as u64);
@@ -79,11 +67,7 @@ pub async fn results(farm: &Farm, args: &ResultsArgs, form: Form) -> Result<()> 
     bar.finish_and_clear();
     sink.finish()?;
     if let Some(path) = &args.out {
-        output::note(&format!(
-            "{} in {}",
-            text::counted(count, "result"),
-            path.display()
-        ));
+        output::note(&format!("{} in {}", text::counted(count, "result"), path.display()));
     }
     Ok(())
 }
@@ -118,17 +102,11 @@ enum Sink {
 impl Sink {
     fn create(path: Option<&Path>) -> Result<Sink> {
         let Some(path) = path else {
-            return Ok(Sink::Stdout(BufWriter::with_capacity(
-                1 << 16,
-                io::stdout(),
-            )));
+            return Ok(Sink::Stdout(BufWriter::with_capacity(1 << 16, io::stdout())));
         };
         let creating = || format!("creating {}", path.display());
         if std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
-            let file = File::options()
-                .write(true)
-                .open(path)
-                .with_context(creating)?;
+            let file = File::options().write(true).open(path).with_context(creating)?;
             return Ok(Sink::Special(BufWriter::new(file)));
         }
         let directory = match path.parent() {
@@ -141,10 +119,7 @@ impl Sink {
             .permissions(std::fs::Permissions::from_mode(0o666))
             .tempfile_in(directory)
             .with_context(creating)?;
-        Ok(Sink::File {
-            file: BufWriter::with_capacity(1 << 16, file),
-            path: path.to_owned(),
-        })
+        Ok(Sink::File { file: BufWriter::with_capacity(1 << 16, file), path: path.to_owned() })
     }
 
     fn writer(&mut self) -> &mut dyn Write {
@@ -161,14 +136,9 @@ impl Sink {
             Sink::Special(mut file) => file.flush().context("writing the results"),
             Sink::File { file, path } => {
                 let writing = || format!("writing {}", path.display());
-                let file = file
-                    .into_inner()
-                    .map_err(io::IntoInnerError::into_error)
-                    .with_context(writing)?;
+                let file = file.into_inner().map_err(io::IntoInnerError::into_error).with_context(writing)?;
                 file.as_file().sync_all().with_context(writing)?;
-                file.persist(&path)
-                    .map_err(|error| error.error)
-                    .with_context(writing)?;
+                file.persist(&path).map_err(|error| error.error).with_context(writing)?;
                 Ok(())
             }
         }
@@ -193,20 +163,14 @@ struct OutcomeJson<'a> {
 
 impl<W: Write> Writer<W> {
     fn new(form: Form, out: W) -> Writer<W> {
-        Writer {
-            form,
-            out,
-            first: true,
-        }
+        Writer { form, out, first: true }
     }
 
     fn start(&mut self) -> io::Result<()> {
         match self.form {
             Form::Ndjson => Ok(()),
             Form::Json => self.out.write_all(b"{\"outcomes\": ["),
-            Form::Csv => self
-                .out
-                .write_all(b"problem_id,key,outcome,message,result\n"),
+            Form::Csv => self.out.write_all(b"problem_id,key,outcome,message,result\n"),
         }
     }
 
@@ -217,8 +181,7 @@ impl<W: Write> Writer<W> {
                 self.out.write_all(b"\n")
             }
             Form::Json => {
-                self.out
-                    .write_all(if self.first { b"\n" } else { b",\n" })?;
+                self.out.write_all(if self.first { b"\n" } else { b",\n" })?;
                 self.first = false;
                 Ok(serde_json::to_writer(&mut self.out, &json(outcome))?)
             }
@@ -287,11 +250,7 @@ mod tests {
                 message: String::new(),
                 result: b"{\n\"x\": 0.10}".as_slice().into(),
             },
-            ProblemOutcome {
-                problem_id: 2,
-                outcome: "failed".into(),
-                ..ProblemOutcome::default()
-            },
+            ProblemOutcome { problem_id: 2, outcome: "failed".into(), ..ProblemOutcome::default() },
         ];
         let lines = written(Form::Ndjson, &outcomes);
         assert_eq!(lines.lines().count(), 2, "{lines}");

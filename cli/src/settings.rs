@@ -38,25 +38,19 @@ impl Settings {
             },
         };
         let given = global.server.clone().filter(|server| !server.is_empty());
-        let server = given
-            .or(file.server)
-            .unwrap_or_else(|| DEFAULT_SERVER.to_owned());
+        let server = given.or(file.server).unwrap_or_else(|| DEFAULT_SERVER.to_owned());
         let timeout = match (global.timeout, file.timeout) {
             (Some(timeout), _) => Some(timeout),
             (None, Some(text)) => Some(duration(&text).map_err(Failure::usage)?),
             (None, None) => None,
         };
-        Ok(Settings {
-            server: server_url(&server)?,
-            timeout,
-        })
+        Ok(Settings { server: server_url(&server)?, timeout })
     }
 }
 
 fn read(path: &Path) -> Result<File> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::usage(format!("reading settings from {}: {error}", path.display()))
-    })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("reading settings from {}: {error}", path.display())))?;
     toml::from_str(&text)
         .context(format!("reading settings from {}", path.display()))
         .map_err(|error| Failure::usage(format!("{error:#}")))
@@ -74,23 +68,14 @@ fn default_file() -> Option<PathBuf> {
 fn server_url(text: &str) -> Result<String> {
     let text = text.trim();
     if text.starts_with("https://") {
-        return Err(Failure::usage(
-            "https is not spoken by this version: name the server as http://HOST:PORT",
-        ));
+        return Err(Failure::usage("https is not spoken by this version: name the server as http://HOST:PORT"));
     }
-    let url = if text.contains("://") {
-        text.to_owned()
-    } else {
-        format!("http://{text}")
-    };
+    let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let parsed = url.parse::<tonic::codegen::http::Uri>().ok();
-    let is_server = parsed.is_some_and(|uri| {
-        uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty())
-    });
+    let is_server =
+        parsed.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty()));
     if !is_server {
-        return Err(Failure::usage(format!(
-            "`{text}` is not a server: write http://HOST:PORT"
-        )));
+        return Err(Failure::usage(format!("`{text}` is not a server: write http://HOST:PORT")));
     }
     Ok(url.trim_end_matches('/').to_owned())
 }
@@ -105,11 +90,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
             Duration::try_from(signed).map_err(|_| help())?
         }
     };
-    if length.is_zero() {
-        Err(help())
-    } else {
-        Ok(length)
-    }
+    if length.is_zero() { Err(help()) } else { Ok(length) }
 }
 
 #[cfg(test)]
@@ -117,12 +98,7 @@ mod tests {
     use super::*;
 
     fn global(server: Option<&str>, config: Option<PathBuf>) -> Global {
-        Global {
-            server: server.map(str::to_owned),
-            config,
-            timeout: None,
-            output: None,
-        }
+        Global { server: server.map(str::to_owned), config, timeout: None, output: None }
     }
 
     #[test]
@@ -144,10 +120,7 @@ mod tests {
         std::fs::write(file.path(), "sever = \"farm:7070\"\n")?;
         for path in [file.path().to_owned(), PathBuf::from("/no/such/file.toml")] {
             let error = Settings::resolve(&global(None, Some(path.clone()))).expect_err("wrong");
-            assert!(
-                error.to_string().contains(&path.display().to_string()),
-                "{error}"
-            );
+            assert!(error.to_string().contains(&path.display().to_string()), "{error}");
         }
         Ok(())
     }
@@ -178,11 +151,7 @@ mod tests {
             ("inf", None),
         ];
         for (text, expected) in lengths {
-            assert_eq!(
-                duration(text).ok().map(|d| d.as_secs_f64()),
-                expected,
-                "{text}"
-            );
+            assert_eq!(duration(text).ok().map(|d| d.as_secs_f64()), expected, "{text}");
         }
     }
 }

@@ -16,24 +16,13 @@ pub async fn show(farm: &Farm, output: Output) -> Result<()> {
 
 pub async fn get(farm: &Farm) -> Result<FarmStatus> {
     let mut client = farm.status();
-    farm.call(
-        "asking for the farm's status",
-        client.get_status(farm.request(GetStatusRequest {})),
-    )
-    .await
+    farm.call("asking for the farm's status", client.get_status(farm.request(GetStatusRequest {}))).await
 }
 
 /// The one place where the farm is told in words; `top` starts with it.
 pub fn text(status: &FarmStatus, server: &str, now: jiff::Timestamp) -> String {
     let mut rows = vec![
-        (
-            "server",
-            format!(
-                "{}, version {}",
-                cut(server, 60),
-                cut(&status.server_version, 20)
-            ),
-        ),
+        ("server", format!("{}, version {}", cut(server, 60), cut(&status.server_version, 20))),
         ("workstations", workstations(status)),
         (
             "jobs",
@@ -46,19 +35,12 @@ pub fn text(status: &FarmStatus, server: &str, now: jiff::Timestamp) -> String {
         ),
         (
             "problems",
-            format!(
-                "{} waiting, {} in progress",
-                number(status.problems_waiting),
-                number(status.problems_in_progress)
-            ),
+            format!("{} waiting, {} in progress", number(status.problems_waiting), number(status.problems_in_progress)),
         ),
     ];
     if status.refused_results > 0 {
         let refused = number(status.refused_results);
-        rows.push((
-            "refused",
-            format!("{refused} results that came under a checkout no longer theirs"),
-        ));
+        rows.push(("refused", format!("{refused} results that came under a checkout no longer theirs")));
     }
     let mut text = output::fields(&rows);
     if status.servers.len() > 1 || status.servers.iter().any(|server| !server.live) {
@@ -76,10 +58,7 @@ fn workstations(status: &FarmStatus) -> String {
     let states = [
         (status.workstations_processing, "processing"),
         (status.workstations_waiting, "waiting"),
-        (
-            status.workstations_suspended,
-            "suspended (their people are back)",
-        ),
+        (status.workstations_suspended, "suspended (their people are back)"),
         (status.workstations_draining, "draining"),
         (status.workstations_dead, "dead"),
     ];
@@ -91,11 +70,7 @@ fn workstations(status: &FarmStatus) -> String {
     if told.is_empty() {
         return "none has connected yet".to_owned();
     }
-    format!(
-        "{}; {}",
-        told.join(", "),
-        text::counted(status.cores, "core")
-    )
+    format!("{}; {}", told.join(", "), text::counted(status.cores, "core"))
 }
 
 fn servers(servers: &[ServerStatus], now: jiff::Timestamp) -> String {
@@ -108,11 +83,7 @@ fn servers(servers: &[ServerStatus], now: jiff::Timestamp) -> String {
                 cut(&server.name, 30),
                 cut(&server.address, 30),
                 ago(server.started_at.as_ref(), now),
-                if server.live {
-                    "live".to_owned()
-                } else {
-                    format!("silent: last heard {heard}")
-                },
+                if server.live { "live".to_owned() } else { format!("silent: last heard {heard}") },
             ]
         })
         .collect();

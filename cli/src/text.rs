@@ -111,14 +111,8 @@ pub fn ago(time: Option<&Timestamp>, now: jiff::Timestamp) -> String {
     let seconds = now.as_second().saturating_sub(time.as_second());
     match seconds {
         -4..=4 => "just now".to_owned(),
-        5.. => format!(
-            "{} ago",
-            duration(Duration::from_secs(seconds.unsigned_abs()))
-        ),
-        _ => format!(
-            "in {}",
-            duration(Duration::from_secs(seconds.unsigned_abs()))
-        ),
+        5.. => format!("{} ago", duration(Duration::from_secs(seconds.unsigned_abs()))),
+        _ => format!("in {}", duration(Duration::from_secs(seconds.unsigned_abs()))),
     }
 }
 
@@ -190,13 +184,7 @@ mod tests {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1536 << 20), "1.5 GiB");
         assert_eq!(bytes(64 << 30), "64 GiB");
-        let cases = [
-            (0, "0 s"),
-            (119, "119 s"),
-            (120, "2 min"),
-            (7_200, "2 h"),
-            (172_800, "2 days"),
-        ];
+        let cases = [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7_200, "2 h"), (172_800, "2 days")];
         for (seconds, expected) in cases {
             assert_eq!(duration(Duration::from_secs(seconds)), expected);
         }
@@ -218,10 +206,7 @@ mod tests {
             assert_eq!(ago(Some(&at(seconds)), now), expected);
         }
         assert_eq!(ago(None, now), "never");
-        assert_eq!(
-            rfc3339(Some(&at(0))).as_deref(),
-            Some("1970-01-01T00:00:00Z")
-        );
+        assert_eq!(rfc3339(Some(&at(0))).as_deref(), Some("1970-01-01T00:00:00Z"));
         assert_eq!(rfc3339(Some(&at(i64::MAX))), None);
     }
 

@@ -16,9 +16,7 @@ const ROWS: u32 = 100;
 
 pub async fn top(farm: &Farm, args: &TopArgs, output: Output) -> Result<()> {
     if output == Output::Json {
-        return Err(Failure::usage(
-            "top is for people; `pcfarm status --output json` is for programs",
-        ));
+        return Err(Failure::usage("top is for people; `pcfarm status --output json` is for programs"));
     }
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -72,10 +70,7 @@ impl Screen {
         if is_terminal {
             write(b"\x1b[?1049h\x1b[?25l")?;
         }
-        Ok(Screen {
-            is_terminal,
-            drawn: false,
-        })
+        Ok(Screen { is_terminal, drawn: false })
     }
 
     fn draw(&mut self, view: &str) -> Result<()> {
@@ -102,11 +97,7 @@ fn redraw(view: &str, rows: u16) -> String {
     let rows = usize::from(rows.max(2));
     let lines: Vec<&str> = view.lines().collect();
     let mut out = String::from("\x1b[H");
-    let shown = if lines.len() < rows {
-        lines.len()
-    } else {
-        rows - 1
-    };
+    let shown = if lines.len() < rows { lines.len() } else { rows - 1 };
     for (i, line) in lines.iter().take(shown).enumerate() {
         if i > 0 {
             out.push_str("\r\n");
@@ -134,9 +125,6 @@ mod tests {
     fn a_frame_fits_its_screen() {
         assert_eq!(redraw("a\nb", 24), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
         let long = redraw("1\n2\n3\n4\n5", 3);
-        assert_eq!(
-            long,
-            "\x1b[H1\x1b[K\r\n2\x1b[K\r\n… 3 lines more\x1b[K\x1b[J"
-        );
+        assert_eq!(long, "\x1b[H1\x1b[K\r\n2\x1b[K\r\n… 3 lines more\x1b[K\x1b[J");
     }
 }

@@ -42,35 +42,16 @@ pub async fn up(args: &UpArgs) -> Result<Exit> {
     let mut stops = Stops::new()?;
     let directory = prepare(args)?;
     let server_binary = program::find("pcfarm-server")?;
-    let worker_binary = if args.workers > 0 {
-        Some(program::find("pcfarm-worker")?)
-    } else {
-        None
-    };
+    let worker_binary = if args.workers > 0 { Some(program::find("pcfarm-worker")?) } else { None };
     let url = format!("http://{}", reachable(args.listen));
     let mut server = Program::new("server", &server_binary, &directory.join("server.log"));
-    server
-        .arg("--embedded")
-        .arg(&directory)
-        .arg("--listen")
-        .arg(args.listen.to_string());
+    server.arg("--embedded").arg(&directory).arg("--listen").arg(args.listen.to_string());
     if args.insecure {
         server.arg("--insecure");
     }
     server.start()?;
-    let mut running = Running {
-        server,
-        workers: Vec::new(),
-    };
-    let outcome = run(
-        args,
-        &directory,
-        &url,
-        worker_binary.as_deref(),
-        &mut running,
-        &mut stops,
-    )
-    .await;
+    let mut running = Running { server, workers: Vec::new() };
+    let outcome = run(args, &directory, &url, worker_binary.as_deref(), &mut running, &mut stops).await;
     stop(running, &mut stops).await;
     outcome
 }
@@ -91,9 +72,7 @@ async fn run(
     }
     if let Some(binary) = worker_binary {
         for number in 1..=args.workers {
-            running
-                .workers
-                .push(start_worker(binary, directory, url, number)?);
+            running.workers.push(start_worker(binary, directory, url, number)?);
         }
     }
     output::print(&welcome(args, directory, url))?;
@@ -111,11 +90,7 @@ fn start_worker(binary: &Path, directory: &Path, url: &str, number: u16) -> Resu
     let state = directory.join("workers").join(number.to_string());
     fs::create_dir_all(&state).with_context(|| format!("creating {}", state.display()))?;
     let mut worker = Program::new(&name, binary, &directory.join(format!("{name}.log")));
-    worker
-        .arg("--server")
-        .arg(url)
-        .arg("--state-dir")
-        .arg(state);
+    worker.arg("--server").arg(url).arg("--state-dir").arg(state);
     worker.start()?;
     Ok(worker)
 }
@@ -137,21 +112,14 @@ fn report_ended(workers: &mut Vec<Program>) -> Result<()> {
 
 /// Asks until the server answers with its database behind it.
 async fn healthy(url: &str, server: &mut Program) -> Result<()> {
-    let settings = Settings {
-        server: url.to_owned(),
-        timeout: Some(Duration::from_secs(5)),
-    };
+    let settings = Settings { server: url.to_owned(), timeout: Some(Duration::from_secs(5)) };
     let deadline = Instant::now() + HEALTHY_TIMEOUT;
     loop {
         if let Some(status) = server.has_ended()? {
             return Err(server.failure(status));
         }
         let why = match Farm::connect(&settings).await {
-            Ok(farm) => match farm
-                .status()
-                .get_status(farm.request(GetStatusRequest {}))
-                .await
-            {
+            Ok(farm) => match farm.status().get_status(farm.request(GetStatusRequest {})).await {
                 Ok(_) => return Ok(()),
                 Err(status) => status.message().to_owned(),
             },
@@ -172,11 +140,7 @@ async fn healthy(url: &str, server: &mut Program) -> Result<()> {
 }
 
 fn welcome(args: &UpArgs, directory: &Path, url: &str) -> String {
-    let server = if url == crate::settings::DEFAULT_SERVER {
-        String::new()
-    } else {
-        format!(" --server {url}")
-    };
+    let server = if url == crate::settings::DEFAULT_SERVER { String::new() } else { format!(" --server {url}") };
     format!(
         "A farm is at {url}, with {}. It is kept in {} (logs, too).\n\
          Load a first job from another terminal:\n\n  \
@@ -199,10 +163,7 @@ async fn stop(mut running: Running, stops: &mut Stops) {
         worker.wait_or_kill(deadline, stops).await;
     }
     running.server.terminate();
-    running
-        .server
-        .wait_or_kill(Instant::now() + SERVER_STOP_TIMEOUT, stops)
-        .await;
+    running.server.wait_or_kill(Instant::now() + SERVER_STOP_TIMEOUT, stops).await;
 }
 
 /// The signals that end this program: Ctrl-C, a service manager, a terminal that was closed.
@@ -236,34 +197,20 @@ impl Stops {
 fn prepare(args: &UpArgs) -> Result<PathBuf> {
     if let Err(error) = TcpListener::bind(args.listen) {
         let why = match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                "another program listens there; choose another with --listen".to_owned()
-            }
+            io::ErrorKind::AddrInUse => "another program listens there; choose another with --listen".to_owned(),
             _ => error.to_string(),
         };
-        return Err(Failure::of(
-            Exit::Failed,
-            format!("cannot listen on {}: {why}", args.listen),
-        ));
+        return Err(Failure::of(Exit::Failed, format!("cannot listen on {}: {why}", args.listen)));
     }
     let directory = match &args.dir {
         Some(directory) => directory.clone(),
         None => default_directory()?,
     };
     // Root's is entered by PostgreSQL's account, which runs without root's rights.
-    let mode = if rustix::process::geteuid().is_root() {
-        0o711
-    } else {
-        0o700
-    };
-    let made = fs::DirBuilder::new()
-        .recursive(true)
-        .mode(mode)
-        .create(&directory);
+    let mode = if rustix::process::geteuid().is_root() { 0o711 } else { 0o700 };
+    let made = fs::DirBuilder::new().recursive(true).mode(mode).create(&directory);
     made.with_context(|| format!("creating {}", directory.display()))?;
-    directory
-        .canonicalize()
-        .with_context(|| format!("opening {}", directory.display()))
+    directory.canonicalize().with_context(|| format!("opening {}", directory.display()))
 }
 
 fn default_directory() -> Result<PathBuf> {
@@ -273,8 +220,7 @@ fn default_directory() -> Result<PathBuf> {
     let configured = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share"));
     let parent = configured.filter(|path| path.is_absolute()).or(home);
-    let parent =
-        parent.ok_or_else(|| Failure::usage("there is no home directory: name one with --dir"))?;
+    let parent = parent.ok_or_else(|| Failure::usage("there is no home directory: name one with --dir"))?;
     Ok(parent.join("pcfarm"))
 }
 
@@ -294,11 +240,7 @@ mod tests {
 
     #[test]
     fn a_server_that_listens_everywhere_is_here() -> Result<()> {
-        let cases = [
-            ("0.0.0.0:7070", "127.0.0.1:7070"),
-            ("[::]:7070", "[::1]:7070"),
-            ("10.0.0.7:1", "10.0.0.7:1"),
-        ];
+        let cases = [("0.0.0.0:7070", "127.0.0.1:7070"), ("[::]:7070", "[::1]:7070"), ("10.0.0.7:1", "10.0.0.7:1")];
         for (listen, expected) in cases {
             assert_eq!(reachable(listen.parse()?).to_string(), expected);
         }

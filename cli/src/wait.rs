@@ -83,9 +83,7 @@ fn may_come_back(error: &anyhow::Error) -> bool {
 }
 
 fn ended(job: &Job) -> i64 {
-    job.done
-        .saturating_add(job.failed)
-        .saturating_add(job.cancelled)
+    job.done.saturating_add(job.failed).saturating_add(job.cancelled)
 }
 
 fn still_going(job: &Job) -> String {
@@ -101,8 +99,7 @@ fn progress() -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{wide_bar} {percent:>3} %  {msg}")
-        .expect("the template above is valid");
+    let style = ProgressStyle::with_template("{wide_bar} {percent:>3} %  {msg}").expect("the template above is valid");
     ProgressBar::new(0).with_style(style)
 }
 
@@ -114,11 +111,7 @@ fn show(bar: &ProgressBar, job: &Job, rate: &Rate) {
 
 /// What stands beside the bar: `1,200 of 5,000, 40 in progress, 20/s, 3 min left`.
 fn message(job: &Job, rate: &Rate) -> String {
-    let mut parts = vec![format!(
-        "{} of {}",
-        number(ended(job)),
-        number(job.problems)
-    )];
+    let mut parts = vec![format!("{} of {}", number(ended(job)), number(job.problems))];
     if job.failed > 0 {
         parts.push(format!("{} failed", number(job.failed)));
     }
@@ -134,10 +127,7 @@ fn message(job: &Job, rate: &Rate) -> String {
             parts.push(per_second_text(per_second));
             let left = job.problems.saturating_sub(ended(job)).max(0) as f64 / per_second;
             if let Ok(left) = Duration::try_from_secs_f64(left) {
-                parts.push(format!(
-                    "{} left",
-                    text::duration(Duration::from_secs(left.as_secs()))
-                ));
+                parts.push(format!("{} left", text::duration(Duration::from_secs(left.as_secs()))));
             }
         }
         _ if !job.reason.is_empty() => parts.push(cut(&job.reason, 60)),
@@ -148,11 +138,7 @@ fn message(job: &Job, rate: &Rate) -> String {
 
 /// `1,234/s`, and with a digit more where the number is small.
 pub fn per_second_text(per_second: f64) -> String {
-    if per_second >= 10.0 {
-        format!("{}/s", number(per_second as i64))
-    } else {
-        format!("{per_second:.1}/s")
-    }
+    if per_second >= 10.0 { format!("{}/s", number(per_second as i64)) } else { format!("{per_second:.1}/s") }
 }
 
 /// How fast problems ended within the last [`RATE_WINDOW`].
@@ -165,11 +151,7 @@ impl Rate {
     fn note(&mut self, now: Instant, ended: i64) {
         self.seen.push_back((now, ended));
         // One look older than the window stays: it is where the window begins.
-        while self
-            .seen
-            .get(1)
-            .is_some_and(|(then, _)| now.duration_since(*then) >= RATE_WINDOW)
-        {
+        while self.seen.get(1).is_some_and(|(then, _)| now.duration_since(*then) >= RATE_WINDOW) {
             self.seen.pop_front();
         }
     }
@@ -188,13 +170,7 @@ mod tests {
     use super::*;
 
     fn job(state: &str, done: i64, failed: i64) -> Job {
-        Job {
-            state: state.into(),
-            done,
-            failed,
-            problems: 100,
-            ..Job::default()
-        }
+        Job { state: state.into(), done, failed, problems: 100, ..Job::default() }
     }
 
     #[test]
@@ -219,31 +195,18 @@ mod tests {
         assert_eq!(rate.per_second(), None);
         for second in 0..=200_i64 {
             // Slow for a hundred seconds, then ten times as fast.
-            let ended = if second <= 100 {
-                second
-            } else {
-                100 + (second - 100) * 10
-            };
+            let ended = if second <= 100 { second } else { 100 + (second - 100) * 10 };
             rate.note(start + Duration::from_secs(second.unsigned_abs()), ended);
         }
         assert_eq!(rate.per_second(), Some(10.0));
         assert!(rate.seen.len() <= 62);
-        let told = message(
-            &Job {
-                in_progress: 5,
-                ..job("open", 40, 10)
-            },
-            &rate,
-        );
+        let told = message(&Job { in_progress: 5, ..job("open", 40, 10) }, &rate);
         assert_eq!(told, "50 of 100, 10 failed, 5 in progress, 10/s, 5 s left");
     }
 
     #[test]
     fn a_held_job_says_why() {
-        let held = Job {
-            reason: "by hand".into(),
-            ..job("held", 1, 0)
-        };
+        let held = Job { reason: "by hand".into(), ..job("held", 1, 0) };
         assert_eq!(message(&held, &Rate::default()), "1 of 100, held: by hand");
     }
 }

@@ -3,8 +3,7 @@
 use anyhow::Result;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::{
-    DrainWorkstationRequest, ListWorkstationsRequest, Workstation, WorkstationCheckout,
-    WorkstationState,
+    DrainWorkstationRequest, ListWorkstationsRequest, Workstation, WorkstationCheckout, WorkstationState,
 };
 use serde::Serialize;
 
@@ -20,16 +19,11 @@ const PAGE: u32 = 100;
 pub async fn list(farm: &Farm, args: &WorkstationsArgs, output: Output) -> Result<()> {
     let workstations = get_all(farm, args.all, args.limit).await?;
     if workstations.len() >= args.limit as usize {
-        output::note(&format!(
-            "only the first {}: --limit shows more",
-            args.limit
-        ));
+        output::note(&format!("only the first {}: --limit shows more", args.limit));
     }
     let now = jiff::Timestamp::now();
     output.print(
-        || WorkstationsJson {
-            workstations: workstations.iter().map(json).collect(),
-        },
+        || WorkstationsJson { workstations: workstations.iter().map(json).collect() },
         || table(&workstations, args.all, now),
     )
 }
@@ -65,16 +59,10 @@ pub async fn find(farm: &Farm, name: &str) -> Result<WorkstationId> {
         [one] => Ok(WorkstationId(one.workstation_id)),
         [] => Err(Failure::of(
             Exit::NotFound,
-            format!(
-                "no workstation is called `{}`; `pcfarm workstations --all` lists them",
-                plain(name)
-            ),
+            format!("no workstation is called `{}`; `pcfarm workstations --all` lists them", plain(name)),
         )),
         several => {
-            let ids: Vec<String> = several
-                .iter()
-                .map(|one| one.workstation_id.to_string())
-                .collect();
+            let ids: Vec<String> = several.iter().map(|one| one.workstation_id.to_string()).collect();
             Err(Failure::usage(format!(
                 "several workstations are called `{}`: name one by its id, {}",
                 plain(name),
@@ -86,20 +74,11 @@ pub async fn find(farm: &Farm, name: &str) -> Result<WorkstationId> {
 
 pub async fn drain(farm: &Farm, args: &DrainArgs, output: Output) -> Result<()> {
     let id = find(farm, &args.workstation).await?;
-    let doing = if args.undo {
-        "undoing the drain of"
-    } else {
-        "draining"
-    };
-    let request = DrainWorkstationRequest {
-        workstation_id: id.0,
-        undo: args.undo,
-    };
+    let doing = if args.undo { "undoing the drain of" } else { "draining" };
+    let request = DrainWorkstationRequest { workstation_id: id.0, undo: args.undo };
     let mut client = farm.workstations();
     let call = client.drain_workstation(farm.request(request));
-    let drained = farm
-        .call(&format!("{doing} workstation {id}"), call)
-        .await?;
+    let drained = farm.call(&format!("{doing} workstation {id}"), call).await?;
     output.print(
         || json(&drained),
         || {
@@ -139,11 +118,7 @@ pub fn table(workstations: &[Workstation], all: bool, now: jiff::Timestamp) -> S
             ]
         })
         .collect();
-    let none = if all {
-        "no workstation has connected yet"
-    } else {
-        "no workstations; --all shows dead ones"
-    };
+    let none = if all { "no workstation has connected yet" } else { "no workstations; --all shows dead ones" };
     output::table(&columns, rows, none)
 }
 
@@ -154,9 +129,7 @@ fn holds(held: &[WorkstationCheckout]) -> String {
         let problems = jobs.entry(checkout.job_id).or_default();
         *problems = problems.saturating_add(checkout.problems);
     }
-    let mut each = jobs
-        .iter()
-        .map(|(job, problems)| format!("{} of job {job}", text::number(*problems)));
+    let mut each = jobs.iter().map(|(job, problems)| format!("{} of job {job}", text::number(*problems)));
     match (each.next(), each.len()) {
         (None, _) => "–".to_owned(),
         (Some(one), 0) => one,
@@ -243,11 +216,7 @@ mod tests {
     use super::*;
 
     fn held(job_id: i64, problems: i64) -> WorkstationCheckout {
-        WorkstationCheckout {
-            job_id,
-            problems,
-            ..WorkstationCheckout::default()
-        }
+        WorkstationCheckout { job_id, problems, ..WorkstationCheckout::default() }
     }
 
     #[test]
@@ -275,12 +244,7 @@ mod tests {
             ..Workstation::default()
         };
         let text = table(&[hostile], true, jiff::Timestamp::UNIX_EPOCH);
-        assert!(
-            !text
-                .chars()
-                .any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'),
-            "{text:?}"
-        );
+        assert!(!text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{text:?}");
         for line in text.lines() {
             assert!(line.chars().count() <= usize::from(output::WIDTH), "{line}");
         }

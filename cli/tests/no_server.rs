@@ -8,16 +8,10 @@ use anyhow::Result;
 
 fn pcfarm(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pcfarm"));
-    command
-        .args(arguments.split_whitespace())
-        .stdin(Stdio::null())
-        .env("HOME", "/nowhere");
+    command.args(arguments.split_whitespace()).stdin(Stdio::null()).env("HOME", "/nowhere");
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
-        if name_text.starts_with("PCFARM_")
-            || name_text.starts_with("XDG_")
-            || name_text.starts_with("PG")
-        {
+        if name_text.starts_with("PCFARM_") || name_text.starts_with("XDG_") || name_text.starts_with("PG") {
             command.env_remove(&name);
         }
     }
@@ -25,18 +19,12 @@ fn pcfarm(arguments: &str) -> Command {
 }
 
 fn code_and_error(output: &Output) -> (i32, String) {
-    (
-        output.status.code().unwrap_or(-1),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
-    )
+    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 /// An address where nobody listens: it was free a moment ago.
 fn nobody() -> Result<String> {
-    Ok(format!(
-        "http://{}",
-        TcpListener::bind("127.0.0.1:0")?.local_addr()?
-    ))
+    Ok(format!("http://{}", TcpListener::bind("127.0.0.1:0")?.local_addr()?))
 }
 
 #[test]
@@ -57,15 +45,8 @@ fn wrong_usage_is_two() -> Result<()> {
     for line in lines {
         let (code, error) = code_and_error(&pcfarm(line).output()?);
         // What is only wrong once a server is needed must not hide behind its absence, except for a load's file.
-        let accepted: &[i32] = if line.contains("job load") {
-            &[2, 3]
-        } else {
-            &[2]
-        };
-        assert!(
-            accepted.contains(&code) && !error.is_empty(),
-            "{line}: {code} {error}"
-        );
+        let accepted: &[i32] = if line.contains("job load") { &[2, 3] } else { &[2] };
+        assert!(accepted.contains(&code) && !error.is_empty(), "{line}: {code} {error}");
     }
     Ok(())
 }
@@ -73,15 +54,7 @@ fn wrong_usage_is_two() -> Result<()> {
 #[test]
 fn nobody_there_is_three_with_advice() -> Result<()> {
     let server = nobody()?;
-    for line in [
-        "status",
-        "jobs",
-        "job show 7",
-        "drain 3",
-        "explain workstation pc1",
-        "job results 7",
-        "top",
-    ] {
+    for line in ["status", "jobs", "job show 7", "drain 3", "explain workstation pc1", "job results 7", "top"] {
         let (code, error) = code_and_error(&pcfarm(line).args(["--server", &server]).output()?);
         let expected = format!(
             "error: no PC Farm server answers at {server}: connection refused. \
@@ -98,8 +71,7 @@ fn the_variable_is_above_the_file_and_the_flag_above_both() -> Result<()> {
     let file = directory.path().join("pcfarm.toml");
     let [filed, set, flagged] = [nobody()?, nobody()?, nobody()?];
     std::fs::write(&file, format!("server = \"{filed}\"\n"))?;
-    let error =
-        |command: &mut Command| -> Result<String> { Ok(code_and_error(&command.output()?).1) };
+    let error = |command: &mut Command| -> Result<String> { Ok(code_and_error(&command.output()?).1) };
     let configured = || {
         let mut command = pcfarm("status");
         command.env("PCFARM_CONFIG", &file);
@@ -107,11 +79,7 @@ fn the_variable_is_above_the_file_and_the_flag_above_both() -> Result<()> {
     };
     assert!(error(&mut configured())?.contains(&filed));
     assert!(error(configured().env("PCFARM_SERVER", &set))?.contains(&set));
-    let both = error(
-        configured()
-            .env("PCFARM_SERVER", &set)
-            .args(["--server", &flagged]),
-    )?;
+    let both = error(configured().env("PCFARM_SERVER", &set).args(["--server", &flagged]))?;
     assert!(both.contains(&flagged), "{both}");
     Ok(())
 }
@@ -120,16 +88,9 @@ fn the_variable_is_above_the_file_and_the_flag_above_both() -> Result<()> {
 fn a_server_that_says_nothing_is_not_waited_for_longer_than_asked() -> Result<()> {
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let server = format!("http://{}", silent.local_addr()?);
-    let (code, error) = code_and_error(
-        &pcfarm("status --timeout 0.3")
-            .args(["--server", &server])
-            .output()?,
-    );
+    let (code, error) = code_and_error(&pcfarm("status --timeout 0.3").args(["--server", &server]).output()?);
     assert_eq!(code, 6, "{error}");
-    assert!(
-        error.contains("within 300 ms") && error.contains("--timeout"),
-        "{error}"
-    );
+    assert!(error.contains("within 300 ms") && error.contains("--timeout"), "{error}");
     Ok(())
 }
 
@@ -150,10 +111,7 @@ fn completions_and_help_need_no_server() -> Result<()> {
     for shell in ["bash", "zsh", "fish"] {
         let output = pcfarm("completions").arg(shell).output()?;
         assert!(output.status.success());
-        assert!(
-            String::from_utf8(output.stdout)?.contains("workstations"),
-            "{shell}"
-        );
+        assert!(String::from_utf8(output.stdout)?.contains("workstations"), "{shell}");
     }
     let help = pcfarm("job load --help").output()?;
     let text = String::from_utf8(help.stdout)?;
@@ -172,17 +130,71 @@ fn up_needs_its_programs_and_a_free_address() -> Result<()> {
             std::fs::copy(env!("CARGO_BIN_EXE_pcfarm"), &alone)?;
         }
         let mut command = Command::new(&alone);
-        command
-            .args(["up", "--listen", listen, "--dir"])
-            .arg(directory.path().join("farm"));
+        command.args(["up", "--listen", listen, "--dir"]).arg(directory.path().join("farm"));
         Ok(code_and_error(&command.env("PATH", "/nowhere").output()?))
     };
     let (code, error) = up(&taken.local_addr()?.to_string())?;
     assert!(code == 1 && error.contains("--listen"), "{code} {error}");
     let (code, error) = up("127.0.0.1:0")?;
-    assert!(
-        code == 4 && error.contains("pcfarm-server is neither"),
-        "{code} {error}"
-    );
+    assert!(code == 4 && error.contains("pcfarm-server is neither"), "{code} {error}");
+    Ok(())
+}
+
+/// A directory with the program and a `pcfarm-server` that is this shell script.
+fn with_programs(server: &str) -> Result<tempfile::TempDir> {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir()?;
+    std::fs::copy(env!("CARGO_BIN_EXE_pcfarm"), directory.path().join("pcfarm"))?;
+    for (name, script) in [("pcfarm-server", server), ("pcfarm-worker", "sleep 1000")] {
+        let path = directory.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n"))?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(directory)
+}
+
+fn up(directory: &Path) -> Command {
+    let mut command = Command::new(directory.join("pcfarm"));
+    command.args(["up", "--listen", "127.0.0.1:0", "--dir"]).arg(directory.join("farm"));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn up_tells_why_its_server_ended() -> Result<()> {
+    let directory = with_programs("echo \"options: $*\"; echo 'no initdb here' >&2; exit 3")?;
+    let (code, error) = code_and_error(&up(directory.path()).output()?);
+    assert_eq!(code, 3, "{error}");
+    let farm = directory.path().join("farm").canonicalize()?;
+    let options = format!("options: --embedded {} --listen 127.0.0.1:0\nno initdb here\n", farm.display());
+    assert!(error.contains("the server ended (exit status: 3)") && error.ends_with(&options), "{error}");
+    Ok(())
+}
+
+#[test]
+fn up_leaves_nothing_running() -> Result<()> {
+    use std::io::{BufRead, BufReader};
+    // It says that it was asked to stop; its child would go on if it were not.
+    let server = "trap 'echo stopped; kill $child; exit 0' TERM; echo $$ > \"$2/pid\"; sleep 1000 & child=$!; wait";
+    let directory = with_programs(server)?;
+    let mut running = up(directory.path()).spawn()?;
+    let mut first = String::new();
+    let stderr = running.stderr.take().expect("it is a pipe");
+    let mut stderr = BufReader::new(stderr);
+    stderr.read_line(&mut first)?;
+    assert!(first.starts_with("starting a farm in "), "{first}");
+    let pid = directory.path().join("farm/pid");
+    let server = loop {
+        match std::fs::read_to_string(&pid) {
+            Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),
+            _ => std::thread::yield_now(),
+        }
+    };
+    let signal = |signal: &str, pid: &str| Command::new("kill").args([signal, pid]).stderr(Stdio::null()).status();
+    assert!(signal("-INT", &running.id().to_string())?.success());
+    assert_eq!(running.wait()?.code(), Some(0));
+    assert!(!signal("-0", &server)?.success(), "the server is gone");
+    let log = std::fs::read_to_string(directory.path().join("farm/server.log"))?;
+    assert!(log.contains("stopped"), "{log}");
     Ok(())
 }

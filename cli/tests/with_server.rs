@@ -38,31 +38,23 @@ async fn what_is_shown_fits_and_is_harmless() -> Test {
         assert_eq!(ran.code, Some(0), "{line}: {ran:?}");
         for shown in ran.stdout.lines() {
             assert!(shown.chars().count() <= 100, "{line}: {shown}");
-            assert!(
-                !shown.chars().any(|c| c.is_control() || c == '\u{202e}'),
-                "{line}: {shown:?}"
-            );
+            assert!(!shown.chars().any(|c| c.is_control() || c == '\u{202e}'), "{line}: {shown:?}");
         }
         let mut json = words.clone();
         json.extend(["--output", "json"]);
         let ran = farm.run(&json).await?;
-        let document: serde_json::Value =
-            serde_json::from_str(&ran.stdout).context(line.to_owned())?;
+        let document: serde_json::Value = serde_json::from_str(&ran.stdout).context(line.to_owned())?;
         assert!(document.is_object(), "{line}");
     }
     let shown = farm.run(&["jobs"]).await?.stdout;
-    assert!(
-        shown.contains("1,234,567") && shown.contains("waits for"),
-        "{shown}"
-    );
+    assert!(shown.contains("1,234,567") && shown.contains("waits for"), "{shown}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn json_has_ids_as_strings_and_all_pages() -> Test {
     let farm = Farm::start().await?;
-    let jobs: serde_json::Value =
-        serde_json::from_str(&farm.run(&["jobs", "-o", "json"]).await?.stdout)?;
+    let jobs: serde_json::Value = serde_json::from_str(&farm.run(&["jobs", "-o", "json"]).await?.stdout)?;
     assert_eq!(jobs["jobs"].as_array().map(Vec::len), Some(250));
     let first = &jobs["jobs"][0];
     assert_eq!(first["job_id"], "250");
@@ -70,9 +62,7 @@ async fn json_has_ids_as_strings_and_all_pages() -> Test {
     assert_eq!(first["created_at"], "2023-11-14T22:13:20.5Z");
     assert_eq!(first["ended_at"], serde_json::Value::Null);
     assert_eq!(first["lanes"][0]["next_insertion"], i64::MAX.to_string());
-    let some = farm
-        .run(&["problems", "1", "--limit", "110", "-o", "json"])
-        .await?;
+    let some = farm.run(&["problems", "1", "--limit", "110", "-o", "json"]).await?;
     let some: serde_json::Value = serde_json::from_str(&some.stdout)?;
     assert_eq!(some["problems"].as_array().map(Vec::len), Some(110));
     assert_eq!(some["problems"][0]["payload"]["x"], 1.1);
@@ -86,49 +76,17 @@ async fn json_has_ids_as_strings_and_all_pages() -> Test {
 async fn refusals_have_exit_codes_and_words() -> Test {
     let farm = Farm::start().await?;
     let cases = [
-        (
-            "job show 999",
-            4,
-            "error: showing job 999: there is no job 999\n",
-        ),
-        (
-            "job cancel 403",
-            5,
-            "error: cancelling job 403: job 403 is another user's\n",
-        ),
-        (
-            "job open 412",
-            1,
-            "error: opening job 412: job 412 has ended (done)\n",
-        ),
-        (
-            "job create n --type unknown",
-            4,
-            "error: creating job `n`: there is no job type 'unknown'\n",
-        ),
-        (
-            "drain nowhere",
-            4,
-            "error: no workstation is called `nowhere`; `pcfarm workstations --all` lists them\n",
-        ),
-        (
-            "drain twin",
-            2,
-            "error: several workstations are called `twin`: name one by its id, 2 or 3\n",
-        ),
-        (
-            "top -o json",
-            2,
-            "error: top is for people; `pcfarm status --output json` is for programs\n",
-        ),
+        ("job show 999", 4, "error: showing job 999: there is no job 999\n"),
+        ("job cancel 403", 5, "error: cancelling job 403: job 403 is another user's\n"),
+        ("job open 412", 1, "error: opening job 412: job 412 has ended (done)\n"),
+        ("job create n --type unknown", 4, "error: creating job `n`: there is no job type 'unknown'\n"),
+        ("drain nowhere", 4, "error: no workstation is called `nowhere`; `pcfarm workstations --all` lists them\n"),
+        ("drain twin", 2, "error: several workstations are called `twin`: name one by its id, 2 or 3\n"),
+        ("top -o json", 2, "error: top is for people; `pcfarm status --output json` is for programs\n"),
     ];
     for (line, code, words) in cases {
         let ran = farm.run(&line.split(' ').collect::<Vec<_>>()).await?;
-        assert_eq!(
-            (ran.code, ran.stderr.as_str()),
-            (Some(code), words),
-            "{line}"
-        );
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(code), words), "{line}");
     }
     Ok(())
 }
@@ -139,18 +97,11 @@ async fn waiting_ends_as_the_job_does() -> Test {
     // Job 7's server restarts between two looks.
     let failed = farm.run(&["job", "wait", "7"]).await?;
     assert_eq!(failed.code, Some(7), "{failed:?}");
-    assert!(
-        failed.stdout.starts_with("job 7 (night-7) is failed: "),
-        "{failed:?}"
-    );
+    assert!(failed.stdout.starts_with("job 7 (night-7) is failed: "), "{failed:?}");
     assert_eq!(farm.run(&["job", "wait", "8"]).await?.code, Some(0));
     let late = farm.run(&["job", "wait", "9", "--timeout", "0.3"]).await?;
     assert_eq!(late.code, Some(6), "{late:?}");
-    assert!(
-        late.stderr
-            .contains("1,000 of 1,234,567 problems have ended"),
-        "{late:?}"
-    );
+    assert!(late.stderr.contains("1,000 of 1,234,567 problems have ended"), "{late:?}");
     assert_eq!(farm.run(&["job", "wait", "999"]).await?.code, Some(4));
     Ok(())
 }
@@ -175,18 +126,12 @@ async fn a_job_is_created_empty() -> Test {
     ];
     let ran = farm.run(&line).await?;
     let document: serde_json::Value = serde_json::from_str(&ran.stdout)?;
-    assert_eq!(
-        document,
-        serde_json::json!({"job_id": "9", "problems": 0, "repeated": false})
-    );
+    assert_eq!(document, serde_json::json!({"job_id": "9", "problems": 0, "repeated": false}));
     let (submitted, ended) = last_submit(&farm).await?;
     assert_eq!(ended, Some(Ended::Cleanly));
     assert!(!submitted.header.open && submitted.problems == 0);
     let options: serde_json::Value = serde_json::from_slice(&submitted.header.options)?;
-    assert_eq!(
-        options,
-        serde_json::json!({"priority": -3, "standing": true, "idempotency_key": "k"})
-    );
+    assert_eq!(options, serde_json::json!({"priority": -3, "standing": true, "idempotency_key": "k"}));
     Ok(())
 }
 
@@ -195,37 +140,25 @@ async fn a_file_is_loaded_in_messages() -> Test {
     let farm = Farm::start().await?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("problems.csv.gz");
-    let mut file =
-        flate2::write::GzEncoder::new(std::fs::File::create(&path)?, flate2::Compression::fast());
+    let mut file = flate2::write::GzEncoder::new(std::fs::File::create(&path)?, flate2::Compression::fast());
     writeln!(file, "id,route,x,note")?;
     for i in 0..20_000 {
         writeln!(file, "p{i},r{},{i},\"some words, and a comma\"", i / 100)?;
     }
     file.finish()?;
     let path = path.to_string_lossy();
-    let line = [
-        "job", "load", &path, "--name", "n", "--type", "square", "--key", "id", "--group", "route",
-    ];
+    let line = ["job", "load", &path, "--name", "n", "--type", "square", "--key", "id", "--group", "route"];
     let ran = farm.run(&line).await?;
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    assert!(
-        ran.stdout.starts_with("20,000 problems from ") && ran.stdout.contains(" in job 9"),
-        "{ran:?}"
-    );
+    assert!(ran.stdout.starts_with("20,000 problems from ") && ran.stdout.contains(" in job 9"), "{ran:?}");
     assert!(ran.stderr.is_empty(), "no bar without a terminal: {ran:?}");
     let (submitted, ended) = last_submit(&farm).await?;
     assert_eq!((submitted.problems, ended), (20_000, Some(Ended::Cleanly)));
     assert!(submitted.header.open && submitted.header.convoy == 0);
-    assert!(
-        submitted.messages > 3 && submitted.largest_message < 512 << 10,
-        "{submitted:?}"
-    );
+    assert!(submitted.messages > 3 && submitted.largest_message < 512 << 10, "{submitted:?}");
     let first = submitted.first.context("there are problems")?;
     assert_eq!((first.key.as_str(), first.group_key.as_str()), ("p0", "r0"));
-    assert_eq!(
-        &first.payload[..],
-        br#"{"route":"r0","x":0,"note":"some words, and a comma"}"#
-    );
+    assert_eq!(&first.payload[..], br#"{"route":"r0","x":0,"note":"some words, and a comma"}"#);
     Ok(())
 }
 
@@ -241,14 +174,9 @@ async fn a_wrong_line_loads_nothing() -> Test {
             text.push_str(&format!("{{\"key\":\"{i}\",\"payload\":{{\"x\":{i}}}}}\n"));
         }
         std::fs::write(&path, text + "{\"key\":\"b\"}\n")?;
-        let ran = farm
-            .run(&["job", "load", &path.to_string_lossy(), "--job", "3"])
-            .await?;
+        let ran = farm.run(&["job", "load", &path.to_string_lossy(), "--job", "3"]).await?;
         assert_eq!(ran.code, Some(1), "{ran:?}");
-        let expected = format!(
-            "error: nothing was loaded: {}:{wrong_at}: no `payload`",
-            path.display()
-        );
+        let expected = format!("error: nothing was loaded: {}:{wrong_at}: no `payload`", path.display());
         assert!(ran.stderr.starts_with(&expected), "{ran:?}");
         if wrong_at > 1 {
             let (submitted, ended) = last_submit(&farm).await?;
@@ -256,13 +184,7 @@ async fn a_wrong_line_loads_nothing() -> Test {
             assert_eq!(ended, Some(Ended::WithAnError));
         }
     }
-    for (_, ended) in farm
-        .state
-        .submits
-        .lock()
-        .expect("no test panics with it")
-        .iter()
-    {
+    for (_, ended) in farm.state.submits.lock().expect("no test panics with it").iter() {
         assert_ne!(*ended, Some(Ended::Cleanly));
     }
     Ok(())
@@ -291,17 +213,7 @@ async fn a_killed_load_is_no_end() -> Test {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_load_whose_time_is_over_is_no_end() -> Test {
     let farm = Farm::start().await?;
-    let line = [
-        "job",
-        "load",
-        "-",
-        "--format",
-        "csv",
-        "--job",
-        "3",
-        "--timeout",
-        "0.3",
-    ];
+    let line = ["job", "load", "-", "--format", "csv", "--job", "3", "--timeout", "0.3"];
     let mut load = farm.command(&line);
     let mut load = load.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut input = load.stdin.take().context("a pipe")?;
@@ -310,11 +222,7 @@ async fn a_load_whose_time_is_over_is_no_end() -> Test {
     drop(input);
     let ran = farm::Ran::from(ended);
     assert_eq!(ran.code, Some(6), "{ran:?}");
-    assert!(
-        ran.stderr
-            .starts_with("error: nothing was loaded: loading standard input: "),
-        "{ran:?}"
-    );
+    assert!(ran.stderr.starts_with("error: nothing was loaded: loading standard input: "), "{ran:?}");
     assert_eq!(last_submit(&farm).await?.1, Some(Ended::WithAnError));
     Ok(())
 }
@@ -324,32 +232,19 @@ async fn a_server_may_answer_before_the_end() -> Test {
     let farm = Farm::start().await?;
     for (job_type, code, words) in [
         ("unknown", 4, "there is no job type 'unknown'"),
-        (
-            "repeated",
-            0,
-            "job 5 had been loaded under this idempotency key before",
-        ),
+        ("repeated", 0, "job 5 had been loaded under this idempotency key before"),
     ] {
         // Standard input stays open: the program must not wait for its end.
-        let line = [
-            "job", "load", "-", "--format", "csv", "--name", "n", "--type", job_type,
-        ];
+        let line = ["job", "load", "-", "--format", "csv", "--name", "n", "--type", job_type];
         let mut load = farm.command(&line);
-        let mut load = load
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let mut load = load.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut input = load.stdin.take().context("a pipe")?;
         input.write_all(b"key,x\na,1\n")?;
         let ended = tokio::task::spawn_blocking(move || load.wait_with_output()).await??;
         drop(input);
         let ran = farm::Ran::from(ended);
         assert_eq!(ran.code, Some(code), "{ran:?}");
-        assert!(
-            ran.stderr.contains(words) || ran.stdout.contains(words),
-            "{ran:?}"
-        );
+        assert!(ran.stderr.contains(words) || ran.stdout.contains(words), "{ran:?}");
     }
     Ok(())
 }
@@ -359,29 +254,17 @@ async fn results_are_lines_one_document_or_a_file() -> Test {
     let farm = Farm::start().await?;
     let lines = farm.run(&["job", "results", "1"]).await?.stdout;
     assert_eq!(lines.lines().count(), 10_000);
-    let second =
-        r#"{"problem_id":"1","key":"k1","outcome":"done","message":"","result":{"x": 1.10}}"#;
+    let second = r#"{"problem_id":"1","key":"k1","outcome":"done","message":"","result":{"x": 1.10}}"#;
     assert_eq!(lines.lines().nth(1), Some(second));
-    let document = farm
-        .run(&["job", "results", "1", "-o", "json"])
-        .await?
-        .stdout;
+    let document = farm.run(&["job", "results", "1", "-o", "json"]).await?.stdout;
     let document: serde_json::Value = serde_json::from_str(&document)?;
     assert_eq!(document["outcomes"].as_array().map(Vec::len), Some(10_000));
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("out.csv");
     let out = path.to_string_lossy();
-    let broken = farm
-        .run(&["job", "results", "99", "-o", "csv", "--out", &out])
-        .await?;
-    assert_eq!(
-        (broken.code, std::fs::read_dir(directory.path())?.count()),
-        (Some(1), 0),
-        "{broken:?}"
-    );
-    let ran = farm
-        .run(&["job", "results", "1", "-o", "csv", "--out", &out])
-        .await?;
+    let broken = farm.run(&["job", "results", "99", "-o", "csv", "--out", &out]).await?;
+    assert_eq!((broken.code, std::fs::read_dir(directory.path())?.count()), (Some(1), 0), "{broken:?}");
+    let ran = farm.run(&["job", "results", "1", "-o", "csv", "--out", &out]).await?;
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(std::fs::read_to_string(&path)?.lines().count(), 10_001);
     Ok(())
@@ -390,15 +273,8 @@ async fn results_are_lines_one_document_or_a_file() -> Test {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_who_leaves_is_no_error() -> Test {
     let farm = Farm::start().await?;
-    for line in [
-        vec!["job", "results", "1"],
-        vec!["top", "--interval", "0.05"],
-    ] {
-        let mut child = farm
-            .command(&line)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+    for line in [vec!["job", "results", "1"], vec!["top", "--interval", "0.05"]] {
+        let mut child = farm.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().context("a pipe")?;
         let ended = tokio::task::spawn_blocking(move || -> Result<_> {
             let mut first = String::new();

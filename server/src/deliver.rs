@@ -230,7 +230,7 @@ async fn finish(farm: &Farm, batch: &Batch, verdicts: &mut [Verdict]) -> anyhow:
         let Some(reason) = batch.finished(verdict.checkout_id) else { continue };
         let client = farm.pool.get().await?;
         for closed in checkout::close(&*client, &[verdict.checkout_id], Closing::Finished, reason).await? {
-            info!(checkout_id = %closed.checkout_id, job_id = %closed.job_id, requeued = closed.requeued,
+            debug!(checkout_id = %closed.checkout_id, job_id = %closed.job_id, requeued = closed.requeued,
                 failed = closed.failed, reason, "checkout handed back");
         }
         verdict.closed = true;

@@ -38,9 +38,7 @@ pub enum AgentError {
     #[error(transparent)]
     IdentityInUse(#[from] IdentityInUse),
     /// It was told to stop, and no server acknowledged what it held.
-    #[error(
-        "stopped with {0} checkouts unacknowledged: no server was reachable; the farm takes them back"
-    )]
+    #[error("stopped with {0} checkouts unacknowledged: no server was reachable; the farm takes them back")]
     Unacknowledged(usize),
     #[error(transparent)]
     Failed(anyhow::Error),
@@ -133,11 +131,7 @@ impl Agent {
 
     /// Runs the agent inside another program until `stop` is cancelled, and then until what it holds has been
     /// delivered or given back. Leaves logging and signals alone.
-    pub async fn run_with(
-        self,
-        settings: Settings,
-        stop: CancellationToken,
-    ) -> Result<(), AgentError> {
+    pub async fn run_with(self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
         if let Some(name) = self.duplicate {
             return Err(SettingsError::DuplicateController(name).into());
         }
@@ -164,34 +158,24 @@ impl Agent {
             grace: settings.grace,
             unacknowledged_bytes: settings.unacknowledged_bytes,
         };
-        let setup = Setup {
-            endpoints,
-            cores: settings.cores,
-            controllers: self.controllers,
-            profile,
-        };
+        let setup = Setup { endpoints, cores: settings.cores, controllers: self.controllers, profile };
         match Box::pin(drive(setup, stop)).await {
             Ok(Ending::Clean) => Ok(()),
             Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts)),
-            Err(error) => Err(error
-                .downcast::<IdentityInUse>()
-                .map_or_else(AgentError::Failed, AgentError::from)),
+            Err(error) => Err(error.downcast::<IdentityInUse>().map_or_else(AgentError::Failed, AgentError::from)),
         }
     }
 }
 
 fn hello(settings: &Settings, identity: Uuid, controllers: Vec<String>) -> v1::Hello {
-    let memory = sysinfo::RefreshKind::nothing()
-        .with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
+    let memory = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
     v1::Hello {
         identity: identity.to_string(),
         instance: Uuid::new_v4().to_string(),
         hostname: settings.hostname.clone(),
         cores: u32::try_from(settings.cores).unwrap_or(u32::MAX),
-        memory_bytes: sysinfo::System::new_with_specifics(memory)
-            .map_or(0, |system| system.total_memory()),
-        system: sysinfo::System::long_os_version()
-            .unwrap_or_else(|_| std::env::consts::OS.to_owned()),
+        memory_bytes: sysinfo::System::new_with_specifics(memory).map_or(0, |system| system.total_memory()),
+        system: sysinfo::System::long_os_version().unwrap_or_else(|_| std::env::consts::OS.to_owned()),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         controllers,
         ..v1::Hello::default()
@@ -200,14 +184,10 @@ fn hello(settings: &Settings, identity: Uuid, controllers: Vec<String>) -> v1::H
 
 fn start_logging() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let colours = std::io::stderr().is_terminal()
-        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     // A program that has its own subscriber keeps it.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(colours)
-        .with_writer(std::io::stderr)
-        .try_init();
+    let _ =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).try_init();
 }
 
 fn failed(error: &AgentError) -> ExitCode {
@@ -227,10 +207,7 @@ struct Signals {
 
 impl Signals {
     fn new() -> std::io::Result<Signals> {
-        Ok(Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
+        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     async fn next(&mut self) {

@@ -13,8 +13,7 @@ pub fn now() -> Duration {
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     {
-        static START: std::sync::LazyLock<std::time::Instant> =
-            std::sync::LazyLock::new(std::time::Instant::now);
+        static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
         START.elapsed()
     }
 }

@@ -84,15 +84,9 @@ impl<P> Problem<'_, P> {
     /// The rows of a related read that are for this problem or for every problem, in the order read.
     /// Parsed at every call. An error if the job type has no such read.
     pub fn related<T: DeserializeOwned>(&self, read: &str) -> anyhow::Result<Vec<T>> {
-        let parse = |row| {
-            serde_json::from_slice(row)
-                .with_context(|| format!("a row of related read {read:?} does not parse"))
-        };
-        self.checkout
-            .related()
-            .rows(read, self.key())?
-            .map(parse)
-            .collect()
+        let parse =
+            |row| serde_json::from_slice(row).with_context(|| format!("a row of related read {read:?} does not parse"));
+        self.checkout.related().rows(read, self.key())?.map(parse).collect()
     }
 
     /// Whether the work is no longer wanted: its checkout was revoked, or the agent must stop. Long

@@ -91,10 +91,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
 
 /// The link ends by itself only with an error.
 fn link_error(ended: Result<(), IdentityInUse>) -> anyhow::Error {
-    ended.err().map_or_else(
-        || anyhow::anyhow!("the link to the servers ended"),
-        anyhow::Error::from,
-    )
+    ended.err().map_or_else(|| anyhow::anyhow!("the link to the servers ended"), anyhow::Error::from)
 }
 
 /// Room on the stream, or none for ever without one; nothing if its other end has gone.
@@ -187,12 +184,7 @@ impl Driver {
             return;
         };
         for message in self.outgoing.drain(..) {
-            let _ = stream
-                .outbound
-                .send(AgentMessage {
-                    message: Some(message),
-                })
-                .await;
+            let _ = stream.outbound.send(AgentMessage { message: Some(message) }).await;
         }
         drop(stream);
         while let Some(event) = link_events.recv().await {

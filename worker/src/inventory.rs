@@ -31,14 +31,13 @@ use std::time::Duration;
 use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::v1::server_message::Message as In;
 use pcfarm_proto::{
-    MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT,
-    ids::CheckoutId, v1,
+    MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT, ids::CheckoutId, v1,
 };
 use tracing::{debug, info, warn};
 
 use crate::pool::{Batch, Report};
 use crate::work::{Checkout, CheckoutKey};
-use held::{Held, Stage};
+use held::Held;
 use outbox::Outbox;
 
 /// What is assumed until the first Welcome says otherwise; the farm's own default.
@@ -179,11 +178,7 @@ impl Inventory {
             held: BTreeMap::new(),
             outbox: Outbox::default(),
             session: Session::None,
-            contact: Contact {
-                lost_since: Some(now),
-                noted: false,
-                settled_at: None,
-            },
+            contact: Contact { lost_since: Some(now), noted: false, settled_at: None },
             drain: Drain::No,
             lease: LEASE,
             solution_bytes_limit: SOLUTION_BYTES_LIMIT,
@@ -248,10 +243,7 @@ impl Inventory {
         }
         if let Drain::Stop { since, .. } = self.drain {
             let exit_by = since + self.profile.grace + STOP_ACKNOWLEDGE_WAIT;
-            [since + STOP_LINGER, since + self.profile.grace, exit_by]
-                .into_iter()
-                .filter(|at| *at > now)
-                .for_each(due);
+            [since + STOP_LINGER, since + self.profile.grace, exit_by].into_iter().filter(|at| *at > now).for_each(due);
         }
         next
     }
@@ -288,11 +280,7 @@ impl Inventory {
     fn greet(&mut self, now: Duration) {
         let hello = v1::Hello {
             protocol_version: PROTOCOL_VERSION,
-            held: self
-                .held
-                .values()
-                .map(|held| held_message(held.checkout.key))
-                .collect(),
+            held: self.held.values().map(|held| held_message(held.checkout.key)).collect(),
             state: self.state().into(),
             ..self.profile.hello.clone()
         };
@@ -305,11 +293,7 @@ impl Inventory {
             warn!("the server says Welcome twice");
             return;
         }
-        info!(
-            workstation_id = welcome.workstation_id,
-            server_version = welcome.server_version,
-            "welcomed"
-        );
+        info!(workstation_id = welcome.workstation_id, server_version = welcome.server_version, "welcomed");
         self.lease = duration(welcome.lease).unwrap_or(LEASE);
         self.limit_messages(&welcome);
         self.contact.lost_since = None;
@@ -334,21 +318,16 @@ impl Inventory {
         let solution = limit(welcome.solution_bytes_limit, SOLUTION_BYTES_LIMIT);
         self.solution_bytes_limit = solution.min(message.saturating_sub(FRAME_BYTES));
         // A part ends with the result that reaches the target: one more solution must fit.
-        self.part_bytes_target = PART_BYTES_TARGET
-            .min(message.saturating_sub(self.solution_bytes_limit + FRAME_BYTES))
-            .max(1);
-        self.actions
-            .push(Action::LimitSolutions(self.solution_bytes_limit));
+        self.part_bytes_target =
+            PART_BYTES_TARGET.min(message.saturating_sub(self.solution_bytes_limit + FRAME_BYTES)).max(1);
+        self.actions.push(Action::LimitSolutions(self.solution_bytes_limit));
     }
 
     fn disconnected(&mut self, now: Duration) {
         if let Session::Open(open) = &self.session
             && !open.arriving.is_empty()
         {
-            info!(
-                checkouts = open.arriving.len(),
-                "dropped checkouts that had not arrived whole"
-            );
+            info!(checkouts = open.arriving.len(), "dropped checkouts that had not arrived whole");
         }
         self.session = Session::None;
         self.contact.lost_since.get_or_insert(now);
@@ -368,10 +347,7 @@ impl Inventory {
         let slept = since(self.contact.settled_at);
         self.contact.settled_at = Some(now);
         if slept > patience && matches!(self.session, Session::Greeting { .. } | Session::Open(_)) {
-            warn!(
-                seconds = slept.as_secs(),
-                "the machine slept or stood still: asking anew what is still ours"
-            );
+            warn!(seconds = slept.as_secs(), "the machine slept or stood still: asking anew what is still ours");
             self.give_up_session();
             return;
         }
@@ -379,10 +355,7 @@ impl Inventory {
             self.contact.noted = true;
             if !self.held.is_empty() {
                 let checkouts = self.held.len();
-                warn!(
-                    checkouts,
-                    "out of contact for three quarters of a lease: what is held may be revoked"
-                );
+                warn!(checkouts, "out of contact for three quarters of a lease: what is held may be revoked");
             }
         }
     }
@@ -393,9 +366,7 @@ impl Inventory {
             Session::Greeting { since } => now >= *since + WELCOME_WAIT,
             Session::Open(_) => {
                 let wait = self.lease * LEASES_TO_ACKNOWLEDGE;
-                self.outbox
-                    .oldest_sent()
-                    .is_some_and(|sent| now >= sent + wait)
+                self.outbox.oldest_sent().is_some_and(|sent| now >= sent + wait)
             }
         };
         if silent {
@@ -421,19 +392,12 @@ impl Inventory {
 
     fn part(&mut self, now: Duration, part: v1::Checkout) {
         let Session::Open(open) = &mut self.session else {
-            warn!(
-                checkout_id = part.checkout_id,
-                "the server sends a checkout before its Welcome: left to it"
-            );
+            warn!(checkout_id = part.checkout_id, "the server sends a checkout before its Welcome: left to it");
             return;
         };
         open.last_sequence = part.sequence;
         let key = key_of(&part);
-        if self
-            .held
-            .get(&key.checkout_id)
-            .is_some_and(|held| held.checkout.key == key)
-        {
+        if self.held.get(&key.checkout_id).is_some_and(|held| held.checkout.key == key) {
             debug!(checkout_id = %key.checkout_id, "a part of a checkout that is here already");
             return;
         }
@@ -457,17 +421,12 @@ impl Inventory {
         // The same id with another token: the database has forgotten the one in hand.
         self.forget(key.checkout_id, "its id was given to another checkout");
         debug!(checkout_id = %key.checkout_id, job_id = %checkout.job_id, problems = checkout.problems.len(), "checked out");
-        let known = self
-            .profile
-            .hello
-            .controllers
-            .contains(&checkout.controller);
+        let known = self.profile.hello.controllers.contains(&checkout.controller);
         let refusal = match &self.drain {
             Drain::Stop { .. } => Some("the agent is stopping".to_owned()),
-            Drain::No | Drain::Server { .. } if !known => Some(format!(
-                "the agent has no controller {:?}",
-                checkout.controller
-            )),
+            Drain::No | Drain::Server { .. } if !known => {
+                Some(format!("the agent has no controller {:?}", checkout.controller))
+            }
             Drain::No | Drain::Server { .. } => None,
         };
         let mut held = Held::new(checkout, now);
@@ -476,9 +435,7 @@ impl Inventory {
                 warn!(checkout_id = %key.checkout_id, reason, "giving a checkout back");
                 held.give_back(&reason);
             }
-            None if held.is_computing() => self
-                .actions
-                .push(Action::Compute(Arc::clone(&held.checkout))),
+            None if held.is_computing() => self.actions.push(Action::Compute(Arc::clone(&held.checkout))),
             None => {}
         }
         self.held.insert(key.checkout_id, held);
@@ -486,27 +443,14 @@ impl Inventory {
 
     fn acknowledged(&mut self, ack: v1::DeliveryAck) {
         let Some(delivery) = self.outbox.acknowledge(ack.delivery_id) else {
-            debug!(
-                delivery_id = ack.delivery_id,
-                "an acknowledgement of nothing that is held"
-            );
+            debug!(delivery_id = ack.delivery_id, "an acknowledgement of nothing that is held");
             return;
         };
-        let verdicts: BTreeMap<i64, v1::CheckoutVerdict> = ack
-            .verdicts
-            .into_iter()
-            .map(|verdict| (verdict.checkout_id, verdict))
-            .collect();
+        let verdicts: BTreeMap<i64, v1::CheckoutVerdict> =
+            ack.verdicts.into_iter().map(|verdict| (verdict.checkout_id, verdict)).collect();
         for part in delivery.checkouts {
-            let key = CheckoutKey {
-                checkout_id: CheckoutId(part.checkout_id),
-                token: part.token,
-            };
-            if self
-                .held
-                .get(&key.checkout_id)
-                .is_none_or(|held| held.checkout.key != key)
-            {
+            let key = CheckoutKey { checkout_id: CheckoutId(part.checkout_id), token: part.token };
+            if self.held.get(&key.checkout_id).is_none_or(|held| held.checkout.key != key) {
                 continue;
             }
             let verdict = verdicts.get(&part.checkout_id).cloned().unwrap_or_default();
@@ -566,24 +510,16 @@ impl Inventory {
     }
 
     fn held_mut(&mut self, key: CheckoutKey) -> Option<&mut Held> {
-        self.held
-            .get_mut(&key.checkout_id)
-            .filter(|held| held.checkout.key == key)
+        self.held.get_mut(&key.checkout_id).filter(|held| held.checkout.key == key)
     }
 }
 
 fn key_of(message: &v1::Checkout) -> CheckoutKey {
-    CheckoutKey {
-        checkout_id: CheckoutId(message.checkout_id),
-        token: message.token,
-    }
+    CheckoutKey { checkout_id: CheckoutId(message.checkout_id), token: message.token }
 }
 
 fn held_message(key: CheckoutKey) -> v1::HeldCheckout {
-    v1::HeldCheckout {
-        checkout_id: key.checkout_id.0,
-        token: key.token,
-    }
+    v1::HeldCheckout { checkout_id: key.checkout_id.0, token: key.token }
 }
 
 /// What the first part says of the job holds for all.
@@ -594,9 +530,7 @@ fn joined(mut whole: v1::Checkout, part: v1::Checkout) -> v1::Checkout {
 }
 
 fn duration(duration: Option<prost_types::Duration>) -> Option<Duration> {
-    duration
-        .and_then(|duration| Duration::try_from(duration).ok())
-        .filter(|duration| !duration.is_zero())
+    duration.and_then(|duration| Duration::try_from(duration).ok()).filter(|duration| !duration.is_zero())
 }
 
 /// A server's limit, where it states one that is tighter than this build's.

@@ -38,6 +38,7 @@
 //! The modules, in reading order:
 //!
 //! - [`controller`]: what a controller is, and the problem it is given.
+//! - [`trial`]: a problem without a farm, for controllers' own tests.
 //! - [`builtin`]: controllers for trying a farm.
 //! - [`agent`]: the complete program.
 //! - [`settings`]: what it is told, and [`state_dir`]: who it is.
@@ -52,6 +53,7 @@ pub mod builtin;
 pub mod controller;
 pub mod settings;
 pub mod state_dir;
+pub mod trial;
 
 mod clock;
 mod drive;

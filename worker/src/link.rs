@@ -93,17 +93,12 @@ impl Link {
                 .initial_stream_window_size(STREAM_WINDOW_BYTES)
                 .initial_connection_window_size(STREAM_WINDOW_BYTES)
         };
-        Link {
-            endpoints: endpoints.into_iter().map(tuned).collect(),
-            events,
-        }
+        Link { endpoints: endpoints.into_iter().map(tuned).collect(), events }
     }
 
     /// Connects and connects again until the token is cancelled.
     pub async fn keep_up(self, stop: CancellationToken) -> Result<(), IdentityInUse> {
-        stop.run_until_cancelled(self.rotate())
-            .await
-            .unwrap_or(Ok(()))
+        stop.run_until_cancelled(self.rotate()).await.unwrap_or(Ok(()))
     }
 
     async fn rotate(&self) -> Result<(), IdentityInUse> {
@@ -143,40 +138,24 @@ impl Link {
                 self.converse(channel).await
             }
             Ok(Err(error)) => End::Failed(Cause::Rotate(error.into())),
-            Err(_) => End::Failed(Cause::Rotate(anyhow::anyhow!(
-                "not connected within {} s",
-                CONNECT_WAIT.as_secs()
-            ))),
+            Err(_) => End::Failed(Cause::Rotate(anyhow::anyhow!("not connected within {} s", CONNECT_WAIT.as_secs()))),
         }
     }
 
     async fn converse(&self, channel: Channel) -> End {
         let (outbound, requests) = mpsc::channel(OUTBOUND_WAITING);
         let give_up = CancellationToken::new();
-        self.tell(LinkEvent::Opened(Stream {
-            outbound,
-            give_up: give_up.clone(),
-        }))
-        .await;
+        self.tell(LinkEvent::Opened(Stream { outbound, give_up: give_up.clone() })).await;
         let mut welcomed = false;
         let cause = give_up
             .run_until_cancelled(self.listen(channel, requests, &mut welcomed))
             .await
             .unwrap_or_else(|| Cause::Rotate(anyhow::anyhow!("given up by this agent")));
         self.tell(LinkEvent::Ended).await;
-        if welcomed {
-            End::Served(cause)
-        } else {
-            End::Failed(cause)
-        }
+        if welcomed { End::Served(cause) } else { End::Failed(cause) }
     }
 
-    async fn listen(
-        &self,
-        channel: Channel,
-        requests: mpsc::Receiver<v1::AgentMessage>,
-        welcomed: &mut bool,
-    ) -> Cause {
+    async fn listen(&self, channel: Channel, requests: mpsc::Receiver<v1::AgentMessage>, welcomed: &mut bool) -> Cause {
         let mut client = AgentServiceClient::new(channel)
             .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
             .max_encoding_message_size(MESSAGE_BYTES_LIMIT);
@@ -186,9 +165,7 @@ impl Link {
         };
         loop {
             match messages.message().await {
-                Ok(Some(v1::ServerMessage {
-                    message: Some(message),
-                })) => {
+                Ok(Some(v1::ServerMessage { message: Some(message) })) => {
                     *welcomed |= matches!(message, In::Welcome(_));
                     self.tell(LinkEvent::Received(message)).await;
                 }
@@ -231,9 +208,7 @@ fn note_failure(failures: u32, endpoint: &Endpoint, error: &anyhow::Error) {
 
 /// Doubles with each failure; `luck` in 0..1 takes off up to half, so that agents do not come in step.
 fn delay(failures: u32, luck: f64) -> Duration {
-    let full = FIRST_DELAY
-        .saturating_mul(2_u32.saturating_pow(failures))
-        .min(LONGEST_DELAY);
+    let full = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures)).min(LONGEST_DELAY);
     full.mul_f64(1.0 - luck / 2.0)
 }
 
@@ -243,34 +218,18 @@ mod tests {
 
     #[test]
     fn delays_double_up_to_a_limit_and_are_spread() {
-        for (failures, luck, milliseconds) in [
-            (0, 0.0, 50),
-            (0, 1.0, 25),
-            (1, 0.0, 100),
-            (4, 0.0, 800),
-            (6, 0.0, 3200),
-            (7, 0.0, 5000),
-            (7, 1.0, 2500),
-        ] {
-            assert_eq!(
-                delay(failures, luck),
-                Duration::from_millis(milliseconds),
-                "{failures} {luck}"
-            );
+        for (failures, luck, milliseconds) in
+            [(0, 0.0, 50), (0, 1.0, 25), (1, 0.0, 100), (4, 0.0, 800), (6, 0.0, 3200), (7, 0.0, 5000), (7, 1.0, 2500)]
+        {
+            assert_eq!(delay(failures, luck), Duration::from_millis(milliseconds), "{failures} {luck}");
         }
         assert_eq!(delay(u32::MAX, 0.0), LONGEST_DELAY);
     }
 
     #[test]
     fn only_a_copied_identity_stops_an_agent() {
-        assert!(matches!(
-            cause(Status::already_exists("x")),
-            Cause::IdentityInUse(_)
-        ));
-        assert!(matches!(
-            cause(Status::failed_precondition("x")),
-            Cause::Refused(_)
-        ));
+        assert!(matches!(cause(Status::already_exists("x")), Cause::IdentityInUse(_)));
+        assert!(matches!(cause(Status::failed_precondition("x")), Cause::Refused(_)));
         assert!(matches!(cause(Status::unavailable("x")), Cause::Rotate(_)));
         assert!(matches!(cause(Status::unknown("x")), Cause::Rotate(_)));
     }

@@ -6,9 +6,5 @@ use pcfarm_worker::Agent;
 use pcfarm_worker::builtin::{Echo, Fail, Sleep};
 
 fn main() -> ExitCode {
-    Agent::new()
-        .controller(Echo)
-        .controller(Sleep)
-        .controller(Fail)
-        .run()
+    Agent::new().controller(Echo).controller(Sleep).controller(Fail).run()
 }

@@ -73,10 +73,7 @@ struct Queue {
 }
 
 impl Pool {
-    pub fn new(
-        cores: usize,
-        controllers: Controllers,
-    ) -> anyhow::Result<(Pool, mpsc::Receiver<Report>)> {
+    pub fn new(cores: usize, controllers: Controllers) -> anyhow::Result<(Pool, mpsc::Receiver<Report>)> {
         let (reports, receiver) = mpsc::channel(REPORTS_WAITING);
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(cores)
@@ -90,22 +87,13 @@ impl Pool {
             pockets: (0..cores).map(|_| Mutex::default()).collect(),
             reports,
         };
-        Ok((
-            Pool {
-                threads,
-                shared: Arc::new(shared),
-            },
-            receiver,
-        ))
+        Ok((Pool { threads, shared: Arc::new(shared) }, receiver))
     }
 
     /// Puts a checkout behind those that wait.
     pub fn compute(&self, checkout: Arc<Checkout>) {
         let mut queue = self.shared.queue();
-        let new_shifts = checkout
-            .problems
-            .len()
-            .min(self.shared.cores - queue.shifts);
+        let new_shifts = checkout.problems.len().min(self.shared.cores - queue.shifts);
         queue.shifts += new_shifts;
         queue.checkouts.push_back(checkout);
         drop(queue);
@@ -118,10 +106,7 @@ impl Pool {
     /// Stops a checkout: no more of it is taken, and its controllers are told.
     pub fn cancel(&self, checkout: &Checkout) {
         checkout.cancel();
-        self.shared
-            .queue()
-            .checkouts
-            .retain(|waiting| waiting.key != checkout.key);
+        self.shared.queue().checkouts.retain(|waiting| waiting.key != checkout.key);
     }
 
     /// Takes out the checkouts of which no problem has been taken.
@@ -137,25 +122,17 @@ impl Pool {
 
     /// Results that no core has reported yet.
     pub fn empty_pockets(&self) -> Vec<Batch> {
-        self.shared
-            .pockets
-            .iter()
-            .flat_map(|pocket| std::mem::take(&mut *locked(pocket)))
-            .collect()
+        self.shared.pockets.iter().flat_map(|pocket| std::mem::take(&mut *locked(pocket))).collect()
     }
 
     pub fn limit_solutions(&self, bytes: usize) {
-        self.shared
-            .solution_bytes_limit
-            .store(bytes, Ordering::Relaxed);
+        self.shared.solution_bytes_limit.store(bytes, Ordering::Relaxed);
     }
 }
 
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue
-            .lock()
-            .expect("no controller runs under this lock")
+        self.queue.lock().expect("no controller runs under this lock")
     }
 
     fn shift(self: Arc<Self>) {
@@ -193,10 +170,7 @@ impl Shared {
         let core = rayon::current_thread_index().expect("shifts run on the pool's threads");
         let pocket = &self.pockets[core];
         let solution_bytes_limit = self.solution_bytes_limit.load(Ordering::Relaxed);
-        let controller = self
-            .controllers
-            .get(&checkout.controller)
-            .expect("only known controllers come here");
+        let controller = self.controllers.get(&checkout.controller).expect("only known controllers come here");
         let mut now = Instant::now();
         let mut shift_is = ShiftIs::Over;
         while now < end {
@@ -207,23 +181,14 @@ impl Shared {
             if taken.first {
                 self.report(Report::Started(checkout.key));
             }
-            let task = Task {
-                checkout,
-                problem: taken.problem,
-                solution_bytes_limit,
-            };
+            let task = Task { checkout, problem: taken.problem, solution_bytes_limit };
             let outcome = controller.solve(&task, buffer);
             let began = std::mem::replace(&mut now, Instant::now());
-            let result = ProblemResult {
-                problem_id: taken.problem.problem_id,
-                outcome: Some(outcome),
-            };
+            let result = ProblemResult { problem_id: taken.problem.problem_id, outcome: Some(outcome) };
             pocket_result(&mut locked(pocket), checkout.key, result, now - began);
         }
         let batches = std::mem::take(&mut *locked(pocket));
-        batches
-            .into_iter()
-            .for_each(|batch| self.report(Report::Results(batch)));
+        batches.into_iter().for_each(|batch| self.report(Report::Results(batch)));
         shift_is
     }
 
@@ -244,11 +209,7 @@ fn pocket_result(pocket: &mut Vec<Batch>, key: CheckoutKey, result: ProblemResul
             batch.results.push(result);
             batch.busy += busy;
         }
-        Some(_) | None => pocket.push(Batch {
-            key,
-            results: vec![result],
-            busy,
-        }),
+        Some(_) | None => pocket.push(Batch { key, results: vec![result], busy }),
     }
 }
 
@@ -256,4 +217,106 @@ fn pocket_result(pocket: &mut Vec<Batch>, key: CheckoutKey, result: ProblemResul
 enum ShiftIs {
     Running,
     Over,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use pcfarm_proto::v1;
+
+    use super::*;
+    use crate::builtin::{Echo, Sleep};
+
+    fn checkout(id: i64, controller: &str, payload: &'static str, problems: i64) -> Arc<Checkout> {
+        let problem = |problem_id| v1::Problem { problem_id, payload: payload.into(), ..Default::default() };
+        Arc::new(Checkout::new(v1::Checkout {
+            checkout_id: id,
+            controller: controller.to_owned(),
+            problems: (0..problems).map(problem).collect(),
+            ..Default::default()
+        }))
+    }
+
+    fn pool(cores: usize) -> (Pool, mpsc::Receiver<Report>) {
+        let mut controllers = Controllers::default();
+        controllers.add(Echo);
+        controllers.add(Sleep);
+        Pool::new(cores, controllers).expect("threads can be started")
+    }
+
+    /// Counts results by checkout until there are so many.
+    fn results(reports: &mut mpsc::Receiver<Report>, count: usize) -> BTreeMap<i64, usize> {
+        let mut counts = BTreeMap::new();
+        while counts.values().sum::<usize>() < count {
+            if let Report::Results(batch) = reports.blocking_recv().expect("the pool is alive") {
+                *counts.entry(batch.key.checkout_id.0).or_default() += batch.results.len();
+            }
+        }
+        counts
+    }
+
+    #[test]
+    fn every_problem_is_reported_once() {
+        let (pool, mut reports) = pool(3);
+        for id in 1..=50 {
+            pool.compute(checkout(id, "echo", "1", id));
+        }
+        let expected: BTreeMap<i64, usize> = (1..=50).zip(1..).collect();
+        assert_eq!(results(&mut reports, 50 * 51 / 2), expected);
+        // The pool went to sleep; it wakes up again.
+        pool.compute(checkout(99, "echo", "1", 1));
+        assert_eq!(results(&mut reports, 1), BTreeMap::from([(99, 1)]));
+    }
+
+    #[test]
+    fn what_waits_can_be_withdrawn_and_what_runs_can_be_cancelled() {
+        let (pool, mut reports) = pool(1);
+        let long = checkout(1, "sleep", r#"{"ms": 600000}"#, 2);
+        pool.compute(Arc::clone(&long));
+        assert!(matches!(reports.blocking_recv(), Some(Report::Started(key)) if key == long.key));
+        let waiting = checkout(2, "echo", "1", 5);
+        pool.compute(Arc::clone(&waiting));
+        assert_eq!(pool.withdraw_unstarted(), [waiting.key]);
+        pool.cancel(&long);
+        // Its sleeper wakes up, its second problem is dropped, and the core is free.
+        pool.compute(checkout(3, "echo", "1", 1));
+        assert_eq!(results(&mut reports, 2), BTreeMap::from([(1, 1), (3, 1)]));
+    }
+
+    #[test]
+    fn a_quick_result_is_in_a_pocket_while_a_slow_problem_runs() {
+        let (pool, mut reports) = pool(1);
+        let mut message = v1::Checkout { controller: "sleep".to_owned(), ..Default::default() };
+        for payload in [r#"{"ms": 0}"#, r#"{"ms": 600000}"#] {
+            message.problems.push(v1::Problem { payload: payload.into(), ..Default::default() });
+        }
+        let checkout = Arc::new(Checkout::new(message));
+        pool.compute(Arc::clone(&checkout));
+        let mut solved = 0;
+        while solved == 0 {
+            solved += pool.empty_pockets().iter().map(|batch| batch.results.len()).sum::<usize>();
+            // A core that was slow to begin ends its shift after the first problem.
+            if let Ok(Report::Results(batch)) = reports.try_recv() {
+                solved += batch.results.len();
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(solved, 1);
+        pool.cancel(&checkout);
+    }
+
+    /// `cargo test --release -p pcfarm-worker -- --ignored --nocapture overhead`
+    #[test]
+    #[ignore = "a measurement, not a test"]
+    fn overhead_of_the_pool() {
+        for cores in [1, 2] {
+            let (pool, mut reports) = pool(cores);
+            let checkouts: Vec<_> = (1..=100).map(|id| checkout(id, "echo", "1", 20_000)).collect();
+            let began = Instant::now();
+            checkouts.into_iter().for_each(|checkout| pool.compute(checkout));
+            results(&mut reports, 2_000_000);
+            println!("{cores} cores: {:?} a no-op problem", began.elapsed() / 2_000_000);
+        }
+    }
 }

@@ -50,27 +50,16 @@ impl Related {
     }
 
     /// The rows of `read` for the problem `key`, those for every problem included, in the order read.
-    pub fn rows<'a>(
-        &'a self,
-        read: &str,
-        key: &str,
-    ) -> Result<impl Iterator<Item = &'a [u8]> + use<'a>, UnknownRead> {
+    pub fn rows<'a>(&'a self, read: &str, key: &str) -> Result<impl Iterator<Item = &'a [u8]> + use<'a>, UnknownRead> {
         let read = self.reads.get(read).ok_or_else(|| self.unknown(read))?;
         let own = read.by_key.get(key).map_or(&[][..], Vec::as_slice);
-        Ok(Merged {
-            left: &read.for_all,
-            right: own,
-        }
-        .map(|index| read.rows[index as usize].as_ref()))
+        Ok(Merged { left: &read.for_all, right: own }.map(|index| read.rows[index as usize].as_ref()))
     }
 
     fn unknown(&self, asked: &str) -> UnknownRead {
         let mut known: Vec<String> = self.reads.keys().cloned().collect();
         known.sort();
-        UnknownRead {
-            asked: asked.to_owned(),
-            known,
-        }
+        UnknownRead { asked: asked.to_owned(), known }
     }
 }
 
@@ -100,11 +89,7 @@ impl Iterator for Merged<'_> {
             (Some(_), None) => true,
             (None, _) => false,
         };
-        let side = if left_first {
-            &mut self.left
-        } else {
-            &mut self.right
-        };
+        let side = if left_first { &mut self.left } else { &mut self.right };
         let (first, rest) = side.split_first()?;
         *side = rest;
         Some(*first)
@@ -120,20 +105,12 @@ mod tests {
             key: key.map(str::to_owned),
             row: Bytes::from_static(row.as_bytes()),
         };
-        v1::RelatedRead {
-            name: name.to_owned(),
-            rows: rows.iter().map(row).collect(),
-        }
+        v1::RelatedRead { name: name.to_owned(), rows: rows.iter().map(row).collect() }
     }
 
     fn rows(related: &Related, name: &str, key: &str) -> Vec<String> {
-        let text =
-            |row: &[u8]| String::from_utf8(row.to_vec()).expect("rows of this test are text");
-        related
-            .rows(name, key)
-            .expect("a known read")
-            .map(text)
-            .collect()
+        let text = |row: &[u8]| String::from_utf8(row.to_vec()).expect("rows of this test are text");
+        related.rows(name, key).expect("a known read").map(text).collect()
     }
 
     #[test]
@@ -156,21 +133,9 @@ mod tests {
     #[test]
     fn an_unknown_read_names_the_ones_there_are() {
         let related = Related::new([read("b", &[]), read("a", &[])]);
-        let error = related
-            .rows("c", "k")
-            .map(|_| ())
-            .expect_err("there is no read c");
-        assert_eq!(
-            error.to_string(),
-            "job type has no related read \"c\"; it has a, b"
-        );
-        let error = Related::default()
-            .rows("c", "k")
-            .map(|_| ())
-            .expect_err("there is no read at all");
-        assert_eq!(
-            error.to_string(),
-            "job type has no related read \"c\"; it has none"
-        );
+        let error = related.rows("c", "k").map(|_| ()).expect_err("there is no read c");
+        assert_eq!(error.to_string(), "job type has no related read \"c\"; it has a, b");
+        let error = Related::default().rows("c", "k").map(|_| ()).expect_err("there is no read at all");
+        assert_eq!(error.to_string(), "job type has no related read \"c\"; it has none");
     }
 }

@@ -52,10 +52,7 @@ impl Default for Settings {
             servers: vec![DEFAULT_SERVER.to_owned()],
             state_dir: default_state_dir(),
             cores: available_parallelism().map_or(1, usize::from),
-            hostname: hostname::get().map_or_else(
-                |_| "unknown".to_owned(),
-                |name| name.to_string_lossy().into_owned(),
-            ),
+            hostname: hostname::get().map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned()),
             prefetch: DEFAULT_PREFETCH,
             grace: DEFAULT_GRACE,
             unacknowledged_bytes: DEFAULT_UNACKNOWLEDGED_MIB << 20,
@@ -67,11 +64,7 @@ fn default_state_dir() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from(SYSTEM_STATE_DIR);
     }
-    let from = |variable| {
-        std::env::var_os(variable)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let from = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     from("XDG_STATE_HOME")
         .or_else(|| from("HOME").map(|home| home.join(".local/state")))
         .unwrap_or_else(std::env::temp_dir)
@@ -82,15 +75,9 @@ fn default_state_dir() -> PathBuf {
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     #[error("cannot read {path}")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{path} is not a configuration of this program")]
-    Parse {
-        path: PathBuf,
-        source: toml::de::Error,
-    },
+    Parse { path: PathBuf, source: toml::de::Error },
     #[error("{server:?} is not the address of a server, such as {DEFAULT_SERVER}: {reason}")]
     Server { server: String, reason: String },
     #[error("no server is named")]
@@ -160,21 +147,12 @@ impl Settings {
     }
 
     /// As [`Settings::from_program`], from these arguments (the program's name first).
-    pub fn from_arguments<A: Into<OsString> + Clone>(
-        arguments: &[A],
-    ) -> Result<Settings, anyhow::Error> {
-        Ok(Settings::merge(Flags::try_parse_from(
-            arguments.iter().cloned(),
-        )?)?)
+    pub fn from_arguments<A: Into<OsString> + Clone>(arguments: &[A]) -> Result<Settings, anyhow::Error> {
+        Ok(Settings::merge(Flags::try_parse_from(arguments.iter().cloned())?)?)
     }
 
     fn merge(flags: Flags) -> Result<Settings, SettingsError> {
-        let file = flags
-            .config
-            .as_deref()
-            .map(read_file)
-            .transpose()?
-            .unwrap_or_default();
+        let file = flags.config.as_deref().map(read_file).transpose()?.unwrap_or_default();
         let default = Settings::default();
         let file_servers = match file.server {
             Some(OneOrMany::One(server)) => vec![server],
@@ -183,25 +161,14 @@ impl Settings {
         };
         let unacknowledged = flags.unacknowledged_mib.or(file.unacknowledged_mib);
         let settings = Settings {
-            servers: if flags.server.is_empty() {
-                file_servers
-            } else {
-                flags.server
-            },
-            state_dir: flags
-                .state_dir
-                .or(file.state_dir)
-                .unwrap_or(default.state_dir),
+            servers: if flags.server.is_empty() { file_servers } else { flags.server },
+            state_dir: flags.state_dir.or(file.state_dir).unwrap_or(default.state_dir),
             cores: flags.cores.or(file.cores).unwrap_or(default.cores),
             hostname: flags.hostname.or(file.hostname).unwrap_or(default.hostname),
             prefetch: flags.prefetch.or(file.prefetch).unwrap_or(default.prefetch),
-            grace: flags
-                .grace
-                .or(file.grace)
-                .map_or(default.grace, Duration::from_secs),
-            unacknowledged_bytes: unacknowledged.map_or(default.unacknowledged_bytes, |mib| {
-                mib.saturating_mul(1 << 20)
-            }),
+            grace: flags.grace.or(file.grace).map_or(default.grace, Duration::from_secs),
+            unacknowledged_bytes: unacknowledged
+                .map_or(default.unacknowledged_bytes, |mib| mib.saturating_mul(1 << 20)),
         };
         settings.endpoints()?;
         Ok(settings)
@@ -212,11 +179,7 @@ impl Settings {
         if self.cores == 0 {
             return Err(SettingsError::NoCores);
         }
-        let named = self
-            .servers
-            .iter()
-            .map(|server| server.trim())
-            .filter(|server| !server.is_empty());
+        let named = self.servers.iter().map(|server| server.trim()).filter(|server| !server.is_empty());
         let endpoints: Vec<Endpoint> = named.map(endpoint).collect::<Result<_, _>>()?;
         if endpoints.is_empty() {
             return Err(SettingsError::NoServer);
@@ -235,17 +198,9 @@ fn read_file(path: &Path) -> Result<FileSettings, SettingsError> {
 
 /// `farm:7070` is taken for `http://farm:7070`.
 fn endpoint(server: &str) -> Result<Endpoint, SettingsError> {
-    let wrong = |reason: String| SettingsError::Server {
-        server: server.to_owned(),
-        reason,
-    };
-    let url = if server.contains("://") {
-        server.to_owned()
-    } else {
-        format!("http://{server}")
-    };
-    let endpoint = Endpoint::from_shared(url)
-        .map_err(|error| wrong(format!("{:#}", anyhow::Error::from(error))))?;
+    let wrong = |reason: String| SettingsError::Server { server: server.to_owned(), reason };
+    let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
+    let endpoint = Endpoint::from_shared(url).map_err(|error| wrong(format!("{:#}", anyhow::Error::from(error))))?;
     match (endpoint.uri().scheme_str(), endpoint.uri().host()) {
         (Some("http"), Some(host)) if !host.is_empty() => Ok(endpoint),
         (Some("http"), _) => Err(wrong("it has no host".to_owned())),
@@ -266,19 +221,14 @@ mod tests {
     fn flags_go_before_the_file_and_the_file_before_defaults() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = dir.path().join("worker.toml");
-        std::fs::write(&file, "server = [\"a:1\", \"b:2\"]\ncores = 3\ngrace = 7\n")
-            .expect("a file");
+        std::fs::write(&file, "server = [\"a:1\", \"b:2\"]\ncores = 3\ngrace = 7\n").expect("a file");
         let file = file.to_str().expect("a path of text");
 
         let settings = parse(&["--config", file, "--cores", "5"]).expect("good settings");
         assert_eq!(settings.servers, ["a:1", "b:2"]);
-        assert_eq!(
-            (settings.cores, settings.grace),
-            (5, Duration::from_secs(7))
-        );
+        assert_eq!((settings.cores, settings.grace), (5, Duration::from_secs(7)));
         assert_eq!(settings.prefetch, DEFAULT_PREFETCH);
-        let settings = parse(&["--config", file, "--server", "c:3,d:4", "--server", "e:5"])
-            .expect("good settings");
+        let settings = parse(&["--config", file, "--server", "c:3,d:4", "--server", "e:5"]).expect("good settings");
         assert_eq!(settings.servers, ["c:3", "d:4", "e:5"]);
     }
 
@@ -293,14 +243,8 @@ mod tests {
             (vec!["--server", "https://farm:1"], "only http is spoken"),
             (vec!["--server", "http://"], "not the address of a server"),
             (vec!["--server", " , "], "no server"),
-            (
-                vec!["--config", "/nowhere/worker.toml"],
-                "cannot read /nowhere/worker.toml",
-            ),
-            (
-                vec!["--config", file.to_str().expect("a path of text")],
-                "unknown field `coers`",
-            ),
+            (vec!["--config", "/nowhere/worker.toml"], "cannot read /nowhere/worker.toml"),
+            (vec!["--config", file.to_str().expect("a path of text")], "unknown field `coers`"),
         ] {
             let error = parse(&arguments).expect_err(&format!("{arguments:?}"));
             assert!(error.contains(expected), "{arguments:?}: {error}");

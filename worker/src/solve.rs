@@ -42,9 +42,7 @@ pub struct Controllers {
 impl Controllers {
     /// False if there is one of that name already.
     pub fn add<C: Controller>(&mut self, controller: C) -> bool {
-        self.by_name
-            .insert(C::NAME, Arc::new(Typed(controller)))
-            .is_none()
+        self.by_name.insert(C::NAME, Arc::new(Typed(controller))).is_none()
     }
 
     pub fn get(&self, name: &str) -> Option<&dyn Solve> {
@@ -65,38 +63,25 @@ impl<C: Controller> Solve for Typed<C> {
         buffer.clear();
         // What a panic may leave half done is the buffer, cleared before its next use, and the controller's
         // own state: a controller that shares some across problems poisons its locks itself.
-        let result = catch_unwind(AssertUnwindSafe(|| self.try_solve(task, buffer)));
+        let result = catch_unwind(AssertUnwindSafe(|| try_solve(&self.0, task, buffer)));
         match result {
             Ok(Ok(())) => Outcome::Solution(buffer.split().freeze()),
             Ok(Err(error)) => Outcome::Failure(message(&format!("{error:#}"))),
-            Err(panic) => Outcome::Failure(message(&format!(
-                "the controller panicked: {}",
-                panic_text(&*panic)
-            ))),
+            Err(panic) => Outcome::Failure(message(&format!("the controller panicked: {}", panic_text(&*panic)))),
         }
     }
 }
 
-impl<C: Controller> Typed<C> {
-    fn try_solve(&self, task: &Task<'_>, buffer: &mut BytesMut) -> anyhow::Result<()> {
-        let payload =
-            serde_json::from_slice(&task.problem.payload).context("the payload does not parse")?;
-        let problem = Problem {
-            checkout: task.checkout,
-            message: task.problem,
-            payload,
-        };
-        let solution = self.0.solve(&problem)?;
-        storable::check(&solution).context("the solution cannot be stored")?;
-        serde_json::to_writer(buffer.writer(), &solution)
-            .context("the solution cannot be written as JSON")?;
-        let (bytes, limit) = (buffer.len(), task.solution_bytes_limit);
-        anyhow::ensure!(
-            bytes <= limit,
-            "the solution has {bytes} bytes; at most {limit} can be stored"
-        );
-        Ok(())
-    }
+/// Leaves the solution in `buffer`. The controller's panics are the caller's.
+pub fn try_solve<C: Controller>(controller: &C, task: &Task<'_>, buffer: &mut BytesMut) -> anyhow::Result<()> {
+    let payload = serde_json::from_slice(&task.problem.payload).context("the payload does not parse")?;
+    let problem = Problem { checkout: task.checkout, message: task.problem, payload };
+    let solution = controller.solve(&problem)?;
+    storable::check(&solution).context("the solution cannot be stored")?;
+    serde_json::to_writer(buffer.writer(), &solution).context("the solution cannot be written as JSON")?;
+    let (bytes, limit) = (buffer.len(), task.solution_bytes_limit);
+    anyhow::ensure!(bytes <= limit, "the solution has {bytes} bytes; at most {limit} can be stored");
+    Ok(())
 }
 
 /// A failure's message as the farm can store it.
@@ -109,9 +94,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     if let Some(text) = panic.downcast_ref::<&'static str>() {
         return text;
     }
-    panic
-        .downcast_ref::<String>()
-        .map_or("without a message", String::as_str)
+    panic.downcast_ref::<String>().map_or("without a message", String::as_str)
 }
 
 #[cfg(test)]
@@ -147,9 +130,7 @@ mod tests {
                 Order::Fail(text) => return Err(anyhow::anyhow!("the cause").context(text.clone())),
                 Order::Panic(text) => panic!("{text}"),
                 Order::Long(bytes) => Answer::Json("x".repeat(*bytes).into()),
-                Order::Related(read) => {
-                    Answer::Json(problem.related::<serde_json::Value>(read)?.into())
-                }
+                Order::Related(read) => Answer::Json(problem.related::<serde_json::Value>(read)?.into()),
                 Order::Parameters => Answer::Json(problem.parameters()?.unwrap_or_default()),
             })
         }
@@ -163,17 +144,11 @@ mod tests {
     }
 
     fn solve(payload: &str) -> Outcome {
-        let row = v1::RelatedRow {
-            key: Some("k".to_owned()),
-            row: Bytes::from_static(b"{\"a\":1}"),
-        };
+        let row = v1::RelatedRow { key: Some("k".to_owned()), row: Bytes::from_static(b"{\"a\":1}") };
         let checkout = Checkout::new(v1::Checkout {
             job_name: "night".to_owned(),
             parameters: Bytes::from_static(b"[1]"),
-            related: vec![v1::RelatedRead {
-                name: "fares".to_owned(),
-                rows: vec![row],
-            }],
+            related: vec![v1::RelatedRead { name: "fares".to_owned(), rows: vec![row] }],
             problems: vec![v1::Problem {
                 key: "k".to_owned(),
                 payload: Bytes::from(payload.to_owned()),
@@ -184,15 +159,8 @@ mod tests {
         let mut controllers = Controllers::default();
         assert!(controllers.add(Puppet));
         assert!(!controllers.add(Puppet));
-        let task = Task {
-            checkout: &checkout,
-            problem: &checkout.problems[0],
-            solution_bytes_limit: 5000,
-        };
-        controllers
-            .get("puppet")
-            .expect("just added")
-            .solve(&task, &mut BytesMut::new())
+        let task = Task { checkout: &checkout, problem: &checkout.problems[0], solution_bytes_limit: 5000 };
+        controllers.get("puppet").expect("just added").solve(&task, &mut BytesMut::new())
     }
 
     fn solution(text: &str) -> Outcome {
@@ -206,38 +174,18 @@ mod tests {
     #[test]
     fn every_way_to_end_is_an_outcome() {
         for (payload, expected) in [
-            (
-                r#"{"return": {"b": [1, null]}}"#,
-                solution(r#"{"b":[1,null]}"#),
-            ),
+            (r#"{"return": {"b": [1, null]}}"#, solution(r#"{"b":[1,null]}"#)),
             (r#"{"fail": "no luck"}"#, failure("no luck: the cause")),
-            (
-                r#"{"panic": "at\u0000the disco"}"#,
-                failure("the controller panicked: at\u{fffd}the disco"),
-            ),
+            (r#"{"panic": "at\u0000the disco"}"#, failure("the controller panicked: at\u{fffd}the disco")),
             (
                 r#""not_finite""#,
-                failure(
-                    "the solution cannot be stored: it contains a number that is not finite (inf)",
-                ),
+                failure("the solution cannot be stored: it contains a number that is not finite (inf)"),
             ),
-            (
-                r#"{"return": "\u0000"}"#,
-                failure("the solution cannot be stored: it contains a NUL character"),
-            ),
-            (
-                r#"{"long": 4998}"#,
-                solution(&format!("\"{}\"", "x".repeat(4998))),
-            ),
-            (
-                r#"{"long": 4999}"#,
-                failure("the solution has 5001 bytes; at most 5000 can be stored"),
-            ),
+            (r#"{"return": "\u0000"}"#, failure("the solution cannot be stored: it contains a NUL character")),
+            (r#"{"long": 4998}"#, solution(&format!("\"{}\"", "x".repeat(4998)))),
+            (r#"{"long": 4999}"#, failure("the solution has 5001 bytes; at most 5000 can be stored")),
             (r#"{"related": "fares"}"#, solution(r#"[{"a":1}]"#)),
-            (
-                r#"{"related": "seats"}"#,
-                failure("job type has no related read \"seats\"; it has fares"),
-            ),
+            (r#"{"related": "seats"}"#, failure("job type has no related read \"seats\"; it has fares")),
             (r#""parameters""#, solution("[1]")),
         ] {
             assert_eq!(solve(payload), expected, "{payload}");
@@ -246,16 +194,13 @@ mod tests {
 
     #[test]
     fn a_payload_that_does_not_parse_says_so() {
-        let Outcome::Failure(text) = solve("{") else {
-            panic!("half an object was parsed")
-        };
+        let Outcome::Failure(text) = solve("{") else { panic!("half an object was parsed") };
         assert!(text.starts_with("the payload does not parse: "), "{text}");
     }
 
     #[test]
     fn a_long_message_is_cut_between_characters() {
-        let Outcome::Failure(text) = solve(&format!(r#"{{"fail": "a{}"}}"#, "ä".repeat(5000)))
-        else {
+        let Outcome::Failure(text) = solve(&format!(r#"{{"fail": "a{}"}}"#, "ä".repeat(5000))) else {
             panic!("a failure was solved")
         };
         assert_eq!(text.len(), FAILURE_BYTES_LIMIT - 1);

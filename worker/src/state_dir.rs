@@ -27,11 +27,7 @@ pub enum StateDirError {
     #[error("{path} does not hold a UUID: remove it, and the agent becomes a new workstation")]
     BadIdentity { path: PathBuf, source: uuid::Error },
     #[error("cannot {doing} {path}")]
-    Io {
-        doing: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl StateDir {
@@ -41,28 +37,17 @@ impl StateDir {
         let lock = lock(dir)?;
         let path = dir.join(IDENTITY_FILE);
         let identity = match fs::read_to_string(&path) {
-            Ok(text) => text
-                .trim()
-                .parse()
-                .map_err(|source| StateDirError::BadIdentity { path, source })?,
+            Ok(text) => text.trim().parse().map_err(|source| StateDirError::BadIdentity { path, source })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => make_identity(dir, &path)?,
             Err(error) => return Err(failed("read", &path)(error)),
         };
-        Ok(StateDir {
-            identity,
-            _lock: lock,
-        })
+        Ok(StateDir { identity, _lock: lock })
     }
 }
 
 fn lock(dir: &Path) -> Result<File, StateDirError> {
     let path = dir.join(LOCK_FILE);
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(failed("open", &path))?;
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed("open", &path))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(StateDirError::InUse(dir.to_owned())),
@@ -87,11 +72,7 @@ fn make_identity(dir: &Path, path: &Path) -> Result<Uuid, StateDirError> {
 
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateDirError {
     let path = path.to_owned();
-    move |source| StateDirError::Io {
-        doing,
-        path,
-        source,
-    }
+    move |source| StateDirError::Io { doing, path, source }
 }
 
 #[cfg(test)]
@@ -104,17 +85,11 @@ mod tests {
         let path = dir.path().join("agent");
         let first = StateDir::open(&path).expect("a first start");
         let second = StateDir::open(&path).expect_err("the first still runs");
-        assert!(
-            matches!(&second, StateDirError::InUse(dir) if *dir == path),
-            "{second}"
-        );
+        assert!(matches!(&second, StateDirError::InUse(dir) if *dir == path), "{second}");
         assert!(second.to_string().contains("--state-dir"), "{second}");
         let identity = first.identity;
         drop(first);
-        assert_eq!(
-            StateDir::open(&path).expect("a second start").identity,
-            identity
-        );
+        assert_eq!(StateDir::open(&path).expect("a second start").identity, identity);
     }
 
     #[test]
@@ -122,10 +97,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         fs::write(dir.path().join(IDENTITY_FILE), "me").expect("a file");
         let error = StateDir::open(dir.path()).expect_err("no UUID");
-        assert!(
-            matches!(error, StateDirError::BadIdentity { .. }),
-            "{error}"
-        );
+        assert!(matches!(error, StateDirError::BadIdentity { .. }), "{error}");
         assert!(error.to_string().contains("identity"), "{error}");
     }
 }

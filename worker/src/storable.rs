@@ -73,38 +73,22 @@ impl ser::Serializer for Look {
     }
 
     fn serialize_f64(self, value: f64) -> Result<(), Unstorable> {
-        if value.is_finite() {
-            Ok(())
-        } else {
-            Err(Unstorable::NotFinite(value))
-        }
+        if value.is_finite() { Ok(()) } else { Err(Unstorable::NotFinite(value)) }
     }
 
     fn serialize_char(self, value: char) -> Result<(), Unstorable> {
-        if value == '\0' {
-            Err(Unstorable::Nul)
-        } else {
-            Ok(())
-        }
+        if value == '\0' { Err(Unstorable::Nul) } else { Ok(()) }
     }
 
     fn serialize_str(self, value: &str) -> Result<(), Unstorable> {
-        if value.as_bytes().contains(&0) {
-            Err(Unstorable::Nul)
-        } else {
-            Ok(())
-        }
+        if value.as_bytes().contains(&0) { Err(Unstorable::Nul) } else { Ok(()) }
     }
 
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Unstorable> {
         check(value)
     }
 
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(
-        self,
-        _: &'static str,
-        value: &T,
-    ) -> Result<(), Unstorable> {
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, value: &T) -> Result<(), Unstorable> {
         check(value)
     }
 
@@ -130,13 +114,7 @@ impl ser::Serializer for Look {
         Ok(Look)
     }
 
-    fn serialize_tuple_variant(
-        self,
-        _: &'static str,
-        _: u32,
-        _: &'static str,
-        _: usize,
-    ) -> Result<Look, Unstorable> {
+    fn serialize_tuple_variant(self, _: &'static str, _: u32, _: &'static str, _: usize) -> Result<Look, Unstorable> {
         Ok(Look)
     }
 
@@ -148,13 +126,7 @@ impl ser::Serializer for Look {
         Ok(Look)
     }
 
-    fn serialize_struct_variant(
-        self,
-        _: &'static str,
-        _: u32,
-        _: &'static str,
-        _: usize,
-    ) -> Result<Look, Unstorable> {
+    fn serialize_struct_variant(self, _: &'static str, _: u32, _: &'static str, _: usize) -> Result<Look, Unstorable> {
         Ok(Look)
     }
 
@@ -221,11 +193,7 @@ mod tests {
     }
 
     fn prices() -> Prices {
-        Prices {
-            name: "Q",
-            bids: vec![Some(1.0), None],
-            by_class: BTreeMap::from([("Y".to_owned(), (2.0, 'x'))]),
-        }
+        Prices { name: "Q", bids: vec![Some(1.0), None], by_class: BTreeMap::from([("Y".to_owned(), (2.0, 'x'))]) }
     }
 
     #[test]
@@ -236,42 +204,18 @@ mod tests {
             ("good", prices(), None),
             (
                 "nan",
-                Prices {
-                    bids: vec![Some(f64::NAN)],
-                    ..prices()
-                },
+                Prices { bids: vec![Some(f64::NAN)], ..prices() },
                 Some("it contains a number that is not finite (NaN)"),
             ),
             (
                 "inner nan",
-                Prices {
-                    by_class: nan_inside,
-                    ..prices()
-                },
+                Prices { by_class: nan_inside, ..prices() },
                 Some("it contains a number that is not finite (NaN)"),
             ),
-            (
-                "nul",
-                Prices {
-                    name: "\0",
-                    ..prices()
-                },
-                Some("it contains a NUL character"),
-            ),
-            (
-                "nul key",
-                Prices {
-                    by_class: nul_key,
-                    ..prices()
-                },
-                Some("it contains a NUL character"),
-            ),
+            ("nul", Prices { name: "\0", ..prices() }, Some("it contains a NUL character")),
+            ("nul key", Prices { by_class: nul_key, ..prices() }, Some("it contains a NUL character")),
         ] {
-            assert_eq!(
-                check(&value).err().map(|e| e.to_string()).as_deref(),
-                expected,
-                "{case}"
-            );
+            assert_eq!(check(&value).err().map(|e| e.to_string()).as_deref(), expected, "{case}");
         }
     }
 }

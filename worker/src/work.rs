@@ -38,9 +38,7 @@ pub struct Checkout {
 impl fmt::Debug for Checkout {
     /// Without what it carries: payloads are not for logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checkout")
-            .field("key", &self.key)
-            .finish_non_exhaustive()
+        f.debug_struct("Checkout").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
@@ -56,10 +54,7 @@ const WITHDRAWN: usize = usize::MAX / 2;
 impl Checkout {
     pub fn new(message: v1::Checkout) -> Checkout {
         Checkout {
-            key: CheckoutKey {
-                checkout_id: CheckoutId(message.checkout_id),
-                token: message.token,
-            },
+            key: CheckoutKey { checkout_id: CheckoutId(message.checkout_id), token: message.token },
             job_id: JobId(message.job_id),
             job_name: message.job_name,
             job_type: message.job_type,
@@ -76,10 +71,7 @@ impl Checkout {
     /// The related rows, indexed by the first core that asks.
     pub fn related(&self) -> &Related {
         self.related.get_or_init(|| {
-            let mut reads = self
-                .related_reads
-                .lock()
-                .expect("taking a vector does not panic");
+            let mut reads = self.related_reads.lock().expect("taking a vector does not panic");
             Related::new(std::mem::take(&mut *reads))
         })
     }
@@ -91,24 +83,17 @@ impl Checkout {
         }
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         let problem = self.problems.get(index)?;
-        Some(Taken {
-            problem,
-            first: index == 0,
-        })
+        Some(Taken { problem, first: index == 0 })
     }
 
     /// Takes the whole checkout out of the hands of all cores, unless one of them was quicker.
     pub fn withdraw(&self) -> bool {
-        self.next
-            .compare_exchange(0, WITHDRAWN, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
+        self.next.compare_exchange(0, WITHDRAWN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// How many problems nobody has taken.
     pub fn untaken(&self) -> usize {
-        self.problems
-            .len()
-            .saturating_sub(self.next.load(Ordering::Relaxed))
+        self.problems.len().saturating_sub(self.next.load(Ordering::Relaxed))
     }
 
     /// Lets nobody take another problem, and tells those who compute one.

@@ -23,21 +23,10 @@ struct Gate {
 }
 
 impl Gate {
-    fn new() -> (
-        Gate,
-        mpsc::UnboundedReceiver<String>,
-        Arc<Mutex<HashSet<String>>>,
-    ) {
+    fn new() -> (Gate, mpsc::UnboundedReceiver<String>, Arc<Mutex<HashSet<String>>>) {
         let (begun, receiver) = mpsc::unbounded_channel();
         let passes = Arc::new(Mutex::new(HashSet::new()));
-        (
-            Gate {
-                begun,
-                passes: Arc::clone(&passes),
-            },
-            receiver,
-            passes,
-        )
+        (Gate { begun, passes: Arc::clone(&passes) }, receiver, passes)
     }
 }
 
@@ -67,10 +56,7 @@ fn names<const N: usize>(names: [&str; N]) -> [String; N] {
 }
 
 fn allow(passes: &Mutex<HashSet<String>>, name: &str) {
-    passes
-        .lock()
-        .expect("no panic here")
-        .insert(name.to_owned());
+    passes.lock().expect("no panic here").insert(name.to_owned());
 }
 
 #[tokio::test]
@@ -86,34 +72,23 @@ async fn unacknowledged_results_are_delivered_to_another_server() {
     if !chose_first {
         std::mem::swap(&mut first, &mut second);
     }
-    session
-        .check_out(5, "echo", ["1".to_owned(), "[2]".to_owned()])
-        .await;
+    session.check_out(5, "echo", ["1".to_owned(), "[2]".to_owned()]).await;
     let lost = session.delivery().await;
     drop(session);
     let stopped = Instant::now();
     first.stop().await;
 
     let (mut session, hello) = second.welcomed().await;
-    assert!(
-        stopped.elapsed() < Duration::from_secs(2),
-        "moved after {:?}",
-        stopped.elapsed()
-    );
-    let held = v1::HeldCheckout {
-        checkout_id: 5,
-        token: 35,
-    };
+    assert!(stopped.elapsed() < Duration::from_secs(2), "moved after {:?}", stopped.elapsed());
+    let held = v1::HeldCheckout { checkout_id: 5, token: 35 };
     assert_eq!(hello.held, [held]);
     let again = session.delivery().await;
     assert_eq!(again, lost);
     assert!(again.checkouts[0].finished);
-    assert_eq!(
-        outcomes(&again.checkouts[0]),
-        [(5000, "1".to_owned()), (5001, "[2]".to_owned())]
-    );
+    assert_eq!(outcomes(&again.checkouts[0]), [(5000, "1".to_owned()), (5001, "[2]".to_owned())]);
     session.acknowledge(&again).await;
     agent.stop.cancel();
+    drop(session);
     agent.ended().await.expect("nothing is left");
 }
 
@@ -121,46 +96,25 @@ async fn unacknowledged_results_are_delivered_to_another_server() {
 async fn a_revoked_checkout_is_stopped_and_not_delivered() {
     let mut server = Server::start().await;
     let (gate, mut begun, _) = Gate::new();
-    let mut agent = RunningAgent::start(
-        Agent::new().controller(gate).controller(Echo),
-        &[&server],
-        |_| {},
-    );
+    let mut agent = RunningAgent::start(Agent::new().controller(gate).controller(Echo), &[&server], |_| {});
     let (mut session, _) = server.welcomed().await;
-    session
-        .check_out(1, "gate", names(["a", "b", "c", "d"]))
-        .await;
-    let mut first =
-        [begun.recv().await, begun.recv().await].map(|name| name.expect("two cores begin"));
+    session.check_out(1, "gate", names(["a", "b", "c", "d"])).await;
+    let mut first = [begun.recv().await, begun.recv().await].map(|name| name.expect("two cores begin"));
     first.sort();
     assert_eq!(first, ["a", "b"]);
 
-    let revocation = v1::Revocation {
-        checkout_id: 1,
-        reason: "overdue".to_owned(),
-    };
-    session
-        .send(ToAgent::Revoke(v1::Revoke {
-            revoked: vec![revocation],
-        }))
-        .await;
-    let mut ended =
-        [begun.recv().await, begun.recv().await].map(|name| name.expect("both are told"));
+    let revocation = v1::Revocation { checkout_id: 1, reason: "overdue".to_owned() };
+    session.send(ToAgent::Revoke(v1::Revoke { revoked: vec![revocation] })).await;
+    let mut ended = [begun.recv().await, begun.recv().await].map(|name| name.expect("both are told"));
     ended.sort();
     assert_eq!(ended, ["a cancelled", "b cancelled"]);
     // The cores are free for the next, and it is all that is delivered.
     session.check_out(2, "echo", ["1".to_owned()]).await;
     let delivery = session.delivery().await;
-    assert_eq!(
-        delivery
-            .checkouts
-            .iter()
-            .map(|part| part.checkout_id)
-            .collect::<Vec<_>>(),
-        [2]
-    );
+    assert_eq!(delivery.checkouts.iter().map(|part| part.checkout_id).collect::<Vec<_>>(), [2]);
     session.acknowledge(&delivery).await;
     agent.stop.cancel();
+    drop(session);
     agent.ended().await.expect("nothing is left");
     assert!(begun.recv().await.is_none(), "c or d was begun");
 }
@@ -181,40 +135,21 @@ impl Controller for Panics {
 #[tokio::test]
 async fn panics_and_errors_fail_their_own_problem_alone() {
     let mut server = Server::start().await;
-    let _agent = RunningAgent::start(
-        Agent::new().controller(Panics).controller(Fail),
-        &[&server],
-        |_| {},
-    );
+    let _agent = RunningAgent::start(Agent::new().controller(Panics).controller(Fail), &[&server], |_| {});
     let (mut session, hello) = server.welcomed().await;
     assert_eq!(hello.controllers, ["fail", "panics"]);
-    session
-        .check_out(1, "panics", ["2", "3", "true", "8"].map(str::to_owned))
-        .await;
+    session.check_out(1, "panics", ["2", "3", "true", "8"].map(str::to_owned)).await;
     let delivery = session.delivery().await;
     session.acknowledge(&delivery).await;
     let results = outcomes(&delivery.checkouts[0]);
     assert_eq!(results[0], (1000, "1".to_owned()));
-    assert_eq!(
-        results[1],
-        (1001, "failed: the controller panicked: 3 is odd".to_owned())
-    );
-    assert!(
-        results[2]
-            .1
-            .starts_with("failed: the payload does not parse: invalid type"),
-        "{results:?}"
-    );
+    assert_eq!(results[1], (1001, "failed: the controller panicked: 3 is odd".to_owned()));
+    assert!(results[2].1.starts_with("failed: the payload does not parse: invalid type"), "{results:?}");
     assert_eq!(results[3], (1003, "4".to_owned()));
 
-    session
-        .check_out(2, "fail", [r#"{"message": "no luck"}"#.to_owned()])
-        .await;
+    session.check_out(2, "fail", [r#"{"message": "no luck"}"#.to_owned()]).await;
     let delivery = session.delivery().await;
-    assert_eq!(
-        outcomes(&delivery.checkouts[0]),
-        [(2000, "failed: no luck".to_owned())]
-    );
+    assert_eq!(outcomes(&delivery.checkouts[0]), [(2000, "failed: no luck".to_owned())]);
 }
 
 #[tokio::test]
@@ -222,36 +157,20 @@ async fn a_stopping_agent_finishes_what_it_can_and_gives_back_the_rest() {
     let mut server = Server::start().await;
     let (gate, mut begun, passes) = Gate::new();
     let agent = Agent::new().controller(gate).controller(Sleep);
-    let mut agent = RunningAgent::start(agent, &[&server], |settings| {
-        settings.grace = Duration::from_millis(300)
-    });
+    let mut agent = RunningAgent::start(agent, &[&server], |settings| settings.grace = Duration::from_millis(300));
     let (mut session, _) = server.welcomed().await;
     session.check_out(1, "gate", names(["a", "b", "c"])).await;
-    session
-        .check_out(2, "sleep", [r#"{"ms": 1}"#.to_owned()])
-        .await;
+    session.check_out(2, "sleep", [r#"{"ms": 1}"#.to_owned()]).await;
     begun.recv().await.expect("a core begins");
     begun.recv().await.expect("the other begins");
     // The second has arrived when the third is asked for, or a heartbeat would be due: a stop gives back either way.
     agent.stop.cancel();
     let state = session
-        .next(|message| {
-            if let FromAgent::StateChange(change) = message {
-                Some(change.state())
-            } else {
-                None
-            }
-        })
+        .next(|message| if let FromAgent::StateChange(change) = message { Some(change.state()) } else { None })
         .await;
     let state = if state == v1::WorkstationState::Processing {
         session
-            .next(|message| {
-                if let FromAgent::StateChange(change) = message {
-                    Some(change.state())
-                } else {
-                    None
-                }
-            })
+            .next(|message| if let FromAgent::StateChange(change) = message { Some(change.state()) } else { None })
             .await
     } else {
         state
@@ -285,18 +204,15 @@ async fn two_agents_cannot_share_a_state_directory() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let settings = settings(&[&server], dir.path());
     let shared = settings.state_dir.clone();
-    let mut first = RunningAgent::start(Agent::new().controller(Echo), &[&server], |settings| {
-        settings.state_dir = shared
-    });
-    let (_session, _) = server.welcomed().await;
-    let second = Agent::new()
-        .controller(Echo)
-        .run_with(settings, CancellationToken::new())
-        .await;
+    let mut first =
+        RunningAgent::start(Agent::new().controller(Echo), &[&server], |settings| settings.state_dir = shared);
+    let (session, _) = server.welcomed().await;
+    let second = Agent::new().controller(Echo).run_with(settings, CancellationToken::new()).await;
     let error = second.expect_err("the first holds the lock");
     assert!(error.to_string().contains("--state-dir"), "{error}");
     assert_eq!(error.exit_code(), 1);
     first.stop.cancel();
+    drop(session);
     first.ended().await.expect("it had nothing");
 }
 
@@ -305,15 +221,8 @@ async fn a_copied_identity_stops_the_agent() {
     let mut server = Server::start().await;
     let mut agent = RunningAgent::start(Agent::new().controller(Echo), &[&server], |_| {});
     let (session, _) = server.greeted().await;
-    session
-        .to_agent
-        .send(Err(Status::already_exists("connected from desk 9")))
-        .await
-        .expect("the agent listens");
-    let error = agent
-        .ended()
-        .await
-        .expect_err("it must not fight for its identity");
+    session.to_agent.send(Err(Status::already_exists("connected from desk 9"))).await.expect("the agent listens");
+    let error = agent.ended().await.expect_err("it must not fight for its identity");
     assert!(matches!(error, AgentError::IdentityInUse(_)), "{error}");
     assert!(error.to_string().contains("desk 9"), "{error}");
     assert_eq!(error.exit_code(), 5);
@@ -340,14 +249,11 @@ async fn the_next_checkout_starts_while_the_last_one_has_a_tail() {
     let mut closed = 0;
     while closed < 2 {
         let delivery = session.delivery().await;
-        closed += delivery
-            .checkouts
-            .iter()
-            .filter(|part| part.finished)
-            .count();
+        closed += delivery.checkouts.iter().filter(|part| part.finished).count();
         session.acknowledge(&delivery).await;
     }
     agent.stop.cancel();
+    drop(session);
     agent.ended().await.expect("nothing is left");
 }
 
@@ -364,9 +270,7 @@ async fn echo(checkouts: i64, problems: i64, prefetch: u32) -> Duration {
             FromAgent::Credit(credit) => {
                 for _ in 0..credit.checkouts {
                     if next <= checkouts {
-                        session
-                            .check_out(next * 1000, "echo", (0..problems).map(|n| n.to_string()))
-                            .await;
+                        session.check_out(next * 1000, "echo", (0..problems).map(|n| n.to_string())).await;
                         next += 1;
                     }
                 }
@@ -375,11 +279,7 @@ async fn echo(checkouts: i64, problems: i64, prefetch: u32) -> Duration {
                 for part in &delivery.checkouts {
                     closed += i64::from(part.finished);
                     for result in &part.results {
-                        assert!(
-                            seen.insert(result.problem_id),
-                            "{} came twice",
-                            result.problem_id
-                        );
+                        assert!(seen.insert(result.problem_id), "{} came twice", result.problem_id);
                     }
                 }
                 session.acknowledge(&delivery).await;
@@ -388,11 +288,9 @@ async fn echo(checkouts: i64, problems: i64, prefetch: u32) -> Duration {
         }
     }
     let took = began.elapsed();
-    assert_eq!(
-        seen.len(),
-        usize::try_from(checkouts * problems).expect("few problems")
-    );
+    assert_eq!(seen.len(), usize::try_from(checkouts * problems).expect("few problems"));
     agent.stop.cancel();
+    drop(session);
     agent.ended().await.expect("nothing is left");
     took
 }
@@ -409,8 +307,54 @@ async fn overhead_of_an_agent() {
     let (checkouts, problems) = (100, 20_000);
     let took = echo(checkouts, problems, 2).await;
     let count = u32::try_from(checkouts * problems).expect("few problems");
-    println!(
-        "{count} no-op problems in {took:?}: {:?} each with the scripted server's share",
-        took / count
-    );
+    println!("{count} no-op problems in {took:?}: {:?} each with the scripted server's share", took / count);
+}
+
+/// Keeps a core busy for a millisecond of its own time.
+struct Spin;
+
+impl Controller for Spin {
+    const NAME: &'static str = "spin";
+    type Payload = u32;
+    type Solution = u32;
+
+    fn solve(&self, problem: &Problem<'_, u32>) -> anyhow::Result<u32> {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(1) {
+            std::hint::spin_loop();
+        }
+        Ok(*problem.payload())
+    }
+}
+
+/// How much of its one core an agent spends in the controller; the other is for the server and the test.
+#[tokio::test]
+#[ignore = "a measurement, not a test"]
+async fn overhead_on_problems_of_a_millisecond() {
+    let mut server = Server::start().await;
+    let agent = Agent::new().controller(Spin);
+    let _agent = RunningAgent::start(agent, &[&server], |settings| settings.cores = 1);
+    let (mut session, _) = server.welcomed().await;
+    let (mut next, mut closed, mut busy) = (1, 0, Duration::ZERO);
+    let began = Instant::now();
+    while closed < 20 {
+        match session.any().await.expect("the agent is still there") {
+            FromAgent::Credit(credit) => {
+                for _ in 0..credit.checkouts {
+                    session.check_out(next, "spin", (0..200).map(|n: u32| n.to_string())).await;
+                    next += 1;
+                }
+            }
+            FromAgent::Delivery(delivery) => {
+                for part in &delivery.checkouts {
+                    closed += u32::from(part.finished);
+                    busy += part.busy.map_or(Duration::ZERO, |busy| busy.try_into().expect("a time"));
+                }
+                session.acknowledge(&delivery).await;
+            }
+            FromAgent::Hello(_) | FromAgent::Heartbeat(_) | FromAgent::StateChange(_) => {}
+        }
+    }
+    let took = began.elapsed();
+    println!("busy {busy:?} of {took:?}: {:.2} %", 100.0 * busy.as_secs_f64() / took.as_secs_f64());
 }

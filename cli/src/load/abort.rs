@@ -55,10 +55,7 @@ impl http_body::Body for AbortableBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if self.aborted.as_mut().poll(context).is_ready() {
             return Poll::Ready(Some(Err(Status::aborted("given up by the sender"))));
         }

@@ -20,38 +20,23 @@ const RECORD_LIMIT: u64 = 8 << 20;
 const NUMBER_DIGITS: usize = 15;
 
 /// Calls `add` with each problem, in order.
-pub fn read(
-    input: Input,
-    shape: &Shape,
-    add: &mut dyn FnMut(SubmitProblem) -> Result<()>,
-) -> Result<()> {
+pub fn read(input: Input, shape: &Shape, add: &mut dyn FnMut(SubmitProblem) -> Result<()>) -> Result<()> {
     let (name, bar, reader) = input.into_parts();
     let since_record = Arc::new(AtomicU64::new(0));
-    let bounded = Bounded {
-        reader,
-        since_record: since_record.clone(),
-    };
+    let bounded = Bounded { reader, since_record: since_record.clone() };
     let mut reader = csv::ReaderBuilder::new().from_reader(bounded);
-    let header = reader
-        .headers()
-        .map_err(|error| csv_error(&name, 1, &error))?
-        .clone();
+    let header = reader.headers().map_err(|error| csv_error(&name, 1, &error))?.clone();
     let columns = Columns::new(&header, shape).map_err(|what| wrong(&name, 1, what))?;
     let mut record = StringRecord::new();
     let mut problems = 0;
     loop {
         since_record.store(0, Ordering::Relaxed);
         let line = reader.position().line();
-        if !reader
-            .read_record(&mut record)
-            .map_err(|error| csv_error(&name, line, &error))?
-        {
+        if !reader.read_record(&mut record).map_err(|error| csv_error(&name, line, &error))? {
             return Ok(());
         }
         let line = record.position().map_or(line, csv::Position::line);
-        add(columns
-            .problem(&record)
-            .map_err(|what| wrong(&name, line, what))?)?;
+        add(columns.problem(&record).map_err(|what| wrong(&name, line, what))?)?;
         problems += 1;
         tell(&bar, problems);
     }
@@ -66,9 +51,7 @@ struct Bounded<R> {
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.since_record.load(Ordering::Relaxed) > RECORD_LIMIT {
-            return Err(io::Error::other(
-                "the record is longer than 8 MiB: is a closing quote missing?",
-            ));
+            return Err(io::Error::other("the record is longer than 8 MiB: is a closing quote missing?"));
         }
         let read = self.reader.read(buffer)?;
         self.since_record.fetch_add(read as u64, Ordering::Relaxed);
@@ -79,19 +62,11 @@ impl<R: Read> Read for Bounded<R> {
 fn csv_error(name: &str, line: u64, error: &csv::Error) -> anyhow::Error {
     let line = error.position().map_or(line, csv::Position::line);
     match error.kind() {
-        csv::ErrorKind::Utf8 { .. } => wrong(
+        csv::ErrorKind::Utf8 { .. } => wrong(name, line, "not UTF-8: convert the file first, for instance with iconv"),
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => wrong(
             name,
             line,
-            "not UTF-8: convert the file first, for instance with iconv",
-        ),
-        csv::ErrorKind::UnequalLengths {
-            expected_len, len, ..
-        } => wrong(
-            name,
-            line,
-            format!(
-                "{len} cells where the header has {expected_len}: is a quote or a comma missing?"
-            ),
+            format!("{len} cells where the header has {expected_len}: is a quote or a comma missing?"),
         ),
         csv::ErrorKind::Io(error) => wrong(name, line, error),
         _ => wrong(name, line, text::plain(&error.to_string())),
@@ -109,33 +84,20 @@ enum Payload {
     /// This column holds it as JSON.
     Column(usize),
     /// An object of these columns: their names as JSON, and where they are.
-    Object {
-        fields: Vec<(String, usize)>,
-        strings: bool,
-    },
+    Object { fields: Vec<(String, usize)>, strings: bool },
 }
 
 impl Columns {
     fn new(header: &StringRecord, shape: &Shape) -> Result<Columns, String> {
         let at = |name: &str| header.iter().position(|column| column == name);
-        if let Some((i, _)) = header
-            .iter()
-            .enumerate()
-            .find(|(i, name)| at(name) != Some(*i))
-        {
-            return Err(format!(
-                "column `{}` is there twice",
-                text::cut(&header[i], 60)
-            ));
+        if let Some((i, _)) = header.iter().enumerate().find(|(i, name)| at(name) != Some(*i)) {
+            return Err(format!("column `{}` is there twice", text::cut(&header[i], 60)));
         }
         let named = |name: &str, flag: &str| {
             at(name).ok_or_else(|| {
                 let columns: Vec<String> = header.iter().map(|name| text::cut(name, 40)).collect();
                 let columns = columns.join(", ");
-                format!(
-                    "no column `{}`; name it with {flag} COLUMN. Columns: {columns}",
-                    text::plain(name)
-                )
+                format!("no column `{}`; name it with {flag} COLUMN. Columns: {columns}", text::plain(name))
             })
         };
         let key = named(shape.key.as_deref().unwrap_or("key"), "--key")?;
@@ -154,26 +116,15 @@ impl Columns {
                     .filter(|(i, _)| *i != key && Some(*i) != ours)
                     .map(|(i, name)| (json_text(name), i))
                     .collect();
-                Payload::Object {
-                    fields,
-                    strings: shape.strings,
-                }
+                Payload::Object { fields, strings: shape.strings }
             }
         };
-        Ok(Columns {
-            key,
-            group,
-            payload,
-        })
+        Ok(Columns { key, group, payload })
     }
 
     fn problem(&self, record: &StringRecord) -> Result<SubmitProblem, String> {
         let group = self.group.map_or("", |group| &record[group]);
-        checked(
-            record[self.key].to_owned(),
-            self.payload.of(record)?,
-            group.to_owned(),
-        )
+        checked(record[self.key].to_owned(), self.payload.of(record)?, group.to_owned())
     }
 }
 
@@ -182,9 +133,8 @@ impl Payload {
         match self {
             Payload::Column(column) => {
                 let json = &record[*column];
-                serde_json::from_str::<&RawValue>(json).map_err(|_| {
-                    format!("column `payload` is not JSON: {}", text::cut(json, 60))
-                })?;
+                serde_json::from_str::<&RawValue>(json)
+                    .map_err(|_| format!("column `payload` is not JSON: {}", text::cut(json, 60)))?;
                 Ok(json.trim().to_owned())
             }
             Payload::Object { fields, strings } => {
@@ -196,11 +146,7 @@ impl Payload {
                     object.push_str(name);
                     object.push(':');
                     let cell = &record[*column];
-                    object.push_str(&if *strings {
-                        json_text(cell)
-                    } else {
-                        json_value(cell)
-                    });
+                    object.push_str(&if *strings { json_text(cell) } else { json_value(cell) });
                 }
                 object.push('}');
                 Ok(object)
@@ -230,8 +176,7 @@ fn is_number(cell: &str) -> bool {
         Some((whole, fraction)) => (whole, Some(fraction)),
         None => (digits, None),
     };
-    let all_digits =
-        |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let all_digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     all_digits(whole)
         && (whole == "0" || !whole.starts_with('0'))
         && fraction.is_none_or(all_digits)
@@ -253,11 +198,7 @@ mod tests {
     }
 
     fn shape(key: Option<&str>, group: Option<&str>, strings: bool) -> Shape {
-        Shape {
-            key: key.map(str::to_owned),
-            group: group.map(str::to_owned),
-            strings,
-        }
+        Shape { key: key.map(str::to_owned), group: group.map(str::to_owned), strings }
     }
 
     #[test]
@@ -292,46 +233,14 @@ mod tests {
     #[test]
     fn records_become_problems() -> Result<()> {
         let cases = [
-            (
-                "key,a,b\nk,1,x\n",
-                shape(None, None, false),
-                ("k", r#"{"a":1,"b":"x"}"#, ""),
-            ),
-            (
-                "key,a,b\r\nk,1,\r\n",
-                shape(None, None, true),
-                ("k", r#"{"a":"1","b":""}"#, ""),
-            ),
-            (
-                "\u{feff}key\nk\n",
-                shape(None, None, false),
-                ("k", "{}", ""),
-            ),
-            (
-                "a,id\n2,k\n",
-                shape(Some("id"), None, false),
-                ("k", r#"{"a":2}"#, ""),
-            ),
-            (
-                "key,route,n\nk,r,1\n",
-                shape(None, Some("route"), false),
-                ("k", r#"{"route":"r","n":1}"#, "r"),
-            ),
-            (
-                "key,group_key,n\nk,g,1\n",
-                shape(None, None, false),
-                ("k", r#"{"n":1}"#, "g"),
-            ),
-            (
-                "key,payload,n\nk,\"{\"\"x\"\": [1]}\",1\n",
-                shape(None, None, false),
-                ("k", r#"{"x": [1]}"#, ""),
-            ),
-            (
-                "key,a\nk,\"two\nlines\"\n",
-                shape(None, None, false),
-                ("k", r#"{"a":"two\nlines"}"#, ""),
-            ),
+            ("key,a,b\nk,1,x\n", shape(None, None, false), ("k", r#"{"a":1,"b":"x"}"#, "")),
+            ("key,a,b\r\nk,1,\r\n", shape(None, None, true), ("k", r#"{"a":"1","b":""}"#, "")),
+            ("\u{feff}key\nk\n", shape(None, None, false), ("k", "{}", "")),
+            ("a,id\n2,k\n", shape(Some("id"), None, false), ("k", r#"{"a":2}"#, "")),
+            ("key,route,n\nk,r,1\n", shape(None, Some("route"), false), ("k", r#"{"route":"r","n":1}"#, "r")),
+            ("key,group_key,n\nk,g,1\n", shape(None, None, false), ("k", r#"{"n":1}"#, "g")),
+            ("key,payload,n\nk,\"{\"\"x\"\": [1]}\",1\n", shape(None, None, false), ("k", r#"{"x": [1]}"#, "")),
+            ("key,a\nk,\"two\nlines\"\n", shape(None, None, false), ("k", r#"{"a":"two\nlines"}"#, "")),
         ];
         for (text, shape, (key, payload, group)) in cases {
             let expected = (key.to_owned(), payload.to_owned(), group.to_owned());
@@ -345,17 +254,11 @@ mod tests {
     fn a_wrong_record_is_named_with_what_to_do() {
         let cases = [
             ("", "input:1: no column `key`"),
-            (
-                "id,a\n1,2\n",
-                "input:1: no column `key`; name it with --key COLUMN. Columns: id, a",
-            ),
+            ("id,a\n1,2\n", "input:1: no column `key`; name it with --key COLUMN. Columns: id, a"),
             ("key,a,a\n", "input:1: column `a` is there twice"),
             ("key,a\nk,1\nl\n", "input:3: 1 cells where the header has 2"),
             ("key,a\nk,\"x\ny\"\n,1\n", "input:4: the key is empty"),
-            (
-                "key,payload\nk,1\nl,{x\n",
-                "input:3: column `payload` is not JSON: {x",
-            ),
+            ("key,payload\nk,1\nl,{x\n", "input:3: column `payload` is not JSON: {x"),
             ("key,payload\nk,\n", "input:2: column `payload` is not JSON"),
         ];
         for (text, expected) in cases {
@@ -367,20 +270,13 @@ mod tests {
     #[test]
     fn what_is_not_text_or_endless_is_refused() {
         let mut ignore = |_| Ok(());
-        let latin1 = read(
-            Input::of_bytes(b"key,a\nk,1\nl,\xe9\n"),
-            &Shape::default(),
-            &mut ignore,
-        );
+        let latin1 = read(Input::of_bytes(b"key,a\nk,1\nl,\xe9\n"), &Shape::default(), &mut ignore);
         let error = latin1.expect_err("not UTF-8").to_string();
         assert!(error.starts_with("input:3: not UTF-8"), "{error}");
         let mut endless = b"key,a\nk,1\nl,\"".to_vec();
         endless.resize(2 * RECORD_LIMIT as usize, b'x');
         let long = read(Input::of_bytes(&endless), &Shape::default(), &mut ignore);
         let error = long.expect_err("too long").to_string();
-        assert!(
-            error.starts_with("input:3: the record is longer than 8 MiB"),
-            "{error}"
-        );
+        assert!(error.starts_with("input:3: the record is longer than 8 MiB"), "{error}");
     }
 }

@@ -33,10 +33,7 @@ impl Input {
         let file = File::open(path).map_err(|error| cannot_open(&name, &error))?;
         let found = file.metadata().with_context(|| format!("opening {name}"))?;
         if found.is_dir() {
-            return Err(Failure::of(
-                Exit::Failed,
-                format!("{name} is a directory, not a file"),
-            ));
+            return Err(Failure::of(Exit::Failed, format!("{name} is a directory, not a file")));
         }
         let bar = bar(found.is_file().then_some(found.len()));
         Input::new(&name, Box::new(bar.wrap_read(file)), bar)
@@ -44,19 +41,13 @@ impl Input {
 
     fn new(name: &str, source: Box<dyn Read + Send>, bar: ProgressBar) -> Result<Input> {
         let mut plain = BufReader::with_capacity(BUFFER, source);
-        let start = plain
-            .fill_buf()
-            .with_context(|| format!("reading {name}"))?;
+        let start = plain.fill_buf().with_context(|| format!("reading {name}"))?;
         let reader: Box<dyn BufRead + Send> = if start.starts_with(&GZIP_MAGIC) {
             Box::new(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(plain)))
         } else {
             Box::new(plain)
         };
-        Ok(Input {
-            name: name.to_owned(),
-            bar,
-            reader,
-        })
+        Ok(Input { name: name.to_owned(), bar, reader })
     }
 
     #[cfg(test)]
@@ -115,10 +106,7 @@ mod tests {
         }
         for bytes in [packed.as_slice(), b"one\ntwo\n"] {
             let mut text = String::new();
-            Input::of_bytes(bytes)
-                .into_parts()
-                .2
-                .read_to_string(&mut text)?;
+            Input::of_bytes(bytes).into_parts().2.read_to_string(&mut text)?;
             assert_eq!(text, "one\ntwo\n");
         }
         Ok(())

@@ -17,42 +17,23 @@ use crate::text;
 const LINE_LIMIT: u64 = 8 << 20;
 
 /// Calls `add` with each problem, in order. Blank lines are skipped.
-pub fn read(
-    input: Input,
-    shape: &Shape,
-    add: &mut dyn FnMut(SubmitProblem) -> Result<()>,
-) -> Result<()> {
+pub fn read(input: Input, shape: &Shape, add: &mut dyn FnMut(SubmitProblem) -> Result<()>) -> Result<()> {
     let (name, bar, mut reader) = input.into_parts();
     let mut line = Vec::new();
     let mut problems = 0;
     for number in 1_u64.. {
         line.clear();
         let mut limited = (&mut *reader).take(LINE_LIMIT + 1);
-        let read = limited
-            .read_until(b'\n', &mut line)
-            .with_context(|| format!("{name}:{number}: reading"))?;
+        let read = limited.read_until(b'\n', &mut line).with_context(|| format!("{name}:{number}: reading"))?;
         if read == 0 {
             break;
         }
         if line.len() as u64 > LINE_LIMIT {
-            return Err(wrong(
-                &name,
-                number,
-                "the line is longer than 8 MiB: is this NDJSON, a value per line?",
-            ));
+            return Err(wrong(&name, number, "the line is longer than 8 MiB: is this NDJSON, a value per line?"));
         }
-        let text = std::str::from_utf8(&line).map_err(|_| {
-            wrong(
-                &name,
-                number,
-                "not UTF-8: convert the file first, for instance with iconv",
-            )
-        })?;
-        let text = if number == 1 {
-            text.trim_start_matches('\u{feff}')
-        } else {
-            text
-        };
+        let text = std::str::from_utf8(&line)
+            .map_err(|_| wrong(&name, number, "not UTF-8: convert the file first, for instance with iconv"))?;
+        let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { text };
         if text.trim().is_empty() {
             continue;
         }
@@ -81,8 +62,7 @@ fn problem(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
     }
     const HELP: &str = "a line is {\"key\": …, \"payload\": …} and optionally \"group_key\"; \
                         with --key FIELD the whole object is the payload";
-    let line: Line =
-        serde_json::from_str(text).map_err(|error| format!("{}: {HELP}", json_error(&error)))?;
+    let line: Line = serde_json::from_str(text).map_err(|error| format!("{}: {HELP}", json_error(&error)))?;
     let key = line.key.ok_or_else(|| format!("no `key`: {HELP}"))?;
     // A null payload is a payload, and serde takes it for an absent one.
     let payload = match line.payload {
@@ -98,8 +78,7 @@ fn problem(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
 }
 
 fn has_field(text: &str, field: &str) -> bool {
-    serde_json::from_str::<BTreeMap<Cow<str>, &RawValue>>(text)
-        .is_ok_and(|all| all.contains_key(field))
+    serde_json::from_str::<BTreeMap<Cow<str>, &RawValue>>(text).is_ok_and(|all| all.contains_key(field))
 }
 
 /// The form with --key or --group: fields of the object are named, and all of it is the payload.
@@ -107,18 +86,11 @@ fn whole_object(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
     let fields: BTreeMap<Cow<str>, &RawValue> = serde_json::from_str(text)
         .map_err(|error| format!("{}: with --key a line is an object", json_error(&error)))?;
     let field = |name: &str| {
-        let value = fields
-            .get(name)
-            .ok_or_else(|| format!("no field `{}`", text::plain(name)))?;
+        let value = fields.get(name).ok_or_else(|| format!("no field `{}`", text::plain(name)))?;
         scalar(value, name)
     };
     let key = field(shape.key.as_deref().unwrap_or("key"))?;
-    let group = shape
-        .group
-        .as_deref()
-        .map(field)
-        .transpose()?
-        .unwrap_or_default();
+    let group = shape.group.as_deref().map(field).transpose()?.unwrap_or_default();
     checked(key, text.trim().to_owned(), group)
 }
 
@@ -128,10 +100,7 @@ fn scalar(value: &RawValue, name: &str) -> Result<String, String> {
     match json.as_bytes().first() {
         Some(b'"') => serde_json::from_str(json).map_err(|error| json_error(&error)),
         Some(b'-' | b'0'..=b'9') => Ok(json.to_owned()),
-        _ => Err(format!(
-            "`{}` must be a text or a number",
-            text::plain(name)
-        )),
+        _ => Err(format!("`{}` must be a text or a number", text::plain(name))),
     }
 }
 
@@ -139,11 +108,7 @@ fn scalar(value: &RawValue, name: &str) -> Result<String, String> {
 fn json_error(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let what = message.split(" at line ").next().unwrap_or(&message);
-    if error.column() == 0 {
-        text::plain(what)
-    } else {
-        format!("{} at column {}", text::plain(what), error.column())
-    }
+    if error.column() == 0 { text::plain(what) } else { format!("{} at column {}", text::plain(what), error.column()) }
 }
 
 #[cfg(test)]
@@ -161,46 +126,22 @@ mod tests {
     }
 
     fn named(key: &str, group: Option<&str>) -> Shape {
-        Shape {
-            key: Some(key.into()),
-            group: group.map(str::to_owned),
-            strings: false,
-        }
+        Shape { key: Some(key.into()), group: group.map(str::to_owned), strings: false }
     }
 
     #[test]
     fn lines_become_problems() -> Result<()> {
         let plain = Shape::default();
         let cases = [
-            (
-                "{\"key\":\"a\",\"payload\":{\"x\": 1.10}}\n",
-                &plain,
-                ("a", "{\"x\": 1.10}", ""),
-            ),
-            (
-                "\u{feff}{\"payload\":[1],\"key\":7}",
-                &plain,
-                ("7", "[1]", ""),
-            ),
-            (
-                "\n \r\n{\"key\":\"\\u00e9\",\"payload\":null,\"group_key\":\"g\"}\r\n",
-                &plain,
-                ("é", "null", "g"),
-            ),
+            ("{\"key\":\"a\",\"payload\":{\"x\": 1.10}}\n", &plain, ("a", "{\"x\": 1.10}", "")),
+            ("\u{feff}{\"payload\":[1],\"key\":7}", &plain, ("7", "[1]", "")),
+            ("\n \r\n{\"key\":\"\\u00e9\",\"payload\":null,\"group_key\":\"g\"}\r\n", &plain, ("é", "null", "g")),
             (
                 "{\"id\":12345678901234567890,\"v\":\"w\"}",
                 &named("id", None),
-                (
-                    "12345678901234567890",
-                    "{\"id\":12345678901234567890,\"v\":\"w\"}",
-                    "",
-                ),
+                ("12345678901234567890", "{\"id\":12345678901234567890,\"v\":\"w\"}", ""),
             ),
-            (
-                "{\"id\":\"a\",\"g\":3}\n",
-                &named("id", Some("g")),
-                ("a", "{\"id\":\"a\",\"g\":3}", "3"),
-            ),
+            ("{\"id\":\"a\",\"g\":3}\n", &named("id", Some("g")), ("a", "{\"id\":\"a\",\"g\":3}", "3")),
         ];
         for (text, shape, (key, payload, group)) in cases {
             let expected = (key.to_owned(), payload.to_owned(), group.to_owned());
@@ -218,64 +159,28 @@ mod tests {
             ("{\"key\":\"b\"}", &plain, "no `payload`"),
             ("{\"payload\":1}", &plain, "no `key`"),
             ("{\"key\":\"b\",\"payload\":1", &plain, "EOF"),
-            (
-                "{\"key\":\"b\",\"payload\":1}{}",
-                &plain,
-                "trailing characters",
-            ),
-            (
-                "{\"key\":\"b\",\"key\":\"c\",\"payload\":1}",
-                &plain,
-                "duplicate field `key`",
-            ),
-            (
-                "{\"key\":\"b\",\"payload\":1,\"prio\":2}",
-                &plain,
-                "unknown field `prio`",
-            ),
-            (
-                "{\"key\":{},\"payload\":1}",
-                &plain,
-                "must be a text or a number",
-            ),
+            ("{\"key\":\"b\",\"payload\":1}{}", &plain, "trailing characters"),
+            ("{\"key\":\"b\",\"key\":\"c\",\"payload\":1}", &plain, "duplicate field `key`"),
+            ("{\"key\":\"b\",\"payload\":1,\"prio\":2}", &plain, "unknown field `prio`"),
+            ("{\"key\":{},\"payload\":1}", &plain, "must be a text or a number"),
             ("{\"key\":\"\",\"payload\":1}", &plain, "key is empty"),
             ("[1]", &plain, "with --key FIELD"),
         ];
         for (line, shape, what) in cases {
-            let error = all(&format!("{good}{line}"), shape)
-                .expect_err(line)
-                .to_string();
-            assert!(
-                error.starts_with("input:2: ") && error.contains(what),
-                "{line}: {error}"
-            );
+            let error = all(&format!("{good}{line}"), shape).expect_err(line).to_string();
+            assert!(error.starts_with("input:2: ") && error.contains(what), "{line}: {error}");
         }
-        let error = all("{\"a\":1}", &named("id", None))
-            .expect_err("no such field")
-            .to_string();
+        let error = all("{\"a\":1}", &named("id", None)).expect_err("no such field").to_string();
         assert_eq!(error, "input:1: no field `id`");
     }
 
     #[test]
     fn what_is_not_text_or_endless_is_refused() {
         let mut ignore = |_| Ok(());
-        let latin1 = read(
-            Input::of_bytes(b"\n{\"key\":\"\xe9\"}"),
-            &Shape::default(),
-            &mut ignore,
-        );
-        assert!(
-            latin1
-                .expect_err("not UTF-8")
-                .to_string()
-                .starts_with("input:2: not UTF-8")
-        );
+        let latin1 = read(Input::of_bytes(b"\n{\"key\":\"\xe9\"}"), &Shape::default(), &mut ignore);
+        assert!(latin1.expect_err("not UTF-8").to_string().starts_with("input:2: not UTF-8"));
         let endless = vec![b' '; LINE_LIMIT as usize + 10];
         let long = read(Input::of_bytes(&endless), &Shape::default(), &mut ignore);
-        assert!(
-            long.expect_err("too long")
-                .to_string()
-                .starts_with("input:1: the line is longer")
-        );
+        assert!(long.expect_err("too long").to_string().starts_with("input:1: the line is longer"));
     }
 }

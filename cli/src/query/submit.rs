@@ -45,47 +45,23 @@ pub async fn by_query(client: &Client, submission: &Submission) -> Result<Submit
 async fn in_transaction(client: &Client, submission: &Submission) -> Result<Submitted, Error> {
     let job = match &submission.target {
         Target::Job(job) => *job,
-        Target::New {
-            name,
-            job_type,
-            options,
-        } => {
+        Target::New { name, job_type, options } => {
             let create = "select pcfarm.create_job($1::text, $2::text, $3::text::jsonb)";
-            JobId(
-                client
-                    .query_one(create, &[name, job_type, options])
-                    .await?
-                    .try_get(0)?,
-            )
+            JobId(client.query_one(create, &[name, job_type, options]).await?.try_get(0)?)
         }
     };
     if matches!(submission.target, Target::New { .. }) {
         let state = "select j.state = 'loading' from pcfarm.job j where j.job_id = $1";
         let is_new: bool = client.query_one(state, &[&job]).await?.try_get(0)?;
         if !is_new {
-            return Ok(Submitted {
-                job,
-                problems: 0,
-                repeated: true,
-            });
+            return Ok(Submitted { job, problems: 0, repeated: true });
         }
     }
-    let convoy = submission.convoy.map_or(DEFAULT_CONVOY, |convoy| {
-        i32::try_from(convoy).unwrap_or(i32::MAX)
-    });
+    let convoy = submission.convoy.map_or(DEFAULT_CONVOY, |convoy| i32::try_from(convoy).unwrap_or(i32::MAX));
     let load = "select pcfarm.load($1, $2::text, $3)";
-    let problems = client
-        .query_one(load, &[&job, &submission.query, &convoy])
-        .await?
-        .try_get(0)?;
+    let problems = client.query_one(load, &[&job, &submission.query, &convoy]).await?.try_get(0)?;
     if submission.open {
-        client
-            .execute("select pcfarm.open_job($1)", &[&job])
-            .await?;
+        client.execute("select pcfarm.open_job($1)", &[&job]).await?;
     }
-    Ok(Submitted {
-        job,
-        problems,
-        repeated: false,
-    })
+    Ok(Submitted { job, problems, repeated: false })
 }

@@ -32,12 +32,7 @@ pub struct Program {
 
 impl Program {
     pub fn new(name: &str, binary: &Path, log: &Path) -> Program {
-        Program {
-            name: name.to_owned(),
-            command: Command::new(binary),
-            log: log.to_owned(),
-            child: None,
-        }
+        Program { name: name.to_owned(), command: Command::new(binary), log: log.to_owned(), child: None }
     }
 
     pub fn arg(&mut self, arg: impl AsRef<OsStr>) -> &mut Program {
@@ -67,19 +62,14 @@ impl Program {
     /// Waits for its end. Cancel-safe.
     pub async fn ended(&mut self) -> Result<ExitStatus> {
         match &mut self.child {
-            Some(child) => child
-                .wait()
-                .await
-                .with_context(|| format!("waiting for {}", self.name)),
+            Some(child) => child.wait().await.with_context(|| format!("waiting for {}", self.name)),
             None => std::future::pending().await,
         }
     }
 
     pub fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
         match &mut self.child {
-            Some(child) => child
-                .try_wait()
-                .with_context(|| format!("waiting for {}", self.name)),
+            Some(child) => child.try_wait().with_context(|| format!("waiting for {}", self.name)),
             None => Ok(None),
         }
     }
@@ -93,22 +83,12 @@ impl Program {
             Some(5) => Exit::NotAllowed,
             _ => Exit::Failed,
         };
-        Failure::of(
-            exit,
-            format!(
-                "the {} ended ({status}). Its log is {log}, and ends:\n{words}",
-                self.name
-            ),
-        )
+        Failure::of(exit, format!("the {} ended ({status}). Its log is {log}, and ends:\n{words}", self.name))
     }
 
     pub fn terminate(&self) {
         // An id is gone only after we have waited for it, so it cannot be another process's by now.
-        let pid = self
-            .child
-            .as_ref()
-            .and_then(Child::id)
-            .and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        let pid = self.child.as_ref().and_then(Child::id).and_then(|pid| Pid::from_raw(pid.cast_signed()));
         if let Some(pid) = pid {
             let _ = kill_process(pid, Signal::TERM); // it may have ended meanwhile
         }
@@ -132,10 +112,7 @@ impl Program {
 /// Beside this program, where a package puts them, else where a shell would look.
 pub fn find(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().ok();
-    let beside = own
-        .as_deref()
-        .and_then(Path::parent)
-        .map(|directory| directory.join(name));
+    let beside = own.as_deref().and_then(Path::parent).map(|directory| directory.join(name));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&path).map(|directory| directory.join(name));
     beside.into_iter().chain(on_path).find(|candidate| is_program(candidate)).ok_or_else(|| {

@@ -65,23 +65,13 @@ impl Farm {
                 .await
                 .expect("the test's server serves");
         });
-        Ok(Farm {
-            address,
-            state,
-            _server: server,
-        })
+        Ok(Farm { address, state, _server: server })
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pcfarm"));
-        command
-            .args(arguments)
-            .stdin(Stdio::null())
-            .env("HOME", "/nowhere");
-        command
-            .env_remove("XDG_CONFIG_HOME")
-            .env_remove("PCFARM_CONFIG")
-            .env_remove("PCFARM_TIMEOUT");
+        command.args(arguments).stdin(Stdio::null()).env("HOME", "/nowhere");
+        command.env_remove("XDG_CONFIG_HOME").env_remove("PCFARM_CONFIG").env_remove("PCFARM_TIMEOUT");
         command.env("PCFARM_SERVER", format!("http://{}", self.address));
         command
     }
@@ -115,31 +105,15 @@ impl From<Output> for Ran {
 pub fn job(id: i64) -> Job {
     Job {
         job_id: id,
-        name: if id == 1 {
-            HOSTILE.into()
-        } else {
-            format!("night-{id}")
-        },
+        name: if id == 1 { HOSTILE.into() } else { format!("night-{id}") },
         job_type: "square".into(),
         owner: "ops".into(),
-        state: if id == 8 {
-            "done".into()
-        } else {
-            "open".into()
-        },
+        state: if id == 8 { "done".into() } else { "open".into() },
         reason: "waits for a workstation with controller square".into(),
         problems: 1_234_567,
         done: 1_000,
-        created_at: Some(prost_types::Timestamp {
-            seconds: 1_700_000_000,
-            nanos: 500_000_000,
-        }),
-        lanes: vec![Lane {
-            lane_id: 3,
-            kind: "load".into(),
-            next_insertion: i64::MAX,
-            ..Lane::default()
-        }],
+        created_at: Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 500_000_000 }),
+        lanes: vec![Lane { lane_id: 3, kind: "load".into(), next_insertion: i64::MAX, ..Lane::default() }],
         ..Job::default()
     }
 }
@@ -172,26 +146,18 @@ impl JobService for Script {
         };
         loop {
             match stream.message().await {
-                Ok(Some(SubmitRequest {
-                    part: Some(Part::Header(header)),
-                })) => {
+                Ok(Some(SubmitRequest { part: Some(Part::Header(header)) })) => {
                     if header.job_type == "unknown" {
                         return Err(Status::not_found("there is no job type 'unknown'"));
                     }
                     if header.job_type == "repeated" {
-                        return Ok(Response::new(SubmitResponse {
-                            job_id: 5,
-                            problems: 0,
-                            repeated: true,
-                        }));
+                        return Ok(Response::new(SubmitResponse { job_id: 5, problems: 0, repeated: true }));
                     }
                     seen.header = header;
                 }
                 Ok(Some(message)) => {
                     seen.messages += 1;
-                    seen.largest_message = seen
-                        .largest_message
-                        .max(prost::Message::encoded_len(&message));
+                    seen.largest_message = seen.largest_message.max(prost::Message::encoded_len(&message));
                     let Some(Part::Problems(batch)) = message.part else {
                         continue;
                     };
@@ -202,17 +168,9 @@ impl JobService for Script {
                 Ok(None) => {
                     record(&seen, Some(Ended::Cleanly));
                     self.0.submit_ended.notify_one();
-                    let job_id = if seen.header.job_id == 0 {
-                        9
-                    } else {
-                        seen.header.job_id
-                    };
+                    let job_id = if seen.header.job_id == 0 { 9 } else { seen.header.job_id };
                     let problems = seen.problems as i64;
-                    return Ok(Response::new(SubmitResponse {
-                        job_id,
-                        problems,
-                        repeated: false,
-                    }));
+                    return Ok(Response::new(SubmitResponse { job_id, problems, repeated: false }));
                 }
                 Err(status) => {
                     record(&seen, Some(Ended::WithAnError));
@@ -225,16 +183,8 @@ impl JobService for Script {
 
     async fn list_jobs(&self, request: Request<ListJobsRequest>) -> Answer<ListJobsResponse> {
         let request = request.into_inner();
-        let newest = if request.before_job_id == 0 {
-            250
-        } else {
-            request.before_job_id - 1
-        };
-        let jobs = (1..=newest)
-            .rev()
-            .take(request.limit.min(100) as usize)
-            .map(job)
-            .collect();
+        let newest = if request.before_job_id == 0 { 250 } else { request.before_job_id - 1 };
+        let jobs = (1..=newest).rev().take(request.limit.min(100) as usize).map(job).collect();
         Ok(Response::new(ListJobsResponse { jobs }))
     }
 
@@ -278,10 +228,7 @@ impl JobService for Script {
         Err(Status::unimplemented("the program looks instead"))
     }
 
-    async fn list_problems(
-        &self,
-        request: Request<ListProblemsRequest>,
-    ) -> Answer<ListProblemsResponse> {
+    async fn list_problems(&self, request: Request<ListProblemsRequest>) -> Answer<ListProblemsResponse> {
         let request = request.into_inner();
         let problem = |problem_id| ProblemStatus {
             job_id: request.job_id,
@@ -292,10 +239,7 @@ impl JobService for Script {
             ..ProblemStatus::default()
         };
         let first = request.after_problem_id + 1;
-        let problems = (first..=120)
-            .take(request.limit.min(100) as usize)
-            .map(problem)
-            .collect();
+        let problems = (first..=120).take(request.limit.min(100) as usize).map(problem).collect();
         Ok(Response::new(ListProblemsResponse { problems }))
     }
 
@@ -310,11 +254,7 @@ impl JobService for Script {
             ..ProblemOutcome::default()
         };
         let mut chunks: Vec<Result<ResultChunk, Status>> = (0..100)
-            .map(|chunk| {
-                Ok(ResultChunk {
-                    outcomes: (chunk * 100..chunk * 100 + 100).map(outcome).collect(),
-                })
-            })
+            .map(|chunk| Ok(ResultChunk { outcomes: (chunk * 100..chunk * 100 + 100).map(outcome).collect() }))
             .collect();
         if request.get_ref().job_id == 99 {
             chunks.push(Err(Status::internal("the database is gone")));
@@ -325,28 +265,14 @@ impl JobService for Script {
 
 #[tonic::async_trait]
 impl WorkstationService for Script {
-    async fn list_workstations(
-        &self,
-        request: Request<ListWorkstationsRequest>,
-    ) -> Answer<ListWorkstationsResponse> {
-        let all = [
-            workstation(1, "pc1"),
-            workstation(2, "twin"),
-            workstation(3, "twin"),
-            workstation(4, HOSTILE),
-        ];
+    async fn list_workstations(&self, request: Request<ListWorkstationsRequest>) -> Answer<ListWorkstationsResponse> {
+        let all = [workstation(1, "pc1"), workstation(2, "twin"), workstation(3, "twin"), workstation(4, HOSTILE)];
         let after = request.get_ref().after_workstation_id;
-        let workstations = all
-            .into_iter()
-            .filter(|one| one.workstation_id > after)
-            .collect();
+        let workstations = all.into_iter().filter(|one| one.workstation_id > after).collect();
         Ok(Response::new(ListWorkstationsResponse { workstations }))
     }
 
-    async fn drain_workstation(
-        &self,
-        request: Request<DrainWorkstationRequest>,
-    ) -> Answer<Workstation> {
+    async fn drain_workstation(&self, request: Request<DrainWorkstationRequest>) -> Answer<Workstation> {
         let mut drained = workstation(request.get_ref().workstation_id, "pc1");
         drained.set_state(WorkstationState::Draining);
         Ok(Response::new(drained))
@@ -382,10 +308,7 @@ impl FarmService for Script {
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Answer<ExplainResponse> {
         let asked = request.into_inner();
-        let reasons = vec![
-            format!("job {} workstation {}", asked.job_id, asked.workstation_id),
-            "two".into(),
-        ];
+        let reasons = vec![format!("job {} workstation {}", asked.job_id, asked.workstation_id), "two".into()];
         Ok(Response::new(ExplainResponse { reasons }))
     }
 }

@@ -31,11 +31,7 @@ pub struct Code<const N: usize>([u8; N]);
 impl<const N: usize> Code<N> {
     fn parse(bytes: &[u8]) -> Result<Self> {
         ensure!(bytes.is_ascii(), "not ASCII");
-        Ok(Self(
-            bytes
-                .try_into()
-                .with_context(|| format!("not {N} characters"))?,
-        ))
+        Ok(Self(bytes.try_into().with_context(|| format!("not {N} characters"))?))
     }
 
     pub fn as_str(&self) -> &str {
@@ -43,9 +39,7 @@ impl<const N: usize> Code<N> {
     }
 
     pub fn number(&self) -> u64 {
-        self.0
-            .iter()
-            .fold(0, |number, &byte| number << 8 | u64::from(byte))
+        self.0.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
     }
 }
 
@@ -54,14 +48,9 @@ pub fn read(compressed: &[u8]) -> Result<Vec<Departure>> {
     let mut reader = csv::Reader::from_reader(GzDecoder::new(compressed));
     let mut departures = Vec::with_capacity(340_000);
     let mut record = csv::ByteRecord::new();
-    while reader
-        .read_byte_record(&mut record)
-        .context("reading the flights")?
-    {
+    while reader.read_byte_record(&mut record).context("reading the flights")? {
         let flight_id = departures.len() as i64 + 1;
-        departures.push(
-            parse(flight_id, &record).with_context(|| format!("reading flight {flight_id}"))?,
-        );
+        departures.push(parse(flight_id, &record).with_context(|| format!("reading flight {flight_id}"))?);
     }
     Ok(departures)
 }
@@ -76,11 +65,7 @@ fn parse(flight_id: i64, record: &csv::ByteRecord) -> Result<Departure> {
         origin: Code::parse(&record[3])?,
         destination: Code::parse(&record[4])?,
         time: number(&record[5])?,
-        seats: if record[6].is_empty() {
-            None
-        } else {
-            Some(number(&record[6])?)
-        },
+        seats: if record[6].is_empty() { None } else { Some(number(&record[6])?) },
         miles: number(&record[7])?,
         departed: &record[8] == b"1",
     })
@@ -88,16 +73,12 @@ fn parse(flight_id: i64, record: &csv::ByteRecord) -> Result<Departure> {
 
 fn number(bytes: &[u8]) -> Result<u16> {
     let text = std::str::from_utf8(bytes).context("not a number")?;
-    text.parse()
-        .with_context(|| format!("not a number: {text:?}"))
+    text.parse().with_context(|| format!("not a number: {text:?}"))
 }
 
 /// `count` of the departures, spread evenly over the year, so that a small night has every season in it.
 pub fn spread(departures: &[Departure], count: usize) -> Result<Vec<usize>> {
     let all = departures.len();
-    ensure!(
-        (1..=all).contains(&count),
-        "the data has {all} flights: 1 to {all} can be imported, not {count}"
-    );
+    ensure!((1..=all).contains(&count), "the data has {all} flights: 1 to {all} can be imported, not {count}");
     Ok((0..count).map(|i| i * all / count).collect())
 }

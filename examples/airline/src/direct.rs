@@ -6,8 +6,7 @@
 
 use crate::controller;
 use crate::records::{
-    AircraftTypeRow, BookingHistoryRow, FareBandRow, FlightInput, FlightRow, Payload, SeasonRow,
-    Variant,
+    AircraftTypeRow, BookingHistoryRow, FareBandRow, FlightInput, FlightRow, Payload, SeasonRow, Variant,
 };
 use crate::statements;
 use anyhow::{Context, Result};
@@ -51,10 +50,7 @@ pub async fn run_direct(config: &Config, options: &DirectOptions) -> Result<Dire
     let loader = connect(config, &mut connections).await?;
     let reader = Reader::new(connect(config, &mut connections).await?).await?;
     let writer = Writer::new(connect(config, &mut connections).await?).await?;
-    let threads = rayon::ThreadPoolBuilder::new()
-        .num_threads(options.threads)
-        .build()
-        .context("starting threads")?;
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build().context("starting threads")?;
     let started = Instant::now();
     let problems = load(&loader, options).await?;
     let (to_crunch, crunch_from) = mpsc::channel(AHEAD);
@@ -65,19 +61,11 @@ pub async fn run_direct(config: &Config, options: &DirectOptions) -> Result<Dire
     // One task: reading and writing wait for the database, crunching for its threads. The first failure drops
     // the other two with their channels.
     let ((), crunching, checkouts) = tokio::try_join!(read, crunch, write)?;
-    Ok(DirectRun {
-        flights: problems.len(),
-        checkouts,
-        took: started.elapsed(),
-        crunching,
-    })
+    Ok(DirectRun { flights: problems.len(), checkouts, took: started.elapsed(), crunching })
 }
 
 async fn connect(config: &Config, connections: &mut JoinSet<()>) -> Result<Client> {
-    let (client, connection) = config
-        .connect(NoTls)
-        .await
-        .context("connecting to PostgreSQL")?;
+    let (client, connection) = config.connect(NoTls).await.context("connecting to PostgreSQL")?;
     // A broken connection shows as an error of the client that uses it.
     connections.spawn(async move { drop(connection.await) });
     Ok(client)
@@ -95,21 +83,13 @@ async fn load(client: &Client, options: &DirectOptions) -> Result<Vec<Problem>> 
         Variant::Segment => "segment",
     };
     let rows = client
-        .query(
-            "select key, payload from airline.problem($1, $2)",
-            &[&options.run, &variant],
-        )
+        .query("select key, payload from airline.problem($1, $2)", &[&options.run, &variant])
         .await
         .context("loading the problems")?;
     rows.iter()
         .map(|row| {
-            let Json(payload) = row
-                .try_get::<_, Json<Payload>>(1)
-                .context("reading a payload")?;
-            Ok(Problem {
-                key: row.try_get(0)?,
-                payload: Arc::new(payload),
-            })
+            let Json(payload) = row.try_get::<_, Json<Payload>>(1).context("reading a payload")?;
+            Ok(Problem { key: row.try_get(0)?, payload: Arc::new(payload) })
         })
         .collect()
 }
@@ -140,37 +120,21 @@ impl Reader {
         for (name, read) in statements::RELATED {
             // As PC Farm's server wraps them.
             let wrapped = format!("select q.key, to_jsonb(q) from (\n{read}\n) q");
-            related.push(
-                client
-                    .prepare(&wrapped)
-                    .await
-                    .with_context(|| format!("preparing related read {name}"))?,
-            );
+            related.push(client.prepare(&wrapped).await.with_context(|| format!("preparing related read {name}"))?);
         }
         Ok(Self { client, related })
     }
 
-    async fn read_all(
-        &self,
-        problems: &[Problem],
-        checkout_size: usize,
-        to: mpsc::Sender<Checkout>,
-    ) -> Result<()> {
+    async fn read_all(&self, problems: &[Problem], checkout_size: usize, to: mpsc::Sender<Checkout>) -> Result<()> {
         for problems in problems.chunks(checkout_size.max(1)) {
             let checkout = self.read(problems.to_vec()).await?;
-            to.send(checkout)
-                .await
-                .ok()
-                .context("crunching has stopped")?;
+            to.send(checkout).await.ok().context("crunching has stopped")?;
         }
         Ok(())
     }
 
     async fn read(&self, problems: Vec<Problem>) -> Result<Checkout> {
-        let keys: Vec<&str> = problems
-            .iter()
-            .map(|problem| problem.key.as_str())
-            .collect();
+        let keys: Vec<&str> = problems.iter().map(|problem| problem.key.as_str()).collect();
         // Polled together, the five are pipelined: one round trip.
         let (flights, aircraft_types, fares, histories, seasons) = tokio::try_join!(
             self.rows(0, &keys),
@@ -179,8 +143,7 @@ impl Reader {
             self.rows(3, &keys),
             self.rows::<SeasonRow>(4, &keys),
         )?;
-        let mut seasons_of: HashMap<String, Vec<SeasonRow>> =
-            HashMap::with_capacity(problems.len());
+        let mut seasons_of: HashMap<String, Vec<SeasonRow>> = HashMap::with_capacity(problems.len());
         for (key, season) in seasons {
             seasons_of.entry(key).or_default().push(season);
         }
@@ -194,26 +157,14 @@ impl Reader {
         })
     }
 
-    async fn rows<T: DeserializeOwned>(
-        &self,
-        read: usize,
-        keys: &[&str],
-    ) -> Result<Vec<(String, T)>> {
+    async fn rows<T: DeserializeOwned>(&self, read: usize, keys: &[&str]) -> Result<Vec<(String, T)>> {
         let name = statements::RELATED[read].0;
-        let rows = self
-            .client
-            .query(&self.related[read], &[&keys])
-            .await
-            .with_context(|| format!("related read {name}"))?;
+        let rows =
+            self.client.query(&self.related[read], &[&keys]).await.with_context(|| format!("related read {name}"))?;
         rows.iter()
             .map(|row| {
-                let Json(value) = row
-                    .try_get::<_, Json<T>>(1)
-                    .with_context(|| format!("a row of {name}"))?;
-                Ok((
-                    row.try_get::<_, Option<String>>(0)?.unwrap_or_default(),
-                    value,
-                ))
+                let Json(value) = row.try_get::<_, Json<T>>(1).with_context(|| format!("a row of {name}"))?;
+                Ok((row.try_get::<_, Option<String>>(0)?.unwrap_or_default(), value))
             })
             .collect()
     }
@@ -228,11 +179,7 @@ async fn crunch_all(
     let mut crunching = Duration::ZERO;
     let mut in_hand = std::collections::VecDeque::new();
     loop {
-        let next = if in_hand.len() < AHEAD {
-            from.recv().await
-        } else {
-            None
-        };
+        let next = if in_hand.len() < AHEAD { from.recv().await } else { None };
         if let Some(checkout) = next {
             let (done, result) = oneshot::channel();
             // The receiver is gone only when the run has failed already.
@@ -257,24 +204,13 @@ fn crunch(checkout: &Checkout) -> Result<(Solved, Duration)> {
         .par_iter()
         .map(|problem| {
             let started = Instant::now();
-            let result = solve(checkout, problem)
-                .with_context(|| format!("solving flight {}", problem.key))?;
+            let result = solve(checkout, problem).with_context(|| format!("solving flight {}", problem.key))?;
             Ok((Json(result), started.elapsed()))
         })
         .collect::<Result<_>>()?;
     let took = solved.iter().map(|(_, took)| *took).sum();
-    let keys = checkout
-        .problems
-        .iter()
-        .map(|problem| problem.key.clone())
-        .collect();
-    Ok((
-        Solved {
-            keys,
-            results: solved.into_iter().map(|(result, _)| result).collect(),
-        },
-        took,
-    ))
+    let keys = checkout.problems.iter().map(|problem| problem.key.clone()).collect();
+    Ok((Solved { keys, results: solved.into_iter().map(|(result, _)| result).collect() }, took))
 }
 
 fn solve(checkout: &Checkout, problem: &Problem) -> Result<crate::records::FlightResult> {
@@ -283,10 +219,7 @@ fn solve(checkout: &Checkout, problem: &Problem) -> Result<crate::records::Fligh
         flight_id: key.parse().context("the key is not a flight's id")?,
         payload: &problem.payload,
         flight: checkout.flights.get(key).context("no flight row")?,
-        aircraft_type: checkout
-            .aircraft_types
-            .get(key)
-            .context("no aircraft type row")?,
+        aircraft_type: checkout.aircraft_types.get(key).context("no aircraft type row")?,
         fares: &checkout.fares,
         history: checkout.histories.get(key).context("no booking history")?,
         seasons: checkout.seasons.get(key).map_or(&[], Vec::as_slice),
@@ -301,14 +234,8 @@ struct Writer {
 
 impl Writer {
     async fn new(client: Client) -> Result<Self> {
-        client
-            .batch_execute("set synchronous_commit = on")
-            .await
-            .context("asking for durable commits")?;
-        let write_back = client
-            .prepare(statements::WRITE_BACK)
-            .await
-            .context("preparing the write-back")?;
+        client.batch_execute("set synchronous_commit = on").await.context("asking for durable commits")?;
+        let write_back = client.prepare(statements::WRITE_BACK).await.context("preparing the write-back")?;
         Ok(Self { client, write_back })
     }
 
@@ -316,16 +243,9 @@ impl Writer {
         let mut checkouts = 0;
         while let Some(solved) = from.recv().await {
             // One statement is one transaction.
-            let written = self
-                .client
-                .execute(&self.write_back, &[&solved.keys, &solved.results])
-                .await;
+            let written = self.client.execute(&self.write_back, &[&solved.keys, &solved.results]).await;
             let written = written.context("writing a checkout back")?;
-            anyhow::ensure!(
-                written == solved.keys.len() as u64,
-                "{written} plans written of {}",
-                solved.keys.len()
-            );
+            anyhow::ensure!(written == solved.keys.len() as u64, "{written} plans written of {}", solved.keys.len());
             checkouts += 1;
         }
         Ok(checkouts)

@@ -22,11 +22,7 @@ pub fn protection_levels(classes: &[ClassDemand], protected: &mut [f64]) {
     let mut merged = ClassDemand::default();
     let mut revenue = 0.0;
     let mut level = 0.0_f64;
-    for (j, protected) in protected
-        .iter_mut()
-        .enumerate()
-        .take(classes.len().saturating_sub(1))
-    {
+    for (j, protected) in protected.iter_mut().enumerate().take(classes.len().saturating_sub(1)) {
         merged.mean += classes[j].mean;
         merged.variance += classes[j].variance;
         revenue += classes[j].mean * classes[j].fare;
@@ -39,18 +35,19 @@ pub fn protection_levels(classes: &[ClassDemand], protected: &mut [f64]) {
     }
 }
 
-/// What the last of `seats` seats is expected to earn from all classes together: the bid price of a leg.
-pub fn marginal_value(classes: impl Iterator<Item = ClassDemand>, seats: f64) -> f64 {
-    let (mut mean, mut variance, mut revenue) = (0.0, 0.0, 0.0);
-    for class in classes {
+/// What the last of `seats` seats is expected to earn when the dearest requests are served first: the bid price
+/// of a leg. `classes` are in falling order of fare. The seat earns at least class j's fare when the demand of the
+/// classes 0..=j reaches it, so its value is Σ (f_j − f_{j+1}) P(D_0 + … + D_j > seats).
+pub fn marginal_value(classes: &[ClassDemand], seats: f64) -> f64 {
+    let (mut mean, mut variance, mut value) = (0.0, 0.0, 0.0);
+    for (j, class) in classes.iter().enumerate() {
         mean += class.mean;
         variance += class.variance;
-        revenue += class.mean * class.fare;
+        let next_fare = classes.get(j + 1).map_or(0.0, |next| next.fare);
+        let reached = normal::distribution((mean - seats) / variance.max(f64::MIN_POSITIVE).sqrt());
+        value += (class.fare - next_fare) * reached;
     }
-    if mean <= 0.0 {
-        return 0.0;
-    }
-    revenue / mean * normal::distribution((mean - seats) / variance.max(f64::MIN_POSITIVE).sqrt())
+    value
 }
 
 fn littlewood(above: ClassDemand, fare_below: f64) -> f64 {
@@ -79,11 +76,7 @@ mod tests {
         let means = [17.3, 45.1, 39.6, 34.0];
         let deviations = [5.8, 15.0, 13.2, 11.3];
         let classes: Vec<ClassDemand> = (0..4)
-            .map(|j| ClassDemand {
-                fare: fares[j],
-                mean: means[j],
-                variance: f64::powi(deviations[j], 2),
-            })
+            .map(|j| ClassDemand { fare: fares[j], mean: means[j], variance: f64::powi(deviations[j], 2) })
             .collect();
         for (got, expected) in levels(&classes).iter().zip([16.7, 50.9, 83.2]) {
             assert!((got - expected).abs() < 0.05, "{got} instead of {expected}");
@@ -92,22 +85,15 @@ mod tests {
 
     #[test]
     fn without_demand_nothing_is_protected() {
-        let classes = [100.0, 80.0, 60.0].map(|fare| ClassDemand {
-            fare,
-            ..ClassDemand::default()
-        });
+        let classes = [100.0, 80.0, 60.0].map(|fare| ClassDemand { fare, ..ClassDemand::default() });
         assert_eq!(levels(&classes), [0.0, 0.0]);
-        assert_eq!(marginal_value(classes.into_iter(), 10.0), 0.0);
+        assert_eq!(marginal_value(&classes, 10.0), 0.0);
     }
 
     #[test]
     fn a_seat_is_worth_less_the_more_there_are() {
-        let classes = [ClassDemand {
-            fare: 200.0,
-            mean: 50.0,
-            variance: 100.0,
-        }];
-        let value = |seats| marginal_value(classes.into_iter(), seats);
+        let classes = [ClassDemand { fare: 200.0, mean: 50.0, variance: 100.0 }];
+        let value = |seats| marginal_value(&classes, seats);
         assert!((value(50.0) - 100.0).abs() < 1e-9);
         assert!(value(40.0) > value(50.0) && value(50.0) > value(60.0));
     }

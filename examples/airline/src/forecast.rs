@@ -66,30 +66,16 @@ fn weights(departures: usize) -> impl Iterator<Item = f64> {
 }
 
 /// The method of moments, pooled over the points: what the variance has beyond a Poisson one, against m².
-fn dispersions(
-    mean: &ByClass<f64, PERIODS>,
-    square: &ByClass<f64, PERIODS>,
-    squared_weights: f64,
-) -> [f64; CLASSES] {
+fn dispersions(mean: &ByClass<f64, PERIODS>, square: &ByClass<f64, PERIODS>, squared_weights: f64) -> [f64; CLASSES] {
     let unbiased = 1.0 / (1.0 - squared_weights).max(0.1);
     let excess_and_square: [(f64, f64); CLASSES] = std::array::from_fn(|class| {
         let points = mean[class].iter().zip(&square[class]);
-        points.fold((0.0, 0.0), |(excess, squares), (m, s)| {
-            (excess + (s - m * m) * unbiased - m, squares + m * m)
-        })
+        points.fold((0.0, 0.0), |(excess, squares), (m, s)| (excess + (s - m * m) * unbiased - m, squares + m * m))
     });
     let ratio = |(excess, squares): (f64, f64)| {
-        if squares > 0.0 {
-            (excess / squares).clamp(0.0, MAX_DISPERSION)
-        } else {
-            0.0
-        }
+        if squares > 0.0 { (excess / squares).clamp(0.0, MAX_DISPERSION) } else { 0.0 }
     };
-    let pooled = ratio(
-        excess_and_square
-            .iter()
-            .fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1)),
-    );
+    let pooled = ratio(excess_and_square.iter().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1)));
     excess_and_square.map(|own| OWN_DISPERSION * ratio(own) + (1.0 - OWN_DISPERSION) * pooled)
 }
 
@@ -104,8 +90,7 @@ fn project(
     for class in 0..CLASSES {
         let c = dispersion[class];
         for (mean, variance) in mean[class].iter_mut().zip(&mut variance[class]) {
-            let of_estimate =
-                squared_weights * (*mean + c * *mean * *mean) * season_factor * season_factor;
+            let of_estimate = squared_weights * (*mean + c * *mean * *mean) * season_factor * season_factor;
             *mean *= season_factor;
             *variance = *mean + c * *mean * *mean + of_estimate;
         }
@@ -114,11 +99,7 @@ fn project(
             dispersion[class] = ((spread - whole) / (whole * whole)).clamp(0.0, 1.0);
         }
     }
-    Forecast {
-        mean,
-        variance,
-        dispersion,
-    }
+    Forecast { mean, variance, dispersion }
 }
 
 #[cfg(test)]
@@ -135,10 +116,7 @@ mod tests {
         record[1..=PERIODS].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         let bytes = record.repeat(4);
         let forecast = forecast(departures(&bytes), 1.5);
-        let expected: Vec<f64> = (1..=12)
-            .rev()
-            .map(|to_come| 1.5 * f64::from(to_come))
-            .collect();
+        let expected: Vec<f64> = (1..=12).rev().map(|to_come| 1.5 * f64::from(to_come)).collect();
         for (got, expected) in forecast.mean[0].iter().zip(expected) {
             assert!((got - expected).abs() < 1e-9);
         }

@@ -44,11 +44,7 @@ pub fn departures(bytes: &[u8]) -> impl ExactSizeIterator<Item = PastDeparture<'
 pub fn decode(hexadecimal: &str) -> anyhow::Result<Vec<u8>> {
     let digits = hexadecimal.as_bytes();
     if digits.is_empty() || !digits.len().is_multiple_of(2 * RECORD) {
-        bail!(
-            "booking history of {} digits is not a number of departures of {}",
-            digits.len(),
-            2 * RECORD
-        );
+        bail!("booking history of {} digits is not a number of departures of {}", digits.len(), 2 * RECORD);
     }
     digits
         .chunks_exact(2)

@@ -31,63 +31,26 @@ pub struct ImportSummary {
 
 impl ImportSummary {
     pub fn imputed(&self) -> usize {
-        self.seats
-            .iter()
-            .filter(|(source, _)| source.rule().is_some())
-            .map(|(_, flights)| flights)
-            .sum()
+        self.seats.iter().filter(|(source, _)| source.rule().is_some()).map(|(_, flights)| flights).sum()
     }
 }
 
 /// Imports `flights` departures, spread evenly over the year, with bookings modelled from `seed`.
-pub async fn import(
-    client: &mut Client,
-    compressed: &[u8],
-    flights: usize,
-    seed: u64,
-) -> Result<ImportSummary> {
+pub async fn import(client: &mut Client, compressed: &[u8], flights: usize, seed: u64) -> Result<ImportSummary> {
     let started = Instant::now();
     // Nothing else happens on this connection while the data is made, so the cores may be busy here.
     let data = prepare(compressed, flights, seed)?;
-    client
-        .batch_execute(statements::SCHEMA)
-        .await
-        .context("creating schema airline")?;
+    client.batch_execute(statements::SCHEMA).await.context("creating schema airline")?;
     let transaction = client.transaction().await.context("beginning the import")?;
-    transaction
-        .batch_execute(TRUNCATE)
-        .await
-        .context("emptying schema airline")?;
-    transaction
-        .batch_execute(statements::SEASONS)
-        .await
-        .context("writing the seasons")?;
+    transaction.batch_execute(TRUNCATE).await.context("emptying schema airline")?;
+    transaction.batch_execute(statements::SEASONS).await.context("writing the seasons")?;
     copy(&transaction, COPY_FARE_CLASS, vec![fare_class_rows()]).await?;
-    copy(
-        &transaction,
-        COPY_AIRCRAFT_TYPE,
-        vec![data.aircraft_type_rows],
-    )
-    .await?;
-    copy(
-        &transaction,
-        COPY_BOOKING_HISTORY,
-        data.booking_history_rows,
-    )
-    .await?;
+    copy(&transaction, COPY_AIRCRAFT_TYPE, vec![data.aircraft_type_rows]).await?;
+    copy(&transaction, COPY_BOOKING_HISTORY, data.booking_history_rows).await?;
     copy(&transaction, COPY_FLIGHT, data.flight_rows).await?;
-    transaction
-        .commit()
-        .await
-        .context("committing the import")?;
-    client
-        .batch_execute(ANALYZE)
-        .await
-        .context("analysing schema airline")?;
-    Ok(ImportSummary {
-        took: started.elapsed(),
-        ..data.summary
-    })
+    transaction.commit().await.context("committing the import")?;
+    client.batch_execute(ANALYZE).await.context("analysing schema airline")?;
+    Ok(ImportSummary { took: started.elapsed(), ..data.summary })
 }
 
 const TRUNCATE: &str = "truncate airline.flight, airline.aircraft_type, airline.fare_class, airline.booking_history, \
@@ -96,9 +59,9 @@ const ANALYZE: &str = "analyze airline.flight, airline.aircraft_type, airline.fa
      airline.season";
 const COPY_FARE_CLASS: &str = "copy airline.fare_class (distance_band, class, code, fare_fixed, fare_per_mile, \
      demand_share, no_show_rate, no_show_weight) from stdin";
-const COPY_AIRCRAFT_TYPE: &str = "copy airline.aircraft_type (aircraft_type_id, seats, imputed_by, registry_seats, flights) from stdin";
-const COPY_BOOKING_HISTORY: &str =
-    "copy airline.booking_history (market_id, departures, bookings) from stdin";
+const COPY_AIRCRAFT_TYPE: &str =
+    "copy airline.aircraft_type (aircraft_type_id, seats, imputed_by, registry_seats, flights) from stdin";
+const COPY_BOOKING_HISTORY: &str = "copy airline.booking_history (market_id, departures, bookings) from stdin";
 const COPY_FLIGHT: &str = "copy airline.flight (flight_id, market_id, aircraft_type_id, flight_date, departure, \
      flight_number, distance_miles, departed, carrier, origin, destination, hub, leg_miles, segment_share) from stdin";
 
@@ -119,11 +82,7 @@ fn prepare(compressed: &[u8], flights: usize, seed: u64) -> Result<Prepared> {
     let seats = seats::impute(&departures);
     let (market_of, markets) = markets(&departures, &seats, &chosen);
     let types = aircraft_types(&seats, &chosen);
-    let type_ids: HashMap<Seats, usize> = types
-        .keys()
-        .enumerate()
-        .map(|(i, seats)| (*seats, i + 1))
-        .collect();
+    let type_ids: HashMap<Seats, usize> = types.keys().enumerate().map(|(i, seats)| (*seats, i + 1)).collect();
     let flight_rows = chosen
         .par_chunks(ROWS_PER_CHUNK)
         .map(|chunk| {
@@ -146,51 +105,32 @@ fn prepare(compressed: &[u8], flights: usize, seed: u64) -> Result<Prepared> {
         .collect();
     let summary = ImportSummary {
         flights,
-        flights_with_stop: chosen
-            .iter()
-            .filter(|&&i| model::stop(&departures[i]).is_some())
-            .count(),
+        flights_with_stop: chosen.iter().filter(|&&i| model::stop(&departures[i]).is_some()).count(),
         markets: markets.len(),
-        seats: types
-            .iter()
-            .fold(BTreeMap::new(), |mut sum, (seats, flights)| {
-                *sum.entry(seats.source).or_default() += flights;
-                sum
-            }),
+        seats: types.iter().fold(BTreeMap::new(), |mut sum, (seats, flights)| {
+            *sum.entry(seats.source).or_default() += flights;
+            sum
+        }),
         disbelieved: chosen
             .iter()
-            .filter(|&&i| {
-                seats[i]
-                    .registry
-                    .is_some_and(|registry| registry != seats[i].seats)
-            })
+            .filter(|&&i| seats[i].registry.is_some_and(|registry| registry != seats[i].seats))
             .count(),
         took: Duration::ZERO,
     };
-    Ok(Prepared {
-        aircraft_type_rows: aircraft_type_rows(&types),
-        booking_history_rows,
-        flight_rows,
-        summary,
-    })
+    Ok(Prepared { aircraft_type_rows: aircraft_type_rows(&types), booking_history_rows, flight_rows, summary })
 }
 
 /// The markets of the chosen flights, numbered from 1 in order of appearance. A market's demand follows the
 /// median seats of all its flights in the data, chosen or not.
-fn markets(
-    departures: &[Departure],
-    seats: &[Seats],
-    chosen: &[usize],
-) -> (HashMap<u64, usize>, Vec<Market>) {
+fn markets(departures: &[Departure], seats: &[Seats], chosen: &[usize]) -> (HashMap<u64, usize>, Vec<Market>) {
     let mut ids: HashMap<u64, usize> = HashMap::new();
     let mut firsts = Vec::new();
     for &i in chosen {
         let next = ids.len() + 1;
-        ids.entry(model::market_key(&departures[i]))
-            .or_insert_with(|| {
-                firsts.push(i);
-                next
-            });
+        ids.entry(model::market_key(&departures[i])).or_insert_with(|| {
+            firsts.push(i);
+            next
+        });
     }
     let mut seats_of: Vec<Vec<u16>> = vec![Vec::new(); firsts.len()];
     for (departure, seats) in departures.iter().zip(seats) {
@@ -203,8 +143,7 @@ fn markets(
         Market {
             key: model::market_key(&departures[first]),
             seats: *seats.select_nth_unstable(middle).1,
-            local_share: model::stop(&departures[first])
-                .map_or(0.0, |stop| stop.share[0] + stop.share[2]),
+            local_share: model::stop(&departures[first]).map_or(0.0, |stop| stop.share[0] + stop.share[2]),
         }
     };
     let markets = firsts.iter().zip(seats_of).map(market).collect();
@@ -224,16 +163,8 @@ fn aircraft_type_rows(types: &BTreeMap<Seats, usize>) -> String {
     let mut rows = String::new();
     for (i, (seats, flights)) in types.iter().enumerate() {
         let rule = seats.source.rule().unwrap_or(NULL);
-        let registry = seats
-            .registry
-            .map_or_else(|| NULL.to_owned(), |registry| registry.to_string());
-        writeln!(
-            rows,
-            "{}\t{}\t{rule}\t{registry}\t{flights}",
-            i + 1,
-            seats.seats
-        )
-        .expect(TO_STRING);
+        let registry = seats.registry.map_or_else(|| NULL.to_owned(), |registry| registry.to_string());
+        writeln!(rows, "{}\t{}\t{rule}\t{registry}\t{flights}", i + 1, seats.seats).expect(TO_STRING);
     }
     rows
 }
@@ -263,10 +194,7 @@ fn history_rows(first_id: usize, markets: &[Market], seed: u64) -> String {
     for (i, market) in markets.iter().enumerate() {
         write!(rows, "{}\t{}\t\\\\x", first_id + i, model::PAST_DEPARTURES).expect(TO_STRING);
         for byte in model::booking_history(market, seed) {
-            rows.extend(
-                [byte >> 4, byte & 15]
-                    .map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)])),
-            );
+            rows.extend([byte >> 4, byte & 15].map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)])));
         }
         rows.push('\n');
     }
@@ -274,15 +202,16 @@ fn history_rows(first_id: usize, markets: &[Market], seed: u64) -> String {
 }
 
 fn push_flight(rows: &mut String, flight: &Departure, market: usize, aircraft_type: usize) {
-    let (carrier, origin, destination) = (
-        flight.carrier.as_str(),
-        flight.origin.as_str(),
-        flight.destination.as_str(),
-    );
+    let (carrier, origin, destination) = (flight.carrier.as_str(), flight.origin.as_str(), flight.destination.as_str());
     write!(
         rows,
         "{}\t{market}\t{aircraft_type}\t{}\t{:02}:{:02}\t{}\t{}\t{}\t{carrier}\t{origin}\t{destination}\t",
-        flight.flight_id, flight.date.as_str(), flight.time / 100, flight.time % 100, flight.number, flight.miles,
+        flight.flight_id,
+        flight.date.as_str(),
+        flight.time / 100,
+        flight.time % 100,
+        flight.number,
+        flight.miles,
         if flight.departed { 't' } else { 'f' },
     )
     .expect(TO_STRING);
@@ -291,11 +220,7 @@ fn push_flight(rows: &mut String, flight: &Departure, market: usize, aircraft_ty
         Some(stop) => {
             let [first, through, second] = stop.share;
             let [to_hub, from_hub] = stop.leg_miles;
-            writeln!(
-                rows,
-                "{}\t{{{to_hub},{from_hub}}}\t{{{first:.3},{through:.3},{second:.3}}}",
-                stop.hub
-            )
+            writeln!(rows, "{}\t{{{to_hub},{from_hub}}}\t{{{first:.3},{through:.3},{second:.3}}}", stop.hub)
         }
     }
     .expect(TO_STRING);
@@ -305,18 +230,11 @@ const NULL: &str = "\\N";
 const TO_STRING: &str = "writing to a String does not fail";
 
 async fn copy(transaction: &Transaction<'_>, statement: &str, rows: Vec<String>) -> Result<()> {
-    let sink = transaction
-        .copy_in::<_, Bytes>(statement)
-        .await
-        .with_context(|| format!("starting {statement}"))?;
+    let sink = transaction.copy_in::<_, Bytes>(statement).await.with_context(|| format!("starting {statement}"))?;
     let mut sink = std::pin::pin!(sink);
     for rows in rows {
-        sink.send(Bytes::from(rows))
-            .await
-            .with_context(|| format!("sending {statement}"))?;
+        sink.send(Bytes::from(rows)).await.with_context(|| format!("sending {statement}"))?;
     }
-    sink.finish()
-        .await
-        .with_context(|| format!("finishing {statement}"))?;
+    sink.finish().await.with_context(|| format!("finishing {statement}"))?;
     Ok(())
 }

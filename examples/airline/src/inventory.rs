@@ -32,25 +32,13 @@ pub struct Controls {
 
 impl Controls {
     fn open() -> Self {
-        Self {
-            keep_free: [[[0; CLASSES]; MAX_SEGMENTS]; MAX_LEGS],
-            protection: [LegProtection::default(); MAX_LEGS],
-        }
+        Self { keep_free: [[[0; CLASSES]; MAX_SEGMENTS]; MAX_LEGS], protection: [LegProtection::default(); MAX_LEGS] }
     }
 
     /// Seats for sale in a class of a segment, open on all legs that it crosses.
-    pub fn for_sale(
-        &self,
-        itinerary: &Itinerary,
-        left: &[i32; MAX_LEGS],
-        segment: usize,
-        class: usize,
-    ) -> i32 {
+    pub fn for_sale(&self, itinerary: &Itinerary, left: &[i32; MAX_LEGS], segment: usize, class: usize) -> i32 {
         let legs = itinerary.segments[segment];
-        (legs.first..=legs.last)
-            .map(|leg| left[leg] - self.keep_free[leg][segment][class])
-            .min()
-            .unwrap_or(0)
+        (legs.first..=legs.last).map(|leg| left[leg] - self.keep_free[leg][segment][class]).min().unwrap_or(0)
     }
 }
 
@@ -73,8 +61,7 @@ impl InventoryControl for ByLeg {
             emsr::protection_levels(&classes, &mut controls.protection[leg]);
             for segment in itinerary.crossing(leg) {
                 for class in 1..CLASSES {
-                    controls.keep_free[leg][segment][class] =
-                        seats(controls.protection[leg][class - 1]);
+                    controls.keep_free[leg][segment][class] = seats(controls.protection[leg][class - 1]);
                 }
             }
         }
@@ -97,14 +84,13 @@ impl InventoryControl for BySegment {
             emsr::protection_levels(&buckets, &mut controls.protection[leg]);
             for (rank, product) in products.iter().enumerate() {
                 let bucket = bucket_of(rank);
-                controls.keep_free[leg][product.segment][product.class] =
-                    if product.demand.fare <= 0.0 {
-                        CLOSED
-                    } else if bucket > 0 {
-                        seats(controls.protection[leg][bucket - 1])
-                    } else {
-                        0
-                    };
+                controls.keep_free[leg][product.segment][product.class] = if product.demand.fare <= 0.0 {
+                    CLOSED
+                } else if bucket > 0 {
+                    seats(controls.protection[leg][bucket - 1])
+                } else {
+                    0
+                };
             }
         }
         controls
@@ -126,14 +112,7 @@ fn leg_classes(itinerary: &Itinerary, leg: usize, period: usize) -> [ClassDemand
         for segment in itinerary.crossing(leg) {
             let demand = itinerary.to_come[segment][period][class];
             let fare = itinerary.fare[segment][class];
-            add(
-                &mut merged,
-                ClassDemand {
-                    fare,
-                    mean: demand.mean,
-                    variance: demand.variance,
-                },
-            );
+            add(&mut merged, ClassDemand { fare, mean: demand.mean, variance: demand.variance });
         }
         finish(&mut merged);
         merged
@@ -146,39 +125,22 @@ fn bid_prices(itinerary: &Itinerary, period: usize) -> [f64; MAX_LEGS] {
     if itinerary.legs > 1 {
         for (leg, price) in prices.iter_mut().enumerate().take(itinerary.legs) {
             let classes = leg_classes(itinerary, leg, period);
-            *price =
-                emsr::marginal_value(classes.into_iter(), itinerary.expected_left(leg, period));
+            *price = emsr::marginal_value(&classes, itinerary.expected_left(leg, period));
         }
     }
     prices
 }
 
-fn products_by_value(
-    itinerary: &Itinerary,
-    leg: usize,
-    period: usize,
-    bid_price: &[f64; MAX_LEGS],
-) -> Vec<Product> {
+fn products_by_value(itinerary: &Itinerary, leg: usize, period: usize, bid_price: &[f64; MAX_LEGS]) -> Vec<Product> {
     let mut products = Vec::with_capacity(CLASSES * MAX_SEGMENTS);
     for segment in itinerary.crossing(leg) {
         let legs = itinerary.segments[segment];
-        let displaced: f64 = (legs.first..=legs.last)
-            .filter(|&other| other != leg)
-            .map(|other| bid_price[other])
-            .sum();
+        let displaced: f64 = (legs.first..=legs.last).filter(|&other| other != leg).map(|other| bid_price[other]).sum();
         for class in 0..CLASSES {
             let demand = itinerary.to_come[segment][period][class];
             let fare = itinerary.fare[segment][class] - displaced;
-            let demand = ClassDemand {
-                fare,
-                mean: demand.mean,
-                variance: demand.variance,
-            };
-            products.push(Product {
-                segment,
-                class,
-                demand,
-            });
+            let demand = ClassDemand { fare, mean: demand.mean, variance: demand.variance };
+            products.push(Product { segment, class, demand });
         }
     }
     // A stable sort: equal values stay in the order of segments and classes on every machine.

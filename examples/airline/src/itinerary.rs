@@ -47,13 +47,9 @@ impl Itinerary {
         authorised: u16,
     ) -> anyhow::Result<Self> {
         let legs = flight.leg_miles.len();
-        ensure!(
-            (1..=MAX_LEGS).contains(&legs),
-            "a flight has one to {MAX_LEGS} legs, not {legs}"
-        );
-        let segments: Vec<Segment> = (0..legs)
-            .flat_map(|first| (first..legs).map(move |last| Segment { first, last }))
-            .collect();
+        ensure!((1..=MAX_LEGS).contains(&legs), "a flight has one to {MAX_LEGS} legs, not {legs}");
+        let segments: Vec<Segment> =
+            (0..legs).flat_map(|first| (first..legs).map(move |last| Segment { first, last })).collect();
         let total: f64 = flight.segment_share.iter().sum();
         ensure!(
             flight.segment_share.len() == segments.len() && total > 0.0,
@@ -61,24 +57,10 @@ impl Itinerary {
             flight.segment_share.len(),
             segments.len()
         );
-        let share: Vec<f64> = flight
-            .segment_share
-            .iter()
-            .map(|share| share / total)
-            .collect();
-        let fare = segments
-            .iter()
-            .map(|&segment| segment_fares(flight, fares, segment))
-            .collect::<Result<_, _>>()?;
+        let share: Vec<f64> = flight.segment_share.iter().map(|share| share / total).collect();
+        let fare = segments.iter().map(|&segment| segment_fares(flight, fares, segment)).collect::<Result<_, _>>()?;
         let to_come = share.iter().map(|&share| split(forecast, share)).collect();
-        Ok(Self {
-            legs,
-            segments,
-            share,
-            fare,
-            authorised,
-            to_come,
-        })
+        Ok(Self { legs, segments, share, fare, authorised, to_come })
     }
 
     /// Seats that should still be free on a leg when a period begins, if all demand was accepted until then.
@@ -86,9 +68,7 @@ impl Itinerary {
         let sold: f64 = self
             .crossing(leg)
             .flat_map(|segment| (0..CLASSES).map(move |class| (segment, class)))
-            .map(|(segment, class)| {
-                self.to_come[segment][0][class].mean - self.to_come[segment][period][class].mean
-            })
+            .map(|(segment, class)| self.to_come[segment][0][class].mean - self.to_come[segment][period][class].mean)
             .sum();
         (f64::from(self.authorised) - sold).max(0.0)
     }
@@ -101,11 +81,7 @@ impl Itinerary {
 
 /// A segment of its own mileage pays its own band's fares; the through segment is priced by the flight's
 /// distance, so that it costs less than its legs together.
-fn segment_fares(
-    flight: &FlightRow,
-    fares: &[FareBandRow],
-    segment: Segment,
-) -> anyhow::Result<[f64; CLASSES]> {
+fn segment_fares(flight: &FlightRow, fares: &[FareBandRow], segment: Segment) -> anyhow::Result<[f64; CLASSES]> {
     let legs = flight.leg_miles.len();
     let miles = if segment.first == 0 && segment.last + 1 == legs {
         flight.miles
@@ -113,33 +89,20 @@ fn segment_fares(
         flight.leg_miles[segment.first..=segment.last].iter().sum()
     };
     let band = band_of(miles);
-    let row = fares
-        .iter()
-        .find(|row| row.band == band)
-        .with_context(|| format!("no fares for distance band {band}"))?;
-    Ok(std::array::from_fn(|class| {
-        row.fare_fixed[class] + row.fare_per_mile[class] * f64::from(miles)
-    }))
+    let row =
+        fares.iter().find(|row| row.band == band).with_context(|| format!("no fares for distance band {band}"))?;
+    Ok(std::array::from_fn(|class| row.fare_fixed[class] + row.fare_per_mile[class] * f64::from(miles)))
 }
 
 /// A share of a gamma-Poisson demand: the Poisson part is thinned, the common part scales.
 fn split(forecast: &Forecast, share: f64) -> [[Demand; CLASSES]; PERIODS] {
     std::array::from_fn(|period| {
         std::array::from_fn(|class| {
-            let (mean, variance) = (
-                forecast.mean[class][period],
-                forecast.variance[class][period],
-            );
+            let (mean, variance) = (forecast.mean[class][period], forecast.variance[class][period]);
             let common = (variance - mean).max(0.0);
-            Demand {
-                mean: share * mean,
-                variance: share * mean + share * share * common,
-            }
+            Demand { mean: share * mean, variance: share * mean + share * share * common }
         })
     })
 }
 
-const _: () = assert!(
-    MAX_SEGMENTS == 3,
-    "the segments of two legs are (0,0), (0,1) and (1,1)"
-);
+const _: () = assert!(MAX_SEGMENTS == 3, "the segments of two legs are (0,0), (0,1) and (1,1)");

@@ -81,11 +81,7 @@ pub fn stop(departure: &Departure) -> Option<Stop> {
         "US" => "PHX",
         _ => "ORD",
     };
-    let hub = if own == departure.destination.as_str() {
-        "STL"
-    } else {
-        own
-    };
+    let hub = if own == departure.destination.as_str() { "STL" } else { own };
     let mut random = Random::new(key, 0);
     let first = random.between(0.35, 0.55);
     let through = random.between(0.4, 0.6);
@@ -135,9 +131,7 @@ pub fn booking_history(market: &Market, seed: u64) -> Vec<u8> {
                 bytes.push(on_hand as u8);
             }
             let rate = NO_SHOW_RATE[class] * no_show_level;
-            no_shows[class] = (0..on_hand)
-                .map(|_| u8::from(random.uniform() < rate))
-                .sum();
+            no_shows[class] = (0..on_hand).map(|_| u8::from(random.uniform() < rate)).sum();
         }
         bytes.extend(no_shows);
     }
@@ -150,21 +144,10 @@ static CURVE_STEPS: LazyLock<[[f64; PERIODS]; CLASSES]> = LazyLock::new(curve_st
 fn curve_steps() -> [[f64; PERIODS]; CLASSES] {
     STEEPNESS.map(|steepness| {
         let booked_by = |period: usize| {
-            let days = if period < POINTS {
-                f64::from(DAYS_BEFORE[period])
-            } else {
-                0.0
-            };
+            let days = if period < POINTS { f64::from(DAYS_BEFORE[period]) } else { 0.0 };
             libm::pow((OPENING - days) / OPENING, steepness)
         };
-        std::array::from_fn(|period| {
-            booked_by(period)
-                - if period == 0 {
-                    0.0
-                } else {
-                    booked_by(period - 1)
-                }
-        })
+        std::array::from_fn(|period| booked_by(period) - if period == 0 { 0.0 } else { booked_by(period - 1) })
     })
 }
 
@@ -174,11 +157,7 @@ mod tests {
 
     #[test]
     fn a_history_depends_on_its_market_and_seed_only() {
-        let market = Market {
-            key: 5,
-            seats: 150,
-            local_share: 0.0,
-        };
+        let market = Market { key: 5, seats: 150, local_share: 0.0 };
         assert_eq!(booking_history(&market, 1), booking_history(&market, 1));
         assert_ne!(booking_history(&market, 1), booking_history(&market, 2));
         assert_eq!(booking_history(&market, 1).len(), PAST_DEPARTURES * RECORD);
@@ -187,10 +166,7 @@ mod tests {
     #[test]
     fn the_curve_ends_complete_and_demand_shares_sum_to_one() {
         for steps in curve_steps() {
-            assert!(
-                (steps.iter().sum::<f64>() - 1.0).abs() < 1e-12
-                    && steps.iter().all(|&step| step > 0.0)
-            );
+            assert!((steps.iter().sum::<f64>() - 1.0).abs() < 1e-12 && steps.iter().all(|&step| step > 0.0));
         }
         assert!((DEMAND_SHARE.iter().sum::<f64>() - 1.0).abs() < 1e-12);
     }

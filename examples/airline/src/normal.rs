@@ -29,9 +29,7 @@ pub fn quantile(p: f64) -> f64 {
 
 /// Horner's rule, highest power first in the slice.
 fn polynomial(x: f64, coefficients: &[f64; 8]) -> f64 {
-    coefficients
-        .iter()
-        .fold(0.0, |sum, coefficient| sum * x + coefficient)
+    coefficients.iter().fold(0.0, |sum, coefficient| sum * x + coefficient)
 }
 
 type Ratio = ([f64; 8], [f64; 8]);

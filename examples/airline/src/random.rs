@@ -18,9 +18,7 @@ impl Random {
             counter = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
             mix(counter)
         };
-        Self {
-            state: [next(), next(), next(), next()],
-        }
+        Self { state: [next(), next(), next(), next()] }
     }
 
     pub fn next_u64(&mut self) -> u64 {
@@ -126,20 +124,12 @@ impl Alias {
         }
         let scale = weights.len() as f64 / total;
         let mut share: Vec<f64> = weights.iter().map(|weight| weight * scale).collect();
-        let mut columns: Vec<Column> = (0..weights.len() as u32)
-            .map(|own| Column {
-                threshold: u32::MAX,
-                other: own,
-            })
-            .collect();
-        let (mut small, mut large): (Vec<usize>, Vec<usize>) =
-            (0..share.len()).partition(|&i| share[i] < 1.0);
+        let mut columns: Vec<Column> =
+            (0..weights.len() as u32).map(|own| Column { threshold: u32::MAX, other: own }).collect();
+        let (mut small, mut large): (Vec<usize>, Vec<usize>) = (0..share.len()).partition(|&i| share[i] < 1.0);
         while let (Some(&poor), Some(&rich)) = (small.last(), large.last()) {
             small.pop();
-            columns[poor] = Column {
-                threshold: (share[poor] * 4_294_967_296.0) as u32,
-                other: rich as u32,
-            };
+            columns[poor] = Column { threshold: (share[poor] * 4_294_967_296.0) as u32, other: rich as u32 };
             share[rich] -= 1.0 - share[poor];
             if share[rich] < 1.0 {
                 large.pop();
@@ -155,11 +145,7 @@ impl Alias {
         let Column { threshold, other } = self.columns[column];
         // Both outcomes are at hand, so this compiles to a move and not to a branch nobody can predict.
         let own = column as u32;
-        (if (bits as u32) < threshold {
-            own
-        } else {
-            other
-        }) as usize
+        (if (bits as u32) < threshold { own } else { other }) as usize
     }
 }
 
@@ -170,30 +156,16 @@ mod tests {
     fn mean_and_variance(draws: usize, mut draw: impl FnMut() -> f64) -> (f64, f64) {
         let values: Vec<f64> = (0..draws).map(|_| draw()).collect();
         let mean = values.iter().sum::<f64>() / draws as f64;
-        let variance = values
-            .iter()
-            .map(|value| (value - mean).powi(2))
-            .sum::<f64>()
-            / draws as f64;
+        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / draws as f64;
         (mean, variance)
     }
 
     #[test]
     fn xoshiro_matches_its_reference() {
         // The first outputs of xoshiro256++ for the state 1, 2, 3, 4, from the authors' C code.
-        let mut random = Random {
-            state: [1, 2, 3, 4],
-        };
+        let mut random = Random { state: [1, 2, 3, 4] };
         let first: Vec<u64> = (0..4).map(|_| random.next_u64()).collect();
-        assert_eq!(
-            first,
-            [
-                41_943_041,
-                58_720_359,
-                3_588_806_011_781_223,
-                3_591_011_842_654_386
-            ]
-        );
+        assert_eq!(first, [41_943_041, 58_720_359, 3_588_806_011_781_223, 3_591_011_842_654_386]);
     }
 
     #[test]
@@ -201,16 +173,10 @@ mod tests {
         let mut random = Random::new(7, 7);
         for mean in [0.3, 4.0, 60.0] {
             let (got, variance) = mean_and_variance(40_000, || f64::from(random.poisson(mean)));
-            assert!(
-                (got - mean).abs() < 0.05 * mean && (variance - mean).abs() < 0.05 * mean,
-                "{got} {variance}"
-            );
+            assert!((got - mean).abs() < 0.05 * mean && (variance - mean).abs() < 0.05 * mean, "{got} {variance}");
         }
         let (mean, variance) = mean_and_variance(40_000, || random.gamma_of_mean_one(5.0));
-        assert!(
-            (mean - 1.0).abs() < 0.01 && (variance - 0.2).abs() < 0.01,
-            "{mean} {variance}"
-        );
+        assert!((mean - 1.0).abs() < 0.01 && (variance - 0.2).abs() < 0.01, "{mean} {variance}");
     }
 
     #[test]

@@ -92,10 +92,7 @@ pub struct FlightInput<'a> {
 
 /// The distance band of a number of miles.
 pub fn band_of(miles: u16) -> usize {
-    [500, 1000, 1700]
-        .iter()
-        .filter(|&&limit| miles >= limit)
-        .count()
+    [500, 1000, 1700].iter().filter(|&&limit| miles >= limit).count()
 }
 
 /// The result as it is stored: arrays are PostgreSQL array literals in a JSON string, because casting one such
@@ -135,9 +132,7 @@ pub fn array_of_hundredths<'a>(numbers: impl Iterator<Item = &'a f64>) -> String
 
 /// Writes whole numbers as an array literal.
 pub fn array_of_integers<'a>(numbers: impl Iterator<Item = &'a i32>) -> String {
-    literal(numbers, |text, &number| {
-        push_integer(text, i64::from(number))
-    })
+    literal(numbers, |text, &number| push_integer(text, i64::from(number)))
 }
 
 fn literal<T>(numbers: impl Iterator<Item = T>, push: impl Fn(&mut String, T)) -> String {
@@ -171,19 +166,13 @@ mod tests {
 
     #[test]
     fn literals() {
-        assert_eq!(
-            array_of_hundredths([0.0, 1.5, 12.345, 0.05, 199.999].iter()),
-            "{0,1.5,12.35,0.05,200}"
-        );
+        assert_eq!(array_of_hundredths([0.0, 1.5, 12.345, 0.05, 199.999].iter()), "{0,1.5,12.35,0.05,200}");
         assert_eq!(array_of_integers([0, 7, 1234].iter()), "{0,7,1234}");
         assert_eq!(array_of_integers([].iter()), "{}");
     }
 
     #[test]
     fn bands() {
-        assert_eq!(
-            [17, 499, 500, 999, 1000, 1700, 4983].map(band_of),
-            [0, 0, 1, 1, 2, 3, 3]
-        );
+        assert_eq!([17, 499, 500, 999, 1000, 1700, 4983].map(band_of), [0, 0, 1, 1, 2, 3, 3]);
     }
 }

@@ -48,51 +48,21 @@ pub struct Seats {
 /// The seats of every departure, in the same order.
 pub fn impute(departures: &[Departure]) -> Vec<Seats> {
     let needs = |departure: &&Departure| believed(departure).is_none();
-    let by_number = medians(
-        departures,
-        departures.iter().filter(needs).map(number_key),
-        number_key,
-    );
-    let by_route = medians(
-        departures,
-        departures.iter().filter(needs).map(route_key),
-        route_key,
-    );
-    let by_carrier = medians(
-        departures,
-        departures.iter().filter(needs).map(carrier_band_key),
-        carrier_band_key,
-    );
-    let by_band = medians(
-        departures,
-        departures.iter().filter(needs).map(band_key),
-        band_key,
-    );
+    let by_number = medians(departures, departures.iter().filter(needs).map(number_key), number_key);
+    let by_route = medians(departures, departures.iter().filter(needs).map(route_key), route_key);
+    let by_carrier = medians(departures, departures.iter().filter(needs).map(carrier_band_key), carrier_band_key);
+    let by_band = medians(departures, departures.iter().filter(needs).map(band_key), band_key);
     let seats_of = |departure: &Departure| {
         let registry = departure.seats;
         let (seats, source) = believed(departure)
             .map(|seats| (seats, Source::Registry))
-            .or_else(|| {
-                Some((
-                    *by_number.get(&number_key(departure))?,
-                    Source::FlightNumberMedian,
-                ))
-            })
+            .or_else(|| Some((*by_number.get(&number_key(departure))?, Source::FlightNumberMedian)))
             .or_else(|| Some((*by_route.get(&route_key(departure))?, Source::RouteMedian)))
-            .or_else(|| {
-                Some((
-                    *by_carrier.get(&carrier_band_key(departure))?,
-                    Source::CarrierBandMedian,
-                ))
-            })
+            .or_else(|| Some((*by_carrier.get(&carrier_band_key(departure))?, Source::CarrierBandMedian)))
             .or_else(|| Some((*by_band.get(&band_key(departure))?, Source::BandMedian)))
             // Only a file without a single believable seat count gets here.
             .unwrap_or((FEWEST_BELIEVED, Source::BandMedian));
-        Seats {
-            seats,
-            source,
-            registry,
-        }
+        Seats { seats, source, registry }
     };
     departures.iter().map(seats_of).collect()
 }
@@ -107,11 +77,7 @@ fn number_key(departure: &Departure) -> (u64, u16, u64, u64) {
 }
 
 fn route_key(departure: &Departure) -> (u64, u64, u64) {
-    (
-        departure.carrier.number(),
-        departure.origin.number(),
-        departure.destination.number(),
-    )
+    (departure.carrier.number(), departure.origin.number(), departure.destination.number())
 }
 
 fn carrier_band_key(departure: &Departure) -> (u64, usize) {
@@ -141,8 +107,5 @@ fn medians<K: Hash + Eq>(
         let middle = seats.len().checked_sub(1)? / 2;
         Some(*seats.select_nth_unstable(middle).1)
     };
-    donors
-        .into_iter()
-        .filter_map(|(key, seats)| Some((key, median(seats)?)))
-        .collect()
+    donors.into_iter().filter_map(|(key, seats)| Some((key, median(seats)?))).collect()
 }

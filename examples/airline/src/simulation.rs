@@ -42,9 +42,7 @@ pub struct Simulation<'a> {
 impl Simulation<'_> {
     pub fn run(&self, flight_id: i64, runs: u32) -> Simulated {
         let mut random = Random::new(SEED, flight_id as u64);
-        let request_slots: Vec<Option<Alias>> = (0..CLASSES)
-            .map(|class| self.request_slots(class))
-            .collect();
+        let request_slots: Vec<Option<Alias>> = (0..CLASSES).map(|class| self.request_slots(class)).collect();
         // Welford's update: no catastrophic cancellation, and one pass.
         let (mut mean, mut squares) = (0.0, 0.0);
         for run in 1..=runs {
@@ -55,10 +53,7 @@ impl Simulation<'_> {
             squares += delta * (revenue - mean);
         }
         let variance = squares / f64::from(runs.max(2) - 1);
-        Simulated {
-            mean_revenue: mean,
-            standard_error: (variance / f64::from(runs.max(1))).sqrt(),
-        }
+        Simulated { mean_revenue: mean, standard_error: (variance / f64::from(runs.max(1))).sqrt() }
     }
 
     /// Where the requests of a class fall, as a distribution over period and segment.
@@ -68,8 +63,7 @@ impl Simulation<'_> {
         for period in 0..PERIODS {
             let later = to_come.get(period + 1).copied().unwrap_or(0.0);
             for (segment, share) in self.itinerary.share.iter().enumerate() {
-                weights[period * MAX_SEGMENTS + segment] =
-                    (to_come[period] - later).max(0.0) * share;
+                weights[period * MAX_SEGMENTS + segment] = (to_come[period] - later).max(0.0) * share;
             }
         }
         Alias::new(&weights)
@@ -80,11 +74,7 @@ impl Simulation<'_> {
         for (class, slots) in slots.iter().enumerate() {
             let Some(slots) = slots else { continue };
             let dispersion = self.forecast.dispersion[class];
-            let level = if dispersion > LEAST_DISPERSION {
-                random.gamma_of_mean_one(1.0 / dispersion)
-            } else {
-                1.0
-            };
+            let level = if dispersion > LEAST_DISPERSION { random.gamma_of_mean_one(1.0 / dispersion) } else { 1.0 };
             for _ in 0..random.poisson(self.forecast.mean[class][0] * level) {
                 requests[class][slots.draw(random)] += 1;
             }
@@ -103,12 +93,8 @@ impl Simulation<'_> {
                     if wanted == 0 {
                         continue;
                     }
-                    let accepted = controls
-                        .for_sale(self.itinerary, &left, segment, class)
-                        .clamp(0, wanted);
-                    left[legs.first..=legs.last]
-                        .iter_mut()
-                        .for_each(|left| *left -= accepted);
+                    let accepted = controls.for_sale(self.itinerary, &left, segment, class).clamp(0, wanted);
+                    left[legs.first..=legs.last].iter_mut().for_each(|left| *left -= accepted);
                     sold[segment][class] += accepted as u32;
                 }
             }
@@ -118,10 +104,7 @@ impl Simulation<'_> {
 
     fn fares(&self, sold: &[[u32; CLASSES]; MAX_SEGMENTS]) -> f64 {
         let segments = self.itinerary.fare.iter().zip(sold);
-        segments
-            .flat_map(|(fares, sold)| fares.iter().zip(sold))
-            .map(|(fare, &sold)| fare * f64::from(sold))
-            .sum()
+        segments.flat_map(|(fares, sold)| fares.iter().zip(sold)).map(|(fare, &sold)| fare * f64::from(sold)).sum()
     }
 
     fn compensation(&self, sold: &[[u32; CLASSES]; MAX_SEGMENTS], random: &mut Random) -> f64 {
@@ -130,24 +113,12 @@ impl Simulation<'_> {
             for (class, &rate) in self.no_show.iter().enumerate() {
                 let threshold = (rate * f64::from(u32::MAX)) as u32;
                 let sold = sold[segment][class];
-                let missing: u32 = (0..sold)
-                    .map(|_| u32::from((random.next_u64() as u32) < threshold))
-                    .sum();
-                boarding[legs.first..=legs.last]
-                    .iter_mut()
-                    .for_each(|boarding| *boarding += sold - missing);
+                let missing: u32 = (0..sold).map(|_| u32::from((random.next_u64() as u32) < threshold)).sum();
+                boarding[legs.first..=legs.last].iter_mut().for_each(|boarding| *boarding += sold - missing);
             }
         }
-        let denied: u32 = boarding
-            .iter()
-            .map(|boarding| boarding.saturating_sub(u32::from(self.seats)))
-            .sum();
-        let dearest = self
-            .itinerary
-            .fare
-            .iter()
-            .map(|fares| fares[0])
-            .fold(0.0, f64::max);
+        let denied: u32 = boarding.iter().map(|boarding| boarding.saturating_sub(u32::from(self.seats))).sum();
+        let dearest = self.itinerary.fare.iter().map(|fares| fares[0]).fold(0.0, f64::max);
         f64::from(denied) * DENIED_BOARDING * dearest
     }
 }

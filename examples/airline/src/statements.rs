@@ -3,15 +3,9 @@
 /// Name and text of each related read, the names that [`crate::records`] and the agent know them by.
 pub const RELATED: [(&str, &str); 5] = [
     (FLIGHT, include_str!("../sql/related_flight.sql")),
-    (
-        AIRCRAFT_TYPE,
-        include_str!("../sql/related_aircraft_type.sql"),
-    ),
+    (AIRCRAFT_TYPE, include_str!("../sql/related_aircraft_type.sql")),
     (FARE_CLASS, include_str!("../sql/related_fare_class.sql")),
-    (
-        BOOKING_HISTORY,
-        include_str!("../sql/related_booking_history.sql"),
-    ),
+    (BOOKING_HISTORY, include_str!("../sql/related_booking_history.sql")),
     (SEASON, include_str!("../sql/related_season.sql")),
 ];
 

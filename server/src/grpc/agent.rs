@@ -115,11 +115,11 @@ async fn register(
     who: &Introduction,
     out: &Outgoing,
 ) -> Result<Arc<Session>, Status> {
-    let client = farm.pool.get().await.map_err(|error| status_code::of_pool(&error))?;
+    let client = farm.pool.get().await.map_err(status_code::of_pool)?;
     let connection =
-        presence::connect(&client, who, farm.server_id).await.map_err(|error| status_code::of_database(&error))?;
+        presence::connect(&client, who, farm.server_id).await.map_err(status_code::of)?;
     let revoked =
-        settle(farm, &client, hello, &connection).await.map_err(|error| status_code::of_database(&error))?;
+        settle(farm, &client, hello, &connection).await.map_err(status_code::of)?;
     let session = Arc::new(Session::new(&connection, hello, out.clone(), farm.stopping.child_token()));
     let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
     hello.held.iter().filter(|h| !gone.contains(&h.checkout_id)).for_each(|h| session.brought(CheckoutId(h.checkout_id)));
@@ -259,10 +259,10 @@ async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::Sta
     if state == "draining" {
         session.set_leaving();
     }
-    let client = farm.pool.get().await.map_err(|error| status_code::of_pool(&error))?;
+    let client = farm.pool.get().await.map_err(status_code::of_pool)?;
     presence::change_state(&client, session.workstation_id, session.number, state, &shown(&change.reason))
         .await
-        .map_err(|error| status_code::of_database(&error))?;
+        .map_err(status_code::of)?;
     if state == "waiting" {
         drop(farm.dispatcher.send(Event::Credit(session.clone())).await);
     }

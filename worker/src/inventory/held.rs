@@ -45,9 +45,7 @@ impl Held {
     pub fn new(checkout: Checkout, now: Duration) -> Held {
         let unsolved = checkout.problems.len();
         let stage = match unsolved {
-            0 => Stage::Ready {
-                give_back_reason: String::new(),
-            },
+            0 => Stage::Ready { give_back_reason: String::new() },
             _ => Stage::Computing { started: false },
         };
         Held {
@@ -84,8 +82,7 @@ impl Held {
 
     pub fn partial_is_due(&self, now: Duration, part_bytes_target: usize) -> bool {
         let full = self.pending_bytes >= part_bytes_target;
-        self.partial_since()
-            .is_some_and(|since| full || now >= since + PARTIAL_DELIVERY_EVERY)
+        self.partial_since().is_some_and(|since| full || now >= since + PARTIAL_DELIVERY_EVERY)
     }
 
     pub fn start(&mut self) {
@@ -105,17 +102,13 @@ impl Held {
         self.busy += batch.busy;
         self.pending.extend(batch.results);
         if self.unsolved == 0 {
-            self.stage = Stage::Ready {
-                give_back_reason: String::new(),
-            };
+            self.stage = Stage::Ready { give_back_reason: String::new() };
         }
     }
 
     pub fn give_back(&mut self, reason: &str) {
         if self.is_computing() {
-            self.stage = Stage::Ready {
-                give_back_reason: reason.to_owned(),
-            };
+            self.stage = Stage::Ready { give_back_reason: reason.to_owned() };
         }
     }
 

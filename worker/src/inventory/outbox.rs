@@ -44,15 +44,9 @@ impl Outbox {
     /// Keeps a new delivery, sent now.
     pub fn add(&mut self, checkouts: Vec<v1::CheckoutResults>, now: Duration) -> v1::Delivery {
         self.last_id += 1;
-        let delivery = v1::Delivery {
-            delivery_id: self.last_id,
-            checkouts,
-        };
+        let delivery = v1::Delivery { delivery_id: self.last_id, checkouts };
         self.bytes += weight(&delivery);
-        self.entries.push_back(Entry {
-            delivery: delivery.clone(),
-            sent: Some(now),
-        });
+        self.entries.push_back(Entry { delivery: delivery.clone(), sent: Some(now) });
         delivery
     }
 
@@ -70,10 +64,7 @@ impl Outbox {
 
     /// Hands out the delivery that the server has judged.
     pub fn acknowledge(&mut self, delivery_id: u64) -> Option<v1::Delivery> {
-        let index = self
-            .entries
-            .iter()
-            .position(|entry| entry.delivery.delivery_id == delivery_id)?;
+        let index = self.entries.iter().position(|entry| entry.delivery.delivery_id == delivery_id)?;
         let delivery = self.entries.remove(index)?.delivery;
         self.bytes -= weight(&delivery);
         Some(delivery)
@@ -83,22 +74,14 @@ impl Outbox {
     pub fn strike(&mut self, key: CheckoutKey) {
         for entry in &mut self.entries {
             self.bytes -= weight(&entry.delivery);
-            let of_it = |part: &v1::CheckoutResults| {
-                part.checkout_id == key.checkout_id.0 && part.token == key.token
-            };
+            let of_it = |part: &v1::CheckoutResults| part.checkout_id == key.checkout_id.0 && part.token == key.token;
             entry.delivery.checkouts.retain(|part| !of_it(part));
             self.bytes += weight(&entry.delivery);
         }
-        self.entries
-            .retain(|entry| !entry.delivery.checkouts.is_empty());
+        self.entries.retain(|entry| !entry.delivery.checkouts.is_empty());
     }
 }
 
 fn weight(delivery: &v1::Delivery) -> usize {
-    delivery
-        .checkouts
-        .iter()
-        .flat_map(|part| &part.results)
-        .map(bytes_of)
-        .sum()
+    delivery.checkouts.iter().flat_map(|part| &part.results).map(bytes_of).sum()
 }

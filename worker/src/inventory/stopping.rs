@@ -1,6 +1,12 @@
 //! How an agent comes to its end, or is drained: what it gives back, and when it may go.
 
-use super::*;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::info;
+
+use super::{Action, Drain, Ending, Inventory, STOP_ACKNOWLEDGE_WAIT, STOP_LINGER, Session};
+use crate::work::{Checkout, CheckoutKey};
 
 impl Inventory {
     pub(super) fn drained_by_server(&mut self, reason: Option<String>) {
@@ -23,15 +29,8 @@ impl Inventory {
         if matches!(self.drain, Drain::Stop { .. }) {
             return;
         }
-        info!(
-            checkouts = self.held.len(),
-            grace_seconds = self.profile.grace.as_secs(),
-            "stopping in good order"
-        );
-        self.drain = Drain::Stop {
-            since: now,
-            given_back: false,
-        };
+        info!(checkouts = self.held.len(), grace_seconds = self.profile.grace.as_secs(), "stopping in good order");
+        self.drain = Drain::Stop { since: now, given_back: false };
         self.actions.push(Action::WithdrawUnstarted);
         if let Session::Open(open) = &mut self.session {
             for (_, part) in std::mem::take(&mut open.arriving) {
@@ -50,12 +49,8 @@ impl Inventory {
             return;
         }
         *given_back = true;
-        let unfinished: Vec<CheckoutKey> = self
-            .held
-            .values()
-            .filter(|held| held.is_computing())
-            .map(|held| held.checkout.key)
-            .collect();
+        let unfinished: Vec<CheckoutKey> =
+            self.held.values().filter(|held| held.is_computing()).map(|held| held.checkout.key).collect();
         self.give_back(&unfinished, "the agent is stopping");
     }
 
@@ -82,8 +77,7 @@ impl Inventory {
         if self.held.is_empty() && !lingers {
             self.actions.push(Action::Exit(Ending::Clean));
         } else if now >= since + self.profile.grace + STOP_ACKNOWLEDGE_WAIT {
-            self.actions
-                .push(Action::Exit(Ending::Unacknowledged(self.held.len())));
+            self.actions.push(Action::Exit(Ending::Unacknowledged(self.held.len())));
         }
     }
 }

@@ -2,7 +2,15 @@
 //!
 //! Owns when each of these is due. It never changes what is held, but for what it cuts into deliveries.
 
-use super::*;
+use std::time::Duration;
+
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::agent_message::Message as Out;
+
+use super::held::{Held, Stage};
+use super::{
+    Action, Drain, Inventory, STATE_CHANGE_EVERY, Session, UNACKNOWLEDGED_CHECKOUTS_LIMIT, held_message, key_of,
+};
 
 impl Inventory {
     pub(super) fn deliver(&mut self, now: Duration) {
@@ -27,9 +35,7 @@ impl Inventory {
             for held in self.held.values_mut() {
                 let due = match &held.stage {
                     Stage::Ready { .. } => complete,
-                    Stage::Computing { .. } => {
-                        !complete && held.partial_is_due(now, self.part_bytes_target)
-                    }
+                    Stage::Computing { .. } => !complete && held.partial_is_due(now, self.part_bytes_target),
                     Stage::Closing => false,
                 };
                 if due && room > 0 {
@@ -58,20 +64,13 @@ impl Inventory {
         }
         open.state = state;
         open.state_due = now + STATE_CHANGE_EVERY;
-        self.send(Out::StateChange(v1::StateChange {
-            state: state.into(),
-            reason,
-        }));
+        self.send(Out::StateChange(v1::StateChange { state: state.into(), reason }));
     }
 
     /// Gives credit, so that one checkout is computed and `prefetch` more are here or on their way. The tails
     /// of checkouts that run beside a later one are no reason to ask for less.
     pub(super) fn ask(&mut self) {
-        let unacknowledged = self
-            .held
-            .values()
-            .filter(|held| !held.is_computing())
-            .count();
+        let unacknowledged = self.held.values().filter(|held| !held.is_computing()).count();
         if !matches!(self.drain, Drain::No)
             || self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
             || unacknowledged >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
@@ -84,8 +83,7 @@ impl Inventory {
             return;
         };
         let here = u32::try_from(waiting + running + open.arriving.len()).unwrap_or(u32::MAX);
-        let checkouts =
-            (1 + self.profile.prefetch).saturating_sub(here.saturating_add(open.credit));
+        let checkouts = (1 + self.profile.prefetch).saturating_sub(here.saturating_add(open.credit));
         if checkouts > 0 {
             open.credit += checkouts;
             self.send(Out::Credit(v1::Credit { checkouts }));
@@ -105,17 +103,9 @@ impl Inventory {
         }
         open.heartbeat_due = now + open.heartbeat_every;
         // What is arriving is in this agent's hands as far as the server can tell.
-        let arriving = open
-            .arriving
-            .values()
-            .map(|part| held_message(key_of(part)));
+        let arriving = open.arriving.values().map(|part| held_message(key_of(part)));
         let heartbeat = v1::Heartbeat {
-            held: self
-                .held
-                .values()
-                .map(|held| held_message(held.checkout.key))
-                .chain(arriving)
-                .collect(),
+            held: self.held.values().map(|held| held_message(held.checkout.key)).chain(arriving).collect(),
             last_sequence: open.last_sequence,
         };
         self.send(Out::Heartbeat(heartbeat));

@@ -15,21 +15,10 @@ struct Trial {
 
 impl Trial {
     fn new() -> Trial {
-        let hello = v1::Hello {
-            controllers: vec!["echo".to_owned()],
-            ..Default::default()
-        };
-        let profile = Profile {
-            hello,
-            prefetch: 1,
-            grace: 10 * SECOND,
-            unacknowledged_bytes: 1000,
-        };
+        let hello = v1::Hello { controllers: vec!["echo".to_owned()], ..Default::default() };
+        let profile = Profile { hello, prefetch: 1, grace: 10 * SECOND, unacknowledged_bytes: 1000 };
         let now = 1000 * SECOND;
-        Trial {
-            inventory: Inventory::new(profile, now),
-            now,
-        }
+        Trial { inventory: Inventory::new(profile, now), now }
     }
 
     /// Welcomed with nothing in hand, and two checkouts asked for.
@@ -51,11 +40,7 @@ impl Trial {
     }
 
     fn settle(&mut self) -> Vec<String> {
-        self.inventory
-            .settle(self.now)
-            .iter()
-            .filter_map(tell)
-            .collect()
+        self.inventory.settle(self.now).iter().filter_map(tell).collect()
     }
 }
 
@@ -85,54 +70,31 @@ fn tell(action: &Action) -> Option<String> {
 
 fn state(state: i32) -> String {
     let state = v1::WorkstationState::try_from(state).expect("a state of the protocol");
-    state
-        .as_str_name()
-        .trim_start_matches("WORKSTATION_STATE_")
-        .to_lowercase()
+    state.as_str_name().trim_start_matches("WORKSTATION_STATE_").to_lowercase()
 }
 
 fn held(held: &[v1::HeldCheckout]) -> String {
-    format!(
-        "{:?}",
-        held.iter().map(|held| held.checkout_id).collect::<Vec<_>>()
-    )
+    format!("{:?}", held.iter().map(|held| held.checkout_id).collect::<Vec<_>>())
 }
 
 fn part(part: &v1::CheckoutResults) -> String {
-    let ids: Vec<i64> = part
-        .results
-        .iter()
-        .map(|result| result.problem_id)
-        .collect();
+    let ids: Vec<i64> = part.results.iter().map(|result| result.problem_id).collect();
     let finished = if part.finished { " finished" } else { "" };
-    let reason = if part.give_back_reason.is_empty() {
-        ""
-    } else {
-        " given back"
-    };
+    let reason = if part.give_back_reason.is_empty() { "" } else { " given back" };
     format!("{} {ids:?}{finished}{reason}", part.checkout_id)
 }
 
 fn welcome() -> Event {
     Event::Received(In::Welcome(v1::Welcome {
         workstation_id: 7,
-        lease: Some(prost_types::Duration {
-            seconds: 20,
-            nanos: 0,
-        }),
-        heartbeat: Some(prost_types::Duration {
-            seconds: 5,
-            nanos: 0,
-        }),
+        lease: Some(prost_types::Duration { seconds: 20, nanos: 0 }),
+        heartbeat: Some(prost_types::Duration { seconds: 5, nanos: 0 }),
         ..Default::default()
     }))
 }
 
 fn message(id: i64, problems: &[i64]) -> v1::Checkout {
-    let problem = |&problem_id: &i64| v1::Problem {
-        problem_id,
-        ..Default::default()
-    };
+    let problem = |&problem_id: &i64| v1::Problem { problem_id, ..Default::default() };
     v1::Checkout {
         checkout_id: id,
         token: 100,
@@ -148,10 +110,7 @@ fn checkout(id: i64, problems: &[i64]) -> Event {
 }
 
 fn key(id: i64) -> CheckoutKey {
-    CheckoutKey {
-        checkout_id: CheckoutId(id),
-        token: 100,
-    }
+    CheckoutKey { checkout_id: CheckoutId(id), token: 100 }
 }
 
 fn started(id: i64) -> Event {
@@ -164,16 +123,10 @@ fn solved(id: i64, problems: &[i64]) -> Event {
 
 fn sized(id: i64, problems: &[i64], bytes: usize) -> Event {
     let solution = Bytes::from(vec![b'1'; bytes]);
-    let result = |&problem_id: &i64| v1::ProblemResult {
-        problem_id,
-        outcome: Some(Outcome::Solution(solution.clone())),
-    };
+    let result =
+        |&problem_id: &i64| v1::ProblemResult { problem_id, outcome: Some(Outcome::Solution(solution.clone())) };
     let results = problems.iter().map(result).collect();
-    Event::Computed(Report::Results(Batch {
-        key: key(id),
-        results,
-        busy: SECOND,
-    }))
+    Event::Computed(Report::Results(Batch { key: key(id), results, busy: SECOND }))
 }
 
 fn ack(delivery_id: u64, checkouts: &[(i64, v1::Verdict)]) -> Event {
@@ -182,20 +135,12 @@ fn ack(delivery_id: u64, checkouts: &[(i64, v1::Verdict)]) -> Event {
         verdict: verdict.into(),
         ..Default::default()
     };
-    Event::Received(In::DeliveryAck(v1::DeliveryAck {
-        delivery_id,
-        verdicts: checkouts.iter().map(verdict).collect(),
-    }))
+    Event::Received(In::DeliveryAck(v1::DeliveryAck { delivery_id, verdicts: checkouts.iter().map(verdict).collect() }))
 }
 
 fn revoke(checkout_id: i64) -> Event {
-    let revocation = v1::Revocation {
-        checkout_id,
-        reason: "overdue".to_owned(),
-    };
-    Event::Received(In::Revoke(v1::Revoke {
-        revoked: vec![revocation],
-    }))
+    let revocation = v1::Revocation { checkout_id, reason: "overdue".to_owned() };
+    Event::Received(In::Revoke(v1::Revoke { revoked: vec![revocation] }))
 }
 
 use v1::Verdict::{Accepted, AlreadyAccepted, Revoked, Unknown};
@@ -203,19 +148,13 @@ use v1::Verdict::{Accepted, AlreadyAccepted, Revoked, Unknown};
 #[test]
 fn a_checkout_is_computed_delivered_and_closed() {
     let mut trial = Trial::open();
-    assert_eq!(
-        trial.on(checkout(1, &[10, 11])),
-        ["compute 1", "state processing"]
-    );
+    assert_eq!(trial.on(checkout(1, &[10, 11])), ["compute 1", "state processing"]);
     assert_eq!(trial.on(started(1)), [""; 0]);
     assert_eq!(trial.on(checkout(2, &[20])), ["compute 2"]);
     // The second is begun while the first has a tail: room for a third.
     assert_eq!(trial.on(started(2)), ["credit 1"]);
     assert_eq!(trial.on(solved(2, &[20])), ["delivery 1: 2 [20] finished"]);
-    assert_eq!(
-        trial.on(solved(1, &[11, 10])),
-        ["delivery 2: 1 [11, 10] finished", "credit 1"]
-    );
+    assert_eq!(trial.on(solved(1, &[11, 10])), ["delivery 2: 1 [11, 10] finished", "credit 1"]);
     assert_eq!(trial.on(ack(1, &[(2, Accepted)])), [""; 0]);
     assert_eq!(trial.on(ack(2, &[(1, AlreadyAccepted)])), [""; 0]);
     assert_eq!(trial.after(SECOND), ["state waiting"]);
@@ -235,10 +174,7 @@ fn results_of_a_long_checkout_go_out_about_every_second() {
     assert_eq!(trial.after(SECOND), ["delivery 2: 1 [11, 12]"]);
     assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
     let last = trial.on(solved(1, &[13]));
-    assert_eq!(
-        last,
-        ["delivery 3: 1 [13] finished", "state waiting", "credit 1"]
-    );
+    assert_eq!(last, ["delivery 3: 1 [13] finished", "state waiting", "credit 1"]);
 }
 
 #[test]
@@ -260,20 +196,14 @@ fn a_large_checkout_is_delivered_in_parts_and_closed_by_the_last() {
     trial.inventory.part_bytes_target = 100;
     trial.on(checkout(1, &[10, 11, 12]));
     let sent = trial.on(sized(1, &[10, 11, 12], 60));
-    assert_eq!(
-        sent[..2],
-        ["delivery 1: 1 [10, 11]", "delivery 2: 1 [12] finished"]
-    );
+    assert_eq!(sent[..2], ["delivery 1: 1 [10, 11]", "delivery 2: 1 [12] finished"]);
 }
 
 #[test]
 fn no_more_is_asked_for_while_too_much_is_unacknowledged() {
     let mut trial = Trial::open();
     trial.on(checkout(1, &[10]));
-    assert_eq!(
-        trial.on(sized(1, &[10], 2000)),
-        ["delivery 1: 1 [10] finished"]
-    );
+    assert_eq!(trial.on(sized(1, &[10], 2000)), ["delivery 1: 1 [10] finished"]);
     assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["credit 1"]);
 }
 
@@ -287,11 +217,7 @@ fn after_a_reconnect_the_unacknowledged_is_held_and_sent_again() {
     // Work goes on meanwhile.
     assert_eq!(trial.on(solved(2, &[20, 21])), [""; 0]);
     assert_eq!(trial.on(Event::Connected), ["hello waiting [1, 2]"]);
-    let sent = [
-        "delivery 1: 1 [10] finished",
-        "delivery 2: 2 [20, 21] finished",
-        "credit 2",
-    ];
+    let sent = ["delivery 1: 1 [10] finished", "delivery 2: 2 [20, 21] finished", "credit 2"];
     assert_eq!(trial.on(welcome()), sent);
     assert_eq!(trial.on(ack(1, &[(1, AlreadyAccepted)])), [""; 0]);
     assert_eq!(trial.on(ack(2, &[(2, Accepted)])), [""; 0]);
@@ -300,27 +226,15 @@ fn after_a_reconnect_the_unacknowledged_is_held_and_sent_again() {
 #[test]
 fn a_checkout_that_had_not_arrived_whole_is_dropped_with_its_session() {
     let mut trial = Trial::open();
-    let first = v1::Checkout {
-        more: true,
-        ..message(1, &[10])
-    };
-    assert_eq!(
-        trial.on(Event::Received(In::Checkout(first.clone()))),
-        [""; 0]
-    );
+    let first = v1::Checkout { more: true, ..message(1, &[10]) };
+    assert_eq!(trial.on(Event::Received(In::Checkout(first.clone()))), [""; 0]);
     assert_eq!(trial.after(5 * SECOND), ["heartbeat 1 [1]"]);
     trial.on(Event::Disconnected);
     assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
     assert_eq!(trial.on(welcome()), ["credit 2"]);
     trial.on(Event::Received(In::Checkout(first)));
-    assert_eq!(
-        trial.on(checkout(1, &[11])),
-        ["compute 1", "state processing"]
-    );
-    assert_eq!(
-        trial.on(solved(1, &[10, 11])),
-        ["delivery 1: 1 [10, 11] finished", "credit 1"]
-    );
+    assert_eq!(trial.on(checkout(1, &[11])), ["compute 1", "state processing"]);
+    assert_eq!(trial.on(solved(1, &[10, 11])), ["delivery 1: 1 [10, 11] finished", "credit 1"]);
 }
 
 #[test]
@@ -337,22 +251,13 @@ fn what_is_revoked_is_cancelled_and_never_delivered() {
             _ => {
                 trial.on(Event::Disconnected);
                 trial.on(Event::Connected);
-                let revocation = v1::Revocation {
-                    checkout_id: 1,
-                    reason: String::new(),
-                };
-                Event::Received(In::Welcome(v1::Welcome {
-                    revoked: vec![revocation],
-                    ..Default::default()
-                }))
+                let revocation = v1::Revocation { checkout_id: 1, reason: String::new() };
+                Event::Received(In::Welcome(v1::Welcome { revoked: vec![revocation], ..Default::default() }))
             }
         };
         let actions = trial.on(event);
         assert_eq!(actions[0], "cancel 1", "{how}");
-        assert!(
-            !actions.iter().any(|action| action.starts_with("delivery")),
-            "{how}: {actions:?}"
-        );
+        assert!(!actions.iter().any(|action| action.starts_with("delivery")), "{how}: {actions:?}");
         assert_eq!(trial.on(solved(1, &[11])), [""; 0], "{how}");
     }
 }
@@ -362,10 +267,7 @@ fn a_verdict_on_an_old_token_leaves_the_new_checkout_alone() {
     let mut trial = Trial::open();
     trial.on(checkout(1, &[10]));
     trial.on(solved(1, &[10]));
-    let again = v1::Checkout {
-        token: 200,
-        ..message(1, &[30])
-    };
+    let again = v1::Checkout { token: 200, ..message(1, &[30]) };
     let actions = trial.on(Event::Received(In::Checkout(again)));
     assert_eq!(actions[..2], ["cancel 1", "compute 1"]);
     assert_eq!(trial.on(ack(1, &[(1, Unknown)])), [""; 0]);
@@ -377,15 +279,9 @@ fn a_verdict_on_an_old_token_leaves_the_new_checkout_alone() {
 #[test]
 fn an_unknown_controller_gives_the_checkout_back() {
     let mut trial = Trial::open();
-    let other = v1::Checkout {
-        controller: "other".to_owned(),
-        ..message(1, &[10])
-    };
+    let other = v1::Checkout { controller: "other".to_owned(), ..message(1, &[10]) };
     let actions = trial.on(Event::Received(In::Checkout(other)));
-    assert_eq!(
-        actions,
-        ["delivery 1: 1 [] finished given back", "credit 1"]
-    );
+    assert_eq!(actions, ["delivery 1: 1 [] finished given back", "credit 1"]);
 }
 
 #[test]
@@ -396,26 +292,14 @@ fn a_stopping_agent_gives_back_what_it_cannot_finish() {
     trial.on(checkout(2, &[20]));
     assert_eq!(trial.on(Event::Stop), ["withdraw", "state draining"]);
     let actions = trial.on(Event::Withdrawn(vec![key(2)]));
-    assert_eq!(
-        actions,
-        ["cancel 2", "delivery 1: 2 [] finished given back"]
-    );
+    assert_eq!(actions, ["cancel 2", "delivery 1: 2 [] finished given back"]);
     trial.on(solved(1, &[10]));
     trial.on(ack(1, &[(2, Accepted)]));
     // One that was on its way.
-    assert_eq!(
-        trial.on(checkout(3, &[30])),
-        ["delivery 2: 3 [] finished given back"]
-    );
+    assert_eq!(trial.on(checkout(3, &[30])), ["delivery 2: 3 [] finished given back"]);
     trial.on(ack(2, &[(3, Accepted)]));
-    assert_eq!(
-        trial.after(9 * SECOND),
-        ["delivery 3: 1 [10]", "heartbeat 3 [1]"]
-    );
-    assert_eq!(
-        trial.after(SECOND),
-        ["cancel 1", "delivery 4: 1 [] finished given back"]
-    );
+    assert_eq!(trial.after(9 * SECOND), ["delivery 3: 1 [10]", "heartbeat 3 [1]"]);
+    assert_eq!(trial.after(SECOND), ["cancel 1", "delivery 4: 1 [] finished given back"]);
     trial.on(ack(3, &[(1, Accepted)]));
     assert_eq!(trial.on(ack(4, &[(1, Accepted)])), ["exit Clean"]);
 }
@@ -437,9 +321,7 @@ fn a_stopping_agent_does_not_wait_for_ever() {
 fn a_drained_agent_takes_no_more_until_a_welcome_says_otherwise() {
     let mut trial = Trial::open();
     trial.on(checkout(1, &[10]));
-    let drain = Event::Received(In::Drain(v1::Drain {
-        reason: "new memory".to_owned(),
-    }));
+    let drain = Event::Received(In::Drain(v1::Drain { reason: "new memory".to_owned() }));
     assert_eq!(trial.on(drain), ["state draining"]);
     assert_eq!(trial.on(solved(1, &[10])), ["delivery 1: 1 [10] finished"]);
     assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
@@ -460,15 +342,9 @@ fn a_server_that_does_not_answer_is_left() {
     delivering.on(checkout(1, &[10]));
     delivering.on(solved(1, &[10]));
     for _ in 0..11 {
-        assert_eq!(
-            delivering.after(5 * SECOND).last().map(String::as_str),
-            Some("heartbeat 1 [1]")
-        );
+        assert_eq!(delivering.after(5 * SECOND).last().map(String::as_str), Some("heartbeat 1 [1]"));
     }
-    assert_eq!(
-        delivering.after(5 * SECOND).last().map(String::as_str),
-        Some("reconnect")
-    );
+    assert_eq!(delivering.after(5 * SECOND).last().map(String::as_str), Some("reconnect"));
 }
 
 #[test]
@@ -487,11 +363,7 @@ fn the_state_does_not_flicker() {
     let mut changes = 0;
     for id in 1..=100 {
         for event in [checkout(id, &[id]), solved(id, &[id])] {
-            changes += trial
-                .on(event)
-                .iter()
-                .filter(|action| action.starts_with("state"))
-                .count();
+            changes += trial.on(event).iter().filter(|action| action.starts_with("state")).count();
             trial.now += Duration::from_millis(5);
         }
         trial.on(ack(id.unsigned_abs(), &[(id, Accepted)]));

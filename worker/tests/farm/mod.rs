@@ -42,20 +42,10 @@ struct Service {
 impl AgentService for Service {
     type WorkStream = ReceiverStream<Result<v1::ServerMessage, Status>>;
 
-    async fn work(
-        &self,
-        request: Request<Streaming<v1::AgentMessage>>,
-    ) -> Result<Response<Self::WorkStream>, Status> {
+    async fn work(&self, request: Request<Streaming<v1::AgentMessage>>) -> Result<Response<Self::WorkStream>, Status> {
         let (to_agent, stream) = mpsc::channel(16);
-        let session = Session {
-            to_agent,
-            from_agent: request.into_inner(),
-            sequence: AtomicU64::new(0),
-        };
-        self.sessions
-            .send(session)
-            .await
-            .map_err(|_| Status::unavailable("the test is over"))?;
+        let session = Session { to_agent, from_agent: request.into_inner(), sequence: AtomicU64::new(0) };
+        self.sessions.send(session).await.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
@@ -69,11 +59,7 @@ impl Server {
         let mut tasks = JoinSet::new();
         let router = tonic::transport::Server::builder().add_service(service);
         tasks.spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
-        Server {
-            address,
-            sessions,
-            tasks,
-        }
+        Server { address, sessions, tasks }
     }
 
     pub fn url(&self) -> String {
@@ -82,10 +68,7 @@ impl Server {
 
     /// The next agent to connect, with its Hello; not welcomed yet.
     pub async fn greeted(&mut self) -> (Session, v1::Hello) {
-        let mut session = timeout(PATIENCE, self.sessions.recv())
-            .await
-            .expect("an agent connects")
-            .expect("a session");
+        let mut session = timeout(PATIENCE, self.sessions.recv()).await.expect("an agent connects").expect("a session");
         match session.any().await {
             Some(FromAgent::Hello(hello)) => (session, hello),
             other => panic!("not a Hello: {other:?}"),
@@ -117,22 +100,12 @@ impl Session {
     }
 
     pub async fn send(&self, message: ToAgent) {
-        let message = v1::ServerMessage {
-            message: Some(message),
-        };
-        self.to_agent
-            .send(Ok(message))
-            .await
-            .expect("the agent listens");
+        let message = v1::ServerMessage { message: Some(message) };
+        self.to_agent.send(Ok(message)).await.expect("the agent listens");
     }
 
     /// Hands out problems with ids from 1000 × `id` on, one per payload, and 7 × `id` for its token.
-    pub async fn check_out(
-        &self,
-        id: i64,
-        controller: &str,
-        payloads: impl IntoIterator<Item = String>,
-    ) {
+    pub async fn check_out(&self, id: i64, controller: &str, payloads: impl IntoIterator<Item = String>) {
         let problem = |(index, payload): (i64, String)| v1::Problem {
             problem_id: 1000 * id + index,
             key: index.to_string(),
@@ -160,18 +133,12 @@ impl Session {
             ..Default::default()
         };
         let verdicts = delivery.checkouts.iter().map(verdict).collect();
-        self.send(ToAgent::DeliveryAck(v1::DeliveryAck {
-            delivery_id: delivery.delivery_id,
-            verdicts,
-        }))
-        .await;
+        self.send(ToAgent::DeliveryAck(v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts })).await;
     }
 
     /// What the agent says next; nothing once it has ended its side.
     pub async fn any(&mut self) -> Option<FromAgent> {
-        let message = timeout(PATIENCE, self.from_agent.message())
-            .await
-            .expect("the agent says something");
+        let message = timeout(PATIENCE, self.from_agent.message()).await.expect("the agent says something");
         message.ok().flatten().and_then(|message| message.message)
     }
 
@@ -186,25 +153,11 @@ impl Session {
     }
 
     pub async fn delivery(&mut self) -> v1::Delivery {
-        self.next(|message| {
-            if let FromAgent::Delivery(delivery) = message {
-                Some(delivery)
-            } else {
-                None
-            }
-        })
-        .await
+        self.next(|message| if let FromAgent::Delivery(delivery) = message { Some(delivery) } else { None }).await
     }
 
     pub async fn credit(&mut self) -> u32 {
-        self.next(|message| {
-            if let FromAgent::Credit(credit) = message {
-                Some(credit.checkouts)
-            } else {
-                None
-            }
-        })
-        .await
+        self.next(|message| if let FromAgent::Credit(credit) = message { Some(credit.checkouts) } else { None }).await
     }
 }
 
@@ -225,28 +178,18 @@ pub fn settings(servers: &[&Server], state_dir: &std::path::Path) -> Settings {
 }
 
 impl RunningAgent {
-    pub fn start(
-        agent: Agent,
-        servers: &[&Server],
-        adjust: impl FnOnce(&mut Settings),
-    ) -> RunningAgent {
+    pub fn start(agent: Agent, servers: &[&Server], adjust: impl FnOnce(&mut Settings)) -> RunningAgent {
         let state_dir = tempfile::tempdir().expect("a temporary directory");
         let mut settings = settings(servers, state_dir.path());
         adjust(&mut settings);
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(agent.run_with(settings, stop.clone()));
-        RunningAgent {
-            stop,
-            tasks,
-            _state_dir: state_dir,
-        }
+        RunningAgent { stop, tasks, _state_dir: state_dir }
     }
 
     pub async fn ended(&mut self) -> Result<(), AgentError> {
-        let ended = timeout(PATIENCE, self.tasks.join_next())
-            .await
-            .expect("the agent ends");
+        let ended = timeout(PATIENCE, self.tasks.join_next()).await.expect("the agent ends");
         ended.expect("it was started").expect("it does not panic")
     }
 }
@@ -254,17 +197,12 @@ impl RunningAgent {
 /// Problem ids and what became of them, in order.
 pub fn outcomes(part: &v1::CheckoutResults) -> Vec<(i64, String)> {
     let text = |result: &v1::ProblemResult| match &result.outcome {
-        Some(Outcome::Solution(solution)) => {
-            String::from_utf8(solution.to_vec()).expect("solutions are text")
-        }
+        Some(Outcome::Solution(solution)) => String::from_utf8(solution.to_vec()).expect("solutions are text"),
         Some(Outcome::Failure(message)) => format!("failed: {message}"),
         None => panic!("a result without an outcome"),
     };
-    let mut outcomes: Vec<(i64, String)> = part
-        .results
-        .iter()
-        .map(|result| (result.problem_id, text(result)))
-        .collect();
+    let mut outcomes: Vec<(i64, String)> =
+        part.results.iter().map(|result| (result.problem_id, text(result))).collect();
     outcomes.sort();
     outcomes
 }

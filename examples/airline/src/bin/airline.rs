@@ -59,33 +59,16 @@ async fn main() -> Result<()> {
     let config = arguments.database_url;
     match arguments.command {
         Command::Import { flights, seed } => import_flights(&config, flights, seed).await,
-        Command::Direct {
-            run,
-            variant,
-            checkout_size,
-            threads,
-        } => {
+        Command::Direct { run, variant, checkout_size, threads } => {
             let variant = match variant {
                 VariantArgument::Leg => Variant::Leg,
                 VariantArgument::Segment => Variant::Segment,
             };
             let cores = || std::thread::available_parallelism().map_or(1, usize::from);
             let threads = threads.unwrap_or_else(cores);
-            let done = run_direct(
-                &config,
-                &DirectOptions {
-                    run,
-                    variant,
-                    checkout_size,
-                    threads,
-                },
-            )
-            .await?;
+            let done = run_direct(&config, &DirectOptions { run, variant, checkout_size, threads }).await?;
             let per_flight = done.crunching.as_secs_f64() * 1e6 / done.flights.max(1) as f64;
-            println!(
-                "{} flights in {:.1?}; {per_flight:.0} µs in the controller each",
-                done.flights, done.took
-            );
+            println!("{} flights in {:.1?}; {per_flight:.0} µs in the controller each", done.flights, done.took);
             Ok(())
         }
         Command::Check { run, equal_to } => check(&config, &run, equal_to.as_deref()).await,
@@ -110,28 +93,15 @@ async fn import_flights(config: &Config, flights: usize, seed: u64) -> Result<()
 
 async fn check(config: &Config, run: &str, equal_to: Option<&str>) -> Result<()> {
     with_client(config, async |client| {
-        let faults = client
-            .query(statements::CHECK_FORECASTS, &[&run])
-            .await
-            .context("checking the forecasts")?;
+        let faults = client.query(statements::CHECK_FORECASTS, &[&run]).await.context("checking the forecasts")?;
         if let Some(first) = faults.first() {
             let (flight, fault): (i64, &str) = (first.try_get(0)?, first.try_get(1)?);
-            anyhow::bail!(
-                "{} flights of run {run} have faults; the first is {flight}: {fault}",
-                faults.len()
-            );
+            anyhow::bail!("{} flights of run {run} have faults; the first is {flight}: {fault}", faults.len());
         }
         println!("run {run} has a plan with 110 forecasts for every flight");
         if let Some(other) = equal_to {
-            let different = client
-                .query(statements::CHECK_EQUAL, &[&run, &other])
-                .await
-                .context("comparing runs")?;
-            ensure!(
-                different.is_empty(),
-                "{} flights differ between {run} and {other}",
-                different.len()
-            );
+            let different = client.query(statements::CHECK_EQUAL, &[&run, &other]).await.context("comparing runs")?;
+            ensure!(different.is_empty(), "{} flights differ between {run} and {other}", different.len());
             println!("runs {run} and {other} are equal");
         }
         Ok(())
@@ -140,10 +110,7 @@ async fn check(config: &Config, run: &str, equal_to: Option<&str>) -> Result<()>
 }
 
 async fn with_client(config: &Config, work: impl AsyncFnOnce(Client) -> Result<()>) -> Result<()> {
-    let (client, connection) = config
-        .connect(NoTls)
-        .await
-        .context("connecting to PostgreSQL")?;
+    let (client, connection) = config.connect(NoTls).await.context("connecting to PostgreSQL")?;
     let (done, ()) = tokio::join!(work(client), async { drop(connection.await) });
     done
 }

@@ -1,0 +1,85 @@
+//! The farm at a glance, and why something in it does not run.
+
+use super::{jobs, status_code, workstations};
+use deadpool_postgres::Pool;
+use pcfarm_proto::ids::{JobId, WorkstationId};
+use pcfarm_proto::v1::farm_service_server::FarmService;
+use pcfarm_proto::v1::{ExplainRequest, ExplainResponse, FarmStatus, GetStatusRequest, ServerStatus};
+use pcfarm_recycler::PULSE_LIMIT;
+use pcfarm_sql::farm;
+use tonic::{Request, Response, Status};
+
+pub struct FarmApi {
+    pool: Pool,
+    /// What was found at start and is not as promised.
+    warnings: Vec<String>,
+}
+
+impl FarmApi {
+    pub fn new(pool: Pool, warnings: Vec<String>) -> FarmApi {
+        FarmApi { pool, warnings }
+    }
+}
+
+#[tonic::async_trait]
+impl FarmService for FarmApi {
+    async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<FarmStatus>, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let status = farm::status(&client, PULSE_LIMIT).await.map_err(status_code::of)?;
+        Ok(Response::new(message(status, self.warnings.clone())))
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        let ExplainRequest { job_id, workstation_id } = request.into_inner();
+        let (job, workstation) = (JobId(job_id), WorkstationId(workstation_id));
+        if (job_id == 0) == (workstation_id == 0) {
+            return Err(Status::invalid_argument("name a job or a workstation to explain, one of them"));
+        }
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let reasons = if job_id != 0 {
+            let told = farm::explain_job(&client, job).await.map_err(status_code::of)?;
+            told.ok_or_else(|| jobs::not_found(job))?
+        } else {
+            let told = farm::explain_workstation(&client, workstation).await.map_err(status_code::of)?;
+            told.ok_or_else(|| workstations::not_found(workstation))?
+        };
+        Ok(Response::new(ExplainResponse { reasons }))
+    }
+}
+
+fn message(status: farm::Status, mut warnings: Vec<String>) -> FarmStatus {
+    for server in status.servers.iter().filter(|server| !server.live) {
+        warnings.push(format!(
+            "server {} ({}) stopped without a word: is it running?",
+            server.server_id, server.name
+        ));
+    }
+    FarmStatus {
+        server_version: env!("CARGO_PKG_VERSION").to_owned(),
+        servers: status.servers.into_iter().map(server).collect(),
+        workstations_waiting: status.workstations_waiting,
+        workstations_processing: status.workstations_processing,
+        workstations_suspended: status.workstations_suspended,
+        workstations_draining: status.workstations_draining,
+        workstations_dead: status.workstations_dead,
+        cores: status.cores,
+        jobs_loading: status.jobs_loading,
+        jobs_open: status.jobs_open,
+        jobs_held: status.jobs_held,
+        problems_waiting: status.problems_waiting,
+        problems_in_progress: status.problems_in_progress,
+        refused_results: status.refused_results,
+        warnings,
+    }
+}
+
+fn server(server: farm::Server) -> ServerStatus {
+    ServerStatus {
+        server_id: server.server_id.0,
+        name: server.name,
+        address: server.address,
+        started_at: Some(server.started_at.into()),
+        heard_at: Some(server.heard_at.into()),
+        live: server.live,
+    }
+}

@@ -1,0 +1,140 @@
+//! The one place that turns errors of the database into gRPC statuses. What the caller did wrong is told in the words and
+//! hints of the database's functions, which are written for people; what went wrong here is logged, whole and once, and
+//! told without detail.
+
+use deadpool_postgres::PoolError;
+use pcfarm_sql::submit::LoadError;
+use std::error::Error as _;
+use tokio_postgres::Error;
+use tokio_postgres::error::{DbError, SqlState};
+use tonic::{Code, Status};
+use tracing::{debug, error, warn};
+
+const UNAVAILABLE: &str = "the database does not answer: try again";
+const INTERNAL: &str = "this failed for a reason of the server's own: its log says more";
+
+/// For `map_err`, as is [`of_pool`].
+pub fn of(failed: Error) -> Status {
+    log(code(&failed), &failed);
+    status(&failed, None)
+}
+
+pub fn of_pool(failed: PoolError) -> Status {
+    match failed {
+        PoolError::Backend(failed) => of(failed),
+        PoolError::Timeout(_) | PoolError::Closed | PoolError::PostCreateHook(_) | PoolError::NoRuntimeSpecified => {
+            log(Code::Unavailable, &failed);
+            Status::unavailable(UNAVAILABLE)
+        }
+    }
+}
+
+pub fn of_load(failed: LoadError) -> Status {
+    let message = failed.to_string();
+    match &failed {
+        LoadError::Convoy(_) | LoadError::LateGroup { .. } | LoadError::TooMany => {
+            log(Code::InvalidArgument, &failed);
+            Status::invalid_argument(message)
+        }
+        LoadError::Refused { source, .. } => {
+            log(code(source), &failed);
+            status(source, Some(&message))
+        }
+        LoadError::Busy(_) => {
+            log(Code::Aborted, &failed);
+            Status::aborted(message)
+        }
+        LoadError::Database(source) => {
+            log(code(source), &failed);
+            status(source, None)
+        }
+    }
+}
+
+/// What the database says goes to the caller where it is about what the caller asked for.
+fn status(failed: &Error, doing: Option<&str>) -> Status {
+    let code = code(failed);
+    let message = match (code, failed.as_db_error()) {
+        (Code::Unavailable, _) => UNAVAILABLE.to_owned(),
+        (Code::Internal, _) | (_, None) => INTERNAL.to_owned(),
+        (_, Some(said)) => told(said),
+    };
+    match doing {
+        Some(doing) => Status::new(code, format!("{doing}: {message}")),
+        None => Status::new(code, message),
+    }
+}
+
+/// The message, in our words where it is a constraint that speaks, and what to do.
+fn told(said: &DbError) -> String {
+    if let Some(words) = said.constraint().and_then(constraint_words) {
+        return words.to_owned();
+    }
+    let mut text = match *said.code() {
+        SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED | SqlState::T_R_SERIALIZATION_FAILURE => {
+            "somebody else is changing the same job: try again".to_owned()
+        }
+        SqlState::QUERY_CANCELED => "the database took too long over this".to_owned(),
+        _ => said.message().to_owned(),
+    };
+    // Only our own functions' details are written for people; a constraint's shows the row.
+    let detail = said.detail().filter(|_| said.constraint().is_none() && *said.code() == SqlState::UNIQUE_VIOLATION);
+    for (what, more) in [("", detail), ("Hint: ", said.hint())] {
+        if let Some(more) = more {
+            text.push_str(if text.ends_with('.') { " " } else { ". " });
+            text.push_str(what);
+            text.push_str(more);
+        }
+    }
+    text
+}
+
+fn constraint_words(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "job_name_length" => "a job's name has from 1 to 200 characters",
+        "key_at_most_1_kib" => "a problem's key is longer than 1 KiB",
+        "payload_at_most_1_mib" => {
+            "its payload takes more than 1 MiB in the database, where numbers take more room than their text"
+        }
+        _ => return None,
+    })
+}
+
+fn code(failed: &Error) -> Code {
+    let Some(state) = failed.code() else {
+        // Not an answer of the database: the connection broke, or we and it do not understand each other.
+        let broken = failed.is_closed() || failed.source().is_some_and(|cause| cause.is::<std::io::Error>());
+        return if broken { Code::Unavailable } else { Code::Internal };
+    };
+    match *state {
+        SqlState::NO_DATA_FOUND => Code::NotFound,
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => Code::FailedPrecondition,
+        SqlState::UNDEFINED_OBJECT
+        | SqlState::DATATYPE_MISMATCH
+        | SqlState::FEATURE_NOT_SUPPORTED
+        | SqlState::CHECK_VIOLATION
+        | SqlState::NOT_NULL_VIOLATION
+        | SqlState::STATEMENT_TOO_COMPLEX => Code::InvalidArgument,
+        SqlState::UNIQUE_VIOLATION => Code::AlreadyExists,
+        SqlState::INSUFFICIENT_PRIVILEGE => Code::PermissionDenied,
+        SqlState::QUERY_CANCELED => Code::DeadlineExceeded,
+        SqlState::LOCK_NOT_AVAILABLE => Code::Aborted,
+        SqlState::READ_ONLY_SQL_TRANSACTION => Code::Unavailable,
+        _ => match state.code().get(..2) {
+            // Data exceptions, of which an invalid parameter value is one.
+            Some("22") => Code::InvalidArgument,
+            Some("40") => Code::Aborted,
+            // Connection exceptions, no resources, an operator's intervention, an I/O error.
+            Some("08" | "53" | "57" | "58") => Code::Unavailable,
+            Some(_) | None => Code::Internal,
+        },
+    }
+}
+
+fn log(code: Code, failed: &(dyn std::error::Error + 'static)) {
+    match code {
+        Code::Internal => error!(error = failed, "a call failed"),
+        Code::Unavailable | Code::Aborted | Code::DeadlineExceeded => warn!(error = failed, ?code, "a call was not done"),
+        _ => debug!(error = failed, ?code, "a call was refused"),
+    }
+}

@@ -1,0 +1,97 @@
+//! Workstations for people: listed, and drained.
+
+use super::status_code;
+use deadpool_postgres::Pool;
+use pcfarm_proto::ids::WorkstationId;
+use pcfarm_proto::v1::workstation_service_server::WorkstationService;
+use pcfarm_proto::v1::{
+    DrainWorkstationRequest, ListWorkstationsRequest, ListWorkstationsResponse, Workstation, WorkstationCheckout,
+    WorkstationState,
+};
+use pcfarm_sql::{farm, presence};
+use tonic::{Request, Response, Status};
+
+const DEFAULT_PAGE: u32 = 100;
+
+pub struct WorkstationsApi {
+    pool: Pool,
+}
+
+impl WorkstationsApi {
+    pub fn new(pool: Pool) -> WorkstationsApi {
+        WorkstationsApi { pool }
+    }
+}
+
+#[tonic::async_trait]
+impl WorkstationService for WorkstationsApi {
+    async fn list_workstations(
+        &self,
+        request: Request<ListWorkstationsRequest>,
+    ) -> Result<Response<ListWorkstationsResponse>, Status> {
+        let asked = request.into_inner();
+        let limit = if asked.limit == 0 { DEFAULT_PAGE } else { asked.limit };
+        let after = WorkstationId(asked.after_workstation_id);
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let found = farm::workstations(&client, asked.all, after, limit).await.map_err(status_code::of)?;
+        Ok(Response::new(ListWorkstationsResponse { workstations: found.into_iter().map(message).collect() }))
+    }
+
+    async fn drain_workstation(
+        &self,
+        request: Request<DrainWorkstationRequest>,
+    ) -> Result<Response<Workstation>, Status> {
+        let DrainWorkstationRequest { workstation_id, undo } = request.into_inner();
+        let id = WorkstationId(workstation_id);
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        if !presence::drain(&client, id, !undo).await.map_err(status_code::of)? {
+            return Err(not_found(id));
+        }
+        let drained = farm::workstation(&client, id).await.map_err(status_code::of)?;
+        drained.map(|one| Response::new(message(one))).ok_or_else(|| not_found(id))
+    }
+}
+
+pub(super) fn not_found(id: WorkstationId) -> Status {
+    Status::not_found(format!("there is no workstation {id}"))
+}
+
+fn message(one: farm::Workstation) -> Workstation {
+    Workstation {
+        workstation_id: one.workstation_id.0,
+        hostname: one.hostname,
+        state: state(one.state).into(),
+        since: Some(one.since.into()),
+        reason: one.reason,
+        cores: u32::try_from(one.cores).unwrap_or(0),
+        memory_bytes: u64::try_from(one.memory_bytes).unwrap_or(0),
+        system: one.system,
+        agent_version: one.agent_version,
+        controllers: one.controllers,
+        holds: one.holds.into_iter().map(held).collect(),
+        last_heard: one.last_heard.map(Into::into),
+        server: one.server.unwrap_or_default(),
+    }
+}
+
+fn state(state: farm::WorkstationState) -> WorkstationState {
+    match state {
+        farm::WorkstationState::Waiting => WorkstationState::Waiting,
+        farm::WorkstationState::Processing => WorkstationState::Processing,
+        farm::WorkstationState::Suspended => WorkstationState::Suspended,
+        farm::WorkstationState::Draining => WorkstationState::Draining,
+        farm::WorkstationState::Dead => WorkstationState::Dead,
+    }
+}
+
+fn held(held: farm::Held) -> WorkstationCheckout {
+    WorkstationCheckout {
+        checkout_id: held.checkout_id.0,
+        job_id: held.job_id.0,
+        job_name: held.job_name,
+        from_order: held.from_order,
+        to_order: held.to_order,
+        problems: held.problems,
+        since: Some(held.since.into()),
+    }
+}

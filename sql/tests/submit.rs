@@ -1,0 +1,230 @@
+//! Loading: all or nothing, once per idempotency key, packed as pcfarm.load packs.
+#![cfg(feature = "testing")]
+
+use deadpool_postgres::{Object, Pool};
+use pcfarm_proto::ids::JobId;
+use pcfarm_sql::json::RawJson;
+use pcfarm_sql::submit::{Begun, LoadError, Loading, NewProblem, Submission, Submitted, Target, by_query};
+use pcfarm_sql::testing::{TestDatabase, database};
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+async fn farm() -> (TestDatabase, Client, Pool) {
+    let database = database().await;
+    let client = database.client().await;
+    client.batch_execute("select pcfarm.create_job_type('t', 'c')").await.expect("a job type");
+    let pool = pcfarm_sql::pool::pool(database.config(), 4, "submit-test");
+    (database, client, pool)
+}
+
+fn new_job(options: &str) -> Target {
+    Target::New { name: "n".into(), job_type: "t".into(), options: options.into() }
+}
+
+fn problem(key: &str, group: Option<&str>) -> NewProblem {
+    NewProblem {
+        key: key.into(),
+        payload: RawJson(format!("{{\"k\": \"{key}\"}}").into()),
+        group_key: group.map(str::to_owned),
+    }
+}
+
+async fn begin(pool: &Pool, target: &Target, convoy: u32) -> Begun {
+    let client = Object::take(pool.get().await.expect("connected"));
+    Loading::begin(client, target, Some(convoy)).await.expect("begun")
+}
+
+async fn loading(pool: &Pool, target: &Target, convoy: u32) -> Box<Loading> {
+    match begin(pool, target, convoy).await {
+        Begun::Loading(loading) => loading,
+        Begun::Repeated(job) => panic!("repeated as {job}"),
+    }
+}
+
+async fn convoys(client: &Client, job: JobId) -> Vec<(i64, i64, String)> {
+    let query = "select p.batch_order, p.problem_id - p.lane_id * 10000000000, p.key from pcfarm.problem p \
+                 join pcfarm.lane l using (job_id, lane_id) where p.job_id = $1 order by p.lane_id, 1, 2";
+    let rows = client.query(query, &[&job]).await.expect("asked");
+    rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
+}
+
+async fn count(client: &Client, query: &str) -> i64 {
+    client.query_one(query, &[]).await.expect("asked").get(0)
+}
+
+#[tokio::test]
+async fn problems_are_loaded_in_convoys_and_seen_only_when_all_are_there() {
+    let (_database, client, pool) = farm().await;
+    let mut load = loading(&pool, &new_job("{}"), 3).await;
+    // More than one COPY.
+    for piece in 0..12 {
+        load.add((0..1_000).map(|n| problem(&(piece * 1_000 + n).to_string(), None)).collect()).await.expect("added");
+    }
+    assert_eq!(load.problems(), 12_000);
+    assert_eq!(count(&client, "select count(*) from pcfarm.job").await, 0);
+    let done = load.finish(true).await.expect("loaded");
+    assert_eq!((done.problems, done.repeated), (12_000, false));
+    let loaded = convoys(&client, done.job).await;
+    assert_eq!(loaded.len(), 12_000);
+    for (n, (order, number, key)) in (0_i64..).zip(&loaded) {
+        assert_eq!((*order, *number, key.as_str()), (n / 3, n + 1, n.to_string().as_str()));
+    }
+    let lane = "select next_insertion, problems, grouped from pcfarm.lane where kind = 'load'";
+    let lane = client.query_one(lane, &[]).await.expect("a lane");
+    assert_eq!((lane.get::<_, i64>(0), lane.get::<_, i64>(1), lane.get::<_, bool>(2)), (4_000, 12_000, false));
+
+    let mut more = loading(&pool, &Target::Job(done.job), 100).await;
+    more.add(vec![problem("last", None)]).await.expect("added");
+    assert_eq!(more.finish(false).await.expect("loaded").job, done.job);
+    assert_eq!(convoys(&client, done.job).await.len(), 12_001);
+}
+
+#[tokio::test]
+async fn groups_are_packed_as_the_sql_load_packs_them() {
+    let (_database, client, pool) = farm().await;
+    let rows = [("a", "x"), ("b", "y"), ("c", ""), ("d", "x"), ("e", "z"), ("f", "z"), ("g", "z"), ("h", "y"), ("i", "")];
+    let mut load = loading(&pool, &new_job("{}"), 2).await;
+    let problems = rows.map(|(key, group)| problem(key, (!group.is_empty()).then_some(group)));
+    let (first, second) = problems.split_at(4);
+    load.add(first.to_vec()).await.expect("added");
+    load.add(second.to_vec()).await.expect("added");
+    let ours = load.finish(false).await.expect("loaded").job;
+    let values: Vec<String> = rows.iter().map(|(key, group)| format!("('{key}', nullif('{group}', ''))")).collect();
+    let query = format!(
+        "select v.key, to_jsonb(v) as payload, v.g as group_key from (values {}) as v(key, g)",
+        values.join(", ")
+    );
+    let submission = Submission { target: new_job("{}"), query, convoy: Some(2), open: false };
+    let theirs = by_query(&client, &submission).await.expect("loaded").job;
+    assert_eq!(convoys(&client, ours).await, convoys(&client, theirs).await);
+    assert_eq!(convoys(&client, ours).await.len(), rows.len());
+    assert_eq!(count(&client, "select count(*) from pcfarm.lane where grouped").await, 2);
+}
+
+#[tokio::test]
+async fn a_group_key_that_comes_late_is_refused_with_its_place() {
+    let (_database, client, pool) = farm().await;
+    let mut load = loading(&pool, &new_job("{}"), 2).await;
+    load.add(vec![problem("a", None)]).await.expect("added");
+    let error = load.add(vec![problem("b", None), problem("c", Some("g"))]).await.expect_err("too late");
+    assert!(matches!(&error, LoadError::LateGroup { number: 3, key } if key == "c"), "{error}");
+    drop(load);
+    assert_eq!(count(&client, "select count(*) from pcfarm.job").await, 0);
+}
+
+#[tokio::test]
+async fn what_the_database_refuses_is_named() {
+    let (_database, client, pool) = farm().await;
+    for group in [None, Some("g")] {
+        let mut load = loading(&pool, &new_job("{}"), 2).await;
+        let mut problems: Vec<NewProblem> = (0..6_000).map(|n| problem(&n.to_string(), group)).collect();
+        problems[5_500].payload = RawJson("{\"half\": ".into());
+        let outcome = match load.add(problems).await {
+            Ok(()) => load.finish(true).await.map(drop),
+            Err(error) => Err(error),
+        };
+        let error = outcome.expect_err("not JSON");
+        assert!(matches!(&error, LoadError::Refused { number: 5_501, key, .. } if key == "5500"), "{error:?}");
+        assert_eq!(count(&client, "select count(*) from pcfarm.job").await, 0);
+    }
+    let mut load = loading(&pool, &new_job("{}"), 2).await;
+    // Small numbers take more room in the database than as text.
+    let numbers = vec!["1"; 200_000].join(",");
+    load.add(vec![NewProblem { payload: RawJson(format!("[{numbers}]").into()), ..problem("k", None) }])
+        .await
+        .expect("buffered");
+    match load.finish(false).await {
+        Err(LoadError::Refused { number: 1, source, .. }) => assert_eq!(source.code(), Some(&SqlState::CHECK_VIOLATION)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_load_leaves_nothing_and_its_connection_is_closed() {
+    let (_database, client, pool) = farm().await;
+    let mut load = loading(&pool, &new_job("{}"), 2).await;
+    load.add((0..6_000).map(|n| problem(&n.to_string(), None)).collect()).await.expect("added");
+    assert_eq!(pool.status().size, 0, "the connection is out of the pool");
+    drop(load);
+    let open = "select count(*) from pg_stat_activity where application_name = 'submit-test' \
+                and datname = current_database()";
+    for _ in 0..200 {
+        if count(&client, open).await == 0 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(25)).await; // a connection's end has no signal
+    }
+    assert_eq!(count(&client, open).await, 0);
+    assert_eq!(count(&client, "select count(*) from pcfarm.job").await, 0);
+}
+
+#[tokio::test]
+async fn an_idempotency_key_loads_once() {
+    let (_database, client, pool) = farm().await;
+    let target = new_job(r#"{"idempotency_key": "k"}"#);
+    let mut first = loading(&pool, &target, 2).await;
+    first.add(vec![problem("a", None)]).await.expect("added");
+    // The second waits for the first to end.
+    let (second, first) = tokio::join!(begin(&pool, &target, 2), async {
+        let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' \
+                       and application_name = 'submit-test' and datname = current_database()";
+        while count(&client, waiting).await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        first.finish(false).await.expect("loaded")
+    });
+    assert!(matches!(second, Begun::Repeated(job) if job == first.job));
+    let submission = Submission { target, query: "select 1".into(), convoy: None, open: true };
+    let again = by_query(&client, &submission).await.expect("repeated");
+    assert_eq!(again, Submitted { job: first.job, problems: 0, repeated: true });
+    assert_eq!(convoys(&client, first.job).await.len(), 1);
+
+    let other = Target::New { name: "other".into(), job_type: "t".into(), options: r#"{"idempotency_key": "k"}"#.into() };
+    let client = Object::take(pool.get().await.expect("connected"));
+    match Loading::begin(client, &other, None).await {
+        Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&SqlState::UNIQUE_VIOLATION)),
+        _ => panic!("another job under the same key"),
+    }
+}
+
+#[tokio::test]
+async fn of_two_loads_into_a_job_created_empty_under_a_key_one_loads() {
+    let (_database, client, pool) = farm().await;
+    let target = new_job(r#"{"idempotency_key": "k"}"#);
+    let empty = loading(&pool, &target, 2).await.finish(false).await.expect("created");
+    assert_eq!(empty.problems, 0);
+    let one = async || match begin(&pool, &target, 2).await {
+        Begun::Repeated(_) => true,
+        Begun::Loading(mut load) => {
+            load.add(vec![problem("a", None)]).await.expect("added");
+            load.finish(false).await.expect("loaded");
+            false
+        }
+    };
+    let (a, b, c) = tokio::join!(one(), one(), one());
+    assert_eq!([a, b, c].iter().filter(|repeated| !**repeated).count(), 1);
+    assert_eq!(convoys(&client, empty.job).await.len(), 1);
+}
+
+#[tokio::test]
+async fn jobs_that_have_ended_or_are_not_there_are_refused_first() {
+    let (_database, client, pool) = farm().await;
+    let job: i64 = client.query_one("select pcfarm.create_job('n', 't')", &[]).await.expect("created").get(0);
+    client.execute("select pcfarm.cancel_job($1)", &[&job]).await.expect("cancelled");
+    let cases = [(job, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE), (77, SqlState::NO_DATA_FOUND)];
+    for (job, expected) in cases {
+        let connection = Object::take(pool.get().await.expect("connected"));
+        match Loading::begin(connection, &Target::Job(JobId(job)), None).await {
+            Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&expected)),
+            _ => panic!("job {job} was not refused"),
+        }
+        let submission =
+            Submission { target: Target::Job(JobId(job)), query: "select 1".into(), convoy: None, open: false };
+        let error = by_query(&client, &submission).await.expect_err("refused");
+        assert_eq!(error.code(), Some(&expected));
+    }
+    let connection = Object::take(pool.get().await.expect("connected"));
+    assert!(matches!(Loading::begin(connection, &new_job("{}"), Some(100_001)).await, Err(LoadError::Convoy(100_001))));
+    // The caller's connection is out of its transaction again.
+    client.batch_execute("create table later ()").await.expect("usable");
+}
