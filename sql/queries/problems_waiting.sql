@@ -10,7 +10,7 @@ from (
     cross join lateral (
         select p.problem_id, p.lane_id, p.batch_order from pcfarm.problem p
         where p.job_id = $1 and p.lane_id = l.lane_id and p.problem_id > $2 and ($5 = '' or p.key = $5)
-            and p.batch_order >= greatest(l.next_extraction, case when l.lane_id = $3 then $4 else 0 end)
+            and p.batch_order >= greatest(l.next_extraction, case when l.lane_id = $3::bigint then $4::bigint else 0 end)
         order by p.batch_order, p.problem_id
         limit $6) p
     where l.kind = 'load' and l.lane_id >= $3

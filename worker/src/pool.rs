@@ -24,7 +24,7 @@ use crate::solve::{Controllers, Task};
 use crate::work::{Checkout, CheckoutKey};
 
 /// How long a core takes problems before it reports.
-const SHIFT: Duration = Duration::from_millis(2);
+const SHIFT: Duration = Duration::from_millis(10);
 
 /// Room for solutions that a shift starts with; it grows to what they need.
 const SHIFT_BUFFER_BYTES: usize = 4096;

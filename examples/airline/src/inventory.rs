@@ -72,7 +72,7 @@ impl InventoryControl for ByLeg {
 impl InventoryControl for BySegment {
     fn controls(&self, itinerary: &Itinerary, period: usize) -> Controls {
         let mut controls = Controls::open();
-        let bid_price = bid_prices(itinerary, period);
+        let bid_price = bid_prices(itinerary);
         for leg in 0..itinerary.legs {
             let products = products_by_value(itinerary, leg, period, &bid_price);
             let bucket_of = |rank: usize| rank * CLASSES / products.len();
@@ -119,13 +119,14 @@ fn leg_classes(itinerary: &Itinerary, leg: usize, period: usize) -> [ClassDemand
     })
 }
 
-/// What the last seat that should be left on each leg will earn. A flight of one leg needs none.
-fn bid_prices(itinerary: &Itinerary, period: usize) -> [f64; MAX_LEGS] {
+/// What the last seat of each leg will earn, as seen when bookings open. Kept for the whole horizon: a price from
+/// the demand still to come would need the seats left, which the plan cannot know before it is carried out. A
+/// flight of one leg displaces nothing.
+fn bid_prices(itinerary: &Itinerary) -> [f64; MAX_LEGS] {
     let mut prices = [0.0; MAX_LEGS];
     if itinerary.legs > 1 {
         for (leg, price) in prices.iter_mut().enumerate().take(itinerary.legs) {
-            let classes = leg_classes(itinerary, leg, period);
-            *price = emsr::marginal_value(&classes, itinerary.expected_left(leg, period));
+            *price = emsr::marginal_value(&leg_classes(itinerary, leg, 0), f64::from(itinerary.authorised));
         }
     }
     prices

@@ -63,16 +63,6 @@ impl Itinerary {
         Ok(Self { legs, segments, share, fare, authorised, to_come })
     }
 
-    /// Seats that should still be free on a leg when a period begins, if all demand was accepted until then.
-    pub fn expected_left(&self, leg: usize, period: usize) -> f64 {
-        let sold: f64 = self
-            .crossing(leg)
-            .flat_map(|segment| (0..CLASSES).map(move |class| (segment, class)))
-            .map(|(segment, class)| self.to_come[segment][0][class].mean - self.to_come[segment][period][class].mean)
-            .sum();
-        (f64::from(self.authorised) - sold).max(0.0)
-    }
-
     /// The segments that cross a leg.
     pub fn crossing(&self, leg: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.segments.len()).filter(move |&segment| self.segments[segment].crosses(leg))

@@ -6,7 +6,9 @@
 //! - [`random`], [`normal`]: numbers that are the same on every machine
 //! - [`dataset`], [`seats`], [`model`], [`import`]: real, imputed and modelled data into PostgreSQL
 //! - [`statements`]: the SQL files, as PC Farm is given them
+//! - [`agent`]: the controller behind the SDK's trait
 //! - [`direct`]: the same night without PC Farm, to compare with
+//! - [`night`]: the main job as a demonstration, on a farm of its own
 
 pub mod records;
 
@@ -27,5 +29,7 @@ pub mod import;
 pub mod model;
 pub mod seats;
 
+pub mod agent;
 pub mod direct;
+pub mod night;
 pub mod statements;

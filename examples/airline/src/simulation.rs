@@ -16,7 +16,7 @@ use crate::records::{CLASSES, MAX_LEGS, MAX_SEGMENTS, PERIODS};
 
 /// Runs per flight: brings the standard error to about half a percent of revenue, and the flight to about a
 /// millisecond of one core, the measure that the night's figures are given for.
-pub const RUNS: u32 = 400;
+pub const RUNS: u32 = 330;
 /// A denied boarding costs this many times the flight's dearest fare (compensation and rebooking; modelled).
 const DENIED_BOARDING: f64 = 1.5;
 /// Keeps the simulation's stream apart from those of the modelled data.

@@ -156,6 +156,11 @@ impl Session {
         self.next(|message| if let FromAgent::Delivery(delivery) = message { Some(delivery) } else { None }).await
     }
 
+    pub async fn state(&mut self) -> v1::WorkstationState {
+        self.next(|message| if let FromAgent::StateChange(change) = message { Some(change.state()) } else { None })
+            .await
+    }
+
     pub async fn credit(&mut self) -> u32 {
         self.next(|message| if let FromAgent::Credit(credit) = message { Some(credit.checkouts) } else { None }).await
     }
