@@ -202,6 +202,8 @@ create table pcfarm.checkout (
     to_order       bigint not null, -- exclusive
     job_type       text not null,
     problems       integer not null constraint checkout_holds_problems check (problems > 0),
+    -- Of these, how many have a result that came under this checkout.
+    delivered      integer not null default 0,
     workstation_id bigint not null,
     -- With the id, what lets a result in. Ids can repeat after a restore, these 64 random bits do not.
     token          bigint not null,
@@ -212,6 +214,7 @@ create table pcfarm.checkout (
     reason         text not null default '',
     constraint checkout_range check (from_order < to_order),
     constraint ended_how check ((ended_at is null) = (ending is null)),
+    constraint delivers_what_it_holds check (delivered between 0 and problems),
     constraint checkout_after_checkout unique (job_id, lane_id, from_order)
 );
 create index checkout_live on pcfarm.checkout (workstation_id, checkout_id) where ended_at is null;

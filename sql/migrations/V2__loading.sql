@@ -86,10 +86,11 @@ begin
                       hint = 'Create a NOLOGIN role, grant it what the statement needs, and name it as write_role '
                              'in the options of pcfarm.create_job_type.';
         end if;
+        -- Deferred triggers fire with the rights of whoever is in force then: so here, not at commit.
         execute format(
             'create function pcfarm_write_back.%I(keys text[], solutions jsonb[]) returns void '
             'language sql security definer set search_path = pg_catalog, pg_temp as %L',
-            set_write_back.job_type, statement);
+            set_write_back.job_type, statement || E'\n;\nset constraints all immediate');
         execute format('revoke all on function pcfarm_write_back.%I(text[], jsonb[]) from public',
             set_write_back.job_type);
         -- Only whoever may hand something to that role gets past this line.
@@ -242,6 +243,7 @@ declare
     ordering text;
     problem  text;
     seen     text;
+    of_table text;
 begin
     -- Refused before the query runs, and locked only after it has.
     perform pcfarm.check_loadable(job);
@@ -251,21 +253,22 @@ begin
             hint = 'It returns key text, payload jsonb and optionally group_key text, priority integer, '
                    'deadline timestamptz.';
     end if;
-    query := regexp_replace(query, ';\s*$', '');
+    -- A semicolon at the end, with or without a remark behind it.
+    query := regexp_replace(query, ';(\s|--[^\n'']*(\n|$))*$', '');
     columns := pcfarm.load_columns(query);
     grouped := 'group_key' = any (columns);
     lane := nextval('pcfarm.lane_number');
     -- Without an order asked for by a column, rows keep the order in which the query returns them, which is
     -- their physical order for a plain scan: a convoy's rows share blocks.
-    ordering := concat_ws(', ',
+    ordering := 'order by ' || nullif(concat_ws(', ',
         case when 'priority' = any (columns) then 'priority desc nulls last' end,
-        case when 'deadline' = any (columns) then 'deadline asc nulls last' end);
+        case when 'deadline' = any (columns) then 'deadline asc nulls last' end), '');
     if grouped then
         -- Whole groups, each at the place of its most urgent, then first, row.
         problem := format($q$
             with numbered as materialized (
                 select q.key::text, q.payload::jsonb, q.group_key::text as group_key,
-                    row_number() over (order by %1$s) as number
+                    row_number() over (%1$s) as number
                 from (%2$s
                 ) q),
             groups as (
@@ -277,15 +280,13 @@ begin
             select n.key, n.payload, p.batch_order,
                 row_number() over (order by p.first, n.number) as number
             from numbered n join packed p on p.member_of = coalesce('g' || n.group_key, 'r' || n.number)
-            order by p.first, n.number$q$, coalesce(nullif(ordering, ''), '1'), query);
-        -- Ordering by a constant keeps the input's order, and says so.
-        problem := replace(problem, 'over (order by 1)', 'over ()');
+            order by p.first, n.number$q$, ordering, query);
     else
         problem := format($q$
             select n.key, n.payload, (n.number - 1) / $4 as batch_order, n.number
             from (select q.key::text, q.payload::jsonb, row_number() over (%s) as number
                   from (%s
-                  ) q) n$q$, case when ordering <> '' then 'order by ' || ordering end, query);
+                  ) q) n$q$, ordering, query);
     end if;
     begin
         execute 'insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload) '
@@ -293,7 +294,10 @@ begin
             using job, lane, lane * 10000000000, convoy::bigint;
         get diagnostics loaded = row_count;
     exception when not_null_violation then
-        get stacked diagnostics seen = column_name;
+        get stacked diagnostics of_table = table_name, seen = column_name;
+        if of_table is distinct from 'problem' or seen not in ('key', 'payload') then
+            raise;
+        end if;
         raise exception 'the query returned a row without a %', seen using errcode = 'not_null_violation',
             hint = 'Every problem has a key and a payload. Where there is nothing to say, let the payload be ''null''::jsonb '
                    'or ''{}''::jsonb.';
@@ -469,6 +473,8 @@ begin
         from pcfarm.problem p where p.job_id = job and p.lane_id = 0;
     end if;
     update pcfarm.job j set state = 'open', opened_at = clock_timestamp() where j.job_id = job;
+    -- What this transaction copies from here on is too late, and must be checked again to be told so.
+    perform set_config('pcfarm.job_being_copied', '', true);
     perform pg_notify('pcfarm', 'work');
 end $$;
 comment on function pcfarm.open_job is 'Starts handing out a job that is loading. Open jobs stay open.';
@@ -542,7 +548,9 @@ begin
     where l.job_id = job and l.kind = 'retry' order by l.lane_id for update;
     select coalesce(max(r.batch_order) + 1, 0) into base from pcfarm.requeued r where r.job_id = job and r.lane_id = retry;
     with again as (
-        delete from pcfarm.result r where r.job_id = job and r.failed
+        -- Those under a live checkout would be handed out twice: they can be retried once it has ended.
+        delete from pcfarm.result r where r.job_id = job and r.failed and not exists (
+            select from pcfarm.checkout c where c.checkout_id = r.checkout_id and c.ended_at is null)
         returning r.problem_id, r.home_lane, r.home_order, r.message),
     back as (
         insert into pcfarm.requeued
@@ -590,8 +598,10 @@ declare
     job bigint;
 begin
     job := pcfarm.create_job(submit.name, submit.job_type, submit.options);
-    -- In state loading it is this call's; in any other an earlier one with this key has loaded it.
-    if (select j.state = 'loading' from pcfarm.job j where j.job_id = job) then
+    -- Submits with one key take turns until commit: the key may be that of a job that was created empty.
+    perform pg_advisory_xact_lock(hashtextextended('pcfarm.submit', job));
+    if exists (select from pcfarm.job j where j.job_id = job and j.state = 'loading')
+        and not exists (select from pcfarm.lane l where l.job_id = job and l.kind = 'load') then
         perform pcfarm.load(job, query, convoy);
         perform pcfarm.open_job(job);
     end if;

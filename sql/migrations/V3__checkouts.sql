@@ -4,52 +4,59 @@
 -- checkouts in ascending id, results by key, the user's tables. A statement that has waited for a lock sees an
 -- older snapshot than the row it got, so what is unfinished is always read by the statement after it.
 
--- What checkouts hold: rows of a load lane, or what came back to a retry lane. Immutable once handed out.
+-- What checkouts hold: rows of a load lane, or what came back to a retry lane. Immutable once handed out. Each
+-- checkout's range is read by itself and in order, which leaves the planner no choice but the index that it is a range
+-- of: with old statistics it would read the whole table, or a whole job's retries.
 create view pcfarm.held_problem as
-select c.checkout_id, p.job_id, p.problem_id, p.lane_id as home_lane, p.batch_order as home_order,
+select c.checkout_id, c.job_id, p.problem_id, c.lane_id as home_lane, p.batch_order as home_order,
     p.batch_order, 0 as attempts, 0 as losses, false as alone, false as came_back
 from pcfarm.checkout c
-join pcfarm.problem p on p.job_id = c.job_id and p.lane_id = c.lane_id
-    and p.batch_order >= c.from_order and p.batch_order < c.to_order
+cross join lateral (
+    select p.batch_order, p.problem_id from pcfarm.problem p
+    where p.job_id = c.job_id and p.lane_id = c.lane_id and p.batch_order >= c.from_order and p.batch_order < c.to_order
+    order by p.batch_order, p.problem_id
+    offset 0) p
 union all
-select c.checkout_id, r.job_id, r.problem_id, r.home_lane, r.home_order,
+select c.checkout_id, c.job_id, r.problem_id, r.home_lane, r.home_order,
     r.batch_order, r.attempts, r.losses, r.alone, true
 from pcfarm.checkout c
-join pcfarm.requeued r on r.job_id = c.job_id and r.lane_id = c.lane_id
-    and r.batch_order >= c.from_order and r.batch_order < c.to_order;
+cross join lateral (
+    select r.batch_order, r.problem_id, r.home_lane, r.home_order, r.attempts, r.losses, r.alone from pcfarm.requeued r
+    where r.job_id = c.job_id and r.lane_id = c.lane_id and r.batch_order >= c.from_order and r.batch_order < c.to_order
+    order by r.batch_order, r.problem_id
+    offset 0) r;
 
 -- Write-back --------------------------------------------------------------------------------------------------
 
-create type pcfarm.write_back_failure as (problem_id bigint, message text);
+create type pcfarm.write_back_failure as (place bigint, message text);
 
--- Runs a job type's write-back. When it fails it is split until the failing problem is alone; what is not the
--- data's fault (deadlock, disk full, cancelled, shutting down) is the transaction's and goes up.
-create function pcfarm.write_back(job_type text, problem_ids bigint[], keys text[], solutions jsonb[])
+-- Runs a job type's write-back. When it fails it is split until the failing result is alone, which is named by its
+-- place; what is not the data's fault (deadlock, disk full, cancelled, shutting down) is the transaction's and goes up.
+create function pcfarm.write_back(job_type text, places bigint[], keys text[], solutions jsonb[])
 returns setof pcfarm.write_back_failure language plpgsql as $$
 declare
-    members integer := cardinality(problem_ids);
+    members integer := cardinality(places);
     half    integer := members / 2;
     failure text;
 begin
-    if members = 0 then
+    if coalesce(members, 0) = 0 then
         return;
     end if;
     begin
         execute format('select pcfarm_write_back.%I($1, $2)', job_type) using keys, solutions;
-        -- Deferred triggers of the user's tables would otherwise fire at commit, with the server's rights.
-        set constraints all immediate;
         return;
-    exception when others then
+    -- Others are all but a cancellation, which goes up, and a failed ASSERT, which is the statement's own.
+    exception when others or assert_failure then
         if left(sqlstate, 2) in ('08', '40', '53', '54', '57', '58', 'XX') or sqlstate = '55P03' then
             raise;
         end if;
         get stacked diagnostics failure = message_text;
     end;
     if members = 1 then
-        return next (problem_ids[1], 'write-back: ' || failure)::pcfarm.write_back_failure;
+        return next (places[1], 'write-back: ' || failure)::pcfarm.write_back_failure;
     else
-        return query select * from pcfarm.write_back(job_type, problem_ids[:half], keys[:half], solutions[:half]);
-        return query select * from pcfarm.write_back(job_type, problem_ids[half + 1:], keys[half + 1:], solutions[half + 1:]);
+        return query select * from pcfarm.write_back(job_type, places[:half], keys[:half], solutions[:half]);
+        return query select * from pcfarm.write_back(job_type, places[half + 1:], keys[half + 1:], solutions[half + 1:]);
     end if;
 end $$;
 
@@ -69,9 +76,10 @@ create type pcfarm.verdict as (
 -- Stores results under live checkouts, all of one job type. The caller has checked that each problem is of its
 -- checkout, which never changes; that the checkout is live is decided here, under its lock.
 --
--- Per checkout, in ascending id: its token, and whether these results are all it waits for. Per result: the
--- position of its checkout in checkout_ids, attempts used before this one, whether this was the last, where the
--- problem row is, a message if it failed, else the solution.
+-- Per checkout, in ascending id: its token, and whether it is to be closed if all its problems have results now. Per
+-- result: the position of its checkout in checkout_ids, attempts used before this one, whether this was the last,
+-- where the problem row is, a message if it failed, else the solution. Of several results for a problem the first
+-- counts.
 create function pcfarm.accept(
     type text, checkout_ids bigint[], tokens bigint[], closing boolean[],
     positions integer[], problem_ids bigint[], keys text[], attempts integer[], last_attempt boolean[],
@@ -82,7 +90,8 @@ declare
     jobs        bigint[];
     keep        boolean;
     writes_back boolean;
-    stored      bigint[];
+    -- Per result: it is in pcfarm.result, put there by this call.
+    stored      boolean[];
     failures    pcfarm.write_back_failure[] := '{}';
 begin
     perform from pcfarm.checkout c where c.checkout_id = any (checkout_ids) order by c.checkout_id for update;
@@ -94,19 +103,26 @@ begin
     select t.keep_results, t.write_back is not null into keep, writes_back
     from pcfarm.job_type t where t.name = type;
 
-    with inserted as (
+    with delivered as materialized (
+        select d.*, jobs[d.position] as job_id, live[d.position] and (d.message is null or d.last_attempt) as ends,
+            row_number() over (partition by live[d.position] and (d.message is null or d.last_attempt),
+                jobs[d.position], d.problem_id order by d.n) = 1 as is_first
+        from unnest(positions, problem_ids, attempts, last_attempt, home_lanes, home_orders, messages, solutions)
+            with ordinality as
+            d(position, problem_id, attempts, last_attempt, home_lane, home_order, message, solution, n)),
+    inserted as (
         insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, message, home_lane,
             home_order, solution)
-        select jobs[d.position], d.problem_id, checkout_ids[d.position], d.attempts + 1, d.message is not null,
+        select d.job_id, d.problem_id, checkout_ids[d.position], d.attempts + 1, d.message is not null,
             d.message, case when d.message is not null then d.home_lane end,
             case when d.message is not null then d.home_order end, case when keep then d.solution end
-        from unnest(positions, problem_ids, attempts, last_attempt, home_lanes, home_orders, messages, solutions)
-            as d(position, problem_id, attempts, last_attempt, home_lane, home_order, message, solution)
-        where live[d.position] and (d.message is null or d.last_attempt)
-        order by jobs[d.position], d.problem_id
+        from delivered d
+        where d.ends and d.is_first
+        order by d.job_id, d.problem_id
         on conflict do nothing
-        returning r.problem_id)
-    select coalesce(array_agg(i.problem_id), '{}') into stored from inserted i;
+        returning r.job_id, r.problem_id)
+    select array_agg(d.ends and d.is_first and i.problem_id is not null order by d.n) into stored
+    from delivered d left join inserted i on i.job_id = d.job_id and i.problem_id = d.problem_id;
 
     -- A failure that was not the last attempt waits here until its checkout closes.
     insert into pcfarm.failed_attempt (job_id, checkout_id, problem_id, message)
@@ -117,35 +133,38 @@ begin
 
     if writes_back then
         select coalesce(array_agg(f), '{}') into failures
-        from (select array_agg(d.problem_id order by d.n) as problem_ids, array_agg(d.key order by d.n) as keys,
+        from (select array_agg(d.n order by d.n) as places, array_agg(d.key order by d.n) as keys,
                   array_agg(d.solution order by d.n) as solutions
-              from unnest(problem_ids, keys, messages, solutions) with ordinality
-                  as d(problem_id, key, message, solution, n)
-              where d.message is null and d.problem_id = any (stored)) s
-        cross join lateral pcfarm.write_back(type, s.problem_ids, s.keys, s.solutions) f;
+              from unnest(keys, messages, solutions) with ordinality as d(key, message, solution, n)
+              where d.message is null and stored[d.n]) s
+        cross join lateral pcfarm.write_back(type, s.places, s.keys, s.solutions) f;
         -- The statement's text may have turned durability off, or anything else.
         reset all;
         set local synchronous_commit = on;
         if cardinality(failures) > 0 then
-            perform pcfarm.take_back_stored(checkout_ids, jobs, failures, positions, problem_ids, attempts,
-                last_attempt, home_lanes, home_orders);
+            perform pcfarm.take_back_stored(checkout_ids, jobs, failures, positions, problem_ids, last_attempt,
+                home_lanes, home_orders);
         end if;
     end if;
 
-    insert into pcfarm.progress (job_id, done, failed)
-    select jobs[d.position], count(*) filter (where d.message is null and f.problem_id is null),
-        count(*) filter (where d.message is not null or (f.problem_id is not null and d.last_attempt))
-    from unnest(positions, problem_ids, messages, last_attempt) as d(position, problem_id, message, last_attempt)
-    join (select distinct unnest(stored) as problem_id) s on s.problem_id = d.problem_id
-    left join unnest(failures) f on f.problem_id = d.problem_id
-    where live[d.position]
-    group by 1;
-
-    update pcfarm.checkout c set ended_at = clock_timestamp(), ending = 'accepted'
-    from unnest(checkout_ids, closing, live) as t(checkout_id, closing, live)
-    where c.checkout_id = t.checkout_id and t.closing and t.live
-        and not exists (select from unnest(failures) f join unnest(positions, problem_ids) d(position, problem_id)
-            on d.problem_id = f.problem_id where checkout_ids[d.position] = c.checkout_id);
+    with counted as materialized (
+        select d.position, count(*) filter (where d.message is null and f.place is null) as done,
+            count(*) filter (where d.message is not null or (f.place is not null and d.last_attempt)) as failed
+        from unnest(positions, messages, last_attempt) with ordinality as d(position, message, last_attempt, n)
+        left join unnest(failures) f on f.place = d.n
+        where stored[d.n]
+        group by d.position),
+    noted as (
+        insert into pcfarm.progress (job_id, done, failed)
+        select jobs[k.position], sum(k.done), sum(k.failed) from counted k group by 1)
+    update pcfarm.checkout c set delivered = c.delivered + t.delivered,
+        ended_at = case when t.closing and c.delivered + t.delivered = c.problems then clock_timestamp() end,
+        ending = case when t.closing and c.delivered + t.delivered = c.problems then 'accepted' end
+    from (select o.checkout_id, o.closing, coalesce(k.done + k.failed, 0) as delivered
+          from unnest(checkout_ids, closing, live) with ordinality as o(checkout_id, closing, live, n)
+          left join counted k on k.position = o.n
+          where o.live) t
+    where c.checkout_id = t.checkout_id and (t.delivered > 0 or t.closing);
 
     return query
     select t.checkout_id,
@@ -161,10 +180,9 @@ begin
     left join pcfarm.checkout c on c.checkout_id = t.checkout_id
     left join (
         select d.position, count(*) as delivered,
-            count(*) filter (where live[d.position] and (s.problem_id is not null
-                or (d.message is not null and not d.last_attempt))) as accepted
-        from unnest(positions, problem_ids, messages, last_attempt) as d(position, problem_id, message, last_attempt)
-        left join (select distinct unnest(stored) as problem_id) s on s.problem_id = d.problem_id
+            count(*) filter (where stored[d.n]
+                or (live[d.position] and d.message is not null and not d.last_attempt)) as accepted
+        from unnest(positions, messages, last_attempt) with ordinality as d(position, message, last_attempt, n)
         group by d.position) k on k.position = t.n
     order by t.n;
 end $$;
@@ -172,26 +190,20 @@ end $$;
 -- Undoes the results whose write-back failed: that costs those problems an attempt.
 create function pcfarm.take_back_stored(
     checkout_ids bigint[], jobs bigint[], failures pcfarm.write_back_failure[], positions integer[],
-    problem_ids bigint[], attempts integer[], last_attempt boolean[], home_lanes bigint[], home_orders bigint[])
+    problem_ids bigint[], last_attempt boolean[], home_lanes bigint[], home_orders bigint[])
 returns void language plpgsql as $$
 begin
     update pcfarm.result r set failed = true, message = f.message, solution = null,
-        home_lane = d.home_lane, home_order = d.home_order
+        home_lane = home_lanes[f.place], home_order = home_orders[f.place]
     from unnest(failures) f
-    join unnest(positions, problem_ids, last_attempt, home_lanes, home_orders)
-        as d(position, problem_id, last_attempt, home_lane, home_order) on d.problem_id = f.problem_id
-    where r.job_id = jobs[d.position] and r.problem_id = f.problem_id and d.last_attempt;
+    where last_attempt[f.place] and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
     delete from pcfarm.result r
     using unnest(failures) f
-    join unnest(positions, problem_ids, last_attempt) as d(position, problem_id, last_attempt)
-        on d.problem_id = f.problem_id
-    where r.job_id = jobs[d.position] and r.problem_id = f.problem_id and not d.last_attempt;
+    where not last_attempt[f.place] and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
     insert into pcfarm.failed_attempt (job_id, checkout_id, problem_id, message)
-    select jobs[d.position], checkout_ids[d.position], f.problem_id, f.message
+    select jobs[positions[f.place]], checkout_ids[positions[f.place]], problem_ids[f.place], f.message
     from unnest(failures) f
-    join unnest(positions, problem_ids, last_attempt) as d(position, problem_id, last_attempt)
-        on d.problem_id = f.problem_id
-    where not d.last_attempt
+    where not last_attempt[f.place]
     on conflict do nothing;
 end $$;
 
@@ -211,7 +223,8 @@ create function pcfarm.close_checkouts(checkout_ids bigint[], how text, why text
 returns table (checkout_id bigint, workstation_id bigint, job_id bigint, requeued integer, failed integer)
 language plpgsql set enable_seqscan = off as $$
 declare
-    closed bigint[];
+    closed    bigint[];
+    closed_at timestamptz;
 begin
     -- Requeueing appends to retry lanes: their locks come before the checkouts', and order the appending.
     perform from pcfarm.lane l
@@ -222,24 +235,38 @@ begin
     order by c.checkout_id for update;
     select coalesce(array_agg(c.checkout_id), '{}') into closed
     from pcfarm.checkout c where c.checkout_id = any (checkout_ids) and c.ended_at is null;
+    -- One moment for all, after whatever was accepted: a result later than its checkout's end is a bug.
+    closed_at := clock_timestamp();
 
+    -- Each step is bound to what it reads by key or is written out once, so that no plan, whatever the statistics, looks
+    -- at more than what these checkouts hold.
     return query
-    with left_over as materialized (
-        select h.*, c.job_type, c.workstation_id as held_by, l.lane_id as retry_lane, hl.grouped, t.max_attempts,
-            f.message,
-            f.problem_id is null and how = 'lost' as was_lost,
+    with closing as materialized (
+        select c.checkout_id, c.job_id, c.problems, c.workstation_id, l.lane_id as retry_lane, t.max_attempts,
+            j.state = 'cancelled' as cancelled
+        from pcfarm.checkout c
+        join pcfarm.lane l on l.job_id = c.job_id and l.job_type = c.job_type and l.kind = 'retry'
+        join pcfarm.job_type t on t.name = c.job_type
+        join pcfarm.job j on j.job_id = c.job_id
+        where c.checkout_id = any (closed)),
+    left_over as materialized (
+        select h.*, c.retry_lane, c.max_attempts, c.cancelled, hl.grouped, f.message,
+            f.message is null and how = 'lost' as was_lost,
             c.problems = 1 as was_alone,
             -- Run one by one: the first that is left was the one being run.
             hl.grouped and h.came_back and h.alone as was_one_by_one
-        from pcfarm.checkout c
-        join pcfarm.held_problem h on h.checkout_id = c.checkout_id
-        join pcfarm.lane l on l.job_id = c.job_id and l.job_type = c.job_type and l.kind = 'retry'
-        join pcfarm.lane hl on hl.job_id = h.job_id and hl.lane_id = h.home_lane
-        join pcfarm.job_type t on t.name = c.job_type
-        left join pcfarm.result r on r.job_id = h.job_id and r.problem_id = h.problem_id
-        left join pcfarm.failed_attempt f on f.job_id = h.job_id and f.checkout_id = c.checkout_id
-            and f.problem_id = h.problem_id
-        where c.checkout_id = any (closed) and r.problem_id is null),
+        from closing c
+        cross join lateral (
+            select h.* from pcfarm.held_problem h
+            where h.checkout_id = c.checkout_id and not exists (
+                select from pcfarm.result r where r.job_id = h.job_id and r.problem_id = h.problem_id)
+            offset 0) h
+        cross join lateral (
+            select l.grouped from pcfarm.lane l where l.job_id = h.job_id and l.lane_id = h.home_lane offset 0) hl
+        left join lateral (
+            select f.message from pcfarm.failed_attempt f
+            where f.job_id = h.job_id and f.checkout_id = h.checkout_id and f.problem_id = h.problem_id
+            offset 0) f on true),
     numbered as (
         select o.*,
             count(*) over (partition by o.checkout_id, o.was_lost) as lost_together,
@@ -254,8 +281,9 @@ begin
             b.losses + case when b.was_lost and not b.to_blame then 1 else 0 end as losses_now
         from blamed b),
     exhausted as (
-        insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, message, home_lane, home_order)
-        select c.job_id, c.problem_id, c.checkout_id, c.attempts_now, true, coalesce(c.message, why), c.home_lane, c.home_order
+        insert into pcfarm.result as r (job_id, problem_id, checkout_id, accepted_at, attempts, failed, message,
+            home_lane, home_order)
+        select c.job_id, c.problem_id, c.checkout_id, closed_at, c.attempts_now, true, coalesce(c.message, why), c.home_lane, c.home_order
         from counted c where c.attempts_now >= c.max_attempts
         order by c.job_id, c.problem_id
         on conflict do nothing
@@ -264,13 +292,13 @@ begin
         select c.*,
             -- Which go together: those of one convoy if they depend on each other or lost nothing, failed
             -- ones each alone, lost ones by eighths.
-            dense_rank() over (partition by c.job_id, c.retry_lane order by c.checkout_id, c.was_lost,
+            dense_rank() over (partition by c.job_id, c.retry_lane order by c.checkout_id, c.was_lost and not c.grouped,
                 case when c.grouped or (c.message is null and not c.was_lost) then c.batch_order else 0 end,
                 case when c.grouped or (c.message is null and not c.was_lost) then 0
                      when c.message is not null then c.problem_id
                      else c.number / greatest(1, (c.lost_together + 7) / 8) end) as rank
         from counted c where c.attempts_now < c.max_attempts),
-    lane_end as (
+    lane_end as materialized (
         select l.job_id, l.retry_lane,
             coalesce((select q.batch_order + 1 from pcfarm.requeued q
                 where q.job_id = l.job_id and q.lane_id = l.retry_lane order by q.batch_order desc limit 1), 0) as base
@@ -283,7 +311,7 @@ begin
             coalesce(b.message, why)
         from coming_back b join lane_end e on e.job_id = b.job_id and e.retry_lane = b.retry_lane
         -- A cancelled job's problems stay where they are.
-        join pcfarm.job j on j.job_id = b.job_id and j.state <> 'cancelled'
+        where not b.cancelled
         returning q.job_id, q.problem_id),
     noted as (
         insert into pcfarm.progress (job_id, failed, requeued)
@@ -296,16 +324,16 @@ begin
         using pcfarm.checkout c
         where c.checkout_id = any (closed) and f.job_id = c.job_id and f.checkout_id = c.checkout_id),
     ended as (
-        update pcfarm.checkout c set ended_at = clock_timestamp(), reason = why,
+        update pcfarm.checkout c set ended_at = closed_at, reason = why,
             ending = case when how <> 'finished' then 'revoked'
-                when exists (select from left_over o where o.checkout_id = c.checkout_id) then 'given_back'
+                when c.checkout_id in (select o.checkout_id from left_over o) then 'given_back'
                 else 'accepted' end
         where c.checkout_id = any (closed)
         returning c.checkout_id, c.workstation_id, c.job_id)
-    select e.checkout_id, e.workstation_id, e.job_id,
-        (select count(*) from coming_back b where b.checkout_id = e.checkout_id)::integer,
-        (select count(*) from exhausted x where x.checkout_id = e.checkout_id)::integer
-    from ended e;
+    select e.checkout_id, e.workstation_id, e.job_id, coalesce(b.problems, 0)::integer, coalesce(x.problems, 0)::integer
+    from ended e
+    left join (select b.checkout_id, count(*) as problems from coming_back b group by 1) b on b.checkout_id = e.checkout_id
+    left join (select x.checkout_id, count(*) as problems from exhausted x group by 1) x on x.checkout_id = e.checkout_id;
     if cardinality(closed) > 0 then
         perform pg_notify('pcfarm', case how when 'finished' then 'work' else 'revoked' end);
     end if;

@@ -58,7 +58,7 @@ cross join lateral (select coalesce(sum(l.problems), 0)::bigint as problems from
 cross join lateral (select coalesce(sum(p.done), 0)::bigint as done, coalesce(sum(p.failed), 0)::bigint as failed,
     coalesce(sum(p.requeued), 0)::bigint as requeued from pcfarm.progress p where p.job_id = j.job_id) d
 -- What a live checkout has delivered in part counts as done, not as in progress.
-cross join lateral (select coalesce(sum(c.problems), 0)::bigint as problems from pcfarm.checkout c
+cross join lateral (select coalesce(sum(c.problems - c.delivered), 0)::bigint as problems from pcfarm.checkout c
     where c.job_id = j.job_id and c.ended_at is null) i;
 comment on view pcfarm.job_progress is
     'Counts per job, kept by every transaction that changes them: nothing is counted here. Problems copied with '

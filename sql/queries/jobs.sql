@@ -21,5 +21,5 @@ left join able a on a.controller = t.controller
 cross join lateral (
     select count(distinct c.workstation_id) as workstations from pcfarm.checkout c
     where c.job_id = p.job_id and c.ended_at is null) h
-where p.job_id = any ($1)
+where p.job_id = any ($1) and j.job_id = any ($1)
 order by p.job_id desc

@@ -368,8 +368,18 @@ mod tests {
             (WorkstationState::Processing, 2, none(), "40 problems in 2 checkouts"),
             (WorkstationState::Waiting, 0, Prospects { silent: true, ..none() }, "does not hear it"),
             (WorkstationState::Waiting, 0, none(), "There is no open job; it runs emsr."),
-            (WorkstationState::Waiting, 0, Prospects { wanted_elsewhere: vec!["x".into()], ..none() }, "Open jobs want x"),
-            (WorkstationState::Waiting, 0, Prospects { could_run: 3, held: 1, ..none() }, "0 loading, 1 held, 2 to start later"),
+            (
+                WorkstationState::Waiting,
+                0,
+                Prospects { wanted_elsewhere: vec!["x".into()], ..none() },
+                "Open jobs want x",
+            ),
+            (
+                WorkstationState::Waiting,
+                0,
+                Prospects { could_run: 3, held: 1, ..none() },
+                "0 loading, 1 held, 2 to start later",
+            ),
             (WorkstationState::Waiting, 0, Prospects { could_run: 1, may_run: 1, ..none() }, "has been handed out"),
             (WorkstationState::Waiting, 0, Prospects { have_work: 1, ..none() }, "within a second or two"),
         ];

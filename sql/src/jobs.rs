@@ -119,12 +119,7 @@ pub struct Lane {
 }
 
 /// Jobs with a smaller id than `before`, newest first; `all`: ended ones, too.
-pub async fn list(
-    client: &ClientWrapper,
-    all: bool,
-    before: Option<JobId>,
-    limit: u32,
-) -> Result<Vec<Job>, Error> {
+pub async fn list(client: &ClientWrapper, all: bool, before: Option<JobId>, limit: u32) -> Result<Vec<Job>, Error> {
     let before = before.unwrap_or(JobId(i64::MAX));
     let limit = i64::from(limit.min(PAGE_LIMIT));
     let rows = client.run(include_str!("../queries/job_page.sql"), &[&all, &before, &limit]).await?;

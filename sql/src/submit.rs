@@ -20,7 +20,11 @@ const CONVOY_LIMIT: u32 = 100_000;
 pub enum Target {
     Job(JobId),
     /// `options` is a JSON object, as `pcfarm.create_job` takes it.
-    New { name: String, job_type: String, options: String },
+    New {
+        name: String,
+        job_type: String,
+        options: String,
+    },
 }
 
 /// Problems that a query returns.

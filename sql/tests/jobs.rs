@@ -224,7 +224,9 @@ async fn pages_and_results_say_what_the_view_says_throughout_a_job() {
 async fn problems_without_a_batch_order_are_listed() {
     let world = world().await;
     let job = world.job("select pcfarm.create_job('own', 't')").await;
-    let copy = format!("insert into pcfarm.problem (job_id, key, payload) select {job}, 'k' || g, '{{}}' from generate_series(1, 5) g");
+    let copy = format!(
+        "insert into pcfarm.problem (job_id, key, payload) select {job}, 'k' || g, '{{}}' from generate_series(1, 5) g"
+    );
     world.client.batch_execute(&copy).await.expect("copied");
     assert_eq!(world.check_pages(job).await.into_iter().collect::<Vec<_>>(), ["waiting"]);
     assert_eq!(world.check_results(job).await, 0);

@@ -82,7 +82,8 @@ async fn problems_are_loaded_in_convoys_and_seen_only_when_all_are_there() {
 #[tokio::test]
 async fn groups_are_packed_as_the_sql_load_packs_them() {
     let (_database, client, pool) = farm().await;
-    let rows = [("a", "x"), ("b", "y"), ("c", ""), ("d", "x"), ("e", "z"), ("f", "z"), ("g", "z"), ("h", "y"), ("i", "")];
+    let rows =
+        [("a", "x"), ("b", "y"), ("c", ""), ("d", "x"), ("e", "z"), ("f", "z"), ("g", "z"), ("h", "y"), ("i", "")];
     let mut load = loading(&pool, &new_job("{}"), 2).await;
     let problems = rows.map(|(key, group)| problem(key, (!group.is_empty()).then_some(group)));
     let (first, second) = problems.split_at(4);
@@ -134,7 +135,9 @@ async fn what_the_database_refuses_is_named() {
         .await
         .expect("buffered");
     match load.finish(false).await {
-        Err(LoadError::Refused { number: 1, source, .. }) => assert_eq!(source.code(), Some(&SqlState::CHECK_VIOLATION)),
+        Err(LoadError::Refused { number: 1, source, .. }) => {
+            assert_eq!(source.code(), Some(&SqlState::CHECK_VIOLATION))
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -179,7 +182,8 @@ async fn an_idempotency_key_loads_once() {
     assert_eq!(again, Submitted { job: first.job, problems: 0, repeated: true });
     assert_eq!(convoys(&client, first.job).await.len(), 1);
 
-    let other = Target::New { name: "other".into(), job_type: "t".into(), options: r#"{"idempotency_key": "k"}"#.into() };
+    let other =
+        Target::New { name: "other".into(), job_type: "t".into(), options: r#"{"idempotency_key": "k"}"#.into() };
     let client = Object::take(pool.get().await.expect("connected"));
     match Loading::begin(client, &other, None).await {
         Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&SqlState::UNIQUE_VIOLATION)),

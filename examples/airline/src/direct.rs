@@ -30,7 +30,7 @@ pub struct DirectRun {
     pub checkouts: usize,
     /// From the first load query to the last commit.
     pub took: Duration,
-    /// Core time inside the controller, all threads together.
+    /// Time inside the controller, all threads together; on a machine that is busy otherwise, more than core time.
     pub crunching: Duration,
 }
 

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn identical_departures_are_forecast_exactly() {
-        let mut record = vec![0u8; RECORD];
+        let mut record = [0u8; RECORD];
         record[0] = 100;
         record[1..=PERIODS].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         let bytes = record.repeat(4);

@@ -49,10 +49,7 @@ impl FarmService for FarmApi {
 
 fn message(status: farm::Status, mut warnings: Vec<String>) -> FarmStatus {
     for server in status.servers.iter().filter(|server| !server.live) {
-        warnings.push(format!(
-            "server {} ({}) stopped without a word: is it running?",
-            server.server_id, server.name
-        ));
+        warnings.push(format!("server {} ({}) stopped without a word: is it running?", server.server_id, server.name));
     }
     FarmStatus {
         server_version: env!("CARGO_PKG_VERSION").to_owned(),

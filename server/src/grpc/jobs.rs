@@ -137,9 +137,8 @@ impl JobService for JobsApi {
     }
 
     async fn wait_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
-        let deadline = call_timeout(request.metadata()).and_then(|limit| {
-            Instant::now().checked_add(limit.saturating_sub(WAIT_MARGIN))
-        });
+        let deadline = call_timeout(request.metadata())
+            .and_then(|limit| Instant::now().checked_add(limit.saturating_sub(WAIT_MARGIN)));
         let job_id = JobId(request.into_inner().job_id);
         loop {
             let client = self.client().await?;
@@ -167,9 +166,10 @@ impl JobService for JobsApi {
         let asked = request.into_inner();
         let state = match asked.state.as_str() {
             "" => None,
-            name => Some(name.parse().map_err(|unknown: problems::UnknownState| {
-                Status::invalid_argument(unknown.to_string())
-            })?),
+            name => Some(
+                name.parse()
+                    .map_err(|unknown: problems::UnknownState| Status::invalid_argument(unknown.to_string()))?,
+            ),
         };
         let job_id = JobId(asked.job_id);
         let wanted = problems::Wanted {
@@ -300,7 +300,9 @@ fn checked(number: i64, problem: SubmitProblem) -> Result<NewProblem, Status> {
             let key: String = key.chars().take(100).collect();
             Err(Status::invalid_argument(format!("problem {number} (key {key:?}) {wrong}; nothing was loaded")))
         }
-        None => Ok(NewProblem { key, payload: RawJson(payload), group_key: (!group_key.is_empty()).then_some(group_key) }),
+        None => {
+            Ok(NewProblem { key, payload: RawJson(payload), group_key: (!group_key.is_empty()).then_some(group_key) })
+        }
     }
 }
 
@@ -373,7 +375,9 @@ impl Stream for Chunks {
             return Poll::Ready(Some(chunk));
         }
         match std::task::ready!(self.task.poll_join_next(context)) {
-            Some(Err(_)) => Poll::Ready(Some(Err(Status::internal("reading results failed: the server's log says more")))),
+            Some(Err(_)) => {
+                Poll::Ready(Some(Err(Status::internal("reading results failed: the server's log says more"))))
+            }
             Some(Ok(())) | None => Poll::Ready(None),
         }
     }

@@ -134,7 +134,9 @@ fn code(failed: &Error) -> Code {
 fn log(code: Code, failed: &(dyn std::error::Error + 'static)) {
     match code {
         Code::Internal => error!(error = failed, "a call failed"),
-        Code::Unavailable | Code::Aborted | Code::DeadlineExceeded => warn!(error = failed, ?code, "a call was not done"),
+        Code::Unavailable | Code::Aborted | Code::DeadlineExceeded => {
+            warn!(error = failed, ?code, "a call was not done")
+        }
         _ => debug!(error = failed, ?code, "a call was refused"),
     }
 }

@@ -185,19 +185,27 @@ mod tests {
             (Job { problems: 0, ..job(JobState::Loading) }, "pcfarm job load FILE --job 7"),
             (job(JobState::Loading), "10 problems loaded: open it with `pcfarm job open 7`"),
             (job(JobState::Open), "controller emsr: none is connected"),
-            (Job { able: able(3, 0, 0), ..job(JobState::Open) }, "3 workstations for controller emsr, each is suspended"),
+            (
+                Job { able: able(3, 0, 0), ..job(JobState::Open) },
+                "3 workstations for controller emsr, each is suspended",
+            ),
             (Job { able: able(3, 2, 0), ..job(JobState::Open) }, "2 workstations for controller emsr busy"),
             (Job { able: able(3, 2, 1), ..job(JobState::Open) }, "about to be handed out"),
             (Job { starts_at: Some("noon".into()), ..job(JobState::Open) }, "starts at noon"),
             (Job { in_progress: 4, workstations: 1, ..job(JobState::Open) }, "in progress on 1 workstation"),
-            (Job { in_progress: 4, waiting: 0, workstations: 2, failed: 1, ..job(JobState::Open) },
-                "the last 4 in progress on 2 workstations; 1 problem failed so far"),
+            (
+                Job { in_progress: 4, waiting: 0, workstations: 2, failed: 1, ..job(JobState::Open) },
+                "the last 4 in progress on 2 workstations; 1 problem failed so far",
+            ),
             (Job { waiting: 0, ..job(JobState::Open) }, "about to end"),
             (Job { waiting: 0, standing: true, ..job(JobState::Open) }, "standing"),
             (Job { late: true, ..job(JobState::Open) }, "its deadline has passed"),
             (job(JobState::Held), "`pcfarm job release 7` goes on"),
             (job(JobState::Done), "10 problems in all"),
-            (Job { failed: 2, ..job(JobState::Failed) }, "2 problems failed of 10: see `pcfarm problems 7 --state failed`"),
+            (
+                Job { failed: 2, ..job(JobState::Failed) },
+                "2 problems failed of 10: see `pcfarm problems 7 --state failed`",
+            ),
             (Job { cancelled: 3, ..job(JobState::Cancelled) }, "before 3 problems had a result"),
         ];
         for (job, expected) in cases {
@@ -212,7 +220,9 @@ mod tests {
         let waiting = Job { able: Able { connected: 2, working: 1, idle: 0 }, ..job(JobState::Open) };
         let ahead = Ahead { jobs: 1, first: Some("job 3 (a)".into()), oldest_seconds: None };
         let reasons = explain(&waiting, &ahead).join("\n");
-        for expected in ["1 of 2 workstations", "hold other work", "1 job for controller emsr served before it, job 3 (a)"] {
+        for expected in
+            ["1 of 2 workstations", "hold other work", "1 job for controller emsr served before it, job 3 (a)"]
+        {
             assert!(reasons.contains(expected), "{reasons}");
         }
     }

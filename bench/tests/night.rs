@@ -1,0 +1,139 @@
+//! Whole jobs, and what people do to them while they run.
+
+use std::time::Duration;
+
+use pcfarm_bench::farm::{Farm, LONG, SOON, sleeps};
+use serde_json::json;
+
+#[tokio::test]
+async fn a_job_over_two_servers_and_three_agents_is_done_and_right() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({})).await;
+    let (a, b) = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]));
+    let job = farm.submit_sleeps("digest", 4000, 1, 40).await;
+    let _agents: Vec<_> = ["one", "two", "three"].map(|name| farm.working(name, &[&a, &b])).into();
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert_eq!(farm.progress(job).await, (4000, 0, 0));
+    let split = farm
+        .number(&format!(
+            "select count(*) from (
+                select from pcfarm.problem p
+                join pcfarm.result r on r.job_id = p.job_id and r.problem_id = p.problem_id
+                join pcfarm.checkout c on c.checkout_id = r.checkout_id
+                where p.job_id = {job} group by p.lane_id, p.batch_order
+                having count(distinct c.workstation_id) > 1) s"
+        ))
+        .await;
+    assert_eq!(split, 0, "convoys that were split between workstations");
+    let workstations = format!("select count(distinct workstation_id) from pcfarm.checkout where job_id = {job}");
+    assert_eq!(farm.number(&workstations).await, 3);
+    farm.check(&[job]).await;
+}
+
+#[tokio::test]
+async fn two_servers_start_at_once_on_an_empty_database() {
+    let farm = Farm::of(pcfarm_sql::testing::empty_database().await);
+    let (a, b) = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]));
+    farm.job_type("digest", "digest", json!({})).await;
+    let job = farm.submit_sleeps("digest", 50, 1, 5).await;
+    let _agents = [farm.working("one", &[&a]), farm.working("two", &[&b])];
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    farm.check(&[job]).await;
+}
+
+#[tokio::test]
+async fn a_job_is_held_released_and_loaded_while_it_runs() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({})).await;
+    let server = farm.serving("a", &[]).await;
+    let _agent = farm.working("one", &[&server]);
+    let job = farm.submit_sleeps("digest", 500, 10, 10).await;
+    farm.finished(job, 20, SOON).await;
+    farm.run(&format!("select pcfarm.hold_job({job})")).await;
+    let last_hand_out = format!("select coalesce(max(checkout_id), 0) from pcfarm.checkout where job_id = {job}");
+    let held_at = farm.number(&last_hand_out).await;
+    let quiet = format!("select count(*) = 0 from pcfarm.checkout where job_id = {job} and ended_at is null");
+    farm.until(SOON, &quiet).await;
+    // Loading wakes dispatchers: a held job is handed out all the same to nobody.
+    farm.run(&format!("select pcfarm.load({job}, $q$ {} $q$, 7)", sleeps(300, 1))).await;
+    assert_eq!(farm.number(&last_hand_out).await, held_at, "handed out while held");
+    farm.run(&format!("select pcfarm.release_job({job})")).await;
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert_eq!(farm.progress(job).await.0, 800);
+    farm.check(&[job]).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_job_stops_at_once_and_for_good() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({})).await;
+    let server = farm.serving("a", &[]).await;
+    let _agents = [farm.working("one", &[&server]), farm.working("two", &[&server])];
+    let job = farm.submit_sleeps("digest", 100, 60_000, 1).await;
+    let began = async |farm: &Farm| {
+        while farm.noted("one", "began") + farm.noted("two", "began") < 4 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(SOON, began(&farm)).await.expect("all cores work");
+    farm.run(&format!("select pcfarm.cancel_job({job})")).await;
+    let told = async |farm: &Farm| {
+        while farm.noted("one", "cancelled") + farm.noted("two", "cancelled") < 4 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), told(&farm)).await.expect("all cores hear that it is over");
+    // The agents are free for others, and nothing of the first job was kept.
+    let next = farm.submit_sleeps("digest", 50, 1, 5).await;
+    assert_eq!(farm.ended(next, SOON).await, "done");
+    assert_eq!(farm.progress(job).await, (0, 0, 0));
+    farm.check(&[job, next]).await;
+}
+
+#[tokio::test]
+async fn a_terminated_agent_hands_back_what_it_has_not_finished_at_no_cost() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({"max_attempts": 1})).await;
+    let server = farm.serving("a", &[]).await;
+    let mut leaving = farm.agent("leaving", &[&server]).arguments(["--grace", "1"]);
+    leaving.start();
+    let job = farm.submit_sleeps("digest", 60, 200, 20).await;
+    farm.finished(job, 5, SOON).await;
+    leaving.terminate();
+    let status = leaving.ended(SOON).await;
+    assert!(status.success(), "{status}");
+    // Nobody had to die for it to come back.
+    farm.until(SOON, &format!("select count(*) = 0 from pcfarm.checkout where job_id = {job} and ended_at is null")).await;
+    let revoked = format!("select count(*) from pcfarm.checkout where job_id = {job} and ending = 'revoked'");
+    assert_eq!(farm.number(&revoked).await, 0);
+    assert_eq!(farm.number("select count(*) from pcfarm.requeued where attempts + losses > 0").await, 0);
+    let _stays = farm.working("stays", &[&server]);
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    farm.check(&[job]).await;
+}
+
+#[tokio::test]
+async fn a_drained_workstation_finishes_and_takes_no_more_until_the_drain_is_over() {
+    use pcfarm_proto::v1::DrainWorkstationRequest;
+    use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({"max_attempts": 1})).await;
+    let server = farm.serving("a", &[]).await;
+    let _drained = farm.working("drained", &[&server]);
+    let job = farm.submit_sleeps("digest", 300, 20, 5).await;
+    farm.finished(job, 10, SOON).await;
+    let workstation_id = farm.number("select workstation_id from pcfarm.workstation").await;
+    let mut client = WorkstationServiceClient::connect(server.url()).await.expect("the server answers");
+    let request = |undo| DrainWorkstationRequest { workstation_id, undo };
+    client.drain_workstation(request(false)).await.expect("drained");
+    farm.until(SOON, "select state = 'draining' and checkouts = 0 from pcfarm.workstation_status").await;
+    let (done, failed, requeued) = farm.progress(job).await;
+    assert!(done < 300, "too late to see anything");
+    assert_eq!((failed, requeued), (0, 0), "what it held was finished");
+    let _other = farm.working("other", &[&server]);
+    farm.finished(job, done + 20, SOON).await;
+    client.drain_workstation(request(true)).await.expect("undrained");
+    farm.until(SOON, "select state in ('waiting', 'processing') from pcfarm.workstation_status where hostname = 'drained'").await;
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    farm.check(&[job]).await;
+}

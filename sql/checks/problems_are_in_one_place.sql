@@ -1,0 +1,20 @@
+-- A problem without a result waits in one place or is in one workstation's hands; one with a result waits nowhere.
+-- Jobs that were cancelled, or that load batch orders of one's own, are left out.
+with place as (
+    select p.job_id, p.problem_id, p.lane_id, p.batch_order from pcfarm.problem p
+    union all
+    select r.job_id, r.problem_id, r.lane_id, r.batch_order from pcfarm.requeued r),
+counted as (
+    select p.job_id, p.problem_id, count(*) filter (where p.batch_order >= q.next_extraction) as waiting,
+        count(*) filter (where p.batch_order < q.next_extraction and exists (
+            select from pcfarm.checkout c
+            where c.job_id = p.job_id and c.lane_id = p.lane_id and c.ended_at is null
+                and c.from_order <= p.batch_order and p.batch_order < c.to_order)) as held
+    from place p
+    join pcfarm.queue_pointer q on q.job_id = p.job_id and q.lane_id = p.lane_id
+    where q.job_state <> 'cancelled'
+    group by p.job_id, p.problem_id)
+select c.job_id, c.problem_id, c.waiting, c.held, r.problem_id is not null as ended
+from counted c
+left join pcfarm.result r on r.job_id = c.job_id and r.problem_id = c.problem_id
+where case when r.problem_id is null then c.waiting + c.held <> 1 else c.waiting <> 0 end

@@ -1,0 +1,216 @@
+//! Every statement prepares, and the hot ones go by index however old the statistics are.
+#![cfg(feature = "testing")]
+
+mod queue;
+
+use pcfarm_sql::connect::connect;
+use queue::{Queue, queue};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use tokio_postgres::{AsyncMessage, Client};
+
+fn texts(folder: &str) -> BTreeMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let mut texts = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_file() {
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            texts.insert(name, fs::read_to_string(&path).expect("text"));
+        }
+    }
+    texts
+}
+
+#[tokio::test]
+async fn every_statement_prepares() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let queries = texts("queries");
+    assert!(queries.len() > 50);
+    client.batch_execute("begin").await.expect("begun");
+    client.batch_execute(&queries["stage_problems.sql"]).await.expect("staged");
+    for (name, text) in &queries {
+        client.prepare(text).await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
+    }
+}
+
+#[test]
+fn every_statement_and_check_is_used() {
+    let sources: String = texts("src").into_values().chain(texts("src/jobs").into_values()).collect();
+    for folder in ["queries", "checks"] {
+        for name in texts(folder).keys() {
+            assert!(sources.contains(&format!("{folder}/{name}\"")), "nobody runs {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn invariants_hold_of_an_empty_farm_and_of_a_new_job() {
+    let queue = queue().await;
+    queue.check().await;
+    queue.job(10, 3).await;
+    queue.check().await;
+}
+
+/// 100,000 problems, 2,000 of them back on the queue, after an ANALYZE of ten.
+async fn large() -> (Queue, i64) {
+    let queue = queue().await;
+    queue
+        .run(
+            "alter table pcfarm.problem set (autovacuum_enabled = off);
+             alter table pcfarm.requeued set (autovacuum_enabled = off);
+             alter table pcfarm.checkout set (autovacuum_enabled = off);
+             alter table pcfarm.result set (autovacuum_enabled = off);
+             alter table pcfarm.lane set (autovacuum_enabled = off);
+             alter table pcfarm.job set (autovacuum_enabled = off)",
+        )
+        .await;
+    let small = queue.job(10, 1).await;
+    let first = queue.take(small, false, 1).await.expect("a checkout");
+    queue.close(&first, pcfarm_sql::checkout::Closing::Lost).await;
+    queue.run("analyze pcfarm.problem, pcfarm.requeued, pcfarm.checkout, pcfarm.result, pcfarm.lane, pcfarm.job").await;
+    let job = queue.job(100_000, 10).await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token)
+             select {job}, l.lane_id, g * 10, g * 10 + 10, 't', 100, 1, 7
+             from pcfarm.lane l, generate_series(0, 299) g where l.job_id = {job} and l.kind = 'load';
+             select pcfarm.close_checkouts((select array_agg(c.checkout_id) from pcfarm.checkout c
+                 where c.job_id = {job} and c.from_order < 200), 'lost', 'lost')"
+        ))
+        .await;
+    assert_eq!(queue.number("select count(*) from pcfarm.requeued").await, 2_001);
+    (queue, job.0)
+}
+
+async fn explained(client: &Client, text: &str, types: &str, values: &str) -> String {
+    let statements = format!("deallocate all; prepare hot{types} as {text}");
+    client.batch_execute(&statements).await.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    let rows = client.query(&format!("explain execute hot{values}"), &[]).await.expect("explained");
+    rows.iter().map(|row| row.get::<_, &str>(0).to_owned() + "\n").collect()
+}
+
+/// Of the tables with a row per problem, none is read from end to end.
+fn reads_by_index(name: &str, plan: &str, indexes: &[&str]) {
+    for table in ["problem", "requeued", "result"] {
+        assert!(!plan.contains(&format!("Seq Scan on {table} ")), "{name} reads all of {table}:\n{plan}");
+    }
+    for index in indexes {
+        assert!(plan.contains(index), "{name} does without {index}:\n{plan}");
+    }
+}
+
+#[tokio::test]
+async fn hot_statements_go_by_index_on_stale_statistics() {
+    let (queue, job) = large().await;
+    let load = queue.number(&format!("select lane_id from pcfarm.lane where job_id = {job} and kind = 'load'")).await;
+    let retry = queue.number(&format!("select lane_id from pcfarm.lane where job_id = {job} and kind = 'retry'")).await;
+    let ids = queue.text(&format!("select array_agg(c.checkout_id)::text from (select checkout_id from pcfarm.checkout
+        where job_id = {job} and ended_at is null order by 1 limit 8) c")).await;
+    let out = "(bigint, bigint, text, bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
+    let hot: &[(&str, &str, String, &[&str])] = &[
+        ("coming_problems", "", format!("({job}, {load}, 3000, 1000, 1000000)"), &["problem_in_dispatch_order"]),
+        ("coming_requeued", "", format!("({job}, {retry}, 0, 1000)"), &["requeued_pkey", "problem_in_dispatch_order"]),
+        ("check_out", out, format!("({job}, {load}, 't', '{{3000}}', '{{3010}}', '{{100}}', '{{1}}', '{{7}}', '{{null}}')"), &["checkout_after_checkout"]),
+        ("held_problems", "", format!("('{ids}')"), &["problem_in_dispatch_order", "requeued_pkey"]),
+        ("open_lanes", "", String::new(), &["checkout_after_checkout", "requeued_pkey"]),
+        ("end_job", "", format!("({job})"), &[]),
+        ("checkout_facts", "", format!("('{ids}')"), &[]),
+        ("revoked_checkouts", "", format!("('{ids}')"), &[]),
+        ("live_checkouts_of", "", "(1)".into(), &["checkout_live"]),
+        ("lost_checkouts", "", "(0)".into(), &[]),
+        ("maybe_empty_jobs", "", String::new(), &[]),
+    ];
+    let queries = texts("queries");
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        queue.run(&format!("set plan_cache_mode = {mode}")).await;
+        for (name, types, values, indexes) in hot {
+            let text = &queries[&format!("{name}.sql")];
+            let plan = explained(&queue.client, text, types, values).await;
+            if *name != "lost_checkouts" && *name != "maybe_empty_jobs" {
+                reads_by_index(&format!("{name} ({mode})"), &plan, indexes);
+            } else {
+                assert!(!plan.contains("Seq Scan on problem"), "{plan}");
+            }
+        }
+    }
+}
+
+/// What PostgreSQL did inside a function, as auto_explain tells it.
+async fn inner_plans(queue: &Queue, statement: &str) -> String {
+    let (client, mut connection) = connect(&queue.database.config()).await.expect("connected");
+    let watch = "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
+        set auto_explain.log_analyze = on; set auto_explain.log_timing = off; set client_min_messages = log";
+    client.batch_execute(watch).await.expect("PostgreSQL's contrib modules are installed");
+    client.batch_execute(statement).await.unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+    drop(client);
+    let mut plans = String::new();
+    while let Some(message) = connection.next().await {
+        if let AsyncMessage::Notice(notice) = message {
+            plans.push_str(notice.message());
+            plans.push('\n');
+        }
+    }
+    assert!(plans.contains("Query Text"), "auto_explain said nothing: {plans}");
+    plans
+}
+
+/// The largest number of rows that a scan read in vain.
+fn most_in_vain(plans: &str) -> i64 {
+    let removed = plans.lines().filter_map(|line| line.trim().strip_prefix("Rows Removed by "));
+    removed.filter_map(|rest| rest.rsplit(": ").next()?.trim().parse().ok()).max().unwrap_or(0)
+}
+
+async fn eight_live(queue: &Queue, job: i64) -> String {
+    let query = format!(
+        "select format('%L::bigint[]', array_agg(c.checkout_id order by c.checkout_id)) from (select checkout_id
+         from pcfarm.checkout where job_id = {job} and ended_at is null order by 1 limit 8) c"
+    );
+    queue.text(&query).await
+}
+
+#[tokio::test]
+async fn accepting_and_closing_go_by_index_on_stale_statistics() {
+    let (queue, job) = large().await;
+    let live = eight_live(&queue, job).await;
+    queue
+        .run(&format!(
+            "create table public.delivery as
+             select h.*, array_position({live}, h.checkout_id) as position
+             from pcfarm.held_problem h where h.checkout_id = any ({live})"
+        ))
+        .await;
+    let accept = format!(
+        "select pcfarm.accept('t', {live}, array_fill(7, array[8]), array_fill(true, array[8]),
+            array_agg(s.position::integer), array_agg(s.problem_id), array_agg('k'::text), array_agg(0),
+            array_agg(false), array_agg(s.home_lane), array_agg(s.home_order), array_agg(null::text), array_agg('1'::jsonb))
+         from public.delivery s"
+    );
+    let plans = inner_plans(&queue, &accept).await;
+    reads_by_index("accept", &plans, &[]);
+    assert_eq!(queue.number(&format!("select done from pcfarm.job_progress where job_id = {job}")).await, 800);
+
+    for how in ["finished", "lost"] {
+        let live = eight_live(&queue, job).await;
+        let close = format!("select pcfarm.close_checkouts({live}, '{how}', 'why')");
+        let plans = inner_plans(&queue, &close).await;
+        reads_by_index("close_checkouts", &plans, &["problem_in_dispatch_order"]);
+        assert!(most_in_vain(&plans) < 2_000, "{how} reads {} rows in vain:\n{plans}", most_in_vain(&plans));
+    }
+    // And of what had come back already.
+    queue
+        .run(&format!(
+            "insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token)
+             select {job}, q.lane_id, 0, 1, 't', (select count(*) from pcfarm.requeued r where r.job_id = {job} and r.batch_order = 0), 1, 7
+             from pcfarm.queue_pointer q where q.job_id = {job} and q.kind = 'retry';
+             update pcfarm.checkout set ended_at = clock_timestamp(), ending = 'given_back'
+             where job_id = {job} and ended_at is null and lane_id <> (select lane_id from pcfarm.lane where job_id = {job} and kind = 'retry')"
+        ))
+        .await;
+    let live = format!("(select array_agg(checkout_id) from pcfarm.checkout where job_id = {job} and ended_at is null)");
+    let plans = inner_plans(&queue, &format!("select pcfarm.close_checkouts({live}, 'lost', 'why')")).await;
+    reads_by_index("close_checkouts", &plans, &["requeued_pkey"]);
+    assert!(most_in_vain(&plans) < 2_000, "{} rows read in vain:\n{plans}", most_in_vain(&plans));
+}
