@@ -16,9 +16,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Row};
 use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
-use tonic_health::pb::HealthCheckRequest;
 
 use crate::program::Program;
 use crate::truth;
@@ -146,7 +146,9 @@ impl Farm {
     /// A recycler, not started yet.
     pub fn recycler(&self, name: &str, flags: &[&str]) -> Program {
         let lease = LEASE.as_secs().to_string();
-        self.program(name, "pcfarm-recycler").arguments(["--database-url", &self.url, "--lease", &lease]).arguments(flags)
+        self.program(name, "pcfarm-recycler")
+            .arguments(["--database-url", &self.url, "--lease", &lease])
+            .arguments(flags)
     }
 
     // The database
@@ -224,8 +226,11 @@ impl Farm {
 
     /// Makes a job type of that name.
     pub async fn job_type(&self, name: &str, controller: &str, options: Value) {
-        self.query("select pcfarm.create_job_type($1, $2, $3::text::jsonb)", &[&name, &controller, &options.to_string()])
-            .await;
+        self.query(
+            "select pcfarm.create_job_type($1, $2, $3::text::jsonb)",
+            &[&name, &controller, &options.to_string()],
+        )
+        .await;
     }
 
     /// Submits a job of what the query returns. The query has `i` to make keys and payloads of.
@@ -332,7 +337,8 @@ impl Drop for Farm {
         logs.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
         logs.sort();
         for log in logs {
-            let text = std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+            let text =
+                std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
             let lines: Vec<&str> = text.lines().collect();
             let name = log.file_stem().unwrap_or_default().to_string_lossy();
             eprintln!("-- {name}: the last of {} lines", lines.len());

@@ -56,7 +56,8 @@ impl Program {
         command.args(&self.arguments).stdin(Stdio::null());
         // Whoever runs the tests has settings of their own.
         for (name, _) in std::env::vars_os() {
-            let ours = name.to_str().is_some_and(|n| n.starts_with("PCFARM_") || n.starts_with("PG") || n == "DATABASE_URL");
+            let ours =
+                name.to_str().is_some_and(|n| n.starts_with("PCFARM_") || n.starts_with("PG") || n == "DATABASE_URL");
             if ours {
                 command.env_remove(&name);
             }

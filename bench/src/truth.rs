@@ -76,7 +76,8 @@ pub const INVARIANTS: &[Invariant] = &[
     },
     Invariant {
         name: "a lane's checkouts follow one another without gap or overlap, in the order in which they were made",
-        violations: "select format('lane %s of job %s: checkout %s from %s to %s after %s, which ended at %s', s.lane_id,
+        violations:
+            "select format('lane %s of job %s: checkout %s from %s to %s after %s, which ended at %s', s.lane_id,
                 s.job_id, s.checkout_id, s.from_order, s.to_order, s.before, s.end_before)
             from (select c.*, lag(c.to_order) over lane as end_before, lag(c.checkout_id) over lane as before
                   from pcfarm.checkout c window lane as (partition by c.job_id, c.lane_id order by c.from_order)) s

@@ -103,7 +103,8 @@ async fn a_terminated_agent_hands_back_what_it_has_not_finished_at_no_cost() {
     let status = leaving.ended(SOON).await;
     assert!(status.success(), "{status}");
     // Nobody had to die for it to come back.
-    farm.until(SOON, &format!("select count(*) = 0 from pcfarm.checkout where job_id = {job} and ended_at is null")).await;
+    farm.until(SOON, &format!("select count(*) = 0 from pcfarm.checkout where job_id = {job} and ended_at is null"))
+        .await;
     let revoked = format!("select count(*) from pcfarm.checkout where job_id = {job} and ending = 'revoked'");
     assert_eq!(farm.number(&revoked).await, 0);
     assert_eq!(farm.number("select count(*) from pcfarm.requeued where attempts + losses > 0").await, 0);
@@ -133,7 +134,11 @@ async fn a_drained_workstation_finishes_and_takes_no_more_until_the_drain_is_ove
     let _other = farm.working("other", &[&server]);
     farm.finished(job, done + 20, SOON).await;
     client.drain_workstation(request(true)).await.expect("undrained");
-    farm.until(SOON, "select state in ('waiting', 'processing') from pcfarm.workstation_status where hostname = 'drained'").await;
+    farm.until(
+        SOON,
+        "select state in ('waiting', 'processing') from pcfarm.workstation_status where hostname = 'drained'",
+    )
+    .await;
     assert_eq!(farm.ended(job, LONG).await, "done");
     farm.check(&[job]).await;
 }

@@ -67,11 +67,6 @@ impl Farm {
         &self.server
     }
 
-    /// For a call that needs more than the generated clients give.
-    pub fn channel(&self) -> Channel {
-        self.channel.clone()
-    }
-
     /// The limit that the user set for the whole of a verb.
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout

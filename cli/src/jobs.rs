@@ -4,7 +4,7 @@ use anyhow::Result;
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{
-    GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, SubmitHeader, SubmitRequest, SubmitResponse,
+    GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, SubmitEnd, SubmitHeader, SubmitRequest, SubmitResponse,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -195,7 +195,8 @@ pub async fn create(farm: &Farm, args: &CreateArgs, output: Output) -> Result<()
     };
     let doing = format!("creating job `{}`", plain(&args.name));
     let mut client = farm.jobs();
-    let request = farm.request(tokio_stream::once(SubmitRequest { part: Some(Part::Header(header)) }));
+    let parts = [Part::Header(header), Part::End(SubmitEnd { problems: 0 })];
+    let request = farm.request(tokio_stream::iter(parts.map(|part| SubmitRequest { part: Some(part) })));
     let created = farm.call(&doing, client.submit(request)).await?;
     output.print(
         || submitted_json(&created),

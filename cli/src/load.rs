@@ -1,26 +1,23 @@
 //! `pcfarm job load FILE`: problems from a file into a job, in one call that is one transaction.
 //!
-//! A thread reads and checks ([`input`], [`csv`], [`ndjson`]); at most a few batches wait for the network.
-//! A file that turns out to be wrong must never look like one that has ended: its stream is reset ([`abort`]),
-//! and the request's end is held open until that has happened.
+//! A thread reads and checks ([`input`], [`csv`], [`ndjson`]); at most a few batches wait for the network. Only a
+//! file that was read to its end is followed by the message that lets the server commit.
 
-mod abort;
 mod csv;
 mod input;
 mod ndjson;
 
 use std::path::Path;
+use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use pcfarm_proto::ids::JobId;
-use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::submit_request::Part;
-use pcfarm_proto::v1::{SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse};
+use pcfarm_proto::v1::{SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::args::{InputFormat, JobOptions, LoadArgs};
@@ -28,7 +25,6 @@ use crate::exit::{Exit, Failure};
 use crate::farm::Farm;
 use crate::output::Output;
 use crate::{jobs, text, wait};
-use abort::Abortable;
 use input::Input;
 
 /// What a message of problems aims at: large enough to be cheap, small beside the message limit.
@@ -37,9 +33,6 @@ const BATCH_PROBLEMS: usize = 2_000;
 
 /// Batches between reader and network. With the one on each side, the memory of a load.
 const BATCHES_WAITING: usize = 4;
-
-/// For the reset to leave the process. A connection that breaks instead is no clean end, either.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is fixed before the first line is read.
 struct Plan {
@@ -60,13 +53,18 @@ pub struct Shape {
 pub async fn load(farm: &Farm, args: &LoadArgs, output: Output) -> Result<()> {
     let file = args.file.as_deref().context("a file is needed")?;
     let plan = plan(args, file)?;
-    let input = Input::open(file)?;
-    let name = input.name().to_owned();
-    let open_after = plan.open_after;
+    let name = input::name(file);
     let doing = format!("loading {name}");
+    let mut time_is_over = pin!(farm.time_is_over(&doing));
+    let path = file.to_owned();
+    let input = tokio::select! {
+        opened = tokio::task::spawn_blocking(move || Input::open(&path)) => opened.context("opening the input")??,
+        error = &mut time_is_over => return Err(error.context("nothing was loaded")),
+    };
+    let open_after = plan.open_after;
     let started = Instant::now();
     let bar = input.bar().clone();
-    let loaded = submit(farm, &doing, plan, shape(args), input).await;
+    let loaded = submit(farm, &doing, plan, shape(args), input, time_is_over).await;
     bar.finish_and_clear();
     let loaded = loaded.map_err(|error| match error {
         Unloaded::Certainly(error) => error,
@@ -146,45 +144,54 @@ enum Unloaded {
     Perhaps(anyhow::Error),
 }
 
-/// One Submit call with everything that the input holds.
-async fn submit(farm: &Farm, doing: &str, plan: Plan, shape: Shape, input: Input) -> Result<SubmitResponse, Unloaded> {
+/// One Submit call with everything that the input holds. Given up before its end is sent, it is dropped.
+async fn submit(
+    farm: &Farm,
+    doing: &str,
+    plan: Plan,
+    shape: Shape,
+    input: Input,
+    mut time_is_over: Pin<&mut impl Future<Output = anyhow::Error>>,
+) -> Result<SubmitResponse, Unloaded> {
     let (send, receive) = mpsc::channel::<SubmitRequest>(BATCHES_WAITING);
     let first = SubmitRequest { part: Some(Part::Header(plan.header)) };
     send.try_send(first).expect("the channel is empty and its receiver is here");
-    let abort = CancellationToken::new();
-    let mut client = JobServiceClient::new(Abortable::new(farm.channel(), abort.clone()));
+    let mut client = farm.jobs();
     let mut call = Box::pin(async move { client.submit(Request::new(ReceiverStream::new(receive))).await });
     let batches = Batches::new(send.clone());
     let mut reading = tokio::task::spawn_blocking(move || read(plan.format, &shape, input, batches));
-    let mut time_is_over = Box::pin(farm.time_is_over(doing));
     let answer = |answer: Result<Response<SubmitResponse>, Status>| {
         answer.map(Response::into_inner).map_err(|status| farm.refused(doing, &status))
     };
-    let given_up = tokio::select! {
+    let read = tokio::select! {
         // The server need not wait for the end: it may refuse, or know the idempotency key.
         answered = &mut call => return answer(answered).map_err(Unloaded::Certainly),
-        read = &mut reading => read.context("reading the input").flatten().err(),
-        error = &mut time_is_over => Some(error),
+        read = &mut reading => read.context("reading the input").flatten(),
+        error = &mut time_is_over => Err(error),
     };
-    if let Some(error) = given_up {
-        abort.cancel();
-        // The body, and with it the receiver, goes when its stream has been reset. Only then may the call go.
-        let _ = tokio::time::timeout(ABORT_TIMEOUT, send.closed()).await;
-        return Err(Unloaded::Certainly(error.context("nothing was loaded")));
-    }
-    drop(send);
+    let problems = read.map_err(|error| Unloaded::Certainly(error.context("nothing was loaded")))?;
+    let answered = async {
+        let end = SubmitRequest { part: Some(Part::End(SubmitEnd { problems })) };
+        tokio::select! {
+            answered = &mut call => return answered,
+            _ = send.send(end) => drop(send),
+        }
+        call.await
+    };
     tokio::select! {
-        answered = call => answer(answered).map_err(Unloaded::Perhaps),
+        answered = answered => answer(answered).map_err(Unloaded::Perhaps),
         error = time_is_over => Err(Unloaded::Perhaps(error)),
     }
 }
 
-fn read(format: InputFormat, shape: &Shape, input: Input, mut batches: Batches) -> Result<()> {
+/// How many problems there were.
+fn read(format: InputFormat, shape: &Shape, input: Input, mut batches: Batches) -> Result<i64> {
     match format {
         InputFormat::Csv => csv::read(input, shape, &mut |problem| batches.add(problem))?,
         InputFormat::Ndjson => ndjson::read(input, shape, &mut |problem| batches.add(problem))?,
     }
-    batches.flush()
+    batches.flush()?;
+    Ok(batches.sent)
 }
 
 /// Gathers problems into messages.
@@ -192,11 +199,13 @@ struct Batches {
     send: mpsc::Sender<SubmitRequest>,
     problems: Vec<SubmitProblem>,
     bytes: usize,
+    /// Problems in messages that were sent.
+    sent: i64,
 }
 
 impl Batches {
     fn new(send: mpsc::Sender<SubmitRequest>) -> Batches {
-        Batches { send, problems: Vec::new(), bytes: 0 }
+        Batches { send, problems: Vec::new(), bytes: 0, sent: 0 }
     }
 
     fn add(&mut self, problem: SubmitProblem) -> Result<()> {
@@ -214,6 +223,7 @@ impl Batches {
             return Ok(());
         }
         self.bytes = 0;
+        self.sent += self.problems.len() as i64;
         let problems = SubmitProblems { problems: std::mem::take(&mut self.problems) };
         let request = SubmitRequest { part: Some(Part::Problems(problems)) };
         self.send.blocking_send(request).context("the server has ended the call")

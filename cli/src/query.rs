@@ -1,13 +1,12 @@
 //! `pcfarm job load --query`: the database loads what a query returns, on the user's own connection and with
 //! the user's rights. No server of the farm is involved.
 
-mod submit;
-
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use pcfarm_sql::connect::{ConnectError, ConnectionTask, connect};
 use pcfarm_sql::settings::DatabaseSettings;
+use pcfarm_sql::submit::{self, Submission, Submitted, Target};
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
@@ -16,7 +15,6 @@ use crate::args::{Global, LoadArgs};
 use crate::exit::{Exit, Failure};
 use crate::output::{self, Output};
 use crate::{jobs, load, text};
-use submit::{Submission, Submitted, Target};
 
 /// For the word that a query is to stop to reach the database.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -115,8 +113,9 @@ fn refused(error: &tokio_postgres::Error) -> anyhow::Error {
 
 fn exit_of(code: &SqlState) -> Exit {
     match *code {
-        SqlState::INVALID_PARAMETER_VALUE => Exit::Usage,
-        SqlState::NO_DATA_FOUND | SqlState::UNDEFINED_OBJECT => Exit::NotFound,
+        // An undefined object is a job type that does not exist: as the server says it, an invalid argument.
+        SqlState::INVALID_PARAMETER_VALUE | SqlState::UNDEFINED_OBJECT => Exit::Usage,
+        SqlState::NO_DATA_FOUND => Exit::NotFound,
         SqlState::INSUFFICIENT_PRIVILEGE => Exit::NotAllowed,
         SqlState::QUERY_CANCELED => Exit::TimedOut,
         SqlState::ADMIN_SHUTDOWN | SqlState::CRASH_SHUTDOWN | SqlState::CANNOT_CONNECT_NOW => Exit::NotReachable,
@@ -160,7 +159,7 @@ mod tests {
     fn what_the_database_says_has_an_exit_code() {
         let cases = [
             ("22023", Exit::Usage),
-            ("42704", Exit::NotFound),
+            ("42704", Exit::Usage),
             ("P0002", Exit::NotFound),
             ("42501", Exit::NotAllowed),
             ("55000", Exit::Failed),

@@ -42,14 +42,11 @@ pub fn text(status: &FarmStatus, server: &str, now: jiff::Timestamp) -> String {
         let refused = number(status.refused_results);
         rows.push(("refused", format!("{refused} results that came under a checkout no longer theirs")));
     }
+    rows.extend(status.warnings.iter().map(|warning| ("warning", cut(warning, 400))));
     let mut text = output::fields(&rows);
     if status.servers.len() > 1 || status.servers.iter().any(|server| !server.live) {
         text.push_str("\n\n");
         text.push_str(&servers(&status.servers, now));
-    }
-    for warning in &status.warnings {
-        text.push_str("\nwarning: ");
-        text.push_str(&cut(warning, 400));
     }
     text
 }

@@ -1,13 +1,13 @@
 //! The program against a server that answers from a script: what it sends, shows and ends with.
 
-mod farm;
+mod script;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use farm::{Ended, Farm, Submitted};
+use script::{Ended, Farm, Submitted};
 
 type Test = Result<()>;
 
@@ -128,7 +128,7 @@ async fn a_job_is_created_empty() -> Test {
     let document: serde_json::Value = serde_json::from_str(&ran.stdout)?;
     assert_eq!(document, serde_json::json!({"job_id": "9", "problems": 0, "repeated": false}));
     let (submitted, ended) = last_submit(&farm).await?;
-    assert_eq!(ended, Some(Ended::Cleanly));
+    assert_eq!(ended, Some(Ended::Wholly));
     assert!(!submitted.header.open && submitted.problems == 0);
     let options: serde_json::Value = serde_json::from_slice(&submitted.header.options)?;
     assert_eq!(options, serde_json::json!({"priority": -3, "standing": true, "idempotency_key": "k"}));
@@ -153,7 +153,7 @@ async fn a_file_is_loaded_in_messages() -> Test {
     assert!(ran.stdout.starts_with("20,000 problems from ") && ran.stdout.contains(" in job 9"), "{ran:?}");
     assert!(ran.stderr.is_empty(), "no bar without a terminal: {ran:?}");
     let (submitted, ended) = last_submit(&farm).await?;
-    assert_eq!((submitted.problems, ended), (20_000, Some(Ended::Cleanly)));
+    assert_eq!((submitted.problems, ended), (20_000, Some(Ended::Wholly)));
     assert!(submitted.header.open && submitted.header.convoy == 0);
     assert!(submitted.messages > 3 && submitted.largest_message < 512 << 10, "{submitted:?}");
     let first = submitted.first.context("there are problems")?;
@@ -181,11 +181,11 @@ async fn a_wrong_line_loads_nothing() -> Test {
         if wrong_at > 1 {
             let (submitted, ended) = last_submit(&farm).await?;
             assert!(submitted.messages > 0, "{submitted:?}");
-            assert_eq!(ended, Some(Ended::WithAnError));
+            assert_eq!(ended, Some(Ended::InTheMiddle));
         }
     }
     for (_, ended) in farm.state.submits.lock().expect("no test panics with it").iter() {
-        assert_ne!(*ended, Some(Ended::Cleanly));
+        assert_ne!(*ended, Some(Ended::Wholly));
     }
     Ok(())
 }
@@ -206,7 +206,7 @@ async fn a_killed_load_is_no_end() -> Test {
     })
     .await??;
     let (_, ended) = last_submit(&farm).await?;
-    assert_eq!(ended, Some(Ended::WithAnError));
+    assert_eq!(ended, Some(Ended::InTheMiddle));
     Ok(())
 }
 
@@ -220,10 +220,10 @@ async fn a_load_whose_time_is_over_is_no_end() -> Test {
     input.write_all(b"key,x\na,1\n")?;
     let ended = tokio::task::spawn_blocking(move || load.wait_with_output()).await??;
     drop(input);
-    let ran = farm::Ran::from(ended);
+    let ran = script::Ran::from(ended);
     assert_eq!(ran.code, Some(6), "{ran:?}");
     assert!(ran.stderr.starts_with("error: nothing was loaded: loading standard input: "), "{ran:?}");
-    assert_eq!(last_submit(&farm).await?.1, Some(Ended::WithAnError));
+    assert_eq!(last_submit(&farm).await?.1, Some(Ended::InTheMiddle));
     Ok(())
 }
 
@@ -242,7 +242,7 @@ async fn a_server_may_answer_before_the_end() -> Test {
         input.write_all(b"key,x\na,1\n")?;
         let ended = tokio::task::spawn_blocking(move || load.wait_with_output()).await??;
         drop(input);
-        let ran = farm::Ran::from(ended);
+        let ran = script::Ran::from(ended);
         assert_eq!(ran.code, Some(code), "{ran:?}");
         assert!(ran.stderr.contains(words) || ran.stdout.contains(words), "{ran:?}");
     }
@@ -281,7 +281,7 @@ async fn a_reader_who_leaves_is_no_error() -> Test {
             BufReader::with_capacity(64, stdout).read_line(&mut first)?;
             Ok(child.wait_with_output()?)
         });
-        let ran = farm::Ran::from(ended.await??);
+        let ran = script::Ran::from(ended.await??);
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{line:?}");
     }
     Ok(())

@@ -6,6 +6,7 @@
 
 mod batch;
 
+use crate::dispatch;
 use crate::farm::{Farm, Held, Member};
 use crate::session::Session;
 use batch::Batch;
@@ -259,6 +260,10 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                 closed_any = true;
                 session.forget(id);
                 farm.forget(id);
+                if session.holds() == 0 {
+                    // Now it can be given what must be alone, or again what need not. Full: there is a poll behind it.
+                    drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
+                }
             }
             answers.push(v1::CheckoutVerdict {
                 checkout_id: id.0,

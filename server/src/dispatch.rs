@@ -110,7 +110,10 @@ impl Dispatcher {
         // Sessions that the lanes in sight have nothing for. Looking again is for the next event.
         let mut unserved: HashSet<WorkstationId> = HashSet::new();
         while let Some(lane) = self.next_lane(&unserved) {
-            let decisions = self.decide(&lane, &mut unserved).await?;
+            let (decisions, kept_for_later) = self.decide(&lane, &mut unserved).await?;
+            if decisions.is_empty() && kept_for_later {
+                continue;
+            }
             if decisions.is_empty() {
                 // Nothing can be had from it now; it is looked at again with the next look at all lanes.
                 self.lanes.remove(&lane);
@@ -132,8 +135,14 @@ impl Dispatcher {
             .map(|Candidate { job_id, lane_id, .. }| (*job_id, *lane_id))
     }
 
-    /// A checkout from this lane for each one who waits and would be served from it, one turn each.
-    async fn decide(&mut self, key: &LaneKey, unserved: &mut HashSet<WorkstationId>) -> anyhow::Result<Vec<Decision>> {
+    /// A checkout from this lane for each one who waits and would be served from it, one turn each; and whether
+    /// somebody was passed over who must finish what it holds before it can be given what comes next.
+    async fn decide(
+        &mut self,
+        key: &LaneKey,
+        unserved: &mut HashSet<WorkstationId>,
+    ) -> anyhow::Result<(Vec<Decision>, bool)> {
+        let mut kept_for_later = false;
         let farm = self.farm.clone();
         let mut decisions = Vec::new();
         let sessions: Vec<Arc<Session>> = self.waiting.iter().cloned().collect();
@@ -161,6 +170,11 @@ impl Dispatcher {
                 workstations: able.iter().filter(|s| s.controllers.contains(controller)).count(),
                 time_limit: job_type.time_limit,
             });
+            if session.holds() > 0 && lane.next_is_suspect(&farm, wanted).await? {
+                unserved.insert(session.workstation_id);
+                kept_for_later = true;
+                continue;
+            }
             let from = lane.next();
             let convoys = lane.take(&farm, wanted).await?;
             let Some(last) = convoys.last() else { break };
@@ -179,8 +193,8 @@ impl Dispatcher {
             session.spend_credit();
             decisions.push(Decision { session, from, convoys, hand_out });
         }
-        self.waiting.retain(|session| session.wants_work());
-        Ok(decisions)
+        self.waiting.retain(|session| session.asks_for_work());
+        Ok((decisions, kept_for_later))
     }
 
     /// Commits the decisions and sends what was committed. False: somebody was faster, or the job is not open.
@@ -198,6 +212,8 @@ impl Dispatcher {
                 // Nothing was handed out, or nobody knows: what was is given back as never received.
                 for decision in decisions {
                     decision.session.add_credit(1);
+                    // Once only: whoever waits twice would be given two checkouts in one turn.
+                    self.waiting.retain(|s| s.number != decision.session.number);
                     self.waiting.push_front(decision.session);
                 }
                 return outcome.map(|_| false);

@@ -21,6 +21,9 @@ const CONNECTIONS_PER_ROLE: usize = 4;
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// Each slow key among n takes log2(n) timeouts to find: enough for two of them.
+const TIMEOUTS_PER_HALVING: u32 = 2;
+
 /// What the reads of one checkout gave.
 #[derive(Debug, Default)]
 pub struct Related {
@@ -115,7 +118,9 @@ impl Reads {
         related
     }
 
-    /// One read; when it fails for some keys, only those fail: halves, until the failing key is alone.
+    /// One read; when it fails for some keys, only those fail: halves, until the failing key is alone. The same when it
+    /// takes too long, but only so often: one slow key is found, and a database that is slow for all is not asked a
+    /// thousand times.
     async fn read(
         &self,
         pool: &Pool,
@@ -126,12 +131,14 @@ impl Reads {
         failed: &mut HashMap<String, String>,
     ) {
         let mut left = vec![keys];
+        let mut timeouts_left = TIMEOUTS_PER_HALVING * usize::BITS.saturating_sub(keys.len().leading_zeros());
         while let Some(keys) = left.pop() {
             match self.try_read(pool, query, limit, keys).await {
                 Ok(found) => rows.extend(found),
-                Err(ReadError::Query(_)) if keys.len() > 1 => {
-                    let (first, second) = keys.split_at(keys.len() / 2);
-                    left.extend([second, first]);
+                Err(ReadError::Query(_)) if keys.len() > 1 => left.extend(halves(keys)),
+                Err(ReadError::Time(_)) if keys.len() > 1 && timeouts_left > 0 => {
+                    timeouts_left -= 1;
+                    left.extend(halves(keys));
                 }
                 Err(error) => {
                     let message = format!("{error:#}");
@@ -160,6 +167,12 @@ impl Reads {
             }
         }
     }
+}
+
+/// The second half first, since the last is taken first.
+fn halves<'a>(keys: &'a [&'a str]) -> [&'a [&'a str]; 2] {
+    let (first, second) = keys.split_at(keys.len() / 2);
+    [second, first]
 }
 
 async fn run(pool: &Pool, query: &str, limit: Duration, keys: &[&str]) -> Result<Vec<v1::RelatedRow>, ReadError> {

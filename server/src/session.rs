@@ -47,6 +47,8 @@ struct State {
     sequence: u64,
     /// Checkouts given to this session, and when the last byte was handed to the connection.
     sent: HashMap<CheckoutId, Option<Instant>>,
+    /// Those of them that must be alone in the workstation's hands.
+    alone: HashSet<CheckoutId>,
     /// What the agent's last heartbeat said it holds, and when.
     reported: Option<(Instant, HashSet<CheckoutId>)>,
     speeds: HashMap<String, Speed>,
@@ -70,6 +72,7 @@ impl Session {
                 silent: false,
                 sequence: 0,
                 sent: HashMap::new(),
+                alone: HashSet::new(),
                 reported: None,
                 speeds: HashMap::new(),
             }),
@@ -114,6 +117,11 @@ impl Session {
 
     /// May it be handed something now?
     pub fn wants_work(&self) -> bool {
+        self.asks_for_work() && self.state().alone.is_empty()
+    }
+
+    /// May it be handed something now, or when it has finished what must be alone?
+    pub fn asks_for_work(&self) -> bool {
         let state = self.state();
         state.credit > 0 && !state.suspended && !state.leaving && !state.drained && !self.ended.is_cancelled()
     }
@@ -150,6 +158,13 @@ impl Session {
         self.state().sent.insert(checkout, None);
     }
 
+    /// Nothing else may be handed to it beside this checkout.
+    pub fn sending_alone(&self, checkout: CheckoutId) {
+        let mut state = self.state();
+        state.sent.insert(checkout, None);
+        state.alone.insert(checkout);
+    }
+
     pub fn sent(&self, checkout: CheckoutId) {
         if let Some(at) = self.state().sent.get_mut(&checkout) {
             *at = Some(Instant::now());
@@ -162,7 +177,9 @@ impl Session {
     }
 
     pub fn forget(&self, checkout: CheckoutId) {
-        self.state().sent.remove(&checkout);
+        let mut state = self.state();
+        state.sent.remove(&checkout);
+        state.alone.remove(&checkout);
     }
 
     pub fn next_sequence(&self) -> u64 {

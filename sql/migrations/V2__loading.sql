@@ -398,7 +398,7 @@ create function pcfarm.assign_batch_order(job bigint, convoy integer default 100
 returns bigint language plpgsql as $$
 declare
     assigned bigint;
-    member   text := coalesce(format('coalesce(''g'' || (%s)::text, ''r'' || p.problem_id)', nullif(btrim(group_by), '')),
+    member   text := coalesce('coalesce(''g'' || (' || nullif(btrim(group_by), '') || ')::text, ''r'' || p.problem_id)',
                               'p.problem_id');
 begin
     perform pcfarm.convoy_must_be_sensible(convoy);
@@ -585,7 +585,7 @@ begin
     end if;
     perform pcfarm.load(again, format(
         'select p.key, p.payload%s from pcfarm.problem p where p.job_id = %s order by p.lane_id, p.batch_order, p.problem_id',
-        coalesce(format(', (%s)::text as group_key', nullif(btrim(group_by), '')), ''), job), convoy);
+        coalesce(', (' || nullif(btrim(group_by), '') || ')::text as group_key', ''), job), convoy);
     perform pcfarm.open_job(again);
     return again;
 end $$;

@@ -307,7 +307,10 @@ begin
         insert into pcfarm.requeued as q (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts,
             losses, alone, grouped, message)
         select b.job_id, b.retry_lane, e.base + b.rank - 1, b.problem_id, b.home_lane, b.home_order, b.attempts_now,
-            b.losses_now, b.was_lost or (b.alone and b.message is null), b.grouped,
+            b.losses_now,
+            -- The same for a whole convoy of dependent problems, whoever of them had failed before.
+            case when b.grouped then how = 'lost' or b.alone else b.was_lost or (b.alone and b.message is null) end,
+            b.grouped,
             coalesce(b.message, why)
         from coming_back b join lane_end e on e.job_id = b.job_id and e.retry_lane = b.retry_lane
         -- A cancelled job's problems stay where they are.

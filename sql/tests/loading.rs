@@ -60,10 +60,11 @@ async fn jobs_are_created_once_per_key_and_owner() {
     let again = create.replace("\"k\"", "\"k2\"");
     let made: i64 = one.query_one(&again, &[]).await.expect("made").get(0);
     let waits = backend(&two).await;
-    let (second, ()) = tokio::join!(async { two.query_one(&again, &[]).await.expect("found").get::<_, i64>(0) }, async {
-        queue.until_blocked(waits).await;
-        one.batch_execute("commit").await.expect("committed");
-    });
+    let (second, ()) =
+        tokio::join!(async { two.query_one(&again, &[]).await.expect("found").get::<_, i64>(0) }, async {
+            queue.until_blocked(waits).await;
+            one.batch_execute("commit").await.expect("committed");
+        });
     assert_eq!(made, second);
 
     // The same key of another owner is another key.
@@ -81,7 +82,11 @@ async fn convoys_keep_the_querys_order_or_the_one_asked_for() {
         let job = queue.number("select pcfarm.create_job('j', 't')").await;
         let load = "select pcfarm.load($1, $2, $3)";
         let convoy = i32::try_from(convoy).expect("small");
-        queue.client.query_one(load, &[&job, &query, &convoy]).await.unwrap_or_else(|error| panic!("{query}: {error:?}"));
+        queue
+            .client
+            .query_one(load, &[&job, &query, &convoy])
+            .await
+            .unwrap_or_else(|error| panic!("{query}: {error:?}"));
         convoys(&queue, job).await
     };
     let five = "from (values ('a', 1, 5), ('b', 3, 1), ('c', null, 2), ('d', 3, null), ('e', 1, 4)) as v(key, p, d)";
@@ -90,7 +95,7 @@ async fn convoys_keep_the_querys_order_or_the_one_asked_for() {
         (plain.clone(), 2, vec!["0:a b", "1:c d", "2:e"]),
         (format!("{plain};"), 5, vec!["0:a b c d e"]),
         (format!("{plain} -- that is all"), 100, vec!["0:a b c d e"]),
-        (format!("{plain} ; -- that's not; all\n"), 100, vec!["0:a b c d e"]),
+        (format!("{plain} ; -- that is not; all\n"), 100, vec!["0:a b c d e"]),
         (format!("{plain} ;\n -- one\n -- two\n"), 100, vec!["0:a b c d e"]),
         (format!("-- first\n{plain} /* last */"), 100, vec!["0:a b c d e"]),
         (format!("with x as ({plain}) select * from x order by key desc"), 2, vec!["0:e d", "1:c b", "2:a"]),
@@ -102,30 +107,38 @@ async fn convoys_keep_the_querys_order_or_the_one_asked_for() {
         ),
         // Groups: whole, at the place of their first row; one by itself when it is too large.
         (
-            "select g::text as key, '1'::jsonb as payload, (g % 3)::text as group_key from generate_series(1, 9) g".into(),
+            "select g::text as key, '1'::jsonb as payload, (g % 3)::text as group_key from generate_series(1, 9) g"
+                .into(),
             4,
             vec!["0:1 4 7", "1:2 5 8", "2:3 6 9"],
         ),
         (
-            "select g::text as key, '1'::jsonb as payload, (g % 3)::text as group_key from generate_series(1, 9) g".into(),
+            "select g::text as key, '1'::jsonb as payload, (g % 3)::text as group_key from generate_series(1, 9) g"
+                .into(),
             6,
             vec!["0:1 4 7 2 5 8", "1:3 6 9"],
         ),
         (
             "select g::text as key, '1'::jsonb as payload, case when g > 3 then 'x' end as group_key
-             from generate_series(1, 9) g".into(),
+             from generate_series(1, 9) g"
+                .into(),
             2,
             vec!["0:1 2", "1:3", "2:4 5 6 7 8 9"],
         ),
         (
             "select g::text as key, '1'::jsonb as payload, (g % 2)::text as group_key, g as priority
-             from generate_series(1, 5) g".into(),
+             from generate_series(1, 5) g"
+                .into(),
             1,
             vec!["0:5 3 1", "1:4 2"],
         ),
         // A text that looks like ours stays what it is.
         ("select 'over (order by 1)' as key, '1'::jsonb as payload".into(), 1, vec!["0:over (order by 1)"]),
-        ("select 'over (order by 1)' as key, '1'::jsonb as payload, 'g' as group_key".into(), 1, vec!["0:over (order by 1)"]),
+        (
+            "select 'over (order by 1)' as key, '1'::jsonb as payload, 'g' as group_key".into(),
+            1,
+            vec!["0:over (order by 1)"],
+        ),
         ("select '%s $1 %1$s' as key, '1'::jsonb as payload, 'g' as group_key".into(), 1, vec!["0:%s $1 %1$s"]),
         ("select key, payload from pcfarm.problem where false".into(), 1, vec![]),
     ] {
@@ -164,11 +177,23 @@ async fn what_cannot_be_loaded_is_refused_and_leaves_nothing() {
         (format!("{job}, 'select null::text as key, ''1''::jsonb as payload', 1"), "23502", "row without a key"),
         (format!("{job}, '{one_key}, null::jsonb as payload', 1"), "23502", "row without a payload"),
         (format!("{job}, 'select repeat(''x'', 1025) as key, ''1''::jsonb as payload', 1"), "23514", "key_at_most"),
-        (format!("{job}, 'select (1 / (3 - g))::text as key, ''1''::jsonb as payload from generate_series(1, 5) g', 1"), "22012", "zero"),
+        (
+            format!(
+                "{job}, 'select (1 / (3 - g))::text as key, ''1''::jsonb as payload from generate_series(1, 5) g', 1"
+            ),
+            "22012",
+            "zero",
+        ),
         (format!("{job}, '{good}; {good}', 1"), "42601", ""),
         (format!("{job}, 'select 1', 1"), "22023", "not key and payload"),
         (format!("{job}, 'delete from public.ran returning ''a'' as key, ''1''::jsonb as payload', 1"), "42601", ""),
-        (format!("{job}, 'with d as (delete from public.ran returning n) select n::text as key, ''1''::jsonb as payload from d', 1"), "0A000", ""),
+        (
+            format!(
+                "{job}, 'with d as (delete from public.ran returning n) select n::text as key, ''1''::jsonb as payload from d', 1"
+            ),
+            "0A000",
+            "",
+        ),
         (format!("{job}, '{good}) q; drop table public.ran; select * from ({good}', 1"), "42601", ""),
         (format!("{job}, 'drop table public.ran', 1"), "42601", ""),
     ] {
@@ -178,19 +203,26 @@ async fn what_cannot_be_loaded_is_refused_and_leaves_nothing() {
     // A null in somebody else's table is not a problem without a key.
     queue.run("create table public.strict (n integer not null);
         create function public.sly() returns text language sql as 'insert into public.strict values (null) returning ''x''::text'").await;
-    let (_, message) = queue.refused(&format!("select pcfarm.load({job}, 'select public.sly() as key, ''1''::jsonb as payload', 1)")).await;
+    let (_, message) = queue
+        .refused(&format!("select pcfarm.load({job}, 'select public.sly() as key, ''1''::jsonb as payload', 1)"))
+        .await;
     assert!(message.contains("strict"), "{message}");
     assert_eq!(queue.number("select count(*) from pcfarm.problem").await, 0);
     assert_eq!(queue.number("select count(*) from pcfarm.lane where kind = 'load'").await, 0);
 
     // An ended job is refused before its query runs.
     queue.run(&format!("select pcfarm.cancel_job({job})")).await;
-    let touching = format!("select pcfarm.load({job}, 'select public.touch()::text as key, ''1''::jsonb as payload', 1)");
+    let touching =
+        format!("select pcfarm.load({job}, 'select public.touch()::text as key, ''1''::jsonb as payload', 1)");
     let (code, message) = queue.refused(&touching).await;
     assert!(code == "55000" && message.contains("has ended (cancelled)"), "{message}");
     // A sequence shows what a rollback would hide.
     queue.run("create sequence public.runs").await;
-    queue.refused(&format!("select pcfarm.load({job}, 'select nextval(''public.runs'')::text as key, ''1''::jsonb as payload', 1)")).await;
+    queue
+        .refused(&format!(
+            "select pcfarm.load({job}, 'select nextval(''public.runs'')::text as key, ''1''::jsonb as payload', 1)"
+        ))
+        .await;
     assert_eq!(queue.number("select nextval('public.runs')").await, 1, "the query did not run");
     queue.check().await;
 }
@@ -246,7 +278,11 @@ async fn orders_of_ones_own_belong_to_loading_jobs() {
 async fn a_copy_and_an_opening_never_miss_each_other() {
     let queue = queue().await;
     let (copier, opener) = (queue.database.client().await, queue.database.client().await);
-    let insert = |job: i64| format!("insert into pcfarm.problem (job_id, key, payload, batch_order) select {job}, g::text, '1', g from generate_series(1, 50) g");
+    let insert = |job: i64| {
+        format!(
+            "insert into pcfarm.problem (job_id, key, payload, batch_order) select {job}, g::text, '1', g from generate_series(1, 50) g"
+        )
+    };
 
     // The copy comes first: opening waits for it, and sees it.
     let job = queue.number("select pcfarm.create_job('j', 't')").await;
@@ -279,7 +315,11 @@ async fn an_open_loader_blocks_nobody_and_a_rollback_leaves_no_gap() {
     let queue = queue().await;
     let job = queue.job(10, 2).await;
     let loader = queue.database.client().await;
-    let more = |key: &str| format!("select pcfarm.load({job}, 'select ''{key}'' || g as key, ''1''::jsonb as payload from generate_series(1, 4) g', 2)");
+    let more = |key: &str| {
+        format!(
+            "select pcfarm.load({job}, 'select ''{key}'' || g as key, ''1''::jsonb as payload from generate_series(1, 4) g', 2)"
+        )
+    };
     loader.batch_execute(&format!("begin; {}", more("open"))).await.expect("loaded");
     // Everybody else would wait for ever: the time limit is the assertion.
     queue.run("set lock_timeout = '2s'").await;
@@ -297,7 +337,12 @@ async fn an_open_loader_blocks_nobody_and_a_rollback_leaves_no_gap() {
         seen.push(held.keys().join(" "));
         queue.finish(&held).await;
     }
-    let expected = ["k5 k6 k7 k8 k9 k10", "second1 second2 second3 second4", "late1 late2 late3 late4", "third1 third2 third3 third4"];
+    let expected = [
+        "k5 k6 k7 k8 k9 k10",
+        "second1 second2 second3 second4",
+        "late1 late2 late3 late4",
+        "third1 third2 third3 third4",
+    ];
     assert_eq!(seen, expected);
     queue.check().await;
 }
@@ -306,16 +351,18 @@ async fn an_open_loader_blocks_nobody_and_a_rollback_leaves_no_gap() {
 async fn one_submit_per_key_loads() {
     let queue = queue().await;
     let options = "{\"idempotency_key\": \"k\"}";
-    let submit = format!("select pcfarm.submit('j', 't', 'select ''a'' as key, ''1''::jsonb as payload', 1, '{options}')");
+    let submit =
+        format!("select pcfarm.submit('j', 't', 'select ''a'' as key, ''1''::jsonb as payload', 1, '{options}')");
     // The key is that of a job that was created empty, and two submits come at once.
     let job = queue.number(&format!("select pcfarm.create_job('j', 't', '{options}')")).await;
     let (one, two) = (queue.database.client().await, queue.database.client().await);
     one.batch_execute(&format!("begin; {submit}")).await.expect("submitted");
     let waits = backend(&two).await;
-    let (second, ()) = tokio::join!(async { two.query_one(&submit, &[]).await.expect("found").get::<_, i64>(0) }, async {
-        queue.until_blocked(waits).await;
-        one.batch_execute("commit").await.expect("committed");
-    });
+    let (second, ()) =
+        tokio::join!(async { two.query_one(&submit, &[]).await.expect("found").get::<_, i64>(0) }, async {
+            queue.until_blocked(waits).await;
+            one.batch_execute("commit").await.expect("committed");
+        });
     assert_eq!(second, job);
     assert_eq!(queue.number(&submit).await, job);
     assert_eq!(queue.number("select count(*) from pcfarm.problem").await, 1);
@@ -410,7 +457,18 @@ async fn views_show_the_order_in_which_problems_are_handed_out() {
         let Some(job) = lanes.first().map(|lane| lane.job_id) else { break };
         // As the dispatcher does: retries first if the job type says so, else last.
         let mut lanes: Vec<_> = lanes.into_iter().filter(|lane| lane.job_id == job).collect();
-        lanes.sort_by_key(|lane| (if lane.first { 0 } else if lane.came_back { 2 } else { 1 }, lane.lane_id));
+        lanes.sort_by_key(|lane| {
+            (
+                if lane.first {
+                    0
+                } else if lane.came_back {
+                    2
+                } else {
+                    1
+                },
+                lane.lane_id,
+            )
+        });
         let held = take(&client, &lanes[0], 1, WorkstationId(1)).await.expect("handed out");
         dispatched.extend(held.keys().into_iter().map(str::to_owned));
     }
@@ -459,7 +517,8 @@ async fn loaders_can_load_and_nothing_else() {
     queue.run("create table public.secret (s text); insert into public.secret values ('x')").await;
     let loader = login(&queue, "pcfarm_loader").await;
     let job = queue.number("select pcfarm.create_job('theirs', 't')").await;
-    let load = "'select g::text as key, to_jsonb(g) as payload, (g % 2)::text as group_key from generate_series(1, 4) g', 2";
+    let load =
+        "'select g::text as key, to_jsonb(g) as payload, (g % 2)::text as group_key from generate_series(1, 4) g', 2";
     for text in [
         "select pcfarm.create_job('j', 't', '{\"idempotency_key\": \"k\"}')".to_owned(),
         format!("select pcfarm.load({job}, {load})"),
@@ -514,10 +573,13 @@ async fn loaders_can_load_and_nothing_else() {
     // The query's rights, and an expression's, are the caller's.
     for text in [
         format!("select pcfarm.load({job}, 'select s as key, ''1''::jsonb as payload from public.secret', 1)"),
-        format!("select pcfarm.load({job}, 'select checkout_id::text as key, ''1''::jsonb as payload from pcfarm.checkout', 1)"),
+        format!(
+            "select pcfarm.load({job}, 'select checkout_id::text as key, ''1''::jsonb as payload from pcfarm.checkout', 1)"
+        ),
         "create temp table free as select pcfarm.create_job('free', 't') as id;
          insert into pcfarm.problem (job_id, key, payload) select id, 'a', '1' from free;
-         select pcfarm.assign_batch_order(id, 1, '(select s from public.secret)') from free".into(),
+         select pcfarm.assign_batch_order(id, 1, '(select s from public.secret)') from free"
+            .into(),
         format!("select pcfarm.rerun_job({job}, 1, '(select s from public.secret)')"),
         "select pcfarm.submit('s', 't', 'select s as key, ''1''::jsonb as payload from public.secret', 1)".into(),
     ] {

@@ -107,13 +107,22 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
     let (queue, job) = large().await;
     let load = queue.number(&format!("select lane_id from pcfarm.lane where job_id = {job} and kind = 'load'")).await;
     let retry = queue.number(&format!("select lane_id from pcfarm.lane where job_id = {job} and kind = 'retry'")).await;
-    let ids = queue.text(&format!("select array_agg(c.checkout_id)::text from (select checkout_id from pcfarm.checkout
-        where job_id = {job} and ended_at is null order by 1 limit 8) c")).await;
+    let ids = queue
+        .text(&format!(
+            "select array_agg(c.checkout_id)::text from (select checkout_id from pcfarm.checkout
+        where job_id = {job} and ended_at is null order by 1 limit 8) c"
+        ))
+        .await;
     let out = "(bigint, bigint, text, bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
     let hot: &[(&str, &str, String, &[&str])] = &[
         ("coming_problems", "", format!("({job}, {load}, 3000, 1000, 1000000)"), &["problem_in_dispatch_order"]),
         ("coming_requeued", "", format!("({job}, {retry}, 0, 1000)"), &["requeued_pkey", "problem_in_dispatch_order"]),
-        ("check_out", out, format!("({job}, {load}, 't', '{{3000}}', '{{3010}}', '{{100}}', '{{1}}', '{{7}}', '{{null}}')"), &["checkout_after_checkout"]),
+        (
+            "check_out",
+            out,
+            format!("({job}, {load}, 't', '{{3000}}', '{{3010}}', '{{100}}', '{{1}}', '{{7}}', '{{null}}')"),
+            &["checkout_after_checkout"],
+        ),
         ("held_problems", "", format!("('{ids}')"), &["problem_in_dispatch_order", "requeued_pkey"]),
         ("open_lanes", "", String::new(), &["checkout_after_checkout", "requeued_pkey"]),
         ("end_job", "", format!("({job})"), &[]),
@@ -141,7 +150,8 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
 /// What PostgreSQL did inside a function, as auto_explain tells it.
 async fn inner_plans(queue: &Queue, statement: &str) -> String {
     let (client, mut connection) = connect(&queue.database.config()).await.expect("connected");
-    let watch = "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
+    let watch =
+        "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
         set auto_explain.log_analyze = on; set auto_explain.log_timing = off; set client_min_messages = log";
     client.batch_execute(watch).await.expect("PostgreSQL's contrib modules are installed");
     client.batch_execute(statement).await.unwrap_or_else(|error| panic!("{statement}: {error:?}"));
@@ -209,7 +219,8 @@ async fn accepting_and_closing_go_by_index_on_stale_statistics() {
              where job_id = {job} and ended_at is null and lane_id <> (select lane_id from pcfarm.lane where job_id = {job} and kind = 'retry')"
         ))
         .await;
-    let live = format!("(select array_agg(checkout_id) from pcfarm.checkout where job_id = {job} and ended_at is null)");
+    let live =
+        format!("(select array_agg(checkout_id) from pcfarm.checkout where job_id = {job} and ended_at is null)");
     let plans = inner_plans(&queue, &format!("select pcfarm.close_checkouts({live}, 'lost', 'why')")).await;
     reads_by_index("close_checkouts", &plans, &["requeued_pkey"]);
     assert!(most_in_vain(&plans) < 2_000, "{} rows read in vain:\n{plans}", most_in_vain(&plans));

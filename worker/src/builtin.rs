@@ -10,7 +10,8 @@ use crate::controller::{Controller, Problem};
 /// `echo`: the solution is the payload.
 pub struct Echo;
 
-/// `sleep`: waits for `{"ms": n}` milliseconds and returns the payload. Stops early when it is cancelled.
+/// `sleep`: waits for `{"ms": n}` milliseconds and returns the payload. Stops early when it is cancelled,
+/// unless it is `"deaf": true`: to see what a farm does about controllers that never look.
 pub struct Sleep;
 
 /// `fail`: fails with the message of `{"message": "…"}`.
@@ -22,6 +23,8 @@ const SLEEP_STEP: Duration = Duration::from_millis(20);
 #[derive(Clone, Deserialize, serde::Serialize)]
 pub struct Pause {
     pub ms: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deaf: bool,
 }
 
 #[derive(Deserialize)]
@@ -51,7 +54,7 @@ impl Controller for Sleep {
             if left.is_zero() {
                 return Ok(problem.payload().clone());
             }
-            anyhow::ensure!(!problem.cancelled(), "cancelled in its sleep");
+            anyhow::ensure!(problem.payload().deaf || !problem.cancelled(), "cancelled in its sleep");
             std::thread::sleep(left.min(SLEEP_STEP));
         }
     }

@@ -2,11 +2,14 @@
 //!
 //! Owns the interface between the agent and the code that solves. It never knows of servers or sessions.
 
+use std::sync::Arc;
+
 use anyhow::Context;
 use pcfarm_proto::ids::{CheckoutId, JobId, ProblemId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::related;
 use crate::work::Checkout;
 
 /// Solves one kind of problem.
@@ -26,6 +29,16 @@ pub trait Controller: Send + Sync + 'static {
     type Solution: Serialize;
 
     /// Solves one problem, on one core. It may use rayon: idle cores of the agent help.
+    ///
+    /// Where one problem can take long, its loops ask [`Problem::cancelled`] about every second: nothing can
+    /// stop a thread from outside. A controller that never asks and does not return is *deaf*: once its
+    /// checkout is revoked, by a time limit for instance, the server gives the problem to another agent, but
+    /// the core stays lost to this one until it is restarted. With all its cores lost, an agent asks for
+    /// nothing, gives back what it holds and says so in its log. A stopping agent does not wait for a deaf
+    /// controller beyond its grace period.
+    ///
+    /// So a job type with a time limit whose problems run native code that cannot ask belongs in a process of
+    /// its own: the controller starts it, waits in steps, and kills it when it is cancelled.
     fn solve(&self, problem: &Problem<'_, Self::Payload>) -> anyhow::Result<Self::Solution>;
 }
 
@@ -84,13 +97,22 @@ impl<P> Problem<'_, P> {
     /// The rows of a related read that are for this problem or for every problem, in the order read.
     /// Parsed at every call. An error if the job type has no such read.
     pub fn related<T: DeserializeOwned>(&self, read: &str) -> anyhow::Result<Vec<T>> {
-        let parse =
-            |row| serde_json::from_slice(row).with_context(|| format!("a row of related read {read:?} does not parse"));
-        self.checkout.related().rows(read, self.key())?.map(parse).collect()
+        self.checkout.related().rows(read, self.key())?.map(|row| related::parse(read, row)).collect()
     }
 
-    /// Whether the work is no longer wanted: its checkout was revoked, or the agent must stop. Long
-    /// computations ask now and then, and return early with whatever they like: it is not delivered.
+    /// The rows of a related read that are for every problem, in the order read, without those that have a
+    /// key. Parsed once for all problems of a checkout, so that a table of seasons costs a problem of some
+    /// microseconds next to nothing. An error if the job type has no such read.
+    pub fn related_shared<T>(&self, read: &str) -> anyhow::Result<Arc<Vec<T>>>
+    where
+        T: DeserializeOwned + Send + Sync + 'static,
+    {
+        self.checkout.related().shared(read)
+    }
+
+    /// Whether the work is no longer wanted: its checkout was revoked, or the agent must stop. True as soon
+    /// as the agent knows; it costs less than a nanosecond to ask. Long computations ask now and then, and
+    /// return early with whatever they like: it is not delivered.
     pub fn cancelled(&self) -> bool {
         self.checkout.is_cancelled()
     }

@@ -152,7 +152,7 @@ impl Driver {
         }
         loop {
             let mut decide_again = false;
-            for action in self.inventory.settle(clock::now()) {
+            for action in self.inventory.settle(clock::now(), self.pool.revoked_cores()) {
                 match action {
                     Action::Send(message) => self.outgoing.push_back(message),
                     Action::Compute(checkout) => self.pool.compute(checkout),

@@ -16,10 +16,12 @@
 //! - [`outbox`]: deliveries until they are acknowledged.
 //! - `telling`: what the server is told, and when.
 //! - `stopping`: how it comes to its end.
+//! - `stuck`: what it does when controllers do not return from revoked work.
 
 pub mod held;
 pub mod outbox;
 mod stopping;
+mod stuck;
 mod telling;
 #[cfg(test)]
 mod tests;
@@ -58,6 +60,10 @@ const STATE_CHANGE_EVERY: Duration = Duration::from_millis(500);
 /// How long acknowledgements are waited for after the grace period of a stop.
 const STOP_ACKNOWLEDGE_WAIT: Duration = Duration::from_secs(5);
 
+/// Cores that are all occupied by revoked work for so long will not be free soon: others may have what waits
+/// for them. A controller that looks at all whether it is cancelled looks more often.
+const STUCK_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long a stopping agent waits for checkouts that were on their way to it, to give them back.
 const STOP_LINGER: Duration = Duration::from_millis(200);
 
@@ -86,7 +92,9 @@ pub enum Event {
 #[derive(Debug)]
 pub enum Action {
     Send(Out),
+    /// Again with each problem that was released, if it is run one by one.
     Compute(Arc<Checkout>),
+    /// No more of it is taken; its controllers have been told already.
     Cancel(Arc<Checkout>),
     /// Answered by [`Event::Withdrawn`].
     WithdrawUnstarted,
@@ -127,6 +135,7 @@ pub struct Inventory {
     actions: Vec<Action>,
     revoked: u64,
     pockets_emptied: Duration,
+    stuck: stuck::Stuck,
 }
 
 enum Session {
@@ -186,6 +195,7 @@ impl Inventory {
             actions: Vec::new(),
             revoked: 0,
             pockets_emptied: now,
+            stuck: stuck::Stuck::default(),
         }
     }
 
@@ -202,14 +212,16 @@ impl Inventory {
         }
     }
 
-    /// Decides what is due, and returns everything there is to do, in order.
-    pub fn settle(&mut self, now: Duration) -> Vec<Action> {
+    /// Decides what is due, and returns everything there is to do, in order. `revoked_cores` are occupied by
+    /// work that is cancelled and has not returned yet.
+    pub fn settle(&mut self, now: Duration, revoked_cores: u32) -> Vec<Action> {
         self.notice_absence(now);
         self.end_grace(now);
+        self.notice_stuck(now, revoked_cores);
         if matches!(self.session, Session::Open(_)) {
             self.deliver(now);
             self.tell_state(now);
-            self.ask();
+            self.ask(revoked_cores);
             self.beat(now);
         }
         self.give_up_silent_server(now);
@@ -240,6 +252,9 @@ impl Inventory {
         }
         if self.held.values().any(Held::is_running) {
             due(self.pockets_emptied + PARTIAL_DELIVERY_EVERY);
+        }
+        if let Some(at) = self.stuck_deadline() {
+            due(at);
         }
         if let Drain::Stop { since, .. } = self.drain {
             let exit_by = since + self.profile.grace + STOP_ACKNOWLEDGE_WAIT;
@@ -455,7 +470,18 @@ impl Inventory {
             }
             let verdict = verdicts.get(&part.checkout_id).cloned().unwrap_or_default();
             self.judged(key.checkout_id, &verdict, part.finished);
+            self.release_next(key, part.results.len());
         }
+    }
+
+    /// Of a checkout that is computed one by one: what was waited for is acknowledged.
+    fn release_next(&mut self, key: CheckoutKey, acknowledged: usize) {
+        let Some(held) = self.held_mut(key).filter(|held| held.checkout.one_by_one && held.is_computing()) else {
+            return;
+        };
+        let checkout = Arc::clone(&held.checkout);
+        checkout.release(acknowledged);
+        self.actions.push(Action::Compute(checkout));
     }
 
     fn judged(&mut self, checkout_id: CheckoutId, verdict: &v1::CheckoutVerdict, finished: bool) {
@@ -492,7 +518,13 @@ impl Inventory {
         self.revoked += 1;
         warn!(%checkout_id, reason, revoked_so_far = self.revoked, "a checkout was revoked");
         self.outbox.strike(held.checkout.key);
-        self.actions.push(Action::Cancel(held.checkout));
+        self.cancel(held.checkout);
+    }
+
+    /// Its controllers are told at once: whether cores are free is judged before the action is done.
+    fn cancel(&mut self, checkout: Arc<Checkout>) {
+        checkout.cancel();
+        self.actions.push(Action::Cancel(checkout));
     }
 
     // What the cores say

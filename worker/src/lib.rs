@@ -35,6 +35,20 @@
 //! An agent with several controllers is built with [`Agent`]; [`Agent::run_with`] runs one inside another
 //! program, with [`Settings`] of its own.
 //!
+//! A controller shares its agent with everything else that runs there, so it should look at
+//! [`Problem::cancelled`] in long loops ([`Controller::solve`] says what becomes of one that does not). Rows
+//! that are the same for every problem are cheapest by [`Problem::related_shared`].
+//!
+//! What an agent promises:
+//!
+//! - A result is kept until a server has acknowledged or refused it, across reconnections.
+//! - Revoked work is neither begun nor delivered, and a running controller is told at once.
+//! - Problems that are to run one by one do: each result is acknowledged before the next starts, while other
+//!   checkouts use the other cores.
+//! - Work is asked for only if a core could do it.
+//! - Told to stop, it ends within the grace period and the few seconds that goodbyes may take, whatever
+//!   its controllers do.
+//!
 //! The modules, in reading order:
 //!
 //! - [`controller`]: what a controller is, and the problem it is given.

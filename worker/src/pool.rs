@@ -9,6 +9,9 @@
 //! report does not show. Until then results are in the core's *pocket*; the agent empties all pockets about
 //! every second, for a quick result may have a problem of hours behind it. There is no barrier between
 //! checkouts: a shift that finds the first one empty goes on with the next.
+//!
+//! A controller that does not return keeps its thread, and nothing here can change that: shifts of other
+//! threads pass it by, and nobody waits for its thread, not even to exit.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -56,13 +59,19 @@ pub struct Pool {
 }
 
 struct Shared {
-    cores: usize,
     controllers: Controllers,
     queue: Mutex<Queue>,
     solution_bytes_limit: AtomicUsize,
-    /// One per core, and its lock is nearly always free.
-    pockets: Vec<Mutex<Vec<Batch>>>,
+    cores: Vec<Core>,
     reports: mpsc::Sender<Report>,
+}
+
+/// What others may know of a core. Its locks are nearly always free.
+#[derive(Default)]
+struct Core {
+    pocket: Mutex<Vec<Batch>>,
+    /// What it works on: more than one checkout if a controller's own rayon let another shift in between.
+    at: Mutex<Vec<Arc<Checkout>>>,
 }
 
 #[derive(Default)]
@@ -80,22 +89,26 @@ impl Pool {
             .thread_name(|index| format!("pcfarm-core-{index}"))
             .build()?;
         let shared = Shared {
-            cores,
             controllers,
             queue: Mutex::default(),
             solution_bytes_limit: AtomicUsize::new(SOLUTION_BYTES_LIMIT),
-            pockets: (0..cores).map(|_| Mutex::default()).collect(),
+            cores: (0..cores).map(|_| Core::default()).collect(),
             reports,
         };
         Ok((Pool { threads, shared: Arc::new(shared) }, receiver))
     }
 
-    /// Puts a checkout behind those that wait.
+    /// Puts a checkout behind those that wait, or before them if it was begun before them and is run one by
+    /// one.
     pub fn compute(&self, checkout: Arc<Checkout>) {
         let mut queue = self.shared.queue();
-        let new_shifts = checkout.problems.len().min(self.shared.cores - queue.shifts);
+        let new_shifts = checkout.untaken().min(self.shared.cores.len() - queue.shifts);
         queue.shifts += new_shifts;
-        queue.checkouts.push_back(checkout);
+        if checkout.is_begun() {
+            queue.checkouts.push_front(checkout);
+        } else {
+            queue.checkouts.push_back(checkout);
+        }
         drop(queue);
         for _ in 0..new_shifts {
             let shared = Arc::clone(&self.shared);
@@ -122,7 +135,14 @@ impl Pool {
 
     /// Results that no core has reported yet.
     pub fn empty_pockets(&self) -> Vec<Batch> {
-        self.shared.pockets.iter().flat_map(|pocket| std::mem::take(&mut *locked(pocket))).collect()
+        self.shared.cores.iter().flat_map(|core| std::mem::take(&mut *locked(&core.pocket))).collect()
+    }
+
+    /// How many cores are in the hands of a controller whose work is cancelled. When one returns, its report
+    /// comes after it is no longer counted here.
+    pub fn revoked_cores(&self) -> u32 {
+        let is_revoked = |core: &&Core| locked(&core.at).iter().any(|checkout| checkout.is_cancelled());
+        u32::try_from(self.shared.cores.iter().filter(is_revoked).count()).unwrap_or(u32::MAX)
     }
 
     pub fn limit_solutions(&self, bytes: usize) {
@@ -166,9 +186,9 @@ impl Shared {
         }
     }
 
-    fn work_on(&self, checkout: &Checkout, end: Instant, buffer: &mut BytesMut) -> ShiftIs {
-        let core = rayon::current_thread_index().expect("shifts run on the pool's threads");
-        let pocket = &self.pockets[core];
+    fn work_on(&self, checkout: &Arc<Checkout>, end: Instant, buffer: &mut BytesMut) -> ShiftIs {
+        let core = &self.cores[rayon::current_thread_index().expect("shifts run on the pool's threads")];
+        locked(&core.at).push(Arc::clone(checkout));
         let solution_bytes_limit = self.solution_bytes_limit.load(Ordering::Relaxed);
         let controller = self.controllers.get(&checkout.controller).expect("only known controllers come here");
         let mut now = Instant::now();
@@ -185,9 +205,10 @@ impl Shared {
             let outcome = controller.solve(&task, buffer);
             let began = std::mem::replace(&mut now, Instant::now());
             let result = ProblemResult { problem_id: taken.problem.problem_id, outcome: Some(outcome) };
-            pocket_result(&mut locked(pocket), checkout.key, result, now - began);
+            pocket_result(&mut locked(&core.pocket), checkout.key, result, now - began);
         }
-        let batches = std::mem::take(&mut *locked(pocket));
+        locked(&core.at).pop();
+        let batches = std::mem::take(&mut *locked(&core.pocket));
         batches.into_iter().for_each(|batch| self.report(Report::Results(batch)));
         shift_is
     }
@@ -198,8 +219,8 @@ impl Shared {
     }
 }
 
-fn locked(pocket: &Mutex<Vec<Batch>>) -> MutexGuard<'_, Vec<Batch>> {
-    pocket.lock().expect("no controller runs under this lock")
+fn locked<T>(of_a_core: &Mutex<T>) -> MutexGuard<'_, T> {
+    of_a_core.lock().expect("no controller runs under this lock")
 }
 
 /// Several checkouts share a pocket only if a controller's own rayon let a second shift in between.
@@ -282,6 +303,43 @@ mod tests {
         // Its sleeper wakes up, its second problem is dropped, and the core is free.
         pool.compute(checkout(3, "echo", "1", 1));
         assert_eq!(results(&mut reports, 2), BTreeMap::from([(1, 1), (3, 1)]));
+    }
+
+    #[test]
+    fn one_by_one_the_next_goes_before_what_waits() {
+        let (pool, mut reports) = pool(1);
+        let message = v1::Checkout {
+            checkout_id: 1,
+            controller: "echo".to_owned(),
+            problems: vec![v1::Problem { payload: "1".into(), ..Default::default() }; 2],
+            one_by_one: true,
+            ..Default::default()
+        };
+        let careful = Arc::new(Checkout::new(message));
+        pool.compute(Arc::clone(&careful));
+        assert_eq!(results(&mut reports, 1), BTreeMap::from([(1, 1)]));
+        let long = checkout(2, "sleep", r#"{"ms": 600000}"#, 1);
+        pool.compute(Arc::clone(&long));
+        assert!(matches!(reports.blocking_recv(), Some(Report::Started(key)) if key == long.key));
+        pool.compute(checkout(3, "sleep", r#"{"ms": 600000}"#, 1));
+        careful.release(1);
+        pool.compute(Arc::clone(&careful));
+        pool.cancel(&long);
+        assert_eq!(results(&mut reports, 2), BTreeMap::from([(1, 1), (2, 1)]));
+    }
+
+    #[test]
+    fn a_deaf_core_is_counted_until_it_returns_and_the_others_go_on() {
+        let (pool, mut reports) = pool(2);
+        let deaf = checkout(1, "sleep", r#"{"ms": 300, "deaf": true}"#, 1);
+        pool.compute(Arc::clone(&deaf));
+        assert!(matches!(reports.blocking_recv(), Some(Report::Started(_))));
+        assert_eq!(pool.revoked_cores(), 0);
+        pool.cancel(&deaf);
+        assert_eq!(pool.revoked_cores(), 1);
+        pool.compute(checkout(2, "echo", "1", 100));
+        assert_eq!(results(&mut reports, 101), BTreeMap::from([(1, 1), (2, 100)]));
+        assert_eq!(pool.revoked_cores(), 0);
     }
 
     #[test]

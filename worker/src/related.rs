@@ -1,11 +1,16 @@
 //! Rows that were read for the problems of a checkout.
 //!
-//! Owns the index from a read's name and a problem's key to rows. It never parses a row.
+//! Owns the index from a read's name and a problem's key to rows, and what was parsed for all problems. It
+//! never knows of problems.
 
+use std::any::{Any, TypeId};
 use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
 
+use anyhow::Context;
 use bytes::Bytes;
 use pcfarm_proto::v1;
+use serde::de::DeserializeOwned;
 
 /// The related reads of one checkout, indexed once.
 #[derive(Default)]
@@ -19,6 +24,8 @@ struct Read {
     /// Indexes into `rows`, rising.
     for_all: Vec<u32>,
     by_key: HashMap<String, Vec<u32>>,
+    /// The rows `for_all`, as `Vec<T>` by T: one entry per type that a controller asks for, nearly always one.
+    parsed: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
 }
 
 /// A controller asked for a read that its job type does not have.
@@ -51,19 +58,53 @@ impl Related {
 
     /// The rows of `read` for the problem `key`, those for every problem included, in the order read.
     pub fn rows<'a>(&'a self, read: &str, key: &str) -> Result<impl Iterator<Item = &'a [u8]> + use<'a>, UnknownRead> {
-        let read = self.reads.get(read).ok_or_else(|| self.unknown(read))?;
+        let read = self.read(read)?;
         let own = read.by_key.get(key).map_or(&[][..], Vec::as_slice);
         Ok(Merged { left: &read.for_all, right: own }.map(|index| read.rows[index as usize].as_ref()))
     }
 
-    fn unknown(&self, asked: &str) -> UnknownRead {
-        let mut known: Vec<String> = self.reads.keys().cloned().collect();
-        known.sort();
-        UnknownRead { asked: asked.to_owned(), known }
+    /// The rows of `read` that are for every problem, in the order read; parsed by the first who asks.
+    pub fn shared<T: DeserializeOwned + Send + Sync + 'static>(&self, read: &str) -> anyhow::Result<Arc<Vec<T>>> {
+        let rows = self.read(read)?;
+        let of_type = TypeId::of::<T>();
+        // A panic in T's parser leaves the map as it was.
+        let parsed = rows.parsed.read().unwrap_or_else(PoisonError::into_inner).get(&of_type).cloned();
+        let parsed = match parsed {
+            Some(parsed) => parsed,
+            None => {
+                let mut cache = rows.parsed.write().unwrap_or_else(PoisonError::into_inner);
+                match cache.get(&of_type) {
+                    Some(parsed) => Arc::clone(parsed),
+                    None => {
+                        let values: Vec<T> = rows.for_all().map(|row| parse(read, row)).collect::<Result<_, _>>()?;
+                        let parsed: Arc<dyn Any + Send + Sync> = Arc::new(values);
+                        cache.insert(of_type, Arc::clone(&parsed));
+                        parsed
+                    }
+                }
+            }
+        };
+        Ok(parsed.downcast().expect("it was put there as this type"))
+    }
+
+    fn read(&self, name: &str) -> Result<&Read, UnknownRead> {
+        self.reads.get(name).ok_or_else(|| {
+            let mut known: Vec<String> = self.reads.keys().cloned().collect();
+            known.sort();
+            UnknownRead { asked: name.to_owned(), known }
+        })
     }
 }
 
+pub fn parse<T: DeserializeOwned>(read: &str, row: &[u8]) -> anyhow::Result<T> {
+    serde_json::from_slice(row).with_context(|| format!("a row of related read {read:?} does not parse"))
+}
+
 impl Read {
+    fn for_all(&self) -> impl Iterator<Item = &[u8]> {
+        self.for_all.iter().map(|&index| self.rows[index as usize].as_ref())
+    }
+
     fn push(&mut self, row: v1::RelatedRow) {
         let index = u32::try_from(self.rows.len()).expect("a checkout is smaller than 2^32 rows");
         self.rows.push(row.row);
@@ -98,6 +139,8 @@ impl Iterator for Merged<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     fn read(name: &str, rows: &[(Option<&str>, &'static str)]) -> v1::RelatedRead {
@@ -128,6 +171,43 @@ mod tests {
         ] {
             assert_eq!(rows(&related, name, key), expected, "{name} {key}");
         }
+    }
+
+    /// Counts how often it is parsed.
+    #[derive(Debug, PartialEq)]
+    struct Counted(u32);
+
+    static PARSED: AtomicUsize = AtomicUsize::new(0);
+
+    impl<'de> serde::Deserialize<'de> for Counted {
+        fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Counted, D::Error> {
+            PARSED.fetch_add(1, Ordering::Relaxed);
+            u32::deserialize(deserializer).map(Counted)
+        }
+    }
+
+    #[test]
+    fn rows_for_everyone_are_parsed_once_for_all_and_once_for_each_type() {
+        let related = Related::new([
+            read("seasons", &[(None, "1"), (Some("a"), "2"), (None, "3")]),
+            read("fares", &[(None, "-1")]),
+        ]);
+        let ask = || related.shared::<Counted>("seasons").expect("numbers");
+        let answers: Vec<Arc<Vec<Counted>>> = std::thread::scope(|scope| {
+            let askers: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+            askers.into_iter().map(|asker| asker.join().expect("it does not panic")).collect()
+        });
+        assert!(answers.iter().all(|answer| **answer == [Counted(1), Counted(3)]));
+        assert_eq!(PARSED.load(Ordering::Relaxed), 2);
+        assert_eq!(*related.shared::<i64>("seasons").expect("the same as another type"), [1, 3]);
+
+        // A failure is everyone's, and another type may still fit.
+        for _ in 0..2 {
+            let error = related.shared::<Counted>("fares").expect_err("less than zero");
+            assert_eq!(error.to_string(), "a row of related read \"fares\" does not parse");
+        }
+        assert_eq!(*related.shared::<i64>("fares").expect("a number"), [-1]);
+        assert!(related.shared::<i64>("seats").is_err());
     }
 
     #[test]

@@ -29,9 +29,13 @@ pub struct Checkout {
     pub controller: String,
     pub parameters: Bytes,
     pub problems: Vec<v1::Problem>,
+    /// The next problem is released when the server has acknowledged the last one's result.
+    pub one_by_one: bool,
     related_reads: Mutex<Vec<v1::RelatedRead>>,
     related: OnceLock<Related>,
     next: AtomicUsize,
+    /// Problems before this one may be taken.
+    released: AtomicUsize,
     cancelled: AtomicBool,
 }
 
@@ -60,6 +64,8 @@ impl Checkout {
             job_type: message.job_type,
             controller: message.controller,
             parameters: message.parameters,
+            released: AtomicUsize::new(if message.one_by_one { 1 } else { message.problems.len() }),
+            one_by_one: message.one_by_one,
             problems: message.problems,
             related_reads: Mutex::new(message.related),
             related: OnceLock::new(),
@@ -81,7 +87,9 @@ impl Checkout {
         if self.is_cancelled() {
             return None;
         }
-        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        let released = self.released.load(Ordering::Relaxed);
+        let following = |next: usize| (next < released).then(|| next + 1);
+        let index = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()?;
         let problem = self.problems.get(index)?;
         Some(Taken { problem, first: index == 0 })
     }
@@ -91,9 +99,20 @@ impl Checkout {
         self.next.compare_exchange(0, WITHDRAWN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// How many problems nobody has taken.
+    /// How many problems may be taken and nobody has.
     pub fn untaken(&self) -> usize {
-        self.problems.len().saturating_sub(self.next.load(Ordering::Relaxed))
+        let released = self.released.load(Ordering::Relaxed).min(self.problems.len());
+        released.saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Whether a problem was taken.
+    pub fn is_begun(&self) -> bool {
+        self.next.load(Ordering::Relaxed) > 0
+    }
+
+    /// Lets so many more problems be taken.
+    pub fn release(&self, problems: usize) {
+        self.released.fetch_add(problems, Ordering::Relaxed);
     }
 
     /// Lets nobody take another problem, and tells those who compute one.
@@ -103,5 +122,23 @@ impl Checkout {
 
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_by_one_the_next_waits_for_its_release() {
+        let problems = (1..=3).map(|problem_id| v1::Problem { problem_id, ..Default::default() }).collect();
+        let checkout = Checkout::new(v1::Checkout { one_by_one: true, problems, ..Default::default() });
+        for problem_id in 1..=3 {
+            assert_eq!(checkout.untaken(), 1);
+            assert_eq!(checkout.take().map(|taken| taken.problem.problem_id), Some(problem_id));
+            assert!(checkout.take().is_none() && checkout.untaken() == 0);
+            checkout.release(1);
+        }
+        assert!(checkout.take().is_none() && checkout.untaken() == 0);
     }
 }

@@ -3,15 +3,16 @@
 mod farm;
 
 use std::collections::HashSet;
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use farm::{RunningAgent, Server, outcomes, settings};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::agent_message::Message as FromAgent;
-use pcfarm_proto::v1::server_message::Message as ToAgent;
 use pcfarm_worker::builtin::{Echo, Fail, Sleep};
 use pcfarm_worker::{Agent, AgentError, Controller, Problem};
+use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -103,8 +104,7 @@ async fn a_revoked_checkout_is_stopped_and_not_delivered() {
     first.sort();
     assert_eq!(first, ["a", "b"]);
 
-    let revocation = v1::Revocation { checkout_id: 1, reason: "overdue".to_owned() };
-    session.send(ToAgent::Revoke(v1::Revoke { revoked: vec![revocation] })).await;
+    session.revoke(1).await;
     let mut ended = [begun.recv().await, begun.recv().await].map(|name| name.expect("both are told"));
     ended.sort();
     assert_eq!(ended, ["a cancelled", "b cancelled"]);
@@ -245,6 +245,94 @@ async fn the_next_checkout_starts_while_the_last_one_has_a_tail() {
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");
+}
+
+#[tokio::test]
+async fn one_by_one_the_next_problem_starts_when_the_last_is_acknowledged() {
+    let mut server = Server::start().await;
+    let (gate, mut begun, passes) = Gate::new();
+    let mut agent = RunningAgent::start(Agent::new().controller(gate), &[&server], |_| {});
+    let (mut session, _) = server.welcomed().await;
+    session.check_out_one_by_one(1, "gate", names(["a", "b", "c"])).await;
+    assert_eq!(begun.recv().await.as_deref(), Some("a"));
+    allow(&passes, "a");
+    let first = session.delivery().await;
+    assert_eq!(outcomes(&first.checkouts[0]), [(1000, "\"passed\"".to_owned())]);
+
+    // Both cores are for others meanwhile, and rather idle than begin the next.
+    session.check_out(2, "gate", names(["x", "y"])).await;
+    let mut beside = [begun.recv().await, begun.recv().await].map(|name| name.expect("two cores begin"));
+    beside.sort();
+    assert_eq!(beside, ["x", "y"]);
+    allow(&passes, "x");
+    allow(&passes, "y");
+    let mut closed = false;
+    while !closed {
+        let delivery = session.delivery().await;
+        closed = delivery.checkouts[0].finished;
+        assert_eq!(delivery.checkouts[0].checkout_id, 2);
+        session.acknowledge(&delivery).await;
+    }
+    assert!(begun.try_recv().is_err(), "b was begun before a was acknowledged");
+
+    session.acknowledge(&first).await;
+    for (name, problem_id) in [("b", 1001), ("c", 1002)] {
+        assert_eq!(begun.recv().await.as_deref(), Some(name));
+        allow(&passes, name);
+        let delivery = session.delivery().await;
+        assert_eq!(outcomes(&delivery.checkouts[0]), [(problem_id, "\"passed\"".to_owned())]);
+        assert_eq!(delivery.checkouts[0].finished, name == "c");
+        assert!(begun.try_recv().is_err());
+        session.acknowledge(&delivery).await;
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+/// A checkout whose first result tells that its second problem runs, or will in a moment, and never ends.
+fn deaf() -> [String; 2] {
+    [r#"{"ms": 0}"#, r#"{"ms": 600000, "deaf": true}"#].map(str::to_owned)
+}
+
+#[tokio::test]
+async fn a_deaf_controller_costs_its_core_and_nothing_else() {
+    let mut server = Server::start().await;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
+        .args(["--server", &server.url(), "--cores", "2", "--prefetch", "0", "--grace", "1", "--state-dir"])
+        .arg(dir.path())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the agent starts");
+    let (mut session, _) = server.welcomed().await;
+    assert_eq!(session.credit().await, 1);
+    session.check_out(1, "sleep", deaf()).await;
+    let delivery = session.delivery().await;
+    session.acknowledge(&delivery).await;
+    session.revoke(1).await;
+    // One core is left: it asks for work, and does it.
+    assert_eq!(session.credit().await, 1);
+    session.check_out(2, "echo", ["1", "2"].map(str::to_owned)).await;
+    let delivery = session.delivery().await;
+    assert_eq!(outcomes(&delivery.checkouts[0]), [(2000, "1".to_owned()), (2001, "2".to_owned())]);
+    session.acknowledge(&delivery).await;
+
+    // With none left, and one of them not even revoked, it ends all the same after its grace period.
+    session.check_out(3, "sleep", deaf()).await;
+    let delivery = session.delivery().await;
+    session.acknowledge(&delivery).await;
+    let pid = agent.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).expect("it runs");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+    let delivery = session.delivery().await;
+    let last = &delivery.checkouts[0];
+    assert_eq!((last.checkout_id, last.finished, last.results.len()), (3, true, 0));
+    session.acknowledge(&delivery).await;
+    while session.any().await.is_some() {}
+    drop(session);
+    let status = agent.wait().await.expect("it can be waited for");
+    assert_eq!(status.code(), Some(0));
 }
 
 /// Runs `checkouts` × `problems` echoes through an agent, and counts what comes back.

@@ -23,13 +23,13 @@ pub struct Input {
 }
 
 impl Input {
-    /// `-` is standard input.
+    /// Reads its first bytes, which may take as long as somebody types.
     pub fn open(path: &Path) -> Result<Input> {
-        if path == Path::new("-") {
+        let name = name(path);
+        if is_standard_input(path) {
             let bar = bar(None);
-            return Input::new("standard input", Box::new(bar.wrap_read(io::stdin())), bar);
+            return Input::new(&name, Box::new(bar.wrap_read(io::stdin())), bar);
         }
-        let name = text::plain(&path.to_string_lossy());
         let file = File::open(path).map_err(|error| cannot_open(&name, &error))?;
         let found = file.metadata().with_context(|| format!("opening {name}"))?;
         if found.is_dir() {
@@ -56,11 +56,6 @@ impl Input {
         Input::new("input", source, ProgressBar::hidden()).expect("bytes can be read")
     }
 
-    /// For messages, without control characters.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     pub fn bar(&self) -> &ProgressBar {
         &self.bar
     }
@@ -68,6 +63,15 @@ impl Input {
     pub fn into_parts(self) -> (String, ProgressBar, Box<dyn BufRead + Send>) {
         (self.name, self.bar, self.reader)
     }
+}
+
+/// For messages, without control characters.
+pub fn name(path: &Path) -> String {
+    if is_standard_input(path) { "standard input".to_owned() } else { text::plain(&path.to_string_lossy()) }
+}
+
+fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
 }
 
 fn cannot_open(name: &str, error: &io::Error) -> anyhow::Error {

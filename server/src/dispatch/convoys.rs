@@ -18,6 +18,12 @@ impl Convoy {
         self.problems.iter().any(|problem| problem.alone)
     }
 
+    /// Whoever loses it blames its only, or its first, problem: so the workstation holds nothing else meanwhile, or an
+    /// innocent one would pay for its neighbour.
+    pub fn is_suspect(&self) -> bool {
+        self.alone() && (self.problems.len() == 1 || self.problems[0].grouped)
+    }
+
     fn bytes(&self) -> usize {
         self.problems.iter().map(|problem| problem.payload.0.len() + problem.key.len()).sum()
     }

@@ -115,12 +115,23 @@ impl Lane {
         if self.open.came_back { ahead.max(orders as usize) } else { by_orders.max(ahead) }
     }
 
-    /// Takes whole convoys, reading on as needed. Nothing: the lane is at its end.
-    pub async fn take(&mut self, farm: &Arc<Farm>, wanted: usize) -> anyhow::Result<Vec<Convoy>> {
+    /// Must the next convoy be alone in its workstation's hands?
+    pub async fn next_is_suspect(&mut self, farm: &Arc<Farm>, wanted: usize) -> anyhow::Result<bool> {
+        self.have_ahead(farm, wanted).await?;
+        Ok(self.ahead.front().is_some_and(Convoy::is_suspect))
+    }
+
+    async fn have_ahead(&mut self, farm: &Arc<Farm>, wanted: usize) -> anyhow::Result<()> {
         let ahead: usize = self.ahead.iter().map(|c| c.problems.len()).sum();
         if ahead < wanted {
             self.read_ahead(farm, wanted).await?;
         }
+        Ok(())
+    }
+
+    /// Takes whole convoys, reading on as needed. Nothing: the lane is at its end.
+    pub async fn take(&mut self, farm: &Arc<Farm>, wanted: usize) -> anyhow::Result<Vec<Convoy>> {
+        self.have_ahead(farm, wanted).await?;
         let taken = convoys::take(&mut self.ahead, wanted);
         if let Some(last) = taken.last() {
             self.next = BatchOrder(last.order.0 + 1);

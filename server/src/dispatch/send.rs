@@ -73,7 +73,11 @@ impl Shipment {
                 (p.problem_id, member)
             })
             .collect();
-        self.session.sending(self.checkout_id);
+        if self.convoys.iter().any(Convoy::is_suspect) {
+            self.session.sending_alone(self.checkout_id);
+        } else {
+            self.session.sending(self.checkout_id);
+        }
         farm.remember(
             self.checkout_id,
             Held {

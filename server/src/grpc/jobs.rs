@@ -22,6 +22,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_stream::Stream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -48,15 +49,30 @@ const CHUNKS_WAITING: usize = 2;
 pub struct JobsApi {
     pool: Pool,
     uploads: Arc<Semaphore>,
+    /// Ends the calls that take as long as their callers like.
+    stopping: CancellationToken,
 }
 
 impl JobsApi {
-    pub fn new(pool: Pool) -> JobsApi {
-        JobsApi { pool, uploads: Arc::new(Semaphore::new(UPLOADS)) }
+    pub fn new(pool: Pool, stopping: CancellationToken) -> JobsApi {
+        JobsApi { pool, uploads: Arc::new(Semaphore::new(UPLOADS)), stopping }
     }
 
     async fn client(&self) -> Result<Object, Status> {
         self.pool.get().await.map_err(status_code::of_pool)
+    }
+
+    async fn upload_in_turn(&self, messages: Streaming<SubmitRequest>) -> Result<Submitted, Status> {
+        let turn = timeout(UPLOAD_TURN_TIMEOUT, self.uploads.acquire()).await;
+        let _turn = match turn {
+            Ok(turn) => turn.expect("the semaphore is never closed"),
+            Err(_) => return Err(Status::unavailable(format!("this server takes {UPLOADS} loads already: try again"))),
+        };
+        let upload = Box::pin(upload(&self.pool, messages));
+        timeout(UPLOAD_LIMIT, upload).await.unwrap_or_else(|_| {
+            let hours = UPLOAD_LIMIT.as_secs() / 3600;
+            Err(Status::deadline_exceeded(format!("not loaded within {hours} hours: load it in smaller parts")))
+        })
     }
 
     async fn job(&self, client: &Object, job_id: JobId) -> Result<Response<Job>, Status> {
@@ -70,16 +86,10 @@ impl JobsApi {
 #[tonic::async_trait]
 impl JobService for JobsApi {
     async fn submit(&self, request: Request<Streaming<SubmitRequest>>) -> Result<Response<SubmitResponse>, Status> {
-        let turn = timeout(UPLOAD_TURN_TIMEOUT, self.uploads.acquire()).await;
-        let _turn = match turn {
-            Ok(turn) => turn.expect("the semaphore is never closed"),
-            Err(_) => return Err(Status::unavailable(format!("this server takes {UPLOADS} loads already: try again"))),
+        let submitted = tokio::select! {
+            submitted = self.upload_in_turn(request.into_inner()) => submitted?,
+            () = self.stopping.cancelled() => return Err(stopping()),
         };
-        let upload = Box::pin(upload(&self.pool, request.into_inner()));
-        let submitted = timeout(UPLOAD_LIMIT, upload).await.unwrap_or_else(|_| {
-            let hours = UPLOAD_LIMIT.as_secs() / 3600;
-            Err(Status::deadline_exceeded(format!("not loaded within {hours} hours: load it in smaller parts")))
-        })?;
         Ok(Response::new(SubmitResponse {
             job_id: submitted.job.0,
             problems: submitted.problems,
@@ -149,12 +159,13 @@ impl JobService for JobsApi {
             }
             drop(client);
             let next = Instant::now() + WAIT_POLL;
-            match deadline {
-                Some(deadline) if deadline < next => {
-                    tokio::time::sleep_until(deadline).await;
-                    return Err(Status::deadline_exceeded(format!("job {job_id} is still {}", state.as_str())));
-                }
-                Some(_) | None => tokio::time::sleep_until(next).await,
+            let last = deadline.filter(|deadline| *deadline < next);
+            tokio::select! {
+                () = tokio::time::sleep_until(last.unwrap_or(next)) => {}
+                () = self.stopping.cancelled() => return Err(stopping()),
+            }
+            if last.is_some() {
+                return Err(Status::deadline_exceeded(format!("job {job_id} is still {}", state.as_str())));
             }
         }
     }
@@ -197,12 +208,16 @@ impl JobService for JobsApi {
             return Err(not_found(job_id));
         }
         let from = results::Results::of_job(&client, job_id).await.map_err(status_code::of)?;
-        Ok(Response::new(Chunks::start(self.pool.clone(), from)))
+        Ok(Response::new(Chunks::start(self.pool.clone(), from, self.stopping.clone())))
     }
 }
 
 pub(super) fn not_found(job_id: JobId) -> Status {
     Status::not_found(format!("there is no job {job_id}"))
+}
+
+fn stopping() -> Status {
+    Status::unavailable("the server is stopping: ask again")
 }
 
 fn page(limit: u32) -> u32 {
@@ -225,11 +240,14 @@ fn call_timeout(metadata: &MetadataMap) -> Option<Duration> {
     }
 }
 
-/// One job from a stream of messages. Whatever ends it early drops `Loading`, and with it all that was loaded.
+/// One job from a stream of messages. Whatever ends it early drops `Loading`, and with it all that was loaded. The
+/// stream's end is no sign that the client has said all: tonic reports a stream that was reset by CANCEL as ended.
 async fn upload(pool: &Pool, mut messages: Streaming<SubmitRequest>) -> Result<Submitted, Status> {
     let header = match next_part(&mut messages).await? {
         Some(Part::Header(header)) => header,
-        Some(Part::Problems(_)) | None => return Err(Status::invalid_argument("the first message must be the header")),
+        Some(Part::Problems(_) | Part::End(_)) | None => {
+            return Err(Status::invalid_argument("the first message must be the header"));
+        }
     };
     let (open, convoy) = (header.open, (header.convoy != 0).then_some(header.convoy));
     let target = target(header)?;
@@ -240,7 +258,11 @@ async fn upload(pool: &Pool, mut messages: Streaming<SubmitRequest>) -> Result<S
     };
     loop {
         match next_part(&mut messages).await? {
-            None => return loading.finish(open).await.map_err(status_code::of_load),
+            None => return Err(Status::invalid_argument("the last message must be the end: nothing was loaded")),
+            Some(Part::End(end)) => {
+                agreed(end.problems, loading.problems())?;
+                return loading.finish(open).await.map_err(status_code::of_load);
+            }
             Some(Part::Header(_)) => return Err(Status::invalid_argument("the header comes once, and first")),
             Some(Part::Problems(part)) => {
                 let before = loading.problems();
@@ -250,6 +272,13 @@ async fn upload(pool: &Pool, mut messages: Streaming<SubmitRequest>) -> Result<S
             }
         }
     }
+}
+
+fn agreed(told: i64, arrived: i64) -> Result<(), Status> {
+    if told == arrived {
+        return Ok(());
+    }
+    Err(Status::invalid_argument(format!("the end tells of {told} problems, but {arrived} came: nothing was loaded")))
 }
 
 async fn next_part(messages: &mut Streaming<SubmitRequest>) -> Result<Option<Part>, Status> {
@@ -351,10 +380,11 @@ fn code_unit(escape: &str) -> Option<u32> {
 pub struct Chunks {
     receiver: mpsc::Receiver<Result<ResultChunk, Status>>,
     task: JoinSet<()>,
+    stopping: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Chunks {
-    fn start(pool: Pool, from: results::Results) -> Chunks {
+    fn start(pool: Pool, from: results::Results, stopping: CancellationToken) -> Chunks {
         let (sender, receiver) = mpsc::channel(CHUNKS_WAITING);
         let mut task = JoinSet::new();
         // Its errors are sent; a panic is told by `poll_next`, lest half of the results look like all.
@@ -363,7 +393,7 @@ impl Chunks {
                 drop(sender.send(Err(status)).await);
             }
         });
-        Chunks { receiver, task }
+        Chunks { receiver, task, stopping: Box::pin(stopping.cancelled_owned()) }
     }
 }
 
@@ -371,6 +401,9 @@ impl Stream for Chunks {
     type Item = Result<ResultChunk, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.stopping.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Some(Err(stopping())));
+        }
         if let Some(chunk) = std::task::ready!(self.receiver.poll_recv(context)) {
             return Poll::Ready(Some(chunk));
         }

@@ -189,7 +189,10 @@ fn rand_token() -> i64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish().cast_signed()
 }
 
-pub fn acceptance(deliveries: &[(&Held, &[(usize, Told<'_>)], bool)]) -> Acceptance {
+/// A checkout, which of its problems came to what, and whether it is to be closed.
+pub type Delivery<'a> = (&'a Held, &'a [(usize, Told<'a>)], bool);
+
+pub fn acceptance(deliveries: &[Delivery<'_>]) -> Acceptance {
     let mut acceptance = Acceptance::default();
     for (position, (held, told, closing)) in deliveries.iter().enumerate() {
         acceptance.checkouts.push((held.checkout_id, held.token, *closing));

@@ -1,6 +1,10 @@
 //! One checkout in hand: what of it is solved, and what of that has been delivered.
 //!
 //! Owns results until they are cut into a delivery. It never decides whether the session allows one.
+//!
+//! A checkout that is run *one by one* has at most one problem on its way: computed, delivered, and then
+//! acknowledged before the next one starts. So if a problem kills the agent, the server knows which it was:
+//! the first one without a result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +85,7 @@ impl Held {
     }
 
     pub fn partial_is_due(&self, now: Duration, part_bytes_target: usize) -> bool {
-        let full = self.pending_bytes >= part_bytes_target;
+        let full = self.pending_bytes >= part_bytes_target || self.checkout.one_by_one;
         self.partial_since().is_some_and(|since| full || now >= since + PARTIAL_DELIVERY_EVERY)
     }
 

@@ -62,7 +62,7 @@ impl Inventory {
             held.give_back(reason);
             let checkout = Arc::clone(&held.checkout);
             info!(checkout_id = %key.checkout_id, reason, "giving a checkout back");
-            self.actions.push(Action::Cancel(checkout));
+            self.cancel(checkout);
         }
     }
 

@@ -68,12 +68,14 @@ impl Inventory {
     }
 
     /// Gives credit, so that one checkout is computed and `prefetch` more are here or on their way. The tails
-    /// of checkouts that run beside a later one are no reason to ask for less.
-    pub(super) fn ask(&mut self) {
+    /// of checkouts that run beside a later one are no reason to ask for less; that no core could compute
+    /// what comes is one to ask for nothing.
+    pub(super) fn ask(&mut self, revoked_cores: u32) {
         let unacknowledged = self.held.values().filter(|held| !held.is_computing()).count();
         if !matches!(self.drain, Drain::No)
             || self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
             || unacknowledged >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
+            || revoked_cores >= self.profile.hello.cores
         {
             return;
         }

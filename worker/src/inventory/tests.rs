@@ -11,14 +11,15 @@ const SECOND: Duration = Duration::from_secs(1);
 struct Trial {
     inventory: Inventory,
     now: Duration,
+    revoked_cores: u32,
 }
 
 impl Trial {
     fn new() -> Trial {
-        let hello = v1::Hello { controllers: vec!["echo".to_owned()], ..Default::default() };
+        let hello = v1::Hello { controllers: vec!["echo".to_owned()], cores: 2, ..Default::default() };
         let profile = Profile { hello, prefetch: 1, grace: 10 * SECOND, unacknowledged_bytes: 1000 };
         let now = 1000 * SECOND;
-        Trial { inventory: Inventory::new(profile, now), now }
+        Trial { inventory: Inventory::new(profile, now), now, revoked_cores: 0 }
     }
 
     /// Welcomed with nothing in hand, and two checkouts asked for.
@@ -40,7 +41,7 @@ impl Trial {
     }
 
     fn settle(&mut self) -> Vec<String> {
-        self.inventory.settle(self.now).iter().filter_map(tell).collect()
+        self.inventory.settle(self.now, self.revoked_cores).iter().filter_map(tell).collect()
     }
 }
 
@@ -369,4 +370,123 @@ fn the_state_does_not_flicker() {
         trial.on(ack(id.unsigned_abs(), &[(id, Accepted)]));
     }
     assert!(changes <= 3, "{changes} changes in a second");
+}
+
+fn one_by_one(id: i64, problems: &[i64]) -> Event {
+    Event::Received(In::Checkout(v1::Checkout { one_by_one: true, ..message(id, problems) }))
+}
+
+fn untaken(trial: &Trial, id: i64) -> usize {
+    trial.inventory.held[&CheckoutId(id)].checkout.untaken()
+}
+
+fn take_one(trial: &Trial, id: i64) -> i64 {
+    let checkout = &trial.inventory.held[&CheckoutId(id)].checkout;
+    checkout.take().expect("one is released").problem.problem_id
+}
+
+#[test]
+fn one_by_one_each_result_is_acknowledged_before_the_next_problem_starts() {
+    let mut trial = Trial::open();
+    assert_eq!(trial.on(one_by_one(1, &[10, 11, 12])), ["compute 1", "state processing"]);
+    assert_eq!(take_one(&trial, 1), 10);
+    trial.on(started(1));
+    // Delivered at once, and nothing starts however long the answer takes.
+    assert_eq!(trial.on(solved(1, &[10])), ["delivery 1: 1 [10]"]);
+    assert_eq!(trial.after(2 * SECOND), [""; 0]);
+    assert_eq!(untaken(&trial, 1), 0);
+    // Others run beside it.
+    assert_eq!(trial.on(checkout(2, &[20, 21])), ["compute 2"]);
+    trial.on(started(2));
+    assert_eq!(trial.on(solved(2, &[20, 21])), ["delivery 2: 2 [20, 21] finished"]);
+    assert_eq!(trial.on(ack(2, &[(2, Accepted)])), [""; 0]);
+    assert_eq!(untaken(&trial, 1), 0);
+
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["compute 1"]);
+    assert_eq!(untaken(&trial, 1), 1);
+    assert_eq!(take_one(&trial, 1), 11);
+    assert_eq!(trial.on(solved(1, &[11])), ["delivery 3: 1 [11]"]);
+    // The same acknowledgement again releases nothing.
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
+    // Without a session the next waits for the next session's acknowledgement.
+    trial.on(Event::Disconnected);
+    assert_eq!(trial.after(SECOND), [""; 0]);
+    assert_eq!(trial.on(Event::Connected), ["hello processing [1]"]);
+    assert_eq!(trial.on(welcome())[0], "delivery 3: 1 [11]");
+    assert_eq!(untaken(&trial, 1), 0);
+    assert_eq!(trial.on(ack(3, &[(1, Accepted)])), ["compute 1"]);
+    assert_eq!(take_one(&trial, 1), 12);
+    assert_eq!(trial.on(solved(1, &[12]))[0], "delivery 4: 1 [12] finished");
+    assert_eq!(trial.on(ack(4, &[(1, Accepted)])), [""; 0]);
+    assert!(trial.inventory.held.is_empty());
+}
+
+#[test]
+fn one_by_one_nothing_starts_once_it_is_revoked_or_given_back() {
+    for how in ["verdict", "stop"] {
+        let mut trial = Trial::open();
+        trial.on(one_by_one(1, &[10, 11]));
+        take_one(&trial, 1);
+        trial.on(started(1));
+        trial.on(solved(1, &[10]));
+        let actions = if how == "stop" {
+            trial.on(Event::Stop);
+            assert_eq!(trial.after(10 * SECOND)[..2], ["cancel 1", "delivery 2: 1 [] finished given back"]);
+            trial.on(ack(1, &[(1, Accepted)]))
+        } else {
+            trial.on(ack(1, &[(1, Revoked)]))
+        };
+        assert!(!actions.iter().any(|action| action.starts_with("compute")), "{how}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_controller_is_told_of_a_revocation_before_anything_is_decided() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10, 11]));
+    let running = Arc::clone(&trial.inventory.held[&CheckoutId(1)].checkout);
+    assert!(running.take().is_some());
+    trial.inventory.take(trial.now, revoke(1));
+    assert!(running.is_cancelled());
+    assert!(running.take().is_none());
+}
+
+#[test]
+fn nothing_is_asked_for_while_every_core_is_occupied_by_revoked_work() {
+    for (revoked_cores, expected) in
+        [(0, &["cancel 1", "credit 1"][..]), (1, &["cancel 1", "credit 1"]), (2, &["cancel 1"])]
+    {
+        let mut trial = Trial::open();
+        trial.on(checkout(1, &[10, 11]));
+        trial.on(started(1));
+        trial.revoked_cores = revoked_cores;
+        assert_eq!(trial.on(revoke(1)), expected, "{revoked_cores}");
+        // One returns: its report, of no interest by itself, wakes the agent.
+        trial.revoked_cores = revoked_cores.saturating_sub(1);
+        let asked = trial.on(solved(1, &[10]));
+        assert_eq!(asked.contains(&"credit 1".to_owned()), revoked_cores == 2, "{revoked_cores}: {asked:?}");
+    }
+}
+
+#[test]
+fn what_waits_behind_deaf_controllers_goes_back() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10, 11]));
+    trial.on(started(1));
+    trial.on(checkout(2, &[20]));
+    trial.revoked_cores = 2;
+    assert_eq!(trial.on(revoke(1)), ["cancel 1"]);
+    assert!(trial.inventory.deadline(trial.now) <= trial.now + STUCK_PATIENCE);
+    trial.after(STUCK_PATIENCE - SECOND);
+    assert_eq!(trial.after(SECOND)[..2], ["cancel 2", "delivery 1: 2 [] finished given back"]);
+    trial.on(ack(1, &[(2, Accepted)]));
+    // One that was on its way follows at once.
+    assert_eq!(trial.on(checkout(3, &[30])), ["compute 3", "cancel 3", "delivery 2: 3 [] finished given back"]);
+    // Neither a stop nor a core's return is held up.
+    trial.on(ack(2, &[(3, Accepted)]));
+    trial.revoked_cores = 1;
+    assert_eq!(trial.after(SECOND).last().map(String::as_str), Some("credit 2"));
+    trial.revoked_cores = 2;
+    trial.on(Event::Stop);
+    assert_eq!(trial.after(STOP_LINGER), ["exit Clean"]);
 }

@@ -106,6 +106,15 @@ impl Session {
 
     /// Hands out problems with ids from 1000 × `id` on, one per payload, and 7 × `id` for its token.
     pub async fn check_out(&self, id: i64, controller: &str, payloads: impl IntoIterator<Item = String>) {
+        self.send(ToAgent::Checkout(self.checkout(id, controller, payloads))).await;
+    }
+
+    pub async fn check_out_one_by_one(&self, id: i64, controller: &str, payloads: impl IntoIterator<Item = String>) {
+        let checkout = v1::Checkout { one_by_one: true, ..self.checkout(id, controller, payloads) };
+        self.send(ToAgent::Checkout(checkout)).await;
+    }
+
+    fn checkout(&self, id: i64, controller: &str, payloads: impl IntoIterator<Item = String>) -> v1::Checkout {
         let problem = |(index, payload): (i64, String)| v1::Problem {
             problem_id: 1000 * id + index,
             key: index.to_string(),
@@ -113,7 +122,7 @@ impl Session {
             attempt: 1,
             ..Default::default()
         };
-        self.send(ToAgent::Checkout(v1::Checkout {
+        v1::Checkout {
             checkout_id: id,
             token: 7 * id.unsigned_abs(),
             job_name: "test".to_owned(),
@@ -121,8 +130,12 @@ impl Session {
             problems: (0..).zip(payloads).map(problem).collect(),
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
             ..Default::default()
-        }))
-        .await;
+        }
+    }
+
+    pub async fn revoke(&self, checkout_id: i64) {
+        let revocation = v1::Revocation { checkout_id, reason: "overdue".to_owned() };
+        self.send(ToAgent::Revoke(v1::Revoke { revoked: vec![revocation] })).await;
     }
 
     pub async fn acknowledge(&self, delivery: &v1::Delivery) {

@@ -66,7 +66,7 @@ async fn run(arguments: Arguments) -> Result<bool> {
     );
     println!("Database, logs and agents are in {}", plan.directory.display());
     // A signal that comes meanwhile is waiting below: what has been started is stopped in order.
-    let mut farm = Farm::start(&plan.programs, &plan.directory, plan.flights).await?;
+    let mut farm = Farm::start(&plan.programs, &plan.directory).await?;
     let outcome = tokio::select! {
         outcome = night::run(&plan, &mut farm) => Some(outcome),
         _ = interrupt.recv() => None,

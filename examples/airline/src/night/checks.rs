@@ -1,5 +1,6 @@
 //! What must hold after the nights: each check is SQL that returns what is wrong.
 
+use super::FarmRun;
 use crate::statements;
 use anyhow::{Context, Result};
 use tokio_postgres::Client;
@@ -40,25 +41,24 @@ const COUNTS: &str = "
 
 const LEFT_OVER: &str = "select format('checkout %s is still live', checkout_id) from pcfarm.in_progress limit 1";
 
-/// All of them. `jobs`: the nights; `accident`: the one with the kill.
-pub async fn run(client: &Client, jobs: &[i64], accident: i64, flights: usize) -> Result<Vec<Check>> {
-    let flights = flights as i64;
+/// All of them.
+pub async fn run(client: &Client, runs: &[&FarmRun]) -> Result<Vec<Check>> {
     let mut checks = Vec::new();
     let mut add = |name, fault: Option<String>| checks.push(Check { name, fault });
-    for job in jobs {
-        let fault = first(client, ENDED_ONCE, &[job, &flights]).await?;
-        let name = if *job == accident {
-            "every problem of the night with the kill is done exactly once"
-        } else {
-            "every problem of an undisturbed night is done exactly once"
+    for run in runs {
+        let fault = first(client, ENDED_ONCE, &[&run.job_id, &run.problems]).await?;
+        let name = match run.killed {
+            Some(_) => "every problem of the night with the kill is done exactly once",
+            None => "every problem of an undisturbed night is done exactly once",
         };
         add(name, fault);
     }
+    let jobs: Vec<i64> = runs.iter().map(|run| run.job_id).collect();
     add("nothing was accepted from a revoked checkout", first(client, REVOKED, &[]).await?);
     add("no convoy was in two checkouts of a lane at once", first(client, SPLIT, &[]).await?);
     add("the kept counts equal the results", first(client, COUNTS, &[&jobs]).await?);
     add("nothing is left in progress", first(client, LEFT_OVER, &[]).await?);
-    for run in ["night", "undisturbed", "segment", "direct"] {
+    for run in ["night", "undisturbed", "direct"] {
         let rows = client.query(statements::CHECK_FORECASTS, &[&run]).await.context("checking the forecasts")?;
         let fault = rows.first().map(|row| format!("flight {}: {}", row.get::<_, i64>(0), row.get::<_, &str>(1)));
         add("every flight has its 110 forecasts", fault.map(|fault| format!("run {run}: {fault}")));

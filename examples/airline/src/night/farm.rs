@@ -25,7 +25,6 @@ const DATABASE: &str = "pcfarm";
 
 /// A running farm.
 pub struct Farm {
-    pub flights: usize,
     pub port: u16,
     cluster: Option<Cluster>,
     config: Config,
@@ -47,7 +46,7 @@ struct Program {
 
 impl Farm {
     /// Database, server and recycler.
-    pub async fn start(programs: &Path, directory: &Path, flights: usize) -> Result<Farm> {
+    pub async fn start(programs: &Path, directory: &Path) -> Result<Farm> {
         std::fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
         let cluster = Cluster::start(ClusterOptions::new(directory.join("postgres"))).await?;
         let started = start_on(&cluster, programs, directory).await;
@@ -59,7 +58,6 @@ impl Farm {
             }
         };
         Ok(Farm {
-            flights,
             port,
             cluster: Some(cluster),
             config,

@@ -36,7 +36,7 @@ pub fn text(night: &Night, farm: &Farm) -> String {
     line(format!("  wall time, one agent killed {:>4.1} s", night.with_kill.took.as_secs_f64()));
     line(format!("  flights per second     {rate:>9.0}"));
     line(format!("  forecasts per second   {:>9}   110 a flight (modelled demand, Monte Carlo revenue)", group((rate * FORECASTS as f64) as usize)));
-    line(format!("  wall time, by segment  {:>9.1} s", night.by_segment.took.as_secs_f64()));
+    line(format!("  by segment             {:>9.0}   flights per second, on {} flights", night.by_segment.problems as f64 / night.by_segment.took.as_secs_f64(), group(night.by_segment.problems.unsigned_abs() as usize)));
     line(format!("  wall time, direct      {:>9.1} s   the same controller with rayon, without PC Farm", night.direct.took.as_secs_f64()));
     line(format!("  efficiency             {:>9.1} %   direct / farm; {} checkouts", 100.0 * efficiency(night), run.checkouts));
     let target = TARGET_SECONDS * flights / TARGET_FLIGHTS;
@@ -89,7 +89,7 @@ pub fn json(night: &Night) -> Value {
             "loading_seconds": seconds(night.undisturbed.loading),
             "wall_seconds": seconds(night.undisturbed.took),
             "wall_seconds_with_kill": seconds(night.with_kill.took),
-            "wall_seconds_by_segment": seconds(night.by_segment.took),
+            "flights_per_second_by_segment": night.by_segment.problems as f64 / seconds(night.by_segment.took),
             "wall_seconds_direct": seconds(night.direct.took),
             "flights_per_second": rate,
             "forecasts_per_second": rate * FORECASTS as f64,

@@ -18,10 +18,11 @@ use tonic::{Request, Response, Status, Streaming};
 pub const HOSTILE: &str = "\u{1b}]0;owned\u{7}\u{202e}night\n";
 
 /// How the request stream of a Submit came to its end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    Cleanly,
-    WithAnError,
+    /// With its last message and the right number in it: the only one that a server commits after.
+    Wholly,
+    InTheMiddle,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -31,6 +32,36 @@ pub struct Submitted {
     pub messages: usize,
     pub largest_message: usize,
     pub first: Option<SubmitProblem>,
+}
+
+/// A Submit on its way. It is recorded however it ends, also by being dropped with its call.
+struct Recording {
+    state: Arc<State>,
+    index: usize,
+    seen: Submitted,
+    ended: Ended,
+}
+
+impl Recording {
+    fn begin(state: &Arc<State>) -> Recording {
+        let mut submits = state.submits.lock().expect("no test panics with it");
+        submits.push((Submitted::default(), None));
+        Recording {
+            state: state.clone(),
+            index: submits.len() - 1,
+            seen: Submitted::default(),
+            ended: Ended::InTheMiddle,
+        }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if let Ok(mut submits) = self.state.submits.lock() {
+            submits[self.index] = (std::mem::take(&mut self.seen), Some(self.ended));
+        }
+        self.state.submit_ended.notify_one();
+    }
 }
 
 #[derive(Default)]
@@ -135,50 +166,37 @@ impl Script {
 impl JobService for Script {
     async fn submit(&self, request: Request<Streaming<SubmitRequest>>) -> Answer<SubmitResponse> {
         let mut stream = request.into_inner();
-        let index = {
-            let mut submits = self.0.submits.lock().expect("no test panics with it");
-            submits.push((Submitted::default(), None));
-            submits.len() - 1
-        };
-        let mut seen = Submitted::default();
-        let record = |seen: &Submitted, ended: Option<Ended>| {
-            self.0.submits.lock().expect("no test panics with it")[index] = (seen.clone(), ended);
-        };
-        loop {
-            match stream.message().await {
-                Ok(Some(SubmitRequest { part: Some(Part::Header(header)) })) => {
-                    if header.job_type == "unknown" {
-                        return Err(Status::not_found("there is no job type 'unknown'"));
-                    }
-                    if header.job_type == "repeated" {
-                        return Ok(Response::new(SubmitResponse { job_id: 5, problems: 0, repeated: true }));
-                    }
-                    seen.header = header;
+        let mut recording = Recording::begin(&self.0);
+        while let Some(message) = stream.message().await? {
+            let seen = &mut recording.seen;
+            let size = prost::Message::encoded_len(&message);
+            match message.part {
+                Some(Part::Header(header)) if header.job_type == "unknown" => {
+                    return Err(Status::not_found("there is no job type 'unknown'"));
                 }
-                Ok(Some(message)) => {
+                Some(Part::Header(header)) if header.job_type == "repeated" => {
+                    return Ok(Response::new(SubmitResponse { job_id: 5, problems: 0, repeated: true }));
+                }
+                Some(Part::Header(header)) => seen.header = header,
+                Some(Part::Problems(batch)) => {
                     seen.messages += 1;
-                    seen.largest_message = seen.largest_message.max(prost::Message::encoded_len(&message));
-                    let Some(Part::Problems(batch)) = message.part else {
-                        continue;
-                    };
+                    seen.largest_message = seen.largest_message.max(size);
                     seen.problems += batch.problems.len();
-                    seen.first = seen.first.or(batch.problems.into_iter().next());
-                    record(&seen, None);
+                    seen.first = seen.first.take().or(batch.problems.into_iter().next());
                 }
-                Ok(None) => {
-                    record(&seen, Some(Ended::Cleanly));
-                    self.0.submit_ended.notify_one();
-                    let job_id = if seen.header.job_id == 0 { 9 } else { seen.header.job_id };
+                Some(Part::End(end)) => {
                     let problems = seen.problems as i64;
+                    if end.problems != problems {
+                        return Err(Status::invalid_argument("problems are missing"));
+                    }
+                    let job_id = if seen.header.job_id == 0 { 9 } else { seen.header.job_id };
+                    recording.ended = Ended::Wholly;
                     return Ok(Response::new(SubmitResponse { job_id, problems, repeated: false }));
                 }
-                Err(status) => {
-                    record(&seen, Some(Ended::WithAnError));
-                    self.0.submit_ended.notify_one();
-                    return Err(status);
-                }
+                None => return Err(Status::invalid_argument("an empty message")),
             }
         }
+        Err(Status::invalid_argument("there was no end"))
     }
 
     async fn list_jobs(&self, request: Request<ListJobsRequest>) -> Answer<ListJobsResponse> {

@@ -1,0 +1,76 @@
+//! PostgreSQL dies or stands still in the middle: nothing is lost or doubled, and no workstation is blamed for it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pcfarm_bench::farm::{Farm, LEASE, LONG, SOON};
+use pcfarm_sql::cluster::{Cluster, ClusterOptions};
+use pcfarm_sql::testing;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+const CHARGED: &str = "select count(*) from pcfarm.requeued where attempts + losses > 0";
+
+async fn cluster() -> Cluster {
+    let options = ClusterOptions { durable: true, ..testing::test_cluster_options() };
+    Cluster::start(options).await.expect("a private cluster starts")
+}
+
+#[tokio::test]
+async fn postgresql_is_killed_and_comes_back() {
+    let mut cluster = cluster().await;
+    let farm = Farm::of(testing::database_on(cluster.config()).await);
+    farm.job_type("digest", "digest", json!({})).await;
+    let (a, b) = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]));
+    let _agents: Vec<_> = ["one", "two", "three"].map(|name| farm.working(name, &[&a, &b])).into();
+    let job = farm.submit_sleeps("digest", 2500, 10, 10).await;
+    for finished in [200, 700] {
+        farm.finished(job, finished, LONG).await;
+        let kept = farm.progress(job).await.0;
+        cluster.crash().await.expect("killed");
+        tokio::time::sleep(LEASE + Duration::from_millis(500)).await; // an outage longer than the lease is the point
+        cluster.start_again().await.expect("started again");
+        farm.until(SOON, "select true").await;
+        assert!(farm.progress(job).await.0 >= kept, "committed results are gone");
+    }
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert_eq!(farm.number(CHARGED).await, 0, "an outage cost problems something");
+    assert_eq!(farm.number("select count(*) from pcfarm.workstation where state = 'dead'").await, 0);
+    farm.check(&[job]).await;
+}
+
+#[tokio::test]
+async fn postgresql_stands_still_for_twice_the_lease() {
+    let cluster = cluster().await;
+    let farm = Farm::of(testing::database_on(cluster.config()).await);
+    farm.job_type("digest", "digest", json!({})).await;
+    let (a, b) = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]));
+    let _agents: Vec<_> = ["one", "two", "three"].map(|name| farm.working(name, &[&a, &b])).into();
+    let job = farm.submit_sleeps("digest", 2500, 10, 10).await;
+    farm.finished(job, 200, LONG).await;
+    let postgresql = processes(cluster.directory());
+    signal(&postgresql, Signal::STOP);
+    tokio::time::sleep(LEASE * 2).await; // the outage itself
+    signal(&postgresql, Signal::CONT);
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert_eq!(farm.number(CHARGED).await, 0, "an outage cost problems something");
+    farm.check(&[job]).await;
+}
+
+/// The postmaster and, once that stands still, its children.
+fn processes(directory: &Path) -> Vec<Pid> {
+    let file = std::fs::read_to_string(directory.join("data/postmaster.pid")).expect("a running cluster has one");
+    let postmaster: i32 = file.lines().next().and_then(|line| line.trim().parse().ok()).expect("its first line");
+    let postmaster = Pid::from_raw(postmaster).expect("a process id");
+    signal(&[postmaster], Signal::STOP);
+    let path = format!("/proc/{0}/task/{0}/children", postmaster.as_raw_nonzero());
+    let children = std::fs::read_to_string(path).expect("this kernel lists children");
+    let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+    std::iter::once(postmaster).chain(children).collect()
+}
+
+fn signal(processes: &[Pid], signal: Signal) {
+    for pid in processes {
+        let _ = kill_process(*pid, signal); // backends come and go
+    }
+}

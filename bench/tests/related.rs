@@ -1,0 +1,126 @@
+//! Related reads and write-back, with roles of their own, from a user's tables and back.
+
+use pcfarm_bench::farm::Server;
+use pcfarm_bench::farm::{Farm, LONG, SOON};
+use pcfarm_bench::program::Program;
+use serde_json::{Value, json};
+
+/// A user's schema, a login role that reads it and a role that writes it. Roles are the whole cluster's: they carry
+/// the database's name.
+async fn market(farm: &Farm) -> (String, String) {
+    let database: String = farm.query("select current_database()::text", &[]).await[0].get(0);
+    let (reader, writer) = (format!("{database}_r"), format!("{database}_w"));
+    farm.run(&format!(
+        "alter database {database} set track_functions = 'all';
+         create role {reader} login; create role {writer} nologin;
+         create schema market;
+         create table market.fare (key text, fare integer);
+         insert into market.fare select 'problem ' || i, 10 * i + n
+         from generate_series(1, 200) i, generate_series(1, 2) n;
+         create table market.solved (key text primary key, digest text not null,
+             constraint unlucky check (key <> 'problem 13'));
+         create function market.fares(keys text[]) returns setof market.fare language plpgsql stable as $f$
+         begin
+             if 'bad' = any (keys) then
+                 raise exception 'no fares for bad ones';
+             elsif 'slow' = any (keys) then
+                 perform pg_sleep(60);
+             end if;
+             return query select * from market.fare f where f.key = any (keys) order by f.fare;
+         end $f$;
+         grant usage on schema market to {reader}, {writer};
+         grant select on market.fare to {reader};
+         grant insert on market.solved to {writer};"
+    ))
+    .await;
+    (reader, writer)
+}
+
+async fn running(farm: &Farm) -> (Server, Vec<Program>) {
+    let server = farm.serving("a", &[]).await;
+    let agents = ["one", "two"].map(|name| farm.working(name, &[&server])).into();
+    (server, agents)
+}
+
+async fn forget_roles(farm: &Farm, roles: &[&str]) {
+    for role in roles {
+        farm.run(&format!("drop owned by {role} cascade; drop role {role}")).await;
+    }
+}
+
+#[tokio::test]
+async fn reads_run_once_per_checkout_and_fail_for_their_keys_alone() {
+    let farm = Farm::new().await;
+    let (reader, writer) = market(&farm).await;
+    let options = json!({"max_attempts": 2, "read_role": reader, "read_time_limit": "1 second"});
+    farm.job_type("related", "related", options).await;
+    farm.run("select pcfarm.set_related_read('related', 'rows', 'select key, fare from market.fares($1)')").await;
+    let (mut server, mut agents) = running(&farm).await;
+
+    let good = farm.submit_sleeps("related", 200, 1, 20).await;
+    assert_eq!(farm.ended(good, LONG).await, "done");
+    let rows = farm.query("select key, result from pcfarm.job_problems where job_id = $1", &[&good]).await;
+    for row in &rows {
+        let (key, solution) = (row.get::<_, &str>(0), row.get::<_, pcfarm_sql::json::RawJson>(1));
+        let solution: Value = serde_json::from_slice(&solution.0).expect("solutions are JSON");
+        let i: i64 = key.trim_start_matches("problem ").parse().expect("keys are numbered");
+        let expected = json!([{"key": key, "fare": 10 * i + 1}, {"key": key, "fare": 10 * i + 2}]);
+        assert_eq!(solution["rows"], expected, "{key}");
+    }
+    let checkouts = farm.number(&format!("select count(*) from pcfarm.checkout where job_id = {good}")).await;
+    let calls = "select coalesce(sum(calls), 0)::bigint from pg_stat_user_functions where funcname = 'fares'";
+    // Statistics are written when a connection is idle or ends.
+    agents.iter_mut().for_each(Program::kill);
+    server.program.terminate();
+    server.program.ended(SOON).await;
+    farm.until(SOON, &format!("select ({calls}) >= {checkouts}")).await;
+    assert_eq!(farm.number(calls).await, checkouts, "one query per read and checkout");
+
+    server.start().await;
+    agents.iter_mut().for_each(Program::start);
+    let names = "select case i when 7 then 'bad' when 33 then 'slow' else 'problem ' || i end as key,
+        jsonb_build_object('n', i) as payload from generate_series(1, 40) i";
+    let mixed = farm.submit("related", names, 20).await;
+    assert_eq!(farm.ended(mixed, LONG).await, "failed");
+    let text = "select key, message from pcfarm.job_problems where job_id = $1 and state = 'failed' order by key";
+    let rows = farm.query(text, &[&mixed]).await;
+    let failed: Vec<(&str, &str)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let bad = format!("related read rows (as role {reader}): no fares for bad ones");
+    let slow = format!("related read rows (as role {reader}): it took longer than its time limit of 1 s");
+    assert_eq!(failed, [("bad", bad.as_str()), ("slow", slow.as_str())]);
+    farm.check(&[]).await;
+    drop((server, agents));
+    forget_roles(&farm, &[&reader, &writer]).await;
+}
+
+#[tokio::test]
+async fn write_back_commits_with_its_results_and_fails_for_its_problem_alone() {
+    let farm = Farm::new().await;
+    let (reader, writer) = market(&farm).await;
+    farm.job_type("digest", "digest", json!({"max_attempts": 2, "write_role": writer})).await;
+    let statement = "insert into market.solved (key, digest)
+        select u.key, u.solution ->> 'digest' from unnest($1, $2) as u(key, solution)";
+    farm.query("select pcfarm.set_write_back('digest', $1)", &[&statement]).await;
+    let (server, agents) = running(&farm).await;
+    let job = farm.submit_sleeps("digest", 200, 1, 20).await;
+    assert_eq!(farm.ended(job, LONG).await, "failed");
+    let text = "select key, attempts, message from pcfarm.job_problems where job_id = $1 and state = 'failed'";
+    let rows = farm.query(text, &[&job]).await;
+    let failed: Vec<(&str, i32)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(failed, [("problem 13", 2)]);
+    let message: &str = rows[0].get(2);
+    assert!(message.starts_with("write-back: ") && message.contains("unlucky"), "{message}");
+    let differ = format!(
+        "select count(*) from market.solved s
+         full join (select p.key, r.solution ->> 'digest' as digest from pcfarm.problem p
+             join pcfarm.result r on r.job_id = p.job_id and r.problem_id = p.problem_id and not r.failed
+             where p.job_id = {job}) r on r.key = s.key and r.digest = s.digest
+         where s.key is null or r.key is null"
+    );
+    assert_eq!(farm.number(&differ).await, 0, "what was written back is what was accepted");
+    assert_eq!(farm.number("select count(*) from market.solved").await, 199);
+    farm.check(&[job]).await;
+    drop((server, agents));
+    farm.run("select pcfarm.set_write_back('digest', null)").await;
+    forget_roles(&farm, &[&reader, &writer]).await;
+}

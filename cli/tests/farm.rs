@@ -1,0 +1,335 @@
+//! The program with a real farm: server, agent and database. Each test has its own, and makes much use of it.
+
+mod real;
+
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pcfarm_proto::v1::job_service_client::JobServiceClient;
+use pcfarm_proto::v1::submit_request::Part;
+use pcfarm_proto::v1::{JobRequest, SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest};
+use real::{Farm, Ran, ended_within, terminate};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+
+type Test = Result<()>;
+
+fn gzip(text: &str) -> Result<Vec<u8>> {
+    let mut file = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    file.write_all(text.as_bytes())?;
+    Ok(file.finish()?)
+}
+
+/// Runs a load that reads this from standard input.
+async fn load_from_stdin(farm: &Farm, line: &str, text: &'static str) -> Result<Ran> {
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut load = farm.command(&words);
+    let mut load = load.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut input = load.stdin.take().context("a pipe")?;
+    let ran = tokio::task::spawn_blocking(move || -> Result<Ran> {
+        input.write_all(text.as_bytes())?;
+        drop(input);
+        Ok(Ran::from(load.wait_with_output()?))
+    });
+    ran.await?
+}
+
+fn id(document: &Value) -> Result<String> {
+    Ok(document["job_id"].as_str().context("an id")?.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_loaded_and_run() -> Test {
+    let farm = Farm::start().await?.with_agent().await?;
+    let csv = farm.file("flights.csv", "flight,route,seats\nf1,r1,10\nf2,r2,20\nf3,r1,\nf4,r2,x\n")?;
+    let load = format!("job load {csv} --name flights --type echo --key flight --group route --convoy 2");
+    let flights = farm.json(&load).await?;
+    assert_eq!((&flights["problems"], &flights["repeated"]), (&json!(4), &json!(false)));
+    let flights = id(&flights)?;
+    assert!(farm.ends(0, &format!("job wait {flights}")).await?.contains("is done: every problem is done"));
+
+    let results = farm.json(&format!("job results {flights}")).await?;
+    let mut solved: Vec<(&Value, &Value)> = results["outcomes"]
+        .as_array()
+        .context("an array")?
+        .iter()
+        .map(|outcome| (&outcome["key"], &outcome["result"]))
+        .collect();
+    solved.sort_by_key(|(key, _)| key.to_string());
+    let expected = [
+        (json!("f1"), json!({"route": "r1", "seats": 10})),
+        (json!("f2"), json!({"route": "r2", "seats": 20})),
+        (json!("f3"), json!({"route": "r1", "seats": null})),
+        (json!("f4"), json!({"route": "r2", "seats": "x"})),
+    ];
+    assert_eq!(solved, expected.each_ref().map(|(key, result)| (key, result)));
+    assert_eq!(farm.ends(0, &format!("job results {flights}")).await?.lines().count(), 4);
+    let out = farm.directory.path().join("out.csv");
+    farm.ends(0, &format!("job results {flights} -o csv --out {}", out.display())).await?;
+    assert_eq!(std::fs::read_to_string(out)?.lines().count(), 5);
+    // Groups share a convoy: each checkout of a convoy has one route.
+    let mixed = "select count(*) from (select from pcfarm.problem p group by p.job_id, p.batch_order \
+         having count(distinct p.payload ->> 'route') > 1) mixed";
+    assert_eq!(farm.number(mixed).await?, 0);
+
+    let lines: String = (0..300).map(|i| format!("{{\"key\":{i},\"payload\":[{i}]}}\n")).collect();
+    let packed = farm.file("numbers.ndjson.gz", gzip(&lines)?)?;
+    let numbers = id(&farm.json(&format!("job load {packed} --name numbers --type echo --no-open")).await?)?;
+    let more = format!("job load - --format csv --job {numbers} --open");
+    assert_eq!(load_from_stdin(&farm, &more, "key,x\n300,1\n").await?.code, Some(0));
+    farm.ends(0, &format!("job wait {numbers}")).await?;
+    let shown = farm.json(&format!("job show {numbers}")).await?;
+    assert_eq!((&shown["state"], &shown["done"], &shown["failed"]), (&json!("done"), &json!(301), &json!(0)));
+    let one = farm.json(&format!("problems {numbers} --key 300")).await?;
+    assert_eq!(one["problems"][0]["result"], json!({"x": 1}));
+    assert_eq!(one["problems"].as_array().map(Vec::len), Some(1));
+
+    let bad = farm.file("bad.ndjson", "{\"key\":\"a\",\"payload\":{\"message\":\"no fuel\"}}\n")?;
+    let bad = id(&farm.json(&format!("job load {bad} --name bad --type fail")).await?)?;
+    let waited = farm.run(&format!("job wait {bad}")).await?;
+    assert_eq!(waited.code, Some(7), "{waited:?}");
+    assert!(waited.stdout.contains("is failed: 1 problem failed of 1: see "), "{waited:?}");
+    let failed = farm.ends(0, &format!("problems {bad} --state failed")).await?;
+    assert!(failed.contains("no fuel"), "{failed}");
+    farm.ends(0, &format!("job retry {bad}")).await?;
+    farm.ends(7, &format!("job wait {bad}")).await?;
+    let outcomes = farm.json(&format!("job results {bad}")).await?;
+    assert_eq!(outcomes["outcomes"].as_array().map(Vec::len), Some(1));
+    assert_eq!((&outcomes["outcomes"][0]["outcome"], &outcomes["outcomes"][0]["result"]), (&json!("failed"), &json!(null)));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_held_released_and_cancelled() -> Test {
+    let farm = Farm::start().await?.with_agent().await?;
+    let naps: String = (0..200).map(|i| format!("{{\"key\":\"{i}\",\"payload\":{{\"ms\":50}}}}\n")).collect();
+    let naps = farm.file("naps.ndjson", naps)?;
+    let created = farm.ends(0, "job create naps --type nap --priority -3").await?;
+    assert!(created.contains("job 1 is loading: fill it with `pcfarm job load FILE --job 1`"), "{created}");
+    let empty = farm.json("job show 1").await?;
+    assert_eq!((&empty["state"], &empty["problems"], &empty["priority"]), (&json!("loading"), &json!(0), &json!(-3)));
+    farm.ends(0, &format!("job load {naps} --job 1 --convoy 2")).await?;
+    farm.ends(0, "job open 1").await?;
+    assert!(farm.ends(6, "job wait 1 --timeout 0.3").await?.contains(" of 200 problems have ended"));
+    assert!(farm.ends(0, "job hold 1").await?.contains("is held: "));
+    assert!(farm.ends(0, "explain job 1").await?.contains("`pcfarm job release 1`"));
+    farm.until("select count(*) from pcfarm.checkout where ended_at is null", 0).await?;
+    let held = farm.json("job show 1").await?;
+    assert!(held["waiting"].as_i64() > Some(0), "{held}");
+    assert!(farm.ends(0, "job release 1").await?.contains("is open: "));
+    assert!(farm.ends(0, "job cancel 1").await?.contains("is cancelled: "));
+    farm.ends(1, "job wait 1").await?;
+    let gone = farm.ends(1, "job release 1").await?;
+    assert!(gone.starts_with("error: releasing job 1: "), "{gone}");
+    let cancelled = farm.json("problems 1 --state cancelled").await?;
+    assert!(cancelled["problems"].as_array().is_some_and(|all| !all.is_empty()));
+
+    for line in ["job show 99", "job wait 99", "job results 99", "problems 99", "job open 99", "drain 99"] {
+        farm.ends(4, line).await?;
+    }
+    farm.ends(2, "job create x --type unheard").await?;
+    farm.ends(2, "job create x --type echo --option no_such=1").await?;
+    farm.ends(1, &format!("job load {naps} --job 1")).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_is_whole_or_nothing() -> Test {
+    let farm = Farm::start().await?;
+    let lines: String = (0..20_000).map(|i| format!("{{\"key\":\"{i}\",\"payload\":1}}\n")).collect();
+    for (name, last) in [("wrong", "{\"key\":\"b\"}\n"), ("refused", "{\"key\":\"b\",\"payload\":\"\\ud800\"}\n")] {
+        let path = farm.file(&format!("{name}.ndjson"), lines.clone() + last)?;
+        let ran = farm.run(&format!("job load {path} --name {name} --type echo")).await?;
+        assert!(matches!(ran.code, Some(1 | 2)) && ran.stderr.contains("nothing was loaded"), "{ran:?}");
+    }
+    farm.until_no_upload().await?;
+    assert_eq!(farm.loaded().await?, (0, 0, 0));
+
+    // Killed in the middle, and stopped by Ctrl-C.
+    for signal in ["-KILL", "-INT"] {
+        let line = ["job", "load", "-", "--format", "ndjson", "--name", "killed", "--type", "echo"];
+        let mut load = farm.command(&line);
+        let mut load = load.stdin(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let mut input = load.stdin.take().context("a pipe")?;
+        input.write_all(lines.as_bytes())?;
+        farm.until_uploading().await?;
+        ensure!(std::process::Command::new("kill").args([signal, &load.id().to_string()]).status()?.success());
+        ended_within(&mut load, Duration::from_secs(10)).await?;
+        farm.until_no_upload().await?;
+        assert_eq!(farm.loaded().await?, (0, 0, 0));
+    }
+    submits_without_their_end(&farm).await?;
+
+    let path = farm.file("good.ndjson", &lines)?;
+    let load = format!("job load {path} --name good --type echo --idempotency-key night-7");
+    let first = farm.json(&load).await?;
+    assert_eq!((&first["problems"], &first["repeated"]), (&json!(20_000), &json!(false)));
+    let loaded = farm.loaded().await?;
+    let again = farm.json(&load).await?;
+    assert_eq!((&again["job_id"], &again["problems"], &again["repeated"]), (&first["job_id"], &json!(0), &json!(true)));
+    assert!(farm.ends(0, &load).await?.contains("had been loaded under this idempotency key before"));
+    assert_eq!(farm.loaded().await?, loaded);
+    Ok(())
+}
+
+/// What other clients may do to a Submit: drop the call, end the stream, miscount.
+async fn submits_without_their_end(farm: &Farm) -> Test {
+    let header = SubmitHeader { name: "half".into(), job_type: "echo".into(), open: true, ..SubmitHeader::default() };
+    let problem = SubmitProblem { key: "k".into(), payload: "1".into(), ..SubmitProblem::default() };
+    let header = Part::Header(header);
+    let problems = Part::Problems(SubmitProblems { problems: vec![problem] });
+    let end = |problems| Part::End(SubmitEnd { problems });
+    let mut client = JobServiceClient::connect(farm.url.clone()).await?;
+
+    let (send, receive) = mpsc::channel(8);
+    for part in [&header, &problems] {
+        send.send(SubmitRequest { part: Some(part.clone()) }).await?;
+    }
+    tokio::select! {
+        answered = client.submit(ReceiverStream::new(receive)) => anyhow::bail!("{answered:?}"),
+        uploading = farm.until_uploading() => uploading?,
+    }
+    farm.until_no_upload().await?;
+    assert_eq!(farm.loaded().await?, (0, 0, 0));
+    for parts in [
+        vec![header.clone(), problems.clone()],
+        vec![header.clone(), problems.clone(), end(2)],
+        vec![header.clone(), end(1)],
+        vec![header.clone()],
+        vec![end(0)],
+        vec![],
+    ] {
+        let told = format!("{parts:?}");
+        let messages = parts.into_iter().map(|part| SubmitRequest { part: Some(part) });
+        let refused = client.submit(tokio_stream::iter(messages.collect::<Vec<_>>())).await;
+        assert_eq!(refused.map_err(|status| status.code()).err(), Some(Code::InvalidArgument), "{told}");
+    }
+    assert_eq!(farm.loaded().await?, (0, 0, 0));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_loads_with_its_users_rights() -> Test {
+    let farm = Farm::start().await?.with_agent().await?;
+    let url = farm.database.url();
+    let query = "select g::text as key, jsonb_build_object('n', g) as payload from generate_series(1, 250) g";
+    let load = |url: &str, query: &str, key: &str| {
+        let line = ["job", "load", "--name", "q", "--type", "echo", "--idempotency-key", key, "-o", "json"];
+        let rest = ["--query", query, "--database-url", url];
+        line.iter().chain(&rest).map(|word| (*word).to_owned()).collect::<Vec<String>>()
+    };
+    let run = async |line: Vec<String>| farm.run_all(&line.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let first: Value = serde_json::from_str(&run(load(&url, query, "k")).await?.stdout)?;
+    assert_eq!((&first["problems"], &first["repeated"]), (&json!(250), &json!(false)));
+    let again: Value = serde_json::from_str(&run(load(&url, query, "k")).await?.stdout)?;
+    assert_eq!((&again["job_id"], &again["repeated"]), (&first["job_id"], &json!(true)));
+    farm.ends(0, &format!("job wait {}", id(&first)?)).await?;
+
+    let loaded = farm.loaded().await?;
+    let guest = format!("{}_guest", farm.database.name);
+    farm.sql.batch_execute(&format!("create role {guest}")).await?;
+    let as_guest = run(load(&format!("{url}?options=-crole%3D{guest}"), query, "guest")).await?;
+    let elsewhere = run(load(&url.replace(&farm.database.name, "no_such_database"), query, "elsewhere")).await?;
+    let broken = run(load(&url, "select 1 as one", "broken")).await?;
+    farm.sql.batch_execute(&format!("drop role {guest}")).await?;
+    assert_eq!(as_guest.code, Some(5), "{as_guest:?}");
+    assert_eq!(elsewhere.code, Some(4), "{elsewhere:?}");
+    assert!(matches!(broken.code, Some(1 | 2)), "{broken:?}");
+    assert_eq!(farm.loaded().await?, loaded);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_farm_is_looked_at_and_drained() -> Test {
+    let farm = Farm::start().await?.with_agent().await?;
+    let one = farm.json("workstations").await?["workstations"][0].clone();
+    assert_eq!((&one["workstation_id"], &one["hostname"]), (&json!("1"), &json!("pc1")));
+    assert_eq!((&one["state"], &one["cores"]), (&json!("waiting"), &json!(2)));
+    let status = farm.json("status").await?;
+    assert_eq!((&status["workstations_waiting"], &status["servers"][0]["live"]), (&json!(1), &json!(true)));
+
+    let naps: String = (0..4000).map(|i| format!("{{\"key\":\"{i}\",\"payload\":{{\"ms\":20}}}}\n")).collect();
+    let naps = farm.file("naps.ndjson", naps)?;
+    let title = "A title that is longer than a line ".repeat(8);
+    farm.run_all(&["job", "load", &naps, "--name", &"long".repeat(40), "--type", "nap", "--title", &title]).await?;
+    farm.until("select least(1, count(*)) from pcfarm.checkout where ended_at is null", 1).await?;
+    for line in [
+        "status",
+        "jobs",
+        "jobs --all",
+        "job show 1",
+        "workstations",
+        "workstations --all",
+        "problems 1",
+        "problems 1 --state in_progress",
+        "explain job 1",
+        "explain workstation pc1",
+    ] {
+        for shown in farm.ends(0, line).await?.lines() {
+            assert!(line.starts_with("explain") || shown.chars().count() <= 100, "{line}: {shown}");
+        }
+        farm.json(line).await?;
+    }
+    assert_eq!(farm.json("workstations").await?["workstations"][0]["reason"], json!("crunches what it holds"));
+
+    assert!(farm.ends(0, "drain pc1").await?.contains("workstation 1 (pc1) is draining: drained by an administrator"));
+    farm.until("select count(*) from pcfarm.checkout where ended_at is null", 0).await?;
+    let since = farm.json("workstations").await?["workstations"][0]["since"].clone();
+    assert_eq!(farm.json("drain 1").await?["since"], since, "drained already");
+    assert!(farm.ends(0, "explain workstation 1").await?.contains("`pcfarm drain 1 --undo`"));
+    farm.ends(0, "drain pc1 --undo").await?;
+    farm.until("select least(1, count(*)) from pcfarm.checkout where ended_at is null", 1).await?;
+    farm.ends(0, "job cancel 1").await?;
+    farm.until("select count(*) from pcfarm.checkout where ended_at is null", 0).await?;
+
+    // An undo of no drain changes nothing, and one of a drain only what the drain did.
+    let suspend = "update pcfarm.workstation set state = 'suspended', reason = 'in use', drain = $1, since = 'epoch'";
+    for drained in [false, true] {
+        farm.sql.execute(suspend, &[&drained]).await?;
+        let undone = farm.json("drain pc1 --undo").await?;
+        assert_eq!((&undone["state"], &undone["reason"]), (&json!("suspended"), &json!("in use")));
+        assert_eq!(undone["since"], json!("1970-01-01T00:00:00Z"));
+    }
+    farm.ends(4, "drain nowhere").await?;
+    farm.ends(4, "explain workstation 77").await?;
+    farm.ends(4, "explain job 77").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_stops_in_the_middle_of_long_calls() -> Test {
+    let mut farm = Farm::start().await?;
+    let problems: String = (0..40).map(|i| format!("{{\"key\":\"{i}\",\"payload\":1}}\n")).collect();
+    let path = farm.file("p.ndjson", problems)?;
+    farm.ends(0, &format!("job load {path} --name open --type echo")).await?;
+    let line = ["job", "load", "-", "--format", "csv", "--name", "cut", "--type", "echo"];
+    let mut load = farm.command(&line);
+    let mut load = load.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let mut input = load.stdin.take().context("a pipe")?;
+    input.write_all(b"key,x\na,1\n")?;
+    farm.until_uploading().await?;
+    let mut client = JobServiceClient::connect(farm.url.clone()).await?;
+    let waiting = client.wait_job(JobRequest { job_id: 1 });
+    let stopping = async {
+        // The wait is under way once its server has looked at the job.
+        let looks = "select least(1, count(*)) from pg_stat_activity where datname = current_database() \
+             and application_name = 'pcfarm-server' and query like '%job%' and query_start > $1::text::timestamptz";
+        let now: String = farm.sql.query_one("select clock_timestamp()::text", &[]).await?.try_get(0)?;
+        while farm.sql.query_one(looks, &[&now]).await?.try_get::<_, i64>(0)? == 0 {
+            tokio::task::yield_now().await;
+        }
+        terminate(&farm.server.0)?;
+        ended_within(&mut farm.server.0, Duration::from_secs(5)).await
+    };
+    let (waited, stopped) = tokio::join!(waiting, stopping);
+    assert_eq!(stopped?, Some(0));
+    assert_eq!(waited.map_err(|status| status.code()).err(), Some(Code::Unavailable));
+    assert_eq!(ended_within(&mut load, Duration::from_secs(5)).await?, Some(3));
+    assert_eq!(farm.loaded().await?.0, 1);
+    farm.ends(3, "status").await?;
+    Ok(())
+}
