@@ -17,6 +17,12 @@ use crate::exit::{self, Failure};
 /// No table is wider, whatever the terminal.
 pub const WIDTH: u16 = 100;
 
+/// Between two columns.
+const GAP: u16 = 2;
+
+/// A reason in less is hard to read.
+const REASON_WIDTH: u16 = 20;
+
 /// How results are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -86,26 +92,46 @@ pub fn table(columns: &[Column], rows: Vec<Vec<String>>, none: &str) -> String {
     if rows.is_empty() {
         return none.to_owned();
     }
+    let width = terminal_width();
+    let reason_width = reason_width(columns, &rows, width);
     let mut table = Table::new();
     table
         .load_style(comfy_table::presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(terminal_width());
+        .set_width(width);
     table.set_header(columns.iter().map(|column| match column {
         Column::Text(name) | Column::Number(name) | Column::Reason(name) => *name,
     }));
     table.add_rows(rows);
     for (column, drawn) in columns.iter().zip(table.column_iter_mut()) {
-        drawn.set_padding((0, 2));
+        drawn.set_padding((0, GAP));
         match column {
             Column::Text(_) => {}
             Column::Number(_) => drawn.set_cell_alignment(CellAlignment::Right),
             Column::Reason(_) => {
-                drawn.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(22)));
+                drawn.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(reason_width + GAP)));
             }
         }
     }
     table.trim_fmt()
+}
+
+/// What the other columns leave for the reason, which is the longest text of most tables. Left to itself the
+/// arrangement would give each column the same share, and nobody the rest of it.
+fn reason_width(columns: &[Column], rows: &[Vec<String>], width: u16) -> u16 {
+    let widest = |i: usize, heading: &str| {
+        let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
+        cells.chain([heading.chars().count()]).max().unwrap_or(0)
+    };
+    let (mut others, mut wanted) = (0, 0);
+    for (i, column) in columns.iter().enumerate() {
+        match column {
+            Column::Text(heading) | Column::Number(heading) => others += widest(i, heading) + usize::from(GAP),
+            Column::Reason(heading) => wanted = wanted.max(widest(i, heading)),
+        }
+    }
+    let left = usize::from(width).saturating_sub(others + usize::from(GAP));
+    u16::try_from(left.min(wanted)).unwrap_or(width).max(REASON_WIDTH)
 }
 
 /// Lines of `name  value`, as for one thing shown in full.
@@ -123,11 +149,11 @@ pub fn fields(rows: &[(&str, String)]) -> String {
     table
 }
 
-/// The terminal's width up to [`WIDTH`], but what can still hold a table.
+/// The terminal's width up to [`WIDTH`], but what can still hold a table: in less, words and numbers fall apart.
 fn terminal_width() -> u16 {
     let size = io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten();
     match size {
-        Some(size) if size.ws_col > 0 => size.ws_col.clamp(60, WIDTH),
+        Some(size) if size.ws_col > 0 => size.ws_col.clamp(80, WIDTH),
         _ => WIDTH,
     }
 }
@@ -166,6 +192,10 @@ mod tests {
         }
         assert!(text.contains("9223372036854775807"), "{text}");
         assert!(text.contains("1,000,000,000"), "{text}");
+        let long = "in progress on four workstations, the last of them since an hour";
+        let row = ["1", "night", "7", long].map(str::to_owned).to_vec();
+        let text = table(&columns, vec![row], "none");
+        assert!(text.contains(long), "the reason has what width there is: {text}");
         assert_eq!(table(&columns, vec![], "none"), "none");
     }
 

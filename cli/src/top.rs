@@ -68,7 +68,8 @@ impl Screen {
     fn open() -> Result<Screen> {
         let is_terminal = io::stdout().is_terminal();
         if is_terminal {
-            write(b"\x1b[?1049h\x1b[?25l")?;
+            // Another screen, no cursor, and lines that end at the edge instead of going on below.
+            write(b"\x1b[?1049h\x1b[?25l\x1b[?7l")?;
         }
         Ok(Screen { is_terminal, drawn: false })
     }
@@ -87,7 +88,7 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         if self.is_terminal {
-            let _ = write(b"\x1b[?25h\x1b[?1049l"); // the terminal may be gone
+            let _ = write(b"\x1b[?7h\x1b[?25h\x1b[?1049l"); // the terminal may be gone
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::settings::{Database, Settings};
 use crate::{deliver, dispatch, grpc, upkeep, watch};
 use anyhow::Context;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
+use pcfarm_sql::pool::ServerFacts;
 use pcfarm_sql::settings::DatabaseSettings;
 use pcfarm_sql::{connect, migrate, pool, presence};
 use std::sync::Arc;
@@ -87,12 +88,16 @@ async fn serve(
     passwords: crate::reads::Passwords,
     stopping: CancellationToken,
 ) -> anyhow::Result<()> {
-    let warnings = prepare_database(&config, &stopping).await?;
+    let facts = prepare_database(&config, &stopping).await?;
     let listener =
         TcpListener::bind(settings.listen).await.with_context(|| format!("listening on {}", settings.listen))?;
     let address = listener.local_addr().context("asking for the port")?;
     let pool = pool::pool(config.clone(), settings.pool_size, "pcfarm-server");
     let client = pool.get().await.context("connecting to the database")?;
+    let revoked = pcfarm_sql::upkeep::recognise_database(&*client, facts.system_identifier, facts.timeline).await?;
+    if revoked > 0 {
+        warn!(revoked, "this database is a restored copy or a promoted standby: checkouts given before were revoked");
+    }
     let version = env!("CARGO_PKG_VERSION");
     let server_id = presence::start_server(&client, &settings.name, &address.to_string(), version).await?;
     drop(client);
@@ -124,7 +129,7 @@ async fn serve(
         parts.spawn(upkeep::recycle(farm.clone()));
     }
     let mut serving = JoinSet::new();
-    serving.spawn(grpc::serve::serve(farm.clone(), listener, warnings));
+    serving.spawn(grpc::serve::serve(farm.clone(), listener, facts.warnings));
     // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
     let outcome = tokio::select! {
         () = stopping.cancelled() => Ok(()),
@@ -156,7 +161,7 @@ async fn stop(farm: &Arc<Farm>, mut parts: JoinSet<()>, mut serving: JoinSet<any
 }
 
 /// Waits for the database, checks that it keeps what it commits, brings its schema up to date.
-async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<Vec<String>> {
+async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
     let config = pool::session_config(config.clone(), "pcfarm-server");
     let started = tokio::time::Instant::now();
     let (mut client, _connection) = loop {
@@ -175,5 +180,5 @@ async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyh
     }
     let ran = migrate::migrate(&mut client).await.context("bringing the schema up to date")?;
     info!(version = facts.version, migrations = ran, "database is ready");
-    Ok(facts.warnings)
+    Ok(facts)
 }

@@ -176,10 +176,11 @@ impl Session {
         self.state().sent.insert(checkout, Some(Instant::now()));
     }
 
-    pub fn forget(&self, checkout: CheckoutId) {
+    /// True if it was on its way or in its hands.
+    pub fn forget(&self, checkout: CheckoutId) -> bool {
         let mut state = self.state();
-        state.sent.remove(&checkout);
         state.alone.remove(&checkout);
+        state.sent.remove(&checkout).is_some()
     }
 
     pub fn next_sequence(&self) -> u64 {

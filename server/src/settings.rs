@@ -159,7 +159,8 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         Some(listen) => listen,
         None => DEFAULT_LISTEN.parse().expect("a constant"),
     };
-    if !listen.ip().is_loopback() && !(arguments.insecure || file.insecure.unwrap_or(false)) {
+    let insecure = arguments.insecure || file.insecure.unwrap_or(false);
+    if !listen.ip().is_loopback() && !insecure {
         return Err(format!(
             "{listen} can be reached by others, and this version has no users: anybody could do anything. Listen on \
              127.0.0.1, or say --insecure on a network that you trust"

@@ -170,8 +170,12 @@ async fn take_back_unreceived(
     for closed in checkout::close(&**client, &lost, Closing::Unreceived, "never received by its workstation").await? {
         warn!(checkout_id = %closed.checkout_id, workstation_id = %closed.workstation_id, requeued = closed.requeued,
             "a checkout was never received: requeued");
-        if let Some(session) = farm.session(closed.workstation_id) {
-            session.forget(closed.checkout_id);
+        if let Some(session) = farm.session(closed.workstation_id)
+            && session.forget(closed.checkout_id)
+        {
+            // The agent still waits for the checkout that its credit was spent on.
+            session.add_credit(1);
+            drop(farm.dispatcher.try_send(dispatch::Event::Credit(session)));
         }
         farm.forget(closed.checkout_id);
     }

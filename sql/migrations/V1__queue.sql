@@ -6,6 +6,14 @@
 create schema pcfarm;
 revoke all on schema pcfarm from public;
 
+-- Which PostgreSQL this is. A restored copy or a promoted standby is another one: checkouts that were handed out before
+-- may be missing in it or may live on in it, so none of them is trusted.
+create table pcfarm.database (
+    singleton         boolean primary key default true constraint one_row check (singleton),
+    system_identifier bigint not null,
+    timeline          bigint not null
+);
+
 -- How a kind of problem runs ------------------------------------------------------------------------------
 
 create table pcfarm.job_type (

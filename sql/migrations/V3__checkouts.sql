@@ -342,6 +342,32 @@ begin
     end if;
 end $$;
 
+-- Recognising the database ----------------------------------------------------------------------------------------
+
+-- Called by every server that starts: another system identifier or timeline revokes every checkout, at no cost to
+-- their problems. Returns how many.
+create function pcfarm.recognise_database(system_identifier bigint, timeline bigint)
+returns integer language plpgsql as $$
+declare
+    known   pcfarm.database;
+    revoked integer := 0;
+begin
+    insert into pcfarm.database (system_identifier, timeline)
+    values (recognise_database.system_identifier, recognise_database.timeline)
+    on conflict do nothing;
+    select d.* into strict known from pcfarm.database d for update;
+    if known.system_identifier <> recognise_database.system_identifier
+        or known.timeline <> recognise_database.timeline
+    then
+        select count(*) into revoked from pcfarm.close_checkouts(
+            array(select c.checkout_id from pcfarm.checkout c where c.ended_at is null), 'unreceived',
+            'the database was restored or promoted');
+        update pcfarm.database d set system_identifier = recognise_database.system_identifier,
+            timeline = recognise_database.timeline;
+    end if;
+    return revoked;
+end $$;
+
 -- Ending a job --------------------------------------------------------------------------------------------------
 
 -- Ends an open job that is empty: every lane handed out, no checkout live. One statement, one snapshot: a

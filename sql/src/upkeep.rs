@@ -5,6 +5,12 @@ use crate::checkout::Queries;
 use pcfarm_proto::ids::{CheckoutId, JobId, WorkstationId};
 use tokio_postgres::Error;
 
+/// Revokes every checkout if this is another PostgreSQL than the one that handed them out: a restored copy, or a
+/// promoted standby. Returns how many.
+pub async fn recognise_database(client: &impl Queries, system_identifier: i64, timeline: i64) -> Result<i32, Error> {
+    client.run(include_str!("../queries/recognise_database.sql"), &[&system_identifier, &timeline]).await?[0].try_get(0)
+}
+
 /// True if this transaction is the one recycler for as long as it lasts.
 pub async fn lock_recycler(client: &impl Queries) -> Result<bool, Error> {
     client.run(include_str!("../queries/recycler_lock.sql"), &[]).await?[0].try_get(0)

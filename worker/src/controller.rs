@@ -111,7 +111,7 @@ impl<P> Problem<'_, P> {
     }
 
     /// Whether the work is no longer wanted: its checkout was revoked, or the agent must stop. True as soon
-    /// as the agent knows; it costs less than a nanosecond to ask. Long computations ask now and then, and
+    /// as the agent knows, and to ask is to read one atomic. Long computations ask now and then, and
     /// return early with whatever they like: it is not delivered.
     pub fn cancelled(&self) -> bool {
         self.checkout.is_cancelled()

@@ -218,4 +218,33 @@ mod tests {
         let error = Related::default().rows("c", "k").map(|_| ()).expect_err("there is no read at all");
         assert_eq!(error.to_string(), "job type has no related read \"c\"; it has none");
     }
+
+    /// `cargo test --release -p pcfarm-worker -- --ignored --nocapture overhead`
+    #[test]
+    #[ignore = "a measurement, not a test"]
+    fn overhead_of_rows_for_everyone() {
+        #[derive(serde::Deserialize)]
+        #[expect(dead_code, reason = "it is parsed, not looked at")]
+        struct Season {
+            name: String,
+            first_day: u32,
+            demand: f64,
+        }
+        let row = (None, r#"{"name": "high summer", "first_day": 181, "demand": 1.25}"#);
+        let related = Related::new([read("seasons", &[row; 8])]);
+        let problems = 100_000;
+        let began = std::time::Instant::now();
+        for _ in 0..problems {
+            let rows = related.rows("seasons", "k").expect("a known read");
+            let parsed: Vec<Season> = rows.map(|row| parse("seasons", row).expect("a season")).collect();
+            assert_eq!(std::hint::black_box(parsed).len(), 8);
+        }
+        println!("8 rows parsed for each problem: {:?}", began.elapsed() / problems);
+        let began = std::time::Instant::now();
+        for _ in 0..problems {
+            let parsed = related.shared::<Season>("seasons").expect("a known read");
+            assert_eq!(std::hint::black_box(parsed).len(), 8);
+        }
+        println!("8 rows parsed once: {:?}", began.elapsed() / problems);
+    }
 }

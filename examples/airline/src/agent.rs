@@ -8,6 +8,7 @@ use crate::statements;
 use anyhow::Context;
 use pcfarm_worker::{Controller, Problem};
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 
 /// Plans one flight per problem; both variants, by the payload's choice.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +23,7 @@ impl Controller for RevenueManagement {
         let flight: FlightRow = only_row(problem, statements::FLIGHT)?;
         let aircraft_type: AircraftTypeRow = only_row(problem, statements::AIRCRAFT_TYPE)?;
         let history: BookingHistoryRow = only_row(problem, statements::BOOKING_HISTORY)?;
-        let fares: Vec<FareBandRow> = problem.related(statements::FARE_CLASS)?;
+        let fares: Arc<Vec<FareBandRow>> = problem.related_shared(statements::FARE_CLASS)?;
         let seasons: Vec<SeasonRow> = problem.related(statements::SEASON)?;
         let input = FlightInput {
             flight_id: problem.key().parse().context("the key is not a flight's id")?,

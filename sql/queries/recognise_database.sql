@@ -1,0 +1,1 @@
+select pcfarm.recognise_database($1, $2)
