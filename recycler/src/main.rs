@@ -46,7 +46,8 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pcfarm-recycler: {error:#}");
-            ExitCode::FAILURE
+            let unreachable = error.chain().any(|cause| cause.is::<deadpool_postgres::PoolError>());
+            ExitCode::from(if unreachable { 3 } else { 1 })
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use pcfarm_server::run;
 use pcfarm_server::settings::Settings;
+use pcfarm_sql::connect::ConnectError;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -17,7 +18,8 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pcfarm-server: {error:#}");
-            ExitCode::FAILURE
+            let unreachable = error.chain().any(|cause| cause.is::<ConnectError>());
+            ExitCode::from(if unreachable { 3 } else { 1 })
         }
     }
 }

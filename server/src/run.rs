@@ -70,8 +70,10 @@ async fn database(settings: &Settings) -> anyhow::Result<Located> {
                 adopted = cluster.was_adopted(), "embedded database runs");
             Ok((Some(cluster), config, Box::new(|_| None)))
         }
-        Database::Url(url) => {
-            let located = DatabaseSettings::resolve(url.as_deref()).context("finding the database")?;
+        Database::Url { flag, file } => {
+            let in_environment = ["PCFARM_DATABASE_URL", "DATABASE_URL"].iter().any(|name| std::env::var_os(name).is_some());
+            let url = flag.as_ref().or(file.as_ref().filter(|_| !in_environment));
+            let located = DatabaseSettings::resolve(url.map(String::as_str)).context("finding the database")?;
             for warning in &located.warnings {
                 warn!("{warning}");
             }

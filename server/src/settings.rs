@@ -28,7 +28,7 @@ const ROOT_EMBEDDED: &str = "/var/lib/pcfarm";
 #[command(name = "pcfarm-server", version, about = "PC Farm's server: hands out convoys of problems, accepts results")]
 struct Arguments {
     /// A TOML file with these settings; names are those of the flags, with underscores
-    #[arg(long, env = "PCFARM_CONFIG", value_name = "FILE")]
+    #[arg(long, env = "PCFARM_SERVER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// The database [default: PCFARM_DATABASE_URL, DATABASE_URL or libpq's PG* variables]
     #[arg(long, value_name = "URL", conflicts_with = "embedded")]
@@ -40,7 +40,7 @@ struct Arguments {
     #[arg(long, env = "PCFARM_LISTEN", value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// Listen on an address that others can reach, without users or encryption
-    #[arg(long, env = "PCFARM_INSECURE")]
+    #[arg(long, env = "PCFARM_INSECURE", value_parser = clap::builder::BoolishValueParser::new())]
     insecure: bool,
     /// How long a workstation may be silent before it is dead [default: 20s]
     #[arg(long, env = "PCFARM_LEASE", value_name = "DURATION", value_parser = duration)]
@@ -58,7 +58,7 @@ struct Arguments {
     #[arg(long, env = "PCFARM_NAME", value_name = "NAME")]
     name: Option<String>,
     /// Leave recycling to pcfarm-recycler or to other servers
-    #[arg(long, env = "PCFARM_NO_RECYCLER")]
+    #[arg(long, env = "PCFARM_NO_RECYCLER", value_parser = clap::builder::BoolishValueParser::new())]
     no_recycler: bool,
 }
 
@@ -81,8 +81,8 @@ struct File {
 /// Which database.
 #[derive(Clone, Debug)]
 pub enum Database {
-    /// A URL, or nothing: the environment says.
-    Url(Option<String>),
+    /// What was said; the environment's word goes between the two.
+    Url { flag: Option<String>, file: Option<String> },
     /// A private cluster.
     Embedded(PathBuf),
 }
@@ -169,7 +169,7 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
     let embedded = arguments.embedded.or(if arguments.database_url.is_some() { None } else { file.embedded });
     let database = match embedded {
         Some(directory) => Database::Embedded(embedded_directory(&directory)?),
-        None => Database::Url(arguments.database_url.or(file.database_url)),
+        None => Database::Url { flag: arguments.database_url, file: file.database_url },
     };
     Ok(Settings {
         database,

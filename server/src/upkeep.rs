@@ -2,6 +2,7 @@
 
 use crate::farm::Farm;
 use anyhow::Context;
+use pcfarm_proto::ids::LaneId;
 use pcfarm_sql::upkeep;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ pub async fn sweep(farm: Arc<Farm>) {
     let mut tick = tokio::time::interval(SWEEP);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut folded = Instant::now();
+    let mut analyzed = None;
     loop {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
@@ -31,7 +33,7 @@ pub async fn sweep(farm: Arc<Farm>) {
         }
         if folded.elapsed() > FOLD {
             folded = Instant::now();
-            if let Err(error) = fold(&farm).await {
+            if let Err(error) = tidy(&farm, &mut analyzed).await {
                 warn!(error = format!("{error:#}"), "folding counts failed: trying again");
             }
         }
@@ -50,9 +52,17 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn fold(farm: &Farm) -> anyhow::Result<()> {
+/// Folds counts, and analyses after large loads. Not in the load itself: ANALYZE's lock would make loaders wait for each
+/// other's commit.
+async fn tidy(farm: &Farm, analyzed: &mut Option<LaneId>) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
-    upkeep::fold_progress(&*client).await.context("folding progress")
+    upkeep::fold_progress(&*client).await.context("folding progress")?;
+    let newest = upkeep::newest_large_lane(&*client).await.context("looking for large loads")?;
+    if newest > *analyzed {
+        upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;
+        *analyzed = newest;
+    }
+    Ok(())
 }
 
 /// Recycles every second; of several servers one does it at a time. A task of its own, so that what blocks it blocks

@@ -2,7 +2,7 @@
 //! skipped or interrupted at any point.
 
 use crate::checkout::Queries;
-use pcfarm_proto::ids::{CheckoutId, JobId, WorkstationId};
+use pcfarm_proto::ids::{CheckoutId, JobId, LaneId, WorkstationId};
 use tokio_postgres::Error;
 
 /// Revokes every checkout if this is another PostgreSQL than the one that handed them out: a restored copy, or a
@@ -66,6 +66,16 @@ pub async fn maybe_empty_jobs(client: &impl Queries) -> Result<Vec<JobId>, Error
 /// Ends the job if it is empty. Returns the state it ended in.
 pub async fn end_job_if_empty(client: &impl Queries, job_id: JobId) -> Result<Option<String>, Error> {
     client.run(include_str!("../queries/end_job.sql"), &[&job_id]).await?[0].try_get(0)
+}
+
+/// The newest lane that is large enough to change what the planner should know.
+pub async fn newest_large_lane(client: &impl Queries) -> Result<Option<LaneId>, Error> {
+    client.run(include_str!("../queries/newest_large_lane.sql"), &[]).await?[0].try_get(0)
+}
+
+/// Tells the planner how the problems are spread, unless somebody else is at it.
+pub async fn analyze_problems(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/analyze_problems.sql"), &[]).await.map(drop)
 }
 
 /// Folds progress rows.

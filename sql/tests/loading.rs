@@ -351,19 +351,23 @@ async fn an_open_loader_blocks_nobody_and_a_rollback_leaves_no_gap() {
 async fn one_submit_per_key_loads() {
     let queue = queue().await;
     let options = "{\"idempotency_key\": \"k\"}";
-    let submit =
-        format!("select pcfarm.submit('j', 't', 'select ''a'' as key, ''1''::jsonb as payload', 1, '{options}')");
+    // Its query takes as long as somebody holds a lock.
+    let submit = format!(
+        "select pcfarm.submit('j', 't', 'select ''a'' as key, ''1''::jsonb as payload from pg_advisory_xact_lock(42)', 1, '{options}')"
+    );
     // The key is that of a job that was created empty, and two submits come at once.
     let job = queue.number(&format!("select pcfarm.create_job('j', 't', '{options}')")).await;
     let (one, two) = (queue.database.client().await, queue.database.client().await);
-    one.batch_execute(&format!("begin; {submit}")).await.expect("submitted");
-    let waits = backend(&two).await;
-    let (second, ()) =
-        tokio::join!(async { two.query_one(&submit, &[]).await.expect("found").get::<_, i64>(0) }, async {
-            queue.until_blocked(waits).await;
-            one.batch_execute("commit").await.expect("committed");
-        });
-    assert_eq!(second, job);
+    queue.run("select pg_advisory_lock(42)").await;
+    let waits = (backend(&one).await, backend(&two).await);
+    let (first, second, ()) = tokio::join!(one.query_one(&submit, &[]), two.query_one(&submit, &[]), async {
+        queue.until_blocked(waits.0).await;
+        queue.until_blocked(waits.1).await;
+        queue.run("select pg_advisory_unlock(42)").await;
+    });
+    for found in [first, second] {
+        assert_eq!(found.expect("submitted").get::<_, i64>(0), job);
+    }
     assert_eq!(queue.number(&submit).await, job);
     assert_eq!(queue.number("select count(*) from pcfarm.problem").await, 1);
     assert_eq!(queue.state(JobId(job)).await, "open");

@@ -105,7 +105,7 @@ struct Flags {
     #[arg(long, value_name = "N", env = "PCFARM_CORES")]
     cores: Option<usize>,
     /// A TOML file with settings, named as the flags are but with _ for -
-    #[arg(long, value_name = "FILE", env = "PCFARM_CONFIG")]
+    #[arg(long, value_name = "FILE", env = "PCFARM_WORKER_CONFIG")]
     config: Option<PathBuf>,
     /// What people know this workstation by [default: the system's host name]
     #[arg(long, value_name = "NAME", env = "PCFARM_HOSTNAME")]

@@ -1,7 +1,7 @@
 //! A whole farm for a test: a database of its own, the real server, real agents.
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -65,6 +65,10 @@ impl Farm {
         self.agents.push(Running(command.stdout(Stdio::null()).stderr(log).spawn()?));
         self.until("select count(*) from pcfarm.workstation", 1).await?;
         Ok(self)
+    }
+
+    pub fn kill_agents(&mut self) {
+        self.agents.clear();
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
@@ -189,7 +193,7 @@ pub async fn ended_within(child: &mut Child, limit: Duration) -> Result<Option<i
 fn program(name: &str) -> Result<Command> {
     let test = std::env::current_exe()?;
     let path: PathBuf = test.ancestors().nth(2).context("a test lies in deps")?.join(name);
-    if !Path::new(&path).is_file() {
+    if !path.is_file() {
         bail!("{} is missing: run `cargo build --workspace` first, with this test's profile", path.display());
     }
     let mut command = Command::new(path);
