@@ -201,7 +201,9 @@ async fn store(farm: &Farm, job_type: &str, acceptance: Acceptance) -> anyhow::R
                 let second = outcomes.split_off(outcomes.len() / 2);
                 left.extend([second, outcomes]);
             }
-            Err(error) if is_data_error(&error) && outcomes.iter().all(|o| o.solution.is_ok()) && !outcomes.is_empty() => {
+            Err(error)
+                if is_data_error(&error) && outcomes.iter().all(|o| o.solution.is_ok()) && !outcomes.is_empty() =>
+            {
                 let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
                 outcomes[0].solution = Err(format!("the solution cannot be stored: {message}"));
                 left.push(outcomes);

@@ -89,7 +89,10 @@ impl Dispatcher {
         match event {
             Event::Work => true,
             Event::Credit(session) => {
-                if !self.waiting.iter().any(|s| s.workstation_id == session.workstation_id && s.number == session.number)
+                if !self
+                    .waiting
+                    .iter()
+                    .any(|s| s.workstation_id == session.workstation_id && s.number == session.number)
                 {
                     self.waiting.push_back(session);
                 }

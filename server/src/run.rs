@@ -71,7 +71,8 @@ async fn database(settings: &Settings) -> anyhow::Result<Located> {
             Ok((Some(cluster), config, Box::new(|_| None)))
         }
         Database::Url { flag, file } => {
-            let in_environment = ["PCFARM_DATABASE_URL", "DATABASE_URL"].iter().any(|name| std::env::var_os(name).is_some());
+            let in_environment =
+                ["PCFARM_DATABASE_URL", "DATABASE_URL"].iter().any(|name| std::env::var_os(name).is_some());
             let url = flag.as_ref().or(file.as_ref().filter(|_| !in_environment));
             let located = DatabaseSettings::resolve(url.map(String::as_str)).context("finding the database")?;
             for warning in &located.warnings {
@@ -170,7 +171,10 @@ async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyh
         match connect::connect(&config).await {
             Ok(connected) => break connected,
             Err(error) if started.elapsed() < DATABASE_DEADLINE && !stopping.is_cancelled() => {
-                warn!(error = format!("{:#}", anyhow::Error::from(error)), "the database does not answer: trying again");
+                warn!(
+                    error = format!("{:#}", anyhow::Error::from(error)),
+                    "the database does not answer: trying again"
+                );
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             Err(error) => return Err(error).context("connecting to the database"),

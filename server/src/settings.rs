@@ -133,7 +133,9 @@ fn duration(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|s| s.is_finite() && *s >= 0.0).map(Duration::from_secs_f64);
     let duration = match seconds {
         Some(seconds) => seconds,
-        None => humantime::parse_duration(text).map_err(|error| format!("{error}; write 15s, 2m or a number of seconds"))?,
+        None => {
+            humantime::parse_duration(text).map_err(|error| format!("{error}; write 15s, 2m or a number of seconds"))?
+        }
     };
     if duration.is_zero() { Err("it must be longer than nothing".to_owned()) } else { Ok(duration) }
 }
@@ -143,11 +145,10 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         text.map(|text| duration(&text)).transpose().map_err(|error| format!("{name}: {error}"))
     };
     let lease = arguments.lease.or(in_file("lease", file.lease)?).unwrap_or(pcfarm_recycler::DEFAULT_LEASE);
-    let heartbeat = arguments.heartbeat.or(in_file("heartbeat", file.heartbeat)?).unwrap_or(DEFAULT_HEARTBEAT.min(lease / 4));
-    let checkout = arguments
-        .checkout_seconds
-        .or(in_file("checkout_seconds", file.checkout_seconds)?)
-        .unwrap_or(DEFAULT_CHECKOUT);
+    let heartbeat =
+        arguments.heartbeat.or(in_file("heartbeat", file.heartbeat)?).unwrap_or(DEFAULT_HEARTBEAT.min(lease / 4));
+    let checkout =
+        arguments.checkout_seconds.or(in_file("checkout_seconds", file.checkout_seconds)?).unwrap_or(DEFAULT_CHECKOUT);
     if heartbeat * 2 > lease {
         return Err(format!(
             "a heartbeat of {} leaves no beat to lose in a lease of {}: let it be a quarter of the lease",

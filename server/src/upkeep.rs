@@ -77,8 +77,14 @@ pub async fn recycle(farm: Arc<Farm>) {
         }
         match pcfarm_recycler::recycle(&farm.pool, farm.rhythm.lease).await {
             Ok(recycled) if recycled.revoked > 0 || recycled.dead > 0 => {
-                info!(dead = recycled.dead, revoked = recycled.revoked, requeued = recycled.requeued,
-                    failed = recycled.failed, skipped = recycled.skipped, "recycled");
+                info!(
+                    dead = recycled.dead,
+                    revoked = recycled.revoked,
+                    requeued = recycled.requeued,
+                    failed = recycled.failed,
+                    skipped = recycled.skipped,
+                    "recycled"
+                );
             }
             Ok(_) => {}
             Err(error) => warn!(error = format!("{:#}", anyhow::Error::from(error)), "recycling failed: trying again"),

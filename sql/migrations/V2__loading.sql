@@ -140,12 +140,12 @@ begin
     select string_agg(quote_literal(o.key), ', ') into unknown
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
     where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
-                        'idempotency_key');
+                        'idempotency_key', 'idempotency_digest');
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
             using errcode = 'invalid_parameter_value',
-                  hint = 'Options are title, priority, deadline, not_before, standing, parameters and '
-                         'idempotency_key.';
+                  hint = 'Options are title, priority, deadline, not_before, standing, parameters, '
+                         'idempotency_key and idempotency_digest (of what else a repetition must have equal).';
     end if;
     insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters,
         idempotency_key, submitted)
@@ -163,7 +163,10 @@ begin
     if created is null then
         select j.* into strict first from pcfarm.job j
         where j.owner = session_user and j.idempotency_key = options ->> 'idempotency_key';
-        if first.submitted <> asked_for then
+        -- A job created empty has no digest yet, and may be submitted under its key.
+        if first.submitted #- '{options,idempotency_digest}' <> asked_for #- '{options,idempotency_digest}'
+            or first.submitted #> '{options,idempotency_digest}' <> asked_for #> '{options,idempotency_digest}'
+        then
             raise exception 'idempotency key % was used for job %, which is a different one',
                     quote_literal(first.idempotency_key), first.job_id
                 using errcode = 'unique_violation',
@@ -597,6 +600,10 @@ returns bigint language plpgsql as $$
 declare
     job bigint;
 begin
+    -- A key stands for all that was asked for, the query too.
+    if options ? 'idempotency_key' then
+        options := jsonb_build_object('idempotency_digest', md5(convoy || ' ' || query)) || options;
+    end if;
     job := pcfarm.create_job(submit.name, submit.job_type, submit.options);
     -- Submits with one key take turns until commit: the key may be that of a job that was created empty.
     perform pg_advisory_xact_lock(hashtextextended('pcfarm.submit', job));

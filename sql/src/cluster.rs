@@ -74,11 +74,7 @@ pub enum ClusterError {
         "{} was made by PostgreSQL {wanted}, whose programs were not found{}: install PostgreSQL {wanted} \
          (`apt install postgresql-{wanted}`), or move the data with pg_upgrade", path.display(), found_instead(.found)
     )]
-    OtherVersion {
-        path: PathBuf,
-        wanted: String,
-        found: Vec<Programs>,
-    },
+    OtherVersion { path: PathBuf, wanted: String, found: Vec<Programs> },
     #[error("{} is in use by another server (process {owner}): stop that one, or choose another directory", path.display())]
     Owned { path: PathBuf, owner: String },
     #[error(
@@ -94,16 +90,10 @@ pub enum ClusterError {
     NotOurs { path: PathBuf },
     #[error("{} holds something that is not a database cluster: choose an empty directory", path.display())]
     NotACluster { path: PathBuf },
-    #[error(
-        "the path {path:?} has a quote, `$`, `\\`, a backquote or a control character: choose a simpler one"
-    )]
+    #[error("the path {path:?} has a quote, `$`, `\\`, a backquote or a control character: choose a simpler one")]
     Path { path: PathBuf },
     #[error("cannot {doing} {}", path.display())]
-    Files {
-        doing: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Files { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot run {}", program.display())]
     Run { program: PathBuf, source: io::Error },
     #[error("{program} failed: {}", said.trim())]
@@ -119,10 +109,7 @@ pub enum ClusterError {
     #[error("cannot connect to the private cluster")]
     Connect(#[from] ConnectError),
     #[error("cannot create the database {name}")]
-    CreateDatabase {
-        name: String,
-        source: tokio_postgres::Error,
-    },
+    CreateDatabase { name: String, source: tokio_postgres::Error },
     #[error("the database name {name:?} is empty, longer than 63 bytes, or has a NUL")]
     DatabaseName { name: String },
 }
@@ -131,10 +118,8 @@ fn found_instead(found: &[Programs]) -> String {
     if found.is_empty() {
         return String::new();
     }
-    let found: Vec<_> = found
-        .iter()
-        .map(|programs| format!("{} in {}", programs.major, programs.directory.display()))
-        .collect();
+    let found: Vec<_> =
+        found.iter().map(|programs| format!("{} in {}", programs.major, programs.directory.display())).collect();
     format!(" (found: version {})", found.join(", "))
 }
 
@@ -175,13 +160,7 @@ impl Cluster {
             }
             None => (site.clone().launch(deadline).await?, false),
         };
-        let cluster = Cluster {
-            site,
-            socket_directory,
-            adopted,
-            _guard: guard,
-            _lock: lock,
-        };
+        let cluster = Cluster { site, socket_directory, adopted, _guard: guard, _lock: lock };
         Ok(cluster)
     }
 
@@ -218,10 +197,7 @@ impl Cluster {
             Ok(None) => (),
             Err(source) => return Err(ClusterError::CreateDatabase { name, source }),
         }
-        let statement = format!(
-            "create database \"{}\" encoding 'UTF8' template template0",
-            name.replace('"', "\"\"")
-        );
+        let statement = format!("create database \"{}\" encoding 'UTF8' template template0", name.replace('"', "\"\""));
         match client.batch_execute(&statement).await {
             Ok(()) => Ok(()),
             Err(error) if error.code() == Some(&SqlState::DUPLICATE_DATABASE) => Ok(()),
@@ -280,10 +256,7 @@ async fn blocking<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(ClusterError::Program {
-                program: "the runtime",
-                said: "it is shutting down".to_owned(),
-            }),
+            Err(_) => Err(ClusterError::Program { program: "the runtime", said: "it is shutting down".to_owned() }),
         },
     }
 }
@@ -291,8 +264,7 @@ async fn blocking<T: Send + 'static>(
 impl Site {
     /// Everything up to a data directory that can be started: lock, account, programs, initdb.
     fn prepare(options: ClusterOptions) -> Result<(Site, File), ClusterError> {
-        let path =
-            std::path::absolute(&options.directory).map_err(files("find", &options.directory))?;
+        let path = std::path::absolute(&options.directory).map_err(files("find", &options.directory))?;
         if !is_simple(&path) {
             return Err(ClusterError::Path { path });
         }
@@ -300,12 +272,9 @@ impl Site {
         if account::we_are_root() && account.is_none() {
             return Err(ClusterError::NoAccount);
         }
-        let directory = Directory::create(&path, account.as_ref())
-            .map_err(files("make the directory", &path))?;
+        let directory = Directory::create(&path, account.as_ref()).map_err(files("make the directory", &path))?;
         if !is_simple(&directory.path) {
-            return Err(ClusterError::Path {
-                path: directory.path,
-            });
+            return Err(ClusterError::Path { path: directory.path });
         }
         let lock = match directory.lock().map_err(files("lock", &directory.path))? {
             Ok(lock) => lock,
@@ -321,22 +290,15 @@ impl Site {
             return Err(ClusterError::Barred { account, barred });
         }
         let data = directory.data();
-        let version = directory
-            .data_version()
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::PermissionDenied => ClusterError::NotOurs { path: data.clone() },
-                _ => files("read", &data)(error),
-            })?;
+        let version = directory.data_version().map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => ClusterError::NotOurs { path: data.clone() },
+            _ => files("read", &data)(error),
+        })?;
         if version.is_none() && data.symlink_metadata().is_ok() {
             return Err(ClusterError::NotACluster { path: data });
         }
         let programs = choose_programs(&options, &data, version.as_deref())?;
-        let site = Site {
-            directory,
-            programs,
-            account,
-            options,
-        };
+        let site = Site { directory, programs, account, options };
         if version.is_none() {
             site.make_data()?;
         }
@@ -350,20 +312,12 @@ impl Site {
             fs::remove_dir_all(&unfinished).map_err(files("remove", &unfinished))?;
         }
         let account = self.account.as_ref();
-        self.directory
-            .make_private(&unfinished, account)
-            .map_err(files("make the directory", &unfinished))?;
+        self.directory.make_private(&unfinished, account).map_err(files("make the directory", &unfinished))?;
         let mut initdb = self.command("initdb");
         initdb
             .arg("--pgdata")
             .arg(&unfinished)
-            .args([
-                "--username",
-                SUPERUSER,
-                "--encoding=UTF8",
-                "--locale=C",
-                "--no-instructions",
-            ])
+            .args(["--username", SUPERUSER, "--encoding=UTF8", "--locale=C", "--no-instructions"])
             .args(["--auth-local=trust", "--auth-host=reject"]);
         // The socket's directory is private: who reaches the socket is PostgreSQL's account or root.
         match self.options.durable {
@@ -409,12 +363,9 @@ impl Site {
             if let Some(socket_directory) = &pid_file.socket_directory {
                 match connect(&config(socket_directory)).await {
                     Ok((client, _connection)) => {
-                        let shown = client
-                            .query_one("select pg_catalog.current_setting('data_directory')", &[]);
+                        let shown = client.query_one("select pg_catalog.current_setting('data_directory')", &[]);
                         if let Ok(row) = shown.await
-                            && row
-                                .try_get::<_, &str>(0)
-                                .is_ok_and(|shown| Path::new(shown) == data)
+                            && row.try_get::<_, &str>(0).is_ok_and(|shown| Path::new(shown) == data)
                         {
                             return Ok(Some(socket_directory.clone()));
                         }
@@ -422,11 +373,7 @@ impl Site {
                     Err(error) => last = Some(error),
                 }
             }
-            let limit = if ours == Some(true) {
-                deadline
-            } else {
-                began + ADOPT_TIMEOUT
-            };
+            let limit = if ours == Some(true) { deadline } else { began + ADOPT_TIMEOUT };
             if Instant::now() >= limit {
                 if ours.is_none() {
                     return Ok(None);
@@ -471,9 +418,7 @@ impl Site {
     fn start_postmaster(&self, deadline: Instant) -> Result<PathBuf, ClusterError> {
         let account = self.account.as_ref();
         let log = self.directory.log();
-        self.directory
-            .make_private(&log, account)
-            .map_err(files("make the directory", &log))?;
+        self.directory.make_private(&log, account).map_err(files("make the directory", &log))?;
         let socket_directory = self
             .directory
             .socket_directory(account)
@@ -484,27 +429,15 @@ impl Site {
             let _ = fs::remove_file(&start_log);
             let began = SystemTime::now();
             let mut pg_ctl = self.command("pg_ctl");
-            let left = deadline
-                .saturating_duration_since(Instant::now())
-                .as_secs()
-                .max(1);
+            let left = deadline.saturating_duration_since(Instant::now()).as_secs().max(1);
             pg_ctl
-                .args([
-                    "start",
-                    "--silent",
-                    "--wait",
-                    "--timeout",
-                    &left.to_string(),
-                ])
+                .args(["start", "--silent", "--wait", "--timeout", &left.to_string()])
                 .arg("--pgdata")
                 .arg(self.directory.data())
                 .arg("--log")
                 .arg(&start_log)
                 .arg("--options")
-                .arg(format!(
-                    "-c config_file='{}'",
-                    self.directory.settings().display()
-                ));
+                .arg(format!("-c config_file='{}'", self.directory.settings().display()));
             let output = run(&mut pg_ctl)?;
             if output.status.success() {
                 return Ok(socket_directory);
@@ -513,10 +446,7 @@ impl Site {
             // After a killed postmaster its children go within moments; until then their memory is in use.
             let orphans = said.contains("pre-existing shared memory block");
             if !orphans || Instant::now() >= deadline {
-                return Err(ClusterError::Program {
-                    program: "pg_ctl start",
-                    said,
-                });
+                return Err(ClusterError::Program { program: "pg_ctl start", said });
             }
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -532,20 +462,13 @@ impl Site {
             extra: &self.options.settings,
         });
         let path = self.directory.settings();
-        self.directory
-            .write_settings(&text)
-            .map_err(files("write", &path))
+        self.directory.write_settings(&text).map_err(files("write", &path))
     }
 
     /// lz4 is a choice of whoever built PostgreSQL: ask it.
     fn wal_compression(&self) -> Result<&'static str, ClusterError> {
         let mut postgres = self.command("postgres");
-        postgres.arg("-D").arg(self.directory.data()).args([
-            "-c",
-            "wal_compression=lz4",
-            "-C",
-            "wal_compression",
-        ]);
+        postgres.arg("-D").arg(self.directory.data()).args(["-c", "wal_compression=lz4", "-C", "wal_compression"]);
         let output = run(&mut postgres)?;
         Ok(if output.status.success() { "lz4" } else { "on" })
     }
@@ -559,10 +482,7 @@ impl Site {
             return Ok(());
         }
         tracing::warn!(said = %text_of(&fast).trim(), "the private cluster did not stop in time; stopping it hard");
-        check(
-            "pg_ctl stop",
-            self.pg_ctl_stop("immediate", Duration::from_secs(10))?,
-        )
+        check("pg_ctl stop", self.pg_ctl_stop("immediate", Duration::from_secs(10))?)
     }
 
     fn pg_ctl_stop(&self, mode: &str, within: Duration) -> Result<Output, ClusterError> {
@@ -606,11 +526,7 @@ impl Site {
     }
 }
 
-fn choose_programs(
-    options: &ClusterOptions,
-    data: &Path,
-    version: Option<&str>,
-) -> Result<Programs, ClusterError> {
+fn choose_programs(options: &ClusterOptions, data: &Path, version: Option<&str>) -> Result<Programs, ClusterError> {
     let found = programs::installed(options.programs.as_deref());
     let fits = |programs: &&Programs| match version {
         Some(version) => programs.major.to_string() == version,
@@ -619,52 +535,34 @@ fn choose_programs(
     match (found.iter().find(fits), version) {
         (Some(programs), _) => Ok(programs.clone()),
         (None, None) => Err(ClusterError::NoPrograms { found }),
-        (None, Some(wanted)) => Err(ClusterError::OtherVersion {
-            path: data.to_owned(),
-            wanted: wanted.to_owned(),
-            found,
-        }),
+        (None, Some(wanted)) => {
+            Err(ClusterError::OtherVersion { path: data.to_owned(), wanted: wanted.to_owned(), found })
+        }
     }
 }
 
 /// pg_ctl hands its paths to a shell between quotes.
 fn is_simple(path: &Path) -> bool {
-    path.to_str().is_some_and(|text| {
-        !text.contains(['"', '\'', '$', '\\', '`']) && !text.contains(char::is_control)
-    })
+    path.to_str().is_some_and(|text| !text.contains(['"', '\'', '$', '\\', '`']) && !text.contains(char::is_control))
 }
 
 fn files<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> ClusterError + 'a {
-    move |source| ClusterError::Files {
-        doing,
-        path: path.to_owned(),
-        source,
-    }
+    move |source| ClusterError::Files { doing, path: path.to_owned(), source }
 }
 
 fn run(command: &mut Command) -> Result<Output, ClusterError> {
-    command.output().map_err(|source| ClusterError::Run {
-        program: PathBuf::from(command.get_program()),
-        source,
-    })
+    command.output().map_err(|source| ClusterError::Run { program: PathBuf::from(command.get_program()), source })
 }
 
 fn check(program: &'static str, output: Output) -> Result<(), ClusterError> {
     match output.status.success() {
         true => Ok(()),
-        false => Err(ClusterError::Program {
-            program,
-            said: text_of(&output),
-        }),
+        false => Err(ClusterError::Program { program, said: text_of(&output) }),
     }
 }
 
 fn text_of(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 /// A small shell that waits for the end of its input, which comes when this process ends in whatever way, and then kills
@@ -693,10 +591,8 @@ impl Guard {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let shell = command.spawn().map_err(|source| ClusterError::Run {
-            program: PathBuf::from("/bin/sh"),
-            source,
-        })?;
+        let shell =
+            command.spawn().map_err(|source| ClusterError::Run { program: PathBuf::from("/bin/sh"), source })?;
         Ok(Guard { shell })
     }
 }

@@ -18,10 +18,7 @@ const MESSAGES_HELD: usize = 256;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error("cannot connect to {place}")]
-    Postgres {
-        place: String,
-        source: tokio_postgres::Error,
-    },
+    Postgres { place: String, source: tokio_postgres::Error },
     #[error("{place} did not answer within {} s", within.as_secs())]
     Timeout { place: String, within: Duration },
 }
@@ -60,35 +57,19 @@ impl ConnectionTask {
 /// Connects and starts moving the connection's bytes, within the configuration's `connect_timeout`.
 pub async fn connect(config: &Config) -> Result<(Client, ConnectionTask), ConnectError> {
     let place = || crate::settings::redacted(config);
-    let each = config
-        .get_connect_timeout()
-        .copied()
-        .unwrap_or(LOGIN_TIMEOUT);
+    let each = config.get_connect_timeout().copied().unwrap_or(LOGIN_TIMEOUT);
     // The limit of the configuration is for each host in turn, and covers the socket only.
     let within = each.saturating_mul(config.get_hosts().len().max(1) as u32);
     let connecting = tokio::time::timeout(within, config.connect(NoTls)).await;
     let (client, connection) = connecting
-        .map_err(|_| ConnectError::Timeout {
-            place: place(),
-            within,
-        })?
-        .map_err(|source| ConnectError::Postgres {
-            place: place(),
-            source,
-        })?;
+        .map_err(|_| ConnectError::Timeout { place: place(), within })?
+        .map_err(|source| ConnectError::Postgres { place: place(), source })?;
 
     let (sender, messages) = mpsc::channel(MESSAGES_HELD);
     let missed = Arc::new(AtomicU64::new(0));
     let mut task = JoinSet::new();
     task.spawn(drive(connection, sender, missed.clone()));
-    Ok((
-        client,
-        ConnectionTask {
-            task,
-            messages,
-            missed,
-        },
-    ))
+    Ok((client, ConnectionTask { task, messages, missed }))
 }
 
 type Connection = tokio_postgres::Connection<Socket, tokio_postgres::tls::NoTlsStream>;
@@ -98,16 +79,9 @@ async fn drive(
     messages: mpsc::Sender<AsyncMessage>,
     missed: Arc<AtomicU64>,
 ) -> Result<(), tokio_postgres::Error> {
-    while let Some(message) = poll_fn(|context| connection.poll_message(context))
-        .await
-        .transpose()?
-    {
+    while let Some(message) = poll_fn(|context| connection.poll_message(context)).await.transpose()? {
         if let AsyncMessage::Notice(notice) = &message {
-            tracing::debug!(
-                severity = notice.severity(),
-                message = notice.message(),
-                "notice of PostgreSQL"
-            );
+            tracing::debug!(severity = notice.severity(), message = notice.message(), "notice of PostgreSQL");
         }
         // Never wait here: a query on this connection could not be answered while nobody takes its notifications.
         if messages.try_send(message).is_err() {

@@ -20,7 +20,9 @@ pub enum Error {
     Migration { name: &'static str, source: tokio_postgres::Error },
     #[error("the database's schema is newer (it has {found}) than this build: install the version that made it")]
     TooNew { found: String },
-    #[error("migration {name} differs from the one that this database was made with: recreate the database (there is no release yet)")]
+    #[error(
+        "migration {name} differs from the one that this database was made with: recreate the database (there is no release yet)"
+    )]
     Changed { name: &'static str },
     #[error("reading which migrations the database has")]
     Read(#[from] tokio_postgres::Error),
@@ -66,7 +68,10 @@ async fn apply(client: &mut Client, name: &str, text: &str) -> Result<(), tokio_
     transaction.batch_execute("set local lock_timeout = '60s'; set local statement_timeout = 0").await?;
     transaction.batch_execute(text).await?;
     transaction
-        .execute("insert into pcfarm_migration.applied (name, fingerprint) values ($1, $2)", &[&name, &fingerprint_of(text)])
+        .execute(
+            "insert into pcfarm_migration.applied (name, fingerprint) values ($1, $2)",
+            &[&name, &fingerprint_of(text)],
+        )
         .await?;
     transaction.commit().await
 }

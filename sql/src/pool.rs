@@ -60,11 +60,8 @@ pub fn session_config(mut config: Config, application_name: &str) -> Config {
 /// Connects lazily: building it never fails for want of a server.
 pub fn pool(config: Config, size: usize, application_name: &str) -> Pool {
     let recycling_method = RecyclingMethod::Custom(RECYCLE.to_owned());
-    let manager = Manager::from_config(
-        session_config(config, application_name),
-        NoTls,
-        ManagerConfig { recycling_method },
-    );
+    let manager =
+        Manager::from_config(session_config(config, application_name), NoTls, ManagerConfig { recycling_method });
     Pool::builder(manager)
         .max_size(size.max(1))
         .runtime(Runtime::Tokio1)
@@ -110,26 +107,17 @@ pub enum ServerError {
 /// Asks once, at start, on the kind of connection that will be used.
 pub async fn check_server(client: &Client) -> Result<ServerFacts, ServerError> {
     let statement = include_str!("server_facts.sql");
-    let row = client
-        .query_one(statement, &[])
-        .await
-        .map_err(ServerError::Query)?;
+    let row = client.query_one(statement, &[]).await.map_err(ServerError::Query)?;
     let observed = Observed {
         version: row.try_get("version").map_err(ServerError::Query)?,
         version_num: row.try_get("version_num").map_err(ServerError::Query)?,
         in_recovery: row.try_get("in_recovery").map_err(ServerError::Query)?,
         encoding: row.try_get("server_encoding").map_err(ServerError::Query)?,
         fsync: row.try_get("fsync").map_err(ServerError::Query)?,
-        full_page_writes: row
-            .try_get("full_page_writes")
-            .map_err(ServerError::Query)?,
-        synchronous_commit: row
-            .try_get("synchronous_commit")
-            .map_err(ServerError::Query)?,
+        full_page_writes: row.try_get("full_page_writes").map_err(ServerError::Query)?,
+        synchronous_commit: row.try_get("synchronous_commit").map_err(ServerError::Query)?,
         max_connections: row.try_get("max_connections").map_err(ServerError::Query)?,
-        system_identifier: row
-            .try_get("system_identifier")
-            .map_err(ServerError::Query)?,
+        system_identifier: row.try_get("system_identifier").map_err(ServerError::Query)?,
         timeline: row.try_get("timeline").map_err(ServerError::Query)?,
     };
     judge(observed)
@@ -152,17 +140,13 @@ struct Observed {
 fn judge(observed: Observed) -> Result<ServerFacts, ServerError> {
     let major = observed.version_num / 10_000;
     if major < OLDEST {
-        return Err(ServerError::TooOld {
-            version: observed.version,
-        });
+        return Err(ServerError::TooOld { version: observed.version });
     }
     let Some(timeline) = observed.timeline.filter(|_| !observed.in_recovery) else {
         return Err(ServerError::InRecovery);
     };
     if observed.encoding != "UTF8" {
-        return Err(ServerError::Encoding {
-            encoding: observed.encoding,
-        });
+        return Err(ServerError::Encoding { encoding: observed.encoding });
     }
     let mut warnings = Vec::new();
     if major > NEWEST {
@@ -173,7 +157,8 @@ fn judge(observed: Observed) -> Result<ServerFacts, ServerError> {
     }
     if !observed.fsync {
         warnings.push(
-            "fsync is off: a crash of the database server's machine can lose and corrupt everything; set fsync = on".to_owned(),
+            "fsync is off: a crash of the database server's machine can lose and corrupt everything; set fsync = on"
+                .to_owned(),
         );
     }
     if !observed.full_page_writes {
@@ -228,10 +213,7 @@ mod tests {
             (|o| o.version_num = 190_000, "newer"),
             (|o| o.fsync = false, "fsync is off"),
             (|o| o.full_page_writes = false, "full_page_writes is off"),
-            (
-                |o| o.synchronous_commit = "off".to_owned(),
-                "synchronous_commit is off",
-            ),
+            (|o| o.synchronous_commit = "off".to_owned(), "synchronous_commit is off"),
             (|o| o.synchronous_commit = "remote_apply".to_owned(), ""),
             (|o| o.in_recovery = true, "standby"),
             (|o| o.encoding = "LATIN1".to_owned(), "LATIN1"),
@@ -243,10 +225,7 @@ mod tests {
                 Ok(facts) => facts.warnings.join("\n"),
                 Err(error) => error.to_string(),
             };
-            assert!(
-                said.contains(expected) && said.is_empty() == expected.is_empty(),
-                "{expected}: {said}"
-            );
+            assert!(said.contains(expected) && said.is_empty() == expected.is_empty(), "{expected}: {said}");
         }
     }
 
@@ -259,38 +238,25 @@ mod tests {
         let client = pool.get().await.expect("connected");
         let show = async |name: &str| -> String {
             let statement = "select pg_catalog.current_setting($1)";
-            client
-                .query_one(statement, &[&name])
-                .await
-                .expect("setting")
-                .get(0)
+            client.query_one(statement, &[&name]).await.expect("setting").get(0)
         };
         for round in ["fresh", "after RESET ALL"] {
             assert_eq!(show("statement_timeout").await, "7s", "{round}");
             assert_eq!(show("synchronous_commit").await, "on", "{round}");
-            assert_eq!(
-                show("idle_in_transaction_session_timeout").await,
-                "10s",
-                "{round}"
-            );
+            assert_eq!(show("idle_in_transaction_session_timeout").await, "10s", "{round}");
             assert_eq!(show("search_path").await, "pg_catalog,pg_temp", "{round}");
             assert_eq!(show("TimeZone").await, "UTC", "{round}");
-            assert_eq!(
-                show("default_transaction_isolation").await,
-                "read committed",
-                "{round}"
-            );
+            assert_eq!(show("default_transaction_isolation").await, "read committed", "{round}");
             assert_eq!(show("application_name").await, "pool-test", "{round}");
             client
-                .batch_execute("set synchronous_commit = off; set statement_timeout = 0; set search_path = public; reset all")
+                .batch_execute(
+                    "set synchronous_commit = off; set statement_timeout = 0; set search_path = public; reset all",
+                )
                 .await
                 .expect("reset");
         }
         let facts = check_server(&client).await.expect("a good server");
-        assert!(
-            facts.timeline >= 1 && facts.system_identifier != 0,
-            "{facts:?}"
-        );
+        assert!(facts.timeline >= 1 && facts.system_identifier != 0, "{facts:?}");
     }
 
     #[tokio::test]
@@ -299,19 +265,12 @@ mod tests {
         let pool = pool(database.config(), 1, "pool-test");
         let backend = async |statements: &str| -> i32 {
             let client = pool.get().await.expect("connected");
-            let pid = client
-                .query_one("select pg_backend_pid()", &[])
-                .await
-                .expect("pid");
+            let pid = client.query_one("select pg_backend_pid()", &[]).await.expect("pid");
             client.batch_execute(statements).await.expect("run");
             pid.get(0)
         };
-        let first = backend(
-            "set application_name = 'x'; create temp table t (); select pg_advisory_lock(1)",
-        )
-        .await;
-        let second =
-            backend("do $$ begin assert to_regclass('pg_temp.t') is null; end $$; begin").await;
+        let first = backend("set application_name = 'x'; create temp table t (); select pg_advisory_lock(1)").await;
+        let second = backend("do $$ begin assert to_regclass('pg_temp.t') is null; end $$; begin").await;
         assert_eq!(first, second, "a clean connection is kept");
         let third = backend("begin; savepoint a").await;
         assert_ne!(second, third, "an open transaction is discarded");

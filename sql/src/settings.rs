@@ -48,17 +48,11 @@ impl fmt::Display for Source {
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     #[error("{source_name} cannot be read")]
-    Conninfo {
-        source_name: String,
-        source: ConninfoError,
-    },
+    Conninfo { source_name: String, source: ConninfoError },
     #[error("the variable {name} is not UTF-8")]
     NotUnicode { name: String },
     #[error("{name} must be {expected}")]
-    Value {
-        name: String,
-        expected: &'static str,
-    },
+    Value { name: String, expected: &'static str },
     #[error("there are {ports} ports for {hosts} hosts: give one port, or one for each host")]
     PortCount { hosts: usize, ports: usize },
     #[error("there are {addresses} host addresses for {hosts} hosts: give one for each host")]
@@ -71,28 +65,17 @@ pub enum SettingsError {
     #[error("{name}={value} is not supported: leave it out")]
     Unsupported { name: &'static str, value: String },
     #[error("the service {service:?} is defined neither in {}", files_searched(.files))]
-    NoService {
-        service: String,
-        files: Vec<PathBuf>,
-    },
+    NoService { service: String, files: Vec<PathBuf> },
     #[error("the service file {} cannot be read", path.display())]
-    ServiceFile {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    ServiceFile { path: PathBuf, source: std::io::Error },
     #[error("line {line} of the service file {} is not a known `key=value`", path.display())]
     ServiceLine { path: PathBuf, line: usize },
-    #[error(
-        "no user name is given and the operating system does not tell one: set PGUSER or name it in the URL"
-    )]
+    #[error("no user name is given and the operating system does not tell one: set PGUSER or name it in the URL")]
     NoUser,
 }
 
 fn files_searched(files: &[PathBuf]) -> String {
-    let names: Vec<_> = files
-        .iter()
-        .map(|file| file.display().to_string())
-        .collect();
+    let names: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
     names.join(" nor in ")
 }
 
@@ -113,10 +96,8 @@ impl Environment {
             .filter(|(name, _)| name.starts_with("PG") || name.ends_with("DATABASE_URL"))
             .collect();
         // Debian and Fedora compile the first in, PostgreSQL itself and Homebrew the second.
-        let socket_directory = ["/var/run/postgresql", "/tmp"]
-            .into_iter()
-            .map(PathBuf::from)
-            .find(|directory| directory.is_dir());
+        let socket_directory =
+            ["/var/run/postgresql", "/tmp"].into_iter().map(PathBuf::from).find(|directory| directory.is_dir());
         Environment {
             variables,
             os_user: os_user(),
@@ -129,9 +110,7 @@ impl Environment {
         match self.variables.get(name).map(|value| value.to_str()) {
             None | Some(Some("")) => Ok(None),
             Some(Some(value)) => Ok(Some(value)),
-            Some(None) => Err(SettingsError::NotUnicode {
-                name: name.to_owned(),
-            }),
+            Some(None) => Err(SettingsError::NotUnicode { name: name.to_owned() }),
         }
     }
 }
@@ -175,10 +154,7 @@ impl DatabaseSettings {
         Self::resolve_in(flag, &Environment::of_process())
     }
 
-    pub fn resolve_in(
-        flag: Option<&str>,
-        environment: &Environment,
-    ) -> Result<DatabaseSettings, SettingsError> {
+    pub fn resolve_in(flag: Option<&str>, environment: &Environment) -> Result<DatabaseSettings, SettingsError> {
         let (source, explicit) = choose(flag, environment)?;
         let mut parameters = explicit;
         add_service(&mut parameters, environment)?;
@@ -196,12 +172,8 @@ impl DatabaseSettings {
             return Ok(None);
         };
         for place in &self.places {
-            let found = passfile.password_for(Login {
-                host: &place.passfile_name,
-                port: place.port,
-                database,
-                user,
-            })?;
+            let found =
+                passfile.password_for(Login { host: &place.passfile_name, port: place.port, database, user })?;
             if found.is_some() {
                 return Ok(found);
             }
@@ -217,10 +189,7 @@ impl fmt::Display for DatabaseSettings {
 }
 
 /// The password for a login, by libpq's rules for where the password file is (`PGPASSFILE`, else `~/.pgpass`).
-pub fn password_for(
-    login: Login<'_>,
-    environment: &Environment,
-) -> Result<Option<String>, PassfileError> {
+pub fn password_for(login: Login<'_>, environment: &Environment) -> Result<Option<String>, PassfileError> {
     match default_passfile(environment) {
         Some(passfile) => passfile.password_for(login),
         None => Ok(None),
@@ -235,11 +204,7 @@ pub fn redacted(config: &tokio_postgres::Config) -> String {
         .iter()
         .enumerate()
         .map(|(index, host)| {
-            let port = ports
-                .get(index)
-                .or(ports.first())
-                .copied()
-                .unwrap_or(DEFAULT_PORT);
+            let port = ports.get(index).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
             match host {
                 Host::Tcp(name) if name.contains(':') => format!("[{name}]:{port}"),
                 Host::Tcp(name) => format!("{name}:{port}"),
@@ -253,34 +218,20 @@ pub fn redacted(config: &tokio_postgres::Config) -> String {
     format!("database {database} as {user} at {}", hosts.join(", "))
 }
 
-fn choose(
-    flag: Option<&str>,
-    environment: &Environment,
-) -> Result<(Source, Parameters), SettingsError> {
+fn choose(flag: Option<&str>, environment: &Environment) -> Result<(Source, Parameters), SettingsError> {
     let given = match flag.filter(|flag| !flag.is_empty()) {
         Some(flag) => Some((Source::Flag, flag)),
         None => match environment.get("PCFARM_DATABASE_URL")? {
             Some(text) => Some((Source::PcfarmDatabaseUrl, text)),
-            None => environment
-                .get("DATABASE_URL")?
-                .map(|text| (Source::DatabaseUrl, text)),
+            None => environment.get("DATABASE_URL")?.map(|text| (Source::DatabaseUrl, text)),
         },
     };
     if let Some((source, text)) = given {
-        let parameters = conninfo::parse(text).map_err(|error| SettingsError::Conninfo {
-            source_name: source.to_string(),
-            source: error,
-        })?;
+        let parameters = conninfo::parse(text)
+            .map_err(|error| SettingsError::Conninfo { source_name: source.to_string(), source: error })?;
         return Ok((source, parameters));
     }
-    let names_database = [
-        "PGHOST",
-        "PGHOSTADDR",
-        "PGPORT",
-        "PGDATABASE",
-        "PGUSER",
-        "PGSERVICE",
-    ];
+    let names_database = ["PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"];
     for name in names_database {
         if environment.get(name)?.is_some() {
             return Ok((Source::PgVariables, Parameters::new()));
@@ -290,10 +241,7 @@ fn choose(
 }
 
 /// A named service fills what was not said outright; it stands above the `PG*` variables.
-fn add_service(
-    parameters: &mut Parameters,
-    environment: &Environment,
-) -> Result<(), SettingsError> {
+fn add_service(parameters: &mut Parameters, environment: &Environment) -> Result<(), SettingsError> {
     let service = match parameters.get("service") {
         Some(service) => service.clone(),
         None => match environment.get("PGSERVICE")? {
@@ -303,18 +251,10 @@ fn add_service(
     };
     let own = match environment.get("PGSERVICEFILE")? {
         Some(path) => Some(PathBuf::from(path)),
-        None => environment
-            .home
-            .as_ref()
-            .map(|home| home.join(".pg_service.conf")),
+        None => environment.home.as_ref().map(|home| home.join(".pg_service.conf")),
     };
-    let system = environment
-        .get("PGSYSCONFDIR")?
-        .unwrap_or("/etc/postgresql-common");
-    let files: Vec<PathBuf> = own
-        .into_iter()
-        .chain([PathBuf::from(system).join("pg_service.conf")])
-        .collect();
+    let system = environment.get("PGSYSCONFDIR")?.unwrap_or("/etc/postgresql-common");
+    let files: Vec<PathBuf> = own.into_iter().chain([PathBuf::from(system).join("pg_service.conf")]).collect();
     for path in &files {
         if let Some(found) = service_in(path, &service)? {
             for (key, value) in found {
@@ -331,10 +271,7 @@ fn service_in(path: &PathBuf, service: &str) -> Result<Option<Parameters>, Setti
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => {
-            return Err(SettingsError::ServiceFile {
-                path: path.clone(),
-                source,
-            });
+            return Err(SettingsError::ServiceFile { path: path.clone(), source });
         }
     };
     let mut found: Option<Parameters> = None;
@@ -355,10 +292,7 @@ fn service_in(path: &PathBuf, service: &str) -> Result<Option<Parameters>, Setti
                     parameters.insert(key.to_owned(), value.to_owned());
                 }
                 _ => {
-                    return Err(SettingsError::ServiceLine {
-                        path: path.clone(),
-                        line: index + 1,
-                    });
+                    return Err(SettingsError::ServiceLine { path: path.clone(), line: index + 1 });
                 }
             }
         }
@@ -387,10 +321,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("PGREQUIREPEER", "requirepeer"),
 ];
 
-fn add_variables(
-    parameters: &mut Parameters,
-    environment: &Environment,
-) -> Result<(), SettingsError> {
+fn add_variables(parameters: &mut Parameters, environment: &Environment) -> Result<(), SettingsError> {
     // Where libpq differs: a host that was named is not redirected by an address left over in the environment.
     let host_named = parameters.contains_key("host");
     for (variable, key) in VARIABLES {
@@ -422,14 +353,9 @@ fn build(
         };
         config.port(place.port);
     }
-    let user = get("user")
-        .or(environment.os_user.as_deref())
-        .ok_or(SettingsError::NoUser)?;
+    let user = get("user").or(environment.os_user.as_deref()).ok_or(SettingsError::NoUser)?;
     let database = get("dbname").unwrap_or(user);
-    config
-        .user(user)
-        .dbname(database)
-        .ssl_mode(SslMode::Disable);
+    config.user(user).dbname(database).ssl_mode(SslMode::Disable);
     if let Some(options) = get("options") {
         config.options(options);
     }
@@ -441,10 +367,7 @@ fn build(
         Some("read-write" | "primary") => TargetSessionAttrs::ReadWrite,
         Some("read-only" | "standby") => TargetSessionAttrs::ReadOnly,
         Some(_) => {
-            return Err(wrong(
-                "target_session_attrs",
-                "one of any, read-write, primary",
-            ));
+            return Err(wrong("target_session_attrs", "one of any, read-write, primary"));
         }
     });
     config.load_balance_hosts(match get("load_balance_hosts") {
@@ -458,13 +381,7 @@ fn build(
         Some(path) => Some(Passfile::new(PathBuf::from(path))),
         None => default_passfile(environment),
     };
-    let mut settings = DatabaseSettings {
-        config,
-        source,
-        warnings: Vec::new(),
-        places,
-        passfile,
-    };
+    let mut settings = DatabaseSettings { config, source, warnings: Vec::new(), places, passfile };
     if let Some(password) = get("password") {
         settings.config.password(password);
         return Ok(settings);
@@ -495,9 +412,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 /// Joins the comma lists of hosts, addresses and ports.
 fn places(parameters: &Parameters, environment: &Environment) -> Result<Vec<Place>, SettingsError> {
     let list = |key: &str| -> Vec<&str> {
-        let values = parameters
-            .get(key)
-            .map(|value| value.split(',').map(str::trim).collect());
+        let values = parameters.get(key).map(|value| value.split(',').map(str::trim).collect());
         values.unwrap_or_default()
     };
     let addresses = list("hostaddr");
@@ -506,17 +421,11 @@ fn places(parameters: &Parameters, environment: &Environment) -> Result<Vec<Plac
         hosts = vec![""; addresses.len().max(1)];
     }
     if !addresses.is_empty() && addresses.len() != hosts.len() {
-        return Err(SettingsError::AddressCount {
-            hosts: hosts.len(),
-            addresses: addresses.len(),
-        });
+        return Err(SettingsError::AddressCount { hosts: hosts.len(), addresses: addresses.len() });
     }
     let ports = list("port");
     if ports.len() > 1 && ports.len() != hosts.len() {
-        return Err(SettingsError::PortCount {
-            hosts: hosts.len(),
-            ports: ports.len(),
-        });
+        return Err(SettingsError::PortCount { hosts: hosts.len(), ports: ports.len() });
     }
     let mut places = Vec::with_capacity(hosts.len());
     for (index, name) in hosts.into_iter().enumerate() {
@@ -527,44 +436,21 @@ fn places(parameters: &Parameters, environment: &Environment) -> Result<Vec<Plac
                 _ => return Err(wrong("port", "a number from 1 to 65535")),
             },
         };
-        places.push(place(
-            name,
-            addresses.get(index).copied().unwrap_or(""),
-            port,
-            environment,
-        )?);
+        places.push(place(name, addresses.get(index).copied().unwrap_or(""), port, environment)?);
     }
     Ok(places)
 }
 
 /// An address replaces the name it stands beside: without TLS nothing but the password file needs the name.
-fn place(
-    name: &str,
-    address: &str,
-    port: u16,
-    environment: &Environment,
-) -> Result<Place, SettingsError> {
+fn place(name: &str, address: &str, port: u16, environment: &Environment) -> Result<Place, SettingsError> {
     if !address.is_empty() {
-        let address: std::net::IpAddr = address
-            .parse()
-            .map_err(|_| wrong("hostaddr", "a list of IP addresses"))?;
+        let address: std::net::IpAddr = address.parse().map_err(|_| wrong("hostaddr", "a list of IP addresses"))?;
         let address = address.to_string();
-        let passfile_name = if name.is_empty() {
-            address.clone()
-        } else {
-            name.to_owned()
-        };
-        return Ok(Place {
-            host: Host::Tcp(address),
-            port,
-            passfile_name,
-        });
+        let passfile_name = if name.is_empty() { address.clone() } else { name.to_owned() };
+        return Ok(Place { host: Host::Tcp(address), port, passfile_name });
     }
     if name.starts_with('@') {
-        return Err(SettingsError::Unsupported {
-            name: "host",
-            value: name.to_owned(),
-        });
+        return Err(SettingsError::Unsupported { name: "host", value: name.to_owned() });
     }
     #[cfg(unix)]
     if name.is_empty() || name.starts_with('/') {
@@ -582,28 +468,14 @@ fn place(
     #[cfg(not(unix))]
     let _ = environment;
     let name = if name.is_empty() { "localhost" } else { name };
-    Ok(Place {
-        host: Host::Tcp(name.to_owned()),
-        port,
-        passfile_name: name.to_owned(),
-    })
+    Ok(Place { host: Host::Tcp(name.to_owned()), port, passfile_name: name.to_owned() })
 }
 
 /// What asks for more protection than we have is refused, not ignored. As in libpq, TLS does not concern Unix sockets.
-fn refuse_what_we_cannot_obey(
-    parameters: &Parameters,
-    places: &[Place],
-) -> Result<(), SettingsError> {
+fn refuse_what_we_cannot_obey(parameters: &Parameters, places: &[Place]) -> Result<(), SettingsError> {
     let get = |key: &str| parameters.get(key).map(String::as_str);
-    let over_network = places
-        .iter()
-        .any(|place| matches!(place.host, Host::Tcp(_)));
-    let encryption = |name: &'static str, value: &str| {
-        Err(SettingsError::Encryption {
-            name,
-            value: value.to_owned(),
-        })
-    };
+    let over_network = places.iter().any(|place| matches!(place.host, Host::Tcp(_)));
+    let encryption = |name: &'static str, value: &str| Err(SettingsError::Encryption { name, value: value.to_owned() });
     match get("sslmode") {
         None | Some("disable" | "allow" | "prefer") => (),
         Some(mode @ ("require" | "verify-ca" | "verify-full")) => {
@@ -612,10 +484,7 @@ fn refuse_what_we_cannot_obey(
             }
         }
         Some(_) => {
-            return Err(wrong(
-                "sslmode",
-                "one of disable, allow, prefer, require, verify-ca, verify-full",
-            ));
+            return Err(wrong("sslmode", "one of disable, allow, prefer, require, verify-ca, verify-full"));
         }
     }
     if let Some(value @ "require") = get("gssencmode")
@@ -633,19 +502,13 @@ fn refuse_what_we_cannot_obey(
     }
     for name in ["require_auth", "requirepeer", "replication"] {
         if let Some(value) = get(name) {
-            return Err(SettingsError::Unsupported {
-                name,
-                value: value.to_owned(),
-            });
+            return Err(SettingsError::Unsupported { name, value: value.to_owned() });
         }
     }
     Ok(())
 }
 
-fn set_timeouts(
-    config: &mut tokio_postgres::Config,
-    parameters: &Parameters,
-) -> Result<(), SettingsError> {
+fn set_timeouts(config: &mut tokio_postgres::Config, parameters: &Parameters) -> Result<(), SettingsError> {
     let number = |key: &'static str| match parameters.get(key) {
         None => Ok(None),
         Some(text) => match text.trim().parse::<i32>() {
@@ -682,10 +545,7 @@ fn set_timeouts(
 }
 
 fn wrong(name: &str, expected: &'static str) -> SettingsError {
-    SettingsError::Value {
-        name: name.to_owned(),
-        expected,
-    }
+    SettingsError::Value { name: name.to_owned(), expected }
 }
 
 #[cfg(test)]

@@ -49,13 +49,8 @@ impl TestDatabase {
 
     /// A connection that lives as long as this does.
     pub async fn client(&self) -> Client {
-        let (client, connection) = connect(&self.config)
-            .await
-            .expect("the test database is there");
-        self.connections
-            .lock()
-            .expect("no test panics here")
-            .push(connection);
+        let (client, connection) = connect(&self.config).await.expect("the test database is there");
+        self.connections.lock().expect("no test panics here").push(connection);
         client
     }
 }
@@ -68,19 +63,13 @@ impl Drop for TestDatabase {
         let (admin, name) = (self.admin.clone(), self.name.clone());
         // A runtime of its own: the test's may be the very one that runs this drop.
         let dropping = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let work = async {
                 let (client, _connection) = connect(&admin).await.ok()?;
                 let statement = format!("drop database if exists {name} with (force)");
                 client.batch_execute(&statement).await.ok()
             };
-            runtime.ok()?.block_on(async {
-                tokio::time::timeout(Duration::from_secs(10), work)
-                    .await
-                    .ok()?
-            })
+            runtime.ok()?.block_on(async { tokio::time::timeout(Duration::from_secs(10), work).await.ok()? })
         });
         let _ = dropping.join(); // best effort: a test may have killed the server
     }
@@ -105,9 +94,7 @@ pub async fn database_on(admin: Config) -> TestDatabase {
 /// A whole private cluster, for tests that kill PostgreSQL. It dies with the process and is not durable in the sense of a
 /// power failure; a killed PostgreSQL loses nothing.
 pub async fn cluster_for_tests() -> Cluster {
-    Cluster::start(test_cluster_options())
-        .await
-        .expect("a private cluster starts")
+    Cluster::start(test_cluster_options()).await.expect("a private cluster starts")
 }
 
 /// What `cluster_for_tests` starts, to be changed before.
@@ -133,10 +120,7 @@ fn temporary_directory() -> PathBuf {
 
 /// `postgresql://` for a configuration, password included: for handing to a child process only.
 pub fn url_of(config: &Config) -> String {
-    let mut url = format!(
-        "postgresql://{}",
-        percent_encoded(config.get_user().unwrap_or("").as_bytes())
-    );
+    let mut url = format!("postgresql://{}", percent_encoded(config.get_user().unwrap_or("").as_bytes()));
     if let Some(password) = config.get_password() {
         url = format!("{url}:{}", percent_encoded(password));
     }
@@ -163,9 +147,7 @@ fn percent_encoded(bytes: &[u8]) -> String {
     let mut text = String::new();
     for byte in bytes {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                text.push(char::from(*byte))
-            }
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => text.push(char::from(*byte)),
             other => text.push_str(&format!("%{other:02X}")),
         }
     }
@@ -188,11 +170,7 @@ pub async fn server() -> Config {
 fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let random = RandomState::new().build_hasher().finish();
-    format!(
-        "pcfarm_test_{}_{}_{random:016x}",
-        std::process::id(),
-        NEXT.fetch_add(1, Ordering::Relaxed)
-    )
+    format!("pcfarm_test_{}_{}_{random:016x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 async fn clone_of(template: &str, admin: Config) -> TestDatabase {
@@ -202,12 +180,7 @@ async fn clone_of(template: &str, admin: Config) -> TestDatabase {
     until_not_busy(&client, &statement).await;
     let mut config = admin.clone();
     config.dbname(&name);
-    TestDatabase {
-        name,
-        config,
-        admin,
-        connections: Mutex::new(Vec::new()),
-    }
+    TestDatabase { name, config, admin, connections: Mutex::new(Vec::new()) }
 }
 
 /// Another session may still be leaving the database: PostgreSQL then refuses to copy or rename it.
@@ -215,9 +188,7 @@ async fn until_not_busy(client: &Client, statement: &str) {
     for attempt in 0.. {
         match client.batch_execute(statement).await {
             Ok(()) => return,
-            Err(error)
-                if error.code() == Some(&SqlState::OBJECT_IN_USE) && attempt < BUSY_RETRIES =>
-            {
+            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) && attempt < BUSY_RETRIES => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Err(error) => panic!("{statement}: {error:?}"),
@@ -237,43 +208,26 @@ async fn template(admin: &Config) -> String {
     let (client, _connection) = connect(admin).await.expect("the test server answers");
     let exists = async || {
         let statement = "select from pg_catalog.pg_database where datname = $1";
-        client
-            .query_opt(statement, &[&name])
-            .await
-            .expect("the catalogue answers")
-            .is_some()
+        client.query_opt(statement, &[&name]).await.expect("the catalogue answers").is_some()
     };
     if exists().await {
         return name;
     }
-    client
-        .execute("select pg_catalog.pg_advisory_lock($1)", &[&TEMPLATE_LOCK])
-        .await
-        .expect("the template's lock"); // goes with the connection
+    client.execute("select pg_catalog.pg_advisory_lock($1)", &[&TEMPLATE_LOCK]).await.expect("the template's lock"); // goes with the connection
     if exists().await {
         return name;
     }
     let unfinished = format!("{name}_unfinished");
-    let execute =
-        async |statement: String| client.batch_execute(&statement).await.expect(&statement);
+    let execute = async |statement: String| client.batch_execute(&statement).await.expect(&statement);
     execute(format!("drop database if exists {unfinished} with (force)")).await;
-    execute(format!(
-        "create database {unfinished} template template0 encoding 'UTF8'"
-    ))
-    .await;
+    execute(format!("create database {unfinished} template template0 encoding 'UTF8'")).await;
     let mut config = admin.clone();
     config.dbname(&unfinished);
     let (mut migrating, connection) = connect(&config).await.expect("the new template answers");
-    migrate(&mut migrating)
-        .await
-        .expect("the migrations run on an empty database");
+    migrate(&mut migrating).await.expect("the migrations run on an empty database");
     drop(migrating);
     connection.ended().await.expect("the connection ends well");
-    until_not_busy(
-        &client,
-        &format!("alter database {unfinished} rename to {name}"),
-    )
-    .await;
+    until_not_busy(&client, &format!("alter database {unfinished} rename to {name}")).await;
     name
 }
 
@@ -287,48 +241,27 @@ mod tests {
         let (second, third) = tokio::join!(database(), database());
         assert!(first.name != second.name && second.name != third.name);
         let client = first.client().await;
-        client
-            .batch_execute("create table only_here ()")
-            .await
-            .expect("created");
+        client.batch_execute("create table only_here ()").await.expect("created");
         let elsewhere = second.client().await;
-        let row = elsewhere
-            .query_one("select to_regclass('only_here') is null", &[])
-            .await
-            .expect("asked");
+        let row = elsewhere.query_one("select to_regclass('only_here') is null", &[]).await.expect("asked");
         assert!(row.get::<_, bool>(0));
 
-        let settings =
-            crate::settings::DatabaseSettings::resolve(Some(&first.url())).expect("a URL of ours");
+        let settings = crate::settings::DatabaseSettings::resolve(Some(&first.url())).expect("a URL of ours");
         assert_eq!(settings.config.get_dbname(), Some(first.name.as_str()));
         connect(&settings.config).await.expect("reached by URL");
 
         let gone = first.name.clone();
         drop(first);
         let left = "select from pg_database where datname = $1";
-        assert!(
-            elsewhere
-                .query_opt(left, &[&gone])
-                .await
-                .expect("asked")
-                .is_none()
-        );
+        assert!(elsewhere.query_opt(left, &[&gone]).await.expect("asked").is_none());
     }
 
     #[tokio::test]
     async fn notifications_arrive_and_an_untaken_flood_blocks_nothing() {
         let database = database().await;
         let (listener, mut connection) = connect(&database.config()).await.expect("connected");
-        listener
-            .batch_execute("listen bell")
-            .await
-            .expect("listening");
-        database
-            .client()
-            .await
-            .batch_execute("notify bell, 'one'")
-            .await
-            .expect("notified");
+        listener.batch_execute("listen bell").await.expect("listening");
+        database.client().await.batch_execute("notify bell, 'one'").await.expect("notified");
         match connection.next().await {
             Some(tokio_postgres::AsyncMessage::Notification(bell)) => {
                 assert_eq!(bell.payload(), "one")

@@ -232,7 +232,7 @@ fn start_server(mut command: Command) -> Result<(Running, String)> {
         seen.push_str(&line);
         seen.push('\n');
     }
-    bail!("the server does not serve:\n{seen}")
+    bail!("the server does not serve; if it is older than this test, run `cargo build --workspace` first:\n{seen}")
 }
 
 fn ids_are_strings(value: &Value) -> Result<()> {

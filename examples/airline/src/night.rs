@@ -141,8 +141,7 @@ async fn farm_run(client: &Client, farm: &mut Farm, run: &str, variant: Variant,
         .get(0);
     let query = format!("select key, payload from airline.problem('{run}', '{variant}'){part}");
     let load = "select pcfarm.load($1, $2, $3)";
-    let problems: i64 =
-        client.query_one(load, &[&job_id, &query, &CONVOY]).await.context("loading the night")?.get(0);
+    let problems: i64 = client.query_one(load, &[&job_id, &query, &CONVOY]).await.context("loading the night")?.get(0);
     client.execute("select pcfarm.open_job($1)", &[&job_id]).await.context("opening the job")?;
     let loading = started.elapsed();
     say(&format!("  job {job_id}: {problems} problems loaded in {loading:.2?}"));
@@ -204,7 +203,8 @@ async fn kill_one(client: &Client, farm: &mut Farm, progress: &mut Progress) -> 
         "  agent {pid} (workstation {workstation_id}) was killed with SIGKILL; it held {held} problems, its lease is {} s",
         farm::LEASE.as_secs()
     ));
-    let lost = "select w.state = 'dead' and w.checkouts = 0, (select coalesce(sum(requeued), 0)::bigint from pcfarm.progress)
+    let lost =
+        "select w.state = 'dead' and w.checkouts = 0, (select coalesce(sum(requeued), 0)::bigint from pcfarm.progress)
         from pcfarm.workstation_status w where w.workstation_id = $1";
     loop {
         let row = client.query_one(lost, &[&workstation_id]).await?;

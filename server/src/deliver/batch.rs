@@ -70,9 +70,7 @@ impl Batch {
             let ended = gathered.outcomes.iter().filter(|o| o.solution.is_ok() || o.last_attempt).count();
             let complete = gathered.finished.is_some() && ended == gathered.problems;
             acceptance.checkouts.push((id, gathered.token, complete));
-            acceptance
-                .outcomes
-                .extend(gathered.outcomes.iter().map(|o| Outcome { checkout: position, ..o.clone() }));
+            acceptance.outcomes.extend(gathered.outcomes.iter().map(|o| Outcome { checkout: position, ..o.clone() }));
         }
         acceptance
     }
@@ -156,10 +154,8 @@ mod tests {
     #[test]
     fn what_is_not_json_fails_alone() {
         let mut batch = Batch::default();
-        let bad = v1::ProblemResult {
-            problem_id: 1,
-            outcome: Some(v1::problem_result::Outcome::Solution("{half".into())),
-        };
+        let bad =
+            v1::ProblemResult { problem_id: 1, outcome: Some(v1::problem_result::Outcome::Solution("{half".into())) };
         batch.add(CheckoutId(5), &held(&[1, 2], 0), &delivery(vec![bad, solved(2)], true), 3);
         let outcomes = batch.acceptance().outcomes;
         assert!(outcomes[0].solution.as_ref().is_err_and(|m| m.contains("not JSON")));

@@ -116,13 +116,15 @@ async fn register(
     out: &Outgoing,
 ) -> Result<Arc<Session>, Status> {
     let client = farm.pool.get().await.map_err(status_code::of_pool)?;
-    let connection =
-        presence::connect(&client, who, farm.server_id).await.map_err(status_code::of)?;
-    let revoked =
-        settle(farm, &client, hello, &connection).await.map_err(status_code::of)?;
+    let connection = presence::connect(&client, who, farm.server_id).await.map_err(status_code::of)?;
+    let revoked = settle(farm, &client, hello, &connection).await.map_err(status_code::of)?;
     let session = Arc::new(Session::new(&connection, hello, out.clone(), farm.stopping.child_token()));
     let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
-    hello.held.iter().filter(|h| !gone.contains(&h.checkout_id)).for_each(|h| session.brought(CheckoutId(h.checkout_id)));
+    hello
+        .held
+        .iter()
+        .filter(|h| !gone.contains(&h.checkout_id))
+        .for_each(|h| session.brought(CheckoutId(h.checkout_id)));
     if let Some(before) = farm.join(&session) {
         before.end(if connection.same_instance {
             Status::unavailable("the workstation has connected again")
@@ -176,10 +178,7 @@ async fn settle(
     Ok(held
         .iter()
         .filter(|(id, token)| live.get(id) != Some(token))
-        .map(|(id, _)| v1::Revocation {
-            checkout_id: id.0,
-            reason: "it is not this workstation's any more".to_owned(),
-        })
+        .map(|(id, _)| v1::Revocation { checkout_id: id.0, reason: "it is not this workstation's any more".to_owned() })
         .collect())
 }
 

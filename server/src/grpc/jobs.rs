@@ -574,6 +574,19 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn results_end_with_an_error_when_the_server_stops() {
+        let stopping = CancellationToken::new();
+        // Somebody still reads from the database.
+        let (_sender, receiver) = mpsc::channel(1);
+        let mut chunks =
+            Chunks { receiver, task: JoinSet::new(), stopping: Box::pin(stopping.clone().cancelled_owned()) };
+        stopping.cancel();
+        let last = std::future::poll_fn(|context| Pin::new(&mut chunks).poll_next(context)).await;
+        let status = last.expect("more than the end").expect_err("nothing was sent");
+        assert_eq!(status.code(), tonic::Code::Unavailable);
+    }
+
     #[test]
     fn chunks_are_bounded_and_keep_their_order() {
         let outcome = |id| results::ProblemOutcome {

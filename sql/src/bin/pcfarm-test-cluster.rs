@@ -15,9 +15,7 @@ const USAGE: &str = "usage: pcfarm-test-cluster run -- COMMAND [ARGUMENT…]";
 async fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let command = match arguments.as_slice() {
-        [verb, dashes, command @ ..] if verb == "run" && dashes == "--" && !command.is_empty() => {
-            command
-        }
+        [verb, dashes, command @ ..] if verb == "run" && dashes == "--" && !command.is_empty() => command,
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
@@ -33,17 +31,12 @@ async fn main() -> ExitCode {
         _ = terminate.recv() => return ExitCode::from(143),
         () = std::future::ready(()) => (),
     }
-    let spawned = Command::new(&command[0])
-        .args(&command[1..])
-        .env(TEST_DATABASE_URL, url_of(&cluster.config()))
-        .spawn();
+    let spawned =
+        Command::new(&command[0]).args(&command[1..]).env(TEST_DATABASE_URL, url_of(&cluster.config())).spawn();
     let mut child = match spawned {
         Ok(child) => child,
         Err(error) => {
-            eprintln!(
-                "pcfarm-test-cluster: cannot run {}: {error}",
-                command[0].display()
-            );
+            eprintln!("pcfarm-test-cluster: cannot run {}: {error}", command[0].display());
             return ExitCode::from(127);
         }
     };
@@ -59,9 +52,7 @@ async fn main() -> ExitCode {
 }
 
 fn pass_on_termination(child: &Child) {
-    let pid = child
-        .id()
-        .and_then(|id| rustix::process::Pid::from_raw(id as i32));
+    let pid = child.id().and_then(|id| rustix::process::Pid::from_raw(id as i32));
     if let Some(pid) = pid {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
@@ -69,8 +60,6 @@ fn pass_on_termination(child: &Child) {
 
 /// As shells have it: 128 and the signal's number for a command that a signal ended.
 fn exit_code(status: ExitStatus) -> ExitCode {
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal));
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }

@@ -32,16 +32,10 @@ impl Account {
         {
             let uid = metadata.uid();
             let named = accounts(&passwd).find(|account| account.uid == uid);
-            return Some(named.unwrap_or_else(|| Account {
-                name: format!("uid {uid}"),
-                uid,
-                gid: metadata.gid(),
-            }));
+            return Some(named.unwrap_or_else(|| Account { name: format!("uid {uid}"), uid, gid: metadata.gid() }));
         }
         ["postgres", "nobody"].into_iter().find_map(|name| {
-            accounts(&passwd)
-                .find(|account| account.name == name && account.uid != 0)
-                .or_else(|| ask_id(name))
+            accounts(&passwd).find(|account| account.name == name && account.uid != 0).or_else(|| ask_id(name))
         })
     }
 
@@ -62,10 +56,7 @@ impl Account {
         }
         let mut ancestors: Vec<&Path> = directory.ancestors().collect();
         ancestors.reverse();
-        ancestors
-            .into_iter()
-            .find(|ancestor| !self.can_enter(ancestor))
-            .map(Path::to_owned)
+        ancestors.into_iter().find(|ancestor| !self.can_enter(ancestor)).map(Path::to_owned)
     }
 
     fn can_enter(&self, directory: &Path) -> bool {
@@ -104,13 +95,9 @@ mod tests {
 
     #[test]
     fn passwd_lines_are_read() {
-        let text = "root:x:0:0:root:/root:/bin/bash\nbroken\npostgres:x:101:104:PostgreSQL,,,:/var/lib/postgresql:/bin/bash\n";
-        let found: Vec<_> = accounts(text)
-            .map(|account| (account.name, account.uid, account.gid))
-            .collect();
-        assert_eq!(
-            found,
-            [("root".to_owned(), 0, 0), ("postgres".to_owned(), 101, 104)]
-        );
+        let text =
+            "root:x:0:0:root:/root:/bin/bash\nbroken\npostgres:x:101:104:PostgreSQL,,,:/var/lib/postgresql:/bin/bash\n";
+        let found: Vec<_> = accounts(text).map(|account| (account.name, account.uid, account.gid)).collect();
+        assert_eq!(found, [("root".to_owned(), 0, 0), ("postgres".to_owned(), 101, 104)]);
     }
 }

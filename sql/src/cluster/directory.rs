@@ -111,10 +111,7 @@ impl Directory {
     /// The recorded socket directory if it is still there and still private, else a new one. It is short because a
     /// socket's path is limited to about a hundred bytes, and DIR may be anywhere.
     pub fn socket_directory(&self, account: Option<&Account>) -> io::Result<PathBuf> {
-        let owner = account.map_or_else(
-            || rustix::process::geteuid().as_raw(),
-            |account| account.uid,
-        );
+        let owner = account.map_or_else(|| rustix::process::geteuid().as_raw(), |account| account.uid);
         if let Some(recorded) = self.recorded_socket_directory()
             && let Ok(metadata) = fs::symlink_metadata(&recorded)
             && metadata.is_dir()
@@ -124,26 +121,17 @@ impl Directory {
             return Ok(recorded);
         }
         // /run is root's alone and survives the cleaners of /tmp; a user's XDG_RUNTIME_DIR would go when they log out.
-        let bases: &[&str] = if account.is_some() {
-            &["/run", "/tmp"]
-        } else {
-            &["/tmp"]
-        };
+        let bases: &[&str] = if account.is_some() { &["/run", "/tmp"] } else { &["/tmp"] };
         let mut last_error = None;
         for base in bases {
-            let made = tempfile::Builder::new()
-                .prefix("pcfarm-")
-                .permissions(Permissions::from_mode(0o700))
-                .tempdir_in(base);
+            let made =
+                tempfile::Builder::new().prefix("pcfarm-").permissions(Permissions::from_mode(0o700)).tempdir_in(base);
             match made {
                 Ok(made) => {
                     if let Some(account) = account {
                         account.own(made.path())?;
                     }
-                    fs::write(
-                        self.socket_record(),
-                        made.path().as_os_str().as_encoded_bytes(),
-                    )?;
+                    fs::write(self.socket_record(), made.path().as_os_str().as_encoded_bytes())?;
                     return Ok(made.keep());
                 }
                 Err(error) => last_error = Some(error),
@@ -207,10 +195,7 @@ impl Directory {
 
 /// The file is PostgreSQL's account's, so a link in its place is not followed.
 fn end_of(path: &Path) -> io::Result<String> {
-    let mut file = File::options()
-        .read(true)
-        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
-        .open(path)?;
+    let mut file = File::options().read(true).custom_flags(OFlags::NOFOLLOW.bits() as i32).open(path)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(2048)))?;
     let mut bytes = Vec::new();
@@ -234,9 +219,7 @@ impl PidFile {
         Some(PidFile {
             pid: line(0).parse().ok().filter(|pid| *pid > 0)?,
             started_at: line(2).parse().unwrap_or(0),
-            socket_directory: Some(line(4))
-                .filter(|path| !path.is_empty())
-                .map(PathBuf::from),
+            socket_directory: Some(line(4)).filter(|path| !path.is_empty()).map(PathBuf::from),
             status: line(7).to_owned(),
         })
     }
@@ -252,18 +235,13 @@ impl PidFile {
     pub fn serves(&self, data: &Path) -> Option<bool> {
         let arguments = fs::read(format!("/proc/{}/cmdline", self.pid)).ok()?;
         let wanted = data.as_os_str().as_encoded_bytes();
-        Some(
-            arguments
-                .split(|byte| *byte == 0)
-                .any(|argument| argument == wanted),
-        )
+        Some(arguments.split(|byte| *byte == 0).any(|argument| argument == wanted))
     }
 
     /// Whether that process is dead and only waits for its parent to take note. PostgreSQL takes it for a live one.
     pub fn is_zombie(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        stat.rsplit_once(')')
-            .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
     }
 
     /// Whether it was written before this machine started, so that nothing of it can live.
@@ -290,10 +268,7 @@ mod tests {
             status: "ready".to_owned(),
         };
         assert_eq!(PidFile::parse(whole), Some(expected));
-        assert_eq!(
-            PidFile::parse("4711\n").map(|file| file.socket_directory),
-            Some(None)
-        );
+        assert_eq!(PidFile::parse("4711\n").map(|file| file.socket_directory), Some(None));
         for text in ["", "x\n", "-3\n", "0\n"] {
             assert_eq!(PidFile::parse(text), None, "{text:?}");
         }

@@ -28,11 +28,7 @@ pub(super) fn installed(asked_for: Option<&Path>) -> Vec<Programs> {
     let mut found: Vec<Programs> = Vec::new();
     for directory in directories {
         let known = found.iter().any(|programs| programs.directory == directory);
-        if known
-            || !["initdb", "pg_ctl"]
-                .iter()
-                .all(|name| directory.join(name).is_file())
-        {
+        if known || !["initdb", "pg_ctl"].iter().all(|name| directory.join(name).is_file()) {
             continue;
         }
         if let Some(major) = version_of(&directory.join("postgres")) {
@@ -44,11 +40,7 @@ pub(super) fn installed(asked_for: Option<&Path>) -> Vec<Programs> {
 
 fn candidates() -> Vec<PathBuf> {
     let mut directories: Vec<PathBuf> = std::env::var_os("PATH")
-        .map(|path| {
-            std::env::split_paths(&path)
-                .filter(|one| one.is_absolute())
-                .collect()
-        })
+        .map(|path| std::env::split_paths(&path).filter(|one| one.is_absolute()).collect())
         .unwrap_or_default();
     if let Ok(output) = Command::new("pg_config").arg("--bindir").output()
         && output.status.success()
@@ -59,12 +51,10 @@ fn candidates() -> Vec<PathBuf> {
     for major in SUPPORTED.rev() {
         directories.extend([
             PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")), // Debian, Ubuntu
-            PathBuf::from(format!("/usr/pgsql-{major}/bin")), // Fedora and RHEL, from postgresql.org
+            PathBuf::from(format!("/usr/pgsql-{major}/bin")),          // Fedora and RHEL, from postgresql.org
             PathBuf::from(format!("/opt/homebrew/opt/postgresql@{major}/bin")),
             PathBuf::from(format!("/usr/local/opt/postgresql@{major}/bin")),
-            PathBuf::from(format!(
-                "/home/linuxbrew/.linuxbrew/opt/postgresql@{major}/bin"
-            )),
+            PathBuf::from(format!("/home/linuxbrew/.linuxbrew/opt/postgresql@{major}/bin")),
             PathBuf::from(format!("/usr/lib/postgresql{major}/bin")), // openSUSE
             PathBuf::from(format!("/usr/libexec/postgresql{major}")), // Alpine
         ]);
@@ -93,10 +83,7 @@ pub(super) fn command(program: impl AsRef<OsStr>) -> Command {
             command.env_remove(name);
         }
     }
-    command
-        .env("LC_ALL", "C")
-        .current_dir("/")
-        .stdin(std::process::Stdio::null());
+    command.env("LC_ALL", "C").current_dir("/").stdin(std::process::Stdio::null());
     use std::os::unix::process::CommandExt;
     command.process_group(0); // Ctrl-C in the terminal is for the server, which must still drain
     command
@@ -109,10 +96,7 @@ mod tests {
     #[test]
     fn versions_are_read() {
         let table: &[(&str, Option<u32>)] = &[
-            (
-                "postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)\n",
-                Some(15),
-            ),
+            ("postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)\n", Some(15)),
             ("postgres (PostgreSQL) 18beta1\n", Some(18)),
             ("postgres (PostgreSQL) 17\n", Some(17)),
             ("postgres (PostgreSQL) devel\n", None),

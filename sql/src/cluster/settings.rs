@@ -17,26 +17,16 @@ const MIB: u64 = 1024 * 1024;
 
 pub(super) fn text(wanted: &Wanted<'_>) -> String {
     let memory_mib = wanted.memory / MIB;
-    let shared_buffers = if wanted.durable {
-        (memory_mib / 4).clamp(64, 1024)
-    } else {
-        64
-    };
+    let shared_buffers = if wanted.durable { (memory_mib / 4).clamp(64, 1024) } else { 64 };
     let mut settings: Vec<(&str, String)> = vec![
         ("listen_addresses", String::new()),
         ("port", super::PORT.to_string()),
-        (
-            "unix_socket_directories",
-            wanted.socket_directory.display().to_string(),
-        ),
+        ("unix_socket_directories", wanted.socket_directory.display().to_string()),
         ("unix_socket_permissions", "0700".to_owned()),
         ("cluster_name", "pcfarm".to_owned()),
         ("max_connections", "100".to_owned()),
         ("shared_buffers", format!("{shared_buffers}MB")),
-        (
-            "effective_cache_size",
-            format!("{}MB", (memory_mib / 2).max(128)),
-        ),
+        ("effective_cache_size", format!("{}MB", (memory_mib / 2).max(128))),
         ("maintenance_work_mem", "128MB".to_owned()),
         ("work_mem", "16MB".to_owned()),
         ("random_page_cost", "1.5".to_owned()),
@@ -81,37 +71,21 @@ pub(super) fn text(wanted: &Wanted<'_>) -> String {
     let mut text = String::from(
         "# Written by PC Farm at each start. To change a setting, use ALTER SYSTEM: it wins over this file.\n",
     );
-    let extra = wanted
-        .extra
-        .iter()
-        .map(|(name, value)| (name.as_str(), value));
-    for (name, value) in settings
-        .iter()
-        .map(|(name, value)| (*name, value))
-        .chain(extra)
-    {
-        writeln!(
-            text,
-            "{name} = '{}'",
-            value.replace('\\', "\\\\").replace('\'', "''")
-        )
-        .expect("a String takes all");
+    let extra = wanted.extra.iter().map(|(name, value)| (name.as_str(), value));
+    for (name, value) in settings.iter().map(|(name, value)| (*name, value)).chain(extra) {
+        writeln!(text, "{name} = '{}'", value.replace('\\', "\\\\").replace('\'', "''")).expect("a String takes all");
     }
     text
 }
 
 /// The machine's memory or, in a container, what it may use.
 pub(super) fn memory() -> u64 {
-    let machine = std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-            let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-            Some(kib * 1024)
-        });
-    let container = std::fs::read_to_string("/sys/fs/cgroup/memory.max")
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+        let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+        Some(kib * 1024)
+    });
+    let container = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
     let known = [machine, container].into_iter().flatten().min();
     known.unwrap_or(1024 * MIB)
 }
@@ -131,14 +105,8 @@ mod tests {
             extra: &[],
         };
         let large = text(&wanted(true, 64 * 1024 * MIB));
-        assert!(
-            large.contains("shared_buffers = '1024MB'") && large.contains("fsync = 'on'"),
-            "{large}"
-        );
-        assert!(
-            large.contains("unix_socket_directories = '/tmp/it''s'"),
-            "{large}"
-        );
+        assert!(large.contains("shared_buffers = '1024MB'") && large.contains("fsync = 'on'"), "{large}");
+        assert!(large.contains("unix_socket_directories = '/tmp/it''s'"), "{large}");
         assert!(text(&wanted(true, 512 * MIB)).contains("shared_buffers = '128MB'"));
         assert!(text(&wanted(false, 512 * MIB)).contains("fsync = 'off'"));
     }

@@ -20,19 +20,13 @@ pub enum ConninfoError {
     UnclosedBracket,
     #[error("after the `]` of an IPv6 address only `:port`, `,` or `/` may follow")]
     AfterBracket,
-    #[error(
-        "{place} has a `%` that is not followed by two hexadecimal digits: write a `%` itself as %25"
-    )]
+    #[error("{place} has a `%` that is not followed by two hexadecimal digits: write a `%` itself as %25")]
     Percent { place: &'static str },
     #[error("{place} is not UTF-8 without NUL")]
     Text { place: &'static str },
-    #[error(
-        "the URL has no parameter {key:?}: PostgreSQL's own programs know none of that name either"
-    )]
+    #[error("the URL has no parameter {key:?}: PostgreSQL's own programs know none of that name either")]
     UnknownParameter { key: String },
-    #[error(
-        "{key:?} is not a connection parameter: PostgreSQL's own programs know none of that name either"
-    )]
+    #[error("{key:?} is not a connection parameter: PostgreSQL's own programs know none of that name either")]
     UnknownKey { key: String },
     #[error("the parameter {key:?} has no `=`")]
     ParameterWithoutValue { key: String },
@@ -99,9 +93,7 @@ pub(super) fn is_known(key: &str) -> bool {
 }
 
 pub(super) fn parse(text: &str) -> Result<Parameters, ConninfoError> {
-    let url = ["postgresql://", "postgres://"]
-        .iter()
-        .find_map(|prefix| text.strip_prefix(prefix));
+    let url = ["postgresql://", "postgres://"].iter().find_map(|prefix| text.strip_prefix(prefix));
     match url {
         Some(rest) => parse_url(rest),
         None => parse_pairs(text),
@@ -123,11 +115,7 @@ fn parse_url(rest: &str) -> Result<Parameters, ConninfoError> {
             };
             keep(&mut parameters, "user", decode(user, "the user")?);
             if let Some(password) = password {
-                keep(
-                    &mut parameters,
-                    "password",
-                    decode(password, "the password")?,
-                );
+                keep(&mut parameters, "password", decode(password, "the password")?);
             }
             &rest[at + 1..]
         }
@@ -138,11 +126,7 @@ fn parse_url(rest: &str) -> Result<Parameters, ConninfoError> {
     let mut rest = &rest[hosts_end..];
     if let Some(path) = rest.strip_prefix('/') {
         let end = path.find('?').unwrap_or(path.len());
-        keep(
-            &mut parameters,
-            "dbname",
-            decode(&path[..end], "the database name")?,
-        );
+        keep(&mut parameters, "dbname", decode(&path[..end], "the database name")?);
         rest = &path[end..];
     }
     for pair in rest.strip_prefix('?').unwrap_or("").split('&') {
@@ -150,10 +134,7 @@ fn parse_url(rest: &str) -> Result<Parameters, ConninfoError> {
             continue;
         }
         let (key, value) =
-            pair.split_once('=')
-                .ok_or_else(|| ConninfoError::ParameterWithoutValue {
-                    key: pair.to_owned(),
-                })?;
+            pair.split_once('=').ok_or_else(|| ConninfoError::ParameterWithoutValue { key: pair.to_owned() })?;
         let key = decode(key, "a parameter's name")?;
         let value = decode(value, "a parameter's value")?;
         if key == "ssl" && value == "true" {
@@ -175,9 +156,7 @@ fn parse_hosts(text: &str, parameters: &mut Parameters) -> Result<(), ConninfoEr
     for one in text.split(',') {
         let (host, port) = match one.strip_prefix('[') {
             Some(bracketed) => {
-                let (host, after) = bracketed
-                    .split_once(']')
-                    .ok_or(ConninfoError::UnclosedBracket)?;
+                let (host, after) = bracketed.split_once(']').ok_or(ConninfoError::UnclosedBracket)?;
                 match after.strip_prefix(':') {
                     Some(port) => (host, port),
                     None if after.is_empty() => (host, ""),
@@ -205,9 +184,7 @@ fn parse_pairs(text: &str) -> Result<Parameters, ConninfoError> {
     let mut rest = text.trim_start();
     let mut previous = "";
     while !rest.is_empty() {
-        let end = rest
-            .find(|c: char| c == '=' || c.is_whitespace())
-            .unwrap_or(rest.len());
+        let end = rest.find(|c: char| c == '=' || c.is_whitespace()).unwrap_or(rest.len());
         let key = &rest[..end];
         let after = rest[end..].trim_start().strip_prefix('=');
         let Some(after) = after.filter(|_| is_known(key)) else {
@@ -215,9 +192,7 @@ fn parse_pairs(text: &str) -> Result<Parameters, ConninfoError> {
             return Err(match (previous, after) {
                 ("password", _) => ConninfoError::AfterPassword,
                 (_, None) => ConninfoError::MissingEquals,
-                (_, Some(_)) => ConninfoError::UnknownKey {
-                    key: key.to_owned(),
-                },
+                (_, Some(_)) => ConninfoError::UnknownKey { key: key.to_owned() },
             });
         };
         previous = key;
@@ -241,9 +216,7 @@ fn take_value<'a>(key: &str, text: &'a str) -> Result<(String, &'a str), Conninf
         }
     }
     if quoted {
-        return Err(ConninfoError::UnclosedQuote {
-            key: key.to_owned(),
-        });
+        return Err(ConninfoError::UnclosedQuote { key: key.to_owned() });
     }
     Ok((value, ""))
 }
@@ -281,10 +254,7 @@ mod tests {
     use super::*;
 
     fn pairs(expected: &[(&str, &str)]) -> Parameters {
-        expected
-            .iter()
-            .map(|(key, value)| (key.to_string(), value.to_string()))
-            .collect()
+        expected.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
     }
 
     #[test]
@@ -295,54 +265,23 @@ mod tests {
             ("postgresql:///mydb", &[("dbname", "mydb")]),
             (
                 "postgresql://ann:s%40%3Ac%2Fret@db:5433/farm",
-                &[
-                    ("user", "ann"),
-                    ("password", "s@:c/ret"),
-                    ("host", "db"),
-                    ("port", "5433"),
-                    ("dbname", "farm"),
-                ],
+                &[("user", "ann"), ("password", "s@:c/ret"), ("host", "db"), ("port", "5433"), ("dbname", "farm")],
             ),
             ("postgresql://ann:@db", &[("user", "ann"), ("host", "db")]),
             (
                 "postgresql://ann@one:1,two,[::1]:3/x",
-                &[
-                    ("user", "ann"),
-                    ("host", "one,two,::1"),
-                    ("port", "1,,3"),
-                    ("dbname", "x"),
-                ],
+                &[("user", "ann"), ("host", "one,two,::1"), ("port", "1,,3"), ("dbname", "x")],
             ),
-            (
-                "postgresql://%2Frun%2Fpg/x",
-                &[("host", "/run/pg"), ("dbname", "x")],
-            ),
+            ("postgresql://%2Frun%2Fpg/x", &[("host", "/run/pg"), ("dbname", "x")]),
             (
                 "postgresql:///x?host=/tmp&port=6&options=-c%20a%3Db",
-                &[
-                    ("dbname", "x"),
-                    ("host", "/tmp"),
-                    ("port", "6"),
-                    ("options", "-c a=b"),
-                ],
+                &[("dbname", "x"), ("host", "/tmp"), ("port", "6"), ("options", "-c a=b")],
             ),
-            (
-                "postgresql://db?ssl=true",
-                &[("host", "db"), ("sslmode", "require")],
-            ),
-            (
-                "postgresql://db/x?user=a@b",
-                &[("host", "db"), ("dbname", "x"), ("user", "a@b")],
-            ),
+            ("postgresql://db?ssl=true", &[("host", "db"), ("sslmode", "require")]),
+            ("postgresql://db/x?user=a@b", &[("host", "db"), ("dbname", "x"), ("user", "a@b")]),
             ("", &[]),
-            (
-                " host = /tmp  user=ann ",
-                &[("host", "/tmp"), ("user", "ann")],
-            ),
-            (
-                r"password='it\'s \\ here' dbname=a\ b port=''",
-                &[("password", r"it's \ here"), ("dbname", "a b")],
-            ),
+            (" host = /tmp  user=ann ", &[("host", "/tmp"), ("user", "ann")]),
+            (r"password='it\'s \\ here' dbname=a\ b port=''", &[("password", r"it's \ here"), ("dbname", "a b")]),
         ];
         for (text, expected) in table {
             assert_eq!(parse(text), Ok(pairs(expected)), "{text}");
@@ -366,10 +305,7 @@ mod tests {
         ];
         for (text, expected) in table {
             let error = parse(text).expect_err(text).to_string();
-            assert!(
-                error.contains(expected) && !error.contains("hush"),
-                "{text}: {error}"
-            );
+            assert!(error.contains(expected) && !error.contains("hush"), "{text}: {error}");
         }
     }
 }

@@ -29,10 +29,7 @@ pub enum PassfileError {
     #[error("the password file {} is not used: it is not a plain file", .0.display())]
     NotPlain(PathBuf),
     #[error("the password file {} cannot be read", path.display())]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
 }
 
 impl Passfile {
@@ -53,10 +50,7 @@ impl Passfile {
     }
 
     fn read(&self) -> Result<Option<String>, PassfileError> {
-        let failed = |source| PassfileError::Read {
-            path: self.path.clone(),
-            source,
-        };
+        let failed = |source| PassfileError::Read { path: self.path.clone(), source };
         // A pipe would block the open; libpq looks first, too.
         match std::fs::metadata(&self.path) {
             Ok(metadata) if !metadata.is_file() => {
@@ -70,9 +64,7 @@ impl Passfile {
             Err(error) => return Err(failed(error)),
         }
         let mut bytes = Vec::new();
-        File::open(&self.path)
-            .and_then(|mut file| file.read_to_end(&mut bytes))
-            .map_err(failed)?;
+        File::open(&self.path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(failed)?;
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     }
 }
@@ -127,12 +119,7 @@ fn unescape(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const LOGIN: Login<'_> = Login {
-        host: "db.example",
-        port: 5432,
-        database: "farm",
-        user: "ann",
-    };
+    const LOGIN: Login<'_> = Login { host: "db.example", port: 5432, database: "farm", user: "ann" };
 
     #[test]
     fn a_line_fits_or_it_does_not() {
@@ -154,14 +141,8 @@ mod tests {
         for (line, expected) in table {
             assert_eq!(password_in(line, LOGIN).as_deref(), expected, "{line}");
         }
-        let ipv6 = Login {
-            host: "::1",
-            ..LOGIN
-        };
-        assert_eq!(
-            password_in(r"\:\:1:5432:*:*:six", ipv6).as_deref(),
-            Some("six")
-        );
+        let ipv6 = Login { host: "::1", ..LOGIN };
+        assert_eq!(password_in(r"\:\:1:5432:*:*:six", ipv6).as_deref(), Some("six"));
     }
 
     #[test]
@@ -173,22 +154,13 @@ mod tests {
         let passfile = Passfile::new(path.clone());
         assert!(matches!(passfile.password_for(LOGIN), Ok(None)));
 
-        std::fs::write(
-            &path,
-            "# mine\n*:*:*:bob:no\r\n*:*:*:ann:yes\r\n*:*:*:*:late\n",
-        )
-        .expect("written");
+        std::fs::write(&path, "# mine\n*:*:*:bob:no\r\n*:*:*:ann:yes\r\n*:*:*:*:late\n").expect("written");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).expect("chmod");
-        let error = passfile
-            .password_for(LOGIN)
-            .expect_err("others can read it");
+        let error = passfile.password_for(LOGIN).expect_err("others can read it");
         assert!(error.to_string().contains("chmod 0600"), "{error}");
 
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("chmod");
-        assert_eq!(
-            passfile.password_for(LOGIN).expect("readable").as_deref(),
-            Some("yes")
-        );
+        assert_eq!(passfile.password_for(LOGIN).expect("readable").as_deref(), Some("yes"));
 
         let error = Passfile::new(directory.path().to_owned()).password_for(LOGIN);
         assert!(matches!(error, Err(PassfileError::NotPlain(_))));

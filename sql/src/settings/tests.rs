@@ -2,10 +2,7 @@ use super::*;
 
 fn environment(variables: &[(&str, &str)]) -> Environment {
     Environment {
-        variables: variables
-            .iter()
-            .map(|(name, value)| (name.to_string(), OsString::from(value)))
-            .collect(),
+        variables: variables.iter().map(|(name, value)| (name.to_string(), OsString::from(value))).collect(),
         os_user: Some("olga".to_owned()),
         home: None,
         socket_directory: PathBuf::from("/run/pg"),
@@ -23,28 +20,15 @@ fn the_database_is_found_as_libpq_finds_it() {
         ),
         (
             None,
-            &[
-                ("PGHOST", "db,/tmp,"),
-                ("PGPORT", "1,,3"),
-                ("PGUSER", "ann"),
-                ("PGDATABASE", "farm"),
-            ],
+            &[("PGHOST", "db,/tmp,"), ("PGPORT", "1,,3"), ("PGUSER", "ann"), ("PGDATABASE", "farm")],
             "database farm as ann at db:1, /tmp/.s.PGSQL.5432, /run/pg/.s.PGSQL.3 (from the PG* variables)",
         ),
         (
             None,
-            &[
-                ("PGHOST", "db"),
-                ("PGHOSTADDR", "10.0.0.7"),
-                ("PGUSER", "ann"),
-            ],
+            &[("PGHOST", "db"), ("PGHOSTADDR", "10.0.0.7"), ("PGUSER", "ann")],
             "database ann as ann at 10.0.0.7:5432 (from the PG* variables)",
         ),
-        (
-            None,
-            &[("PGHOSTADDR", "::1")],
-            "database olga as olga at [::1]:5432 (from the PG* variables)",
-        ),
+        (None, &[("PGHOSTADDR", "::1")], "database olga as olga at [::1]:5432 (from the PG* variables)"),
         (
             None,
             &[("DATABASE_URL", "postgres://a@x/y"), ("PGHOST", "no")],
@@ -52,46 +36,26 @@ fn the_database_is_found_as_libpq_finds_it() {
         ),
         (
             None,
-            &[
-                ("DATABASE_URL", "postgres://a@x/y"),
-                ("PCFARM_DATABASE_URL", "host=z"),
-            ],
+            &[("DATABASE_URL", "postgres://a@x/y"), ("PCFARM_DATABASE_URL", "host=z")],
             "database olga as olga at z:5432 (from PCFARM_DATABASE_URL)",
         ),
         (
             Some("postgresql://f"),
-            &[
-                ("PCFARM_DATABASE_URL", "host=z"),
-                ("PGPORT", "7"),
-                ("PGUSER", "u"),
-                ("PGHOSTADDR", "10.0.0.7"),
-            ],
+            &[("PCFARM_DATABASE_URL", "host=z"), ("PGPORT", "7"), ("PGUSER", "u"), ("PGHOSTADDR", "10.0.0.7")],
             "database u as u at f:7 (from --database-url)",
         ),
-        (
-            Some(""),
-            &[("DATABASE_URL", "host=z")],
-            "database olga as olga at z:5432 (from DATABASE_URL)",
-        ),
+        (Some(""), &[("DATABASE_URL", "host=z")], "database olga as olga at z:5432 (from DATABASE_URL)"),
         (
             Some("postgresql:///d?sslmode=verify-full"),
             &[],
             "database d as olga at /run/pg/.s.PGSQL.5432 (from --database-url)",
         ),
-        (
-            Some("postgresql://h?sslmode=allow"),
-            &[],
-            "database olga as olga at h:5432 (from --database-url)",
-        ),
+        (Some("postgresql://h?sslmode=allow"), &[], "database olga as olga at h:5432 (from --database-url)"),
     ];
     for (flag, variables, expected) in table {
         let settings = DatabaseSettings::resolve_in(*flag, &environment(variables));
         let shown = settings.map(|settings| settings.to_string());
-        assert_eq!(
-            shown.ok().as_deref(),
-            Some(*expected),
-            "{flag:?} {variables:?}"
-        );
+        assert_eq!(shown.ok().as_deref(), Some(*expected), "{flag:?} {variables:?}");
     }
 }
 
@@ -106,10 +70,7 @@ fn what_cannot_be_obeyed_is_refused() {
         ("postgresql://h:0", "port must be"),
         ("postgresql://h:65536", "port must be"),
         ("host=a,b,c port=1,2", "2 ports for 3 hosts"),
-        (
-            "host=a hostaddr=1.1.1.1,2.2.2.2",
-            "2 host addresses for 1 hosts",
-        ),
+        ("host=a hostaddr=1.1.1.1,2.2.2.2", "2 host addresses for 1 hosts"),
         ("hostaddr=name", "hostaddr must be"),
         ("connect_timeout=soon", "connect_timeout must be"),
         ("target_session_attrs=fast", "target_session_attrs must be"),
@@ -121,19 +82,12 @@ fn what_cannot_be_obeyed_is_refused() {
         assert!(error.to_string().contains(expected), "{flag}: {error}");
     }
     let nobody = Environment::default();
-    assert!(matches!(
-        DatabaseSettings::resolve_in(None, &nobody),
-        Err(SettingsError::NoUser)
-    ));
+    assert!(matches!(DatabaseSettings::resolve_in(None, &nobody), Err(SettingsError::NoUser)));
 }
 
 #[test]
 fn limits_and_names_reach_the_configuration() {
-    let variables = [
-        ("PGAPPNAME", "mine"),
-        ("PGCONNECT_TIMEOUT", "3"),
-        ("PGOPTIONS", "-c work_mem=8MB"),
-    ];
+    let variables = [("PGAPPNAME", "mine"), ("PGCONNECT_TIMEOUT", "3"), ("PGOPTIONS", "-c work_mem=8MB")];
     let settings = DatabaseSettings::resolve_in(
         Some("host=h target_session_attrs=primary tcp_user_timeout=1500"),
         &environment(&variables),
@@ -142,18 +96,11 @@ fn limits_and_names_reach_the_configuration() {
     let config = settings.config;
     assert_eq!(config.get_application_name(), Some("mine"));
     assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(3)));
-    assert_eq!(
-        config.get_tcp_user_timeout(),
-        Some(&Duration::from_millis(1500))
-    );
+    assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
     assert_eq!(config.get_options(), Some("-c work_mem=8MB"));
-    assert_eq!(
-        config.get_target_session_attrs(),
-        TargetSessionAttrs::ReadWrite
-    );
+    assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
 
-    let without = DatabaseSettings::resolve_in(Some("connect_timeout=0"), &environment(&[]))
-        .expect("resolved");
+    let without = DatabaseSettings::resolve_in(Some("connect_timeout=0"), &environment(&[])).expect("resolved");
     assert_eq!(without.config.get_connect_timeout(), None);
     let default = DatabaseSettings::resolve_in(None, &environment(&[])).expect("resolved");
     assert_eq!(default.config.get_connect_timeout(), Some(&CONNECT_TIMEOUT));
@@ -172,78 +119,40 @@ fn private_file(directory: &std::path::Path, name: &str, text: &str, mode: u32) 
 #[cfg(unix)]
 fn the_password_comes_from_the_first_place_that_has_one() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let text =
-        "second:5432:*:ann:of-second\nlocalhost:*:*:*:of-socket\ndb:5432:farm:reader:of-reader\n";
+    let text = "second:5432:*:ann:of-second\nlocalhost:*:*:*:of-socket\ndb:5432:farm:reader:of-reader\n";
     let passfile = private_file(directory.path(), "pass", text, 0o600);
     let open = private_file(directory.path(), "open", text, 0o644);
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<&'a str>);
     let table: &[Case] = &[
-        (
-            "postgresql://ann:own@second",
-            &[("PGPASSFILE", &passfile), ("PGPASSWORD", "env")],
-            Some("own"),
-        ),
-        (
-            "postgresql://ann@second",
-            &[("PGPASSFILE", &passfile), ("PGPASSWORD", "env")],
-            Some("env"),
-        ),
-        (
-            "postgresql://ann@second",
-            &[("PGPASSFILE", &passfile)],
-            Some("of-second"),
-        ),
-        (
-            "postgresql://ann@first,second",
-            &[("PGPASSFILE", &passfile)],
-            Some("of-second"),
-        ),
+        ("postgresql://ann:own@second", &[("PGPASSFILE", &passfile), ("PGPASSWORD", "env")], Some("own")),
+        ("postgresql://ann@second", &[("PGPASSFILE", &passfile), ("PGPASSWORD", "env")], Some("env")),
+        ("postgresql://ann@second", &[("PGPASSFILE", &passfile)], Some("of-second")),
+        ("postgresql://ann@first,second", &[("PGPASSFILE", &passfile)], Some("of-second")),
         ("postgresql://ann@first", &[("PGPASSFILE", &passfile)], None),
         ("", &[("PGPASSFILE", &passfile)], Some("of-socket")),
-        (
-            "host=/run/pg",
-            &[("PGPASSFILE", &passfile)],
-            Some("of-socket"),
-        ),
+        ("host=/run/pg", &[("PGPASSFILE", &passfile)], Some("of-socket")),
         ("host=/tmp", &[("PGPASSFILE", &passfile)], None),
         ("postgresql://ann@second", &[("PGPASSFILE", &open)], None),
         ("postgresql://ann@second", &[], None),
     ];
     for (flag, variables, expected) in table {
-        let settings =
-            DatabaseSettings::resolve_in(Some(flag), &environment(variables)).expect("resolved");
-        assert_eq!(
-            settings.config.get_password(),
-            expected.map(str::as_bytes),
-            "{flag} {variables:?}"
-        );
+        let settings = DatabaseSettings::resolve_in(Some(flag), &environment(variables)).expect("resolved");
+        assert_eq!(settings.config.get_password(), expected.map(str::as_bytes), "{flag} {variables:?}");
         let warns = variables.iter().any(|(_, value)| *value == open);
-        assert_eq!(
-            settings.warnings.len(),
-            usize::from(warns),
-            "{flag} {variables:?}"
-        );
-        assert!(
-            !format!("{settings} {settings:?}").contains("of-second"),
-            "{flag}"
-        );
+        assert_eq!(settings.warnings.len(), usize::from(warns), "{flag} {variables:?}");
+        assert!(!format!("{settings} {settings:?}").contains("of-second"), "{flag}");
     }
     let variables = [("PGPASSFILE", passfile.as_str())];
-    let settings =
-        DatabaseSettings::resolve_in(Some("postgresql://ann@db/farm"), &environment(&variables));
+    let settings = DatabaseSettings::resolve_in(Some("postgresql://ann@db/farm"), &environment(&variables));
     let settings = settings.expect("resolved");
-    assert_eq!(
-        settings.password_for("reader").as_deref(),
-        Some("of-reader")
-    );
+    assert_eq!(settings.password_for("reader").as_deref(), Some("of-reader"));
     assert_eq!(settings.password_for("stranger"), None);
 
     // ~/.pgpass needs no variable.
     let mut at_home = environment(&[]);
     at_home.home = Some(directory.path().to_owned());
     private_file(directory.path(), ".pgpass", text, 0o600);
-    let settings =
-        DatabaseSettings::resolve_in(Some("postgresql://ann@second"), &at_home).expect("resolved");
+    let settings = DatabaseSettings::resolve_in(Some("postgresql://ann@second"), &at_home).expect("resolved");
     assert_eq!(settings.config.get_password(), Some("of-second".as_bytes()));
 }
 
@@ -253,31 +162,13 @@ fn a_service_stands_between_the_url_and_the_variables() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let text = "# ours\n[other]\nhost=o\n[farm]\nhost=s\nport=9\nuser=su\n\n[later]\nnonsense\n";
     let file = private_file(directory.path(), "service", text, 0o644);
-    let variables = [
-        ("PGSERVICE", "farm"),
-        ("PGSERVICEFILE", file.as_str()),
-        ("PGUSER", "eve"),
-        ("PGDATABASE", "d"),
-    ];
-    let shown = |flag| {
-        DatabaseSettings::resolve_in(flag, &environment(&variables))
-            .expect("resolved")
-            .to_string()
-    };
-    assert_eq!(
-        shown(None),
-        "database d as su at s:9 (from the PG* variables)"
-    );
-    assert_eq!(
-        shown(Some("host=u")),
-        "database d as su at u:9 (from --database-url)"
-    );
+    let variables = [("PGSERVICE", "farm"), ("PGSERVICEFILE", file.as_str()), ("PGUSER", "eve"), ("PGDATABASE", "d")];
+    let shown = |flag| DatabaseSettings::resolve_in(flag, &environment(&variables)).expect("resolved").to_string();
+    assert_eq!(shown(None), "database d as su at s:9 (from the PG* variables)");
+    assert_eq!(shown(Some("host=u")), "database d as su at u:9 (from --database-url)");
     let broken = [("PGSERVICE", "later"), ("PGSERVICEFILE", file.as_str())];
     let error = DatabaseSettings::resolve_in(None, &environment(&broken)).expect_err("nonsense");
-    assert!(
-        matches!(error, SettingsError::ServiceLine { line: 10, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, SettingsError::ServiceLine { line: 10, .. }), "{error}");
 }
 
 #[test]
@@ -286,8 +177,7 @@ fn a_variable_that_is_not_text_is_named() {
     {
         use std::os::unix::ffi::OsStringExt;
         let mut odd = environment(&[]);
-        odd.variables
-            .insert("PGUSER".to_owned(), OsString::from_vec(vec![0xff]));
+        odd.variables.insert("PGUSER".to_owned(), OsString::from_vec(vec![0xff]));
         let error = DatabaseSettings::resolve_in(None, &odd).expect_err("not UTF-8");
         assert!(error.to_string().contains("PGUSER"), "{error}");
     }

@@ -31,14 +31,32 @@ pub fn text(night: &Night, farm: &Farm) -> String {
     let rate = flights / run.took.as_secs_f64();
     line(String::new());
     line(format!("A night of {} real flights on {} cores", group(night.plan.flights), night.plan.cores));
-    line(format!("  loading                {:>9.2} s   by SQL, in convoys of {}", run.loading.as_secs_f64(), super::CONVOY));
+    line(format!(
+        "  loading                {:>9.2} s   by SQL, in convoys of {}",
+        run.loading.as_secs_f64(),
+        super::CONVOY
+    ));
     line(format!("  wall time, undisturbed {:>9.1} s", run.took.as_secs_f64()));
     line(format!("  wall time, one agent killed {:>4.1} s", night.with_kill.took.as_secs_f64()));
     line(format!("  flights per second     {rate:>9.0}"));
-    line(format!("  forecasts per second   {:>9}   110 a flight (modelled demand, Monte Carlo revenue)", group((rate * FORECASTS as f64) as usize)));
-    line(format!("  by segment             {:>9.0}   flights per second, on {} flights", night.by_segment.problems as f64 / night.by_segment.took.as_secs_f64(), group(night.by_segment.problems.unsigned_abs() as usize)));
-    line(format!("  wall time, direct      {:>9.1} s   the same controller with rayon, without PC Farm", night.direct.took.as_secs_f64()));
-    line(format!("  efficiency             {:>9.1} %   direct / farm; {} checkouts", 100.0 * efficiency(night), run.checkouts));
+    line(format!(
+        "  forecasts per second   {:>9}   110 a flight (modelled demand, Monte Carlo revenue)",
+        group((rate * FORECASTS as f64) as usize)
+    ));
+    line(format!(
+        "  by segment             {:>9.0}   flights per second, on {} flights",
+        night.by_segment.problems as f64 / night.by_segment.took.as_secs_f64(),
+        group(night.by_segment.problems.unsigned_abs() as usize)
+    ));
+    line(format!(
+        "  wall time, direct      {:>9.1} s   the same controller with rayon, without PC Farm",
+        night.direct.took.as_secs_f64()
+    ));
+    line(format!(
+        "  efficiency             {:>9.1} %   direct / farm; {} checkouts",
+        100.0 * efficiency(night),
+        run.checkouts
+    ));
     let target = TARGET_SECONDS * flights / TARGET_FLIGHTS;
     line(format!(
         "  target                 {target:>9.0} s   three hours for 100,000 flights on 150 to 200 PCs, as published; here: {:.0} times faster",
@@ -47,12 +65,17 @@ pub fn text(night: &Night, farm: &Farm) -> String {
     if let Some(killed) = &night.with_kill.killed {
         line(format!(
             "  after SIGKILL          {:>9.1} s   until the {} problems of workstation {} were requeued (lease {} s, default 20 s)",
-            killed.requeued_after.as_secs_f64(), night.with_kill.requeued, killed.workstation_id, LEASE.as_secs()
+            killed.requeued_after.as_secs_f64(),
+            night.with_kill.requeued,
+            killed.workstation_id,
+            LEASE.as_secs()
         ));
     }
     line(format!(
         "  seats                  {:>9}   of {} are imputed; fares and booking curves are modelled, seed {}",
-        group(night.import.imputed()), group(night.import.flights), super::SEED
+        group(night.import.imputed()),
+        group(night.import.flights),
+        super::SEED
     ));
     line(String::new());
     for check in &night.checks {
@@ -71,7 +94,10 @@ pub fn text(night: &Night, farm: &Farm) -> String {
         line("  scripts/demo --stop   stops it".to_owned());
     } else {
         line(String::new());
-        line("The results were in airline.revenue_modelled and airline.forecast, and are gone with the demo's database;".to_owned());
+        line(
+            "The results were in airline.revenue_modelled and airline.forecast, and are gone with the demo's database;"
+                .to_owned(),
+        );
         line("scripts/demo --keep leaves the farm running to look at them.".to_owned());
     }
     out
@@ -112,7 +138,7 @@ fn group(number: usize) -> String {
     let digits = number.to_string();
     let mut out = String::new();
     for (n, digit) in digits.chars().enumerate() {
-        if n > 0 && (digits.len() - n) % 3 == 0 {
+        if n > 0 && (digits.len() - n).is_multiple_of(3) {
             out.push(',');
         }
         out.push(digit);
