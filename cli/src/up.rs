@@ -143,12 +143,15 @@ fn welcome(args: &UpArgs, directory: &Path, url: &str) -> String {
     let server = if url == crate::settings::DEFAULT_SERVER { String::new() } else { format!(" --server {url}") };
     format!(
         "A farm is at {url}, with {}. It is kept in {} (logs, too).\n\
-         Load a first job from another terminal:\n\n  \
-         pcfarm{server} job load problems.csv --name first --type TYPE\n  \
+         Say in another terminal how a kind of problem runs, load a first job, and watch:\n\n  \
+         export PGHOST=$(cat {}) PGUSER=pcfarm PGDATABASE=pcfarm\n  \
+         psql -c \"select pcfarm.create_job_type('first', 'echo')\"\n  \
+         pcfarm{server} job load problems.csv --name first --type first\n  \
          pcfarm{server} top\n\n\
          Ctrl-C stops it.",
         text::counted(args.workers.into(), "agent"),
-        directory.display()
+        directory.display(),
+        directory.join("socket").display()
     )
 }
 

@@ -135,6 +135,7 @@ async fn serve(
     serving.spawn(grpc::serve::serve(farm.clone(), listener, facts.warnings));
     // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
     let outcome = tokio::select! {
+        biased; // when all is told to stop, the parts end too
         () = stopping.cancelled() => Ok(()),
         Some(ended) = parts.join_next() => {
             error!(?ended, "a part of the server ended: stopping");

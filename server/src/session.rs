@@ -135,8 +135,8 @@ impl Session {
         self.state().suspended = suspended;
     }
 
-    pub fn set_leaving(&self) {
-        self.state().leaving = true;
+    pub fn set_leaving(&self, leaving: bool) {
+        self.state().leaving = leaving;
     }
 
     /// True if that is a change.

@@ -255,9 +255,7 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
 async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::StateChange) -> Result<(), Status> {
     let state = stored_state(change.state());
     session.set_suspended(state == "suspended");
-    if state == "draining" {
-        session.set_leaving();
-    }
+    session.set_leaving(state == "draining");
     let client = farm.pool.get().await.map_err(status_code::of_pool)?;
     presence::change_state(&client, session.workstation_id, session.number, state, &shown(&change.reason))
         .await
