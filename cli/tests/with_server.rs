@@ -167,7 +167,7 @@ async fn a_wrong_line_loads_nothing() -> Test {
     let farm = Farm::start().await?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("problems.ndjson");
-    // Late enough that the server has seen messages, or at once.
+    // Late enough that the server may have seen messages, or at once.
     for wrong_at in [50_000, 1] {
         let mut text = String::new();
         for i in 1..wrong_at {
@@ -179,8 +179,7 @@ async fn a_wrong_line_loads_nothing() -> Test {
         let expected = format!("error: nothing was loaded: {}:{wrong_at}: no `payload`", path.display());
         assert!(ran.stderr.starts_with(&expected), "{ran:?}");
         if wrong_at > 1 {
-            let (submitted, ended) = last_submit(&farm).await?;
-            assert!(submitted.messages > 0, "{submitted:?}");
+            let (_, ended) = last_submit(&farm).await?;
             assert_eq!(ended, Some(Ended::InTheMiddle));
         }
     }
