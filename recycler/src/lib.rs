@@ -32,7 +32,7 @@ pub struct Recycled {
     pub requeued: i64,
     /// Problems whose attempts were used up.
     pub failed: i64,
-    /// Checkouts that somebody has locked; they come up again.
+    /// Checkouts that could not be closed, mostly since somebody has them locked; they come up again.
     pub skipped: usize,
 }
 
@@ -87,25 +87,27 @@ async fn revoke(
     recycled: &mut Recycled,
 ) -> Result<(), Error> {
     match revoke_together(client, group, recycled).await {
-        Err(error) if is_lock_timeout(&error) && group.len() > 1 => {
+        Err(error) if error.as_db_error().is_some() && group.len() > 1 => {
             for one in group.chunks(1) {
                 match revoke_together(client, one, recycled).await {
-                    Err(error) if is_lock_timeout(&error) => skip(&one[0], recycled),
+                    Err(error) if error.as_db_error().is_some() => skip(&one[0], &error, recycled),
                     outcome => outcome?,
                 }
             }
             Ok(())
         }
-        Err(error) if is_lock_timeout(&error) => {
-            skip(&group[0], recycled);
+        Err(error) if error.as_db_error().is_some() => {
+            skip(&group[0], &error, recycled);
             Ok(())
         }
         outcome => Ok(outcome?),
     }
 }
 
-fn skip(lost: &LostCheckout, recycled: &mut Recycled) {
-    warn!(checkout_id = %lost.checkout_id, "a lost checkout is locked by somebody: trying again next time");
+/// What cannot be closed now, whatever the reason, must not keep the others from being closed.
+fn skip(lost: &LostCheckout, error: &tokio_postgres::Error, recycled: &mut Recycled) {
+    warn!(checkout_id = %lost.checkout_id, locked = is_lock_timeout(error), error = %error,
+        "a lost checkout could not be closed: trying again next time");
     recycled.skipped += 1;
 }
 

@@ -66,12 +66,13 @@ async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     };
     let mut terminate = signal(SignalKind::terminate()).context("watching for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("watching for SIGINT")?;
     let mut tick = tokio::time::interval(Duration::from_secs_f64(every));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
-            interrupted = tokio::signal::ctrl_c() => return interrupted.context("watching for SIGINT"),
+            _ = interrupt.recv() => return Ok(()),
             _ = tick.tick() => {}
         }
         match recycle(&pool, lease).await {

@@ -9,6 +9,7 @@ mod batch;
 use crate::dispatch;
 use crate::farm::{Farm, Held, Member};
 use crate::session::Session;
+use anyhow::Context;
 use batch::Batch;
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
@@ -41,6 +42,10 @@ const RESULTS_AT_ONCE: usize = 10_000;
 const RETRY: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
 
+/// Tries of a delivery that the database refuses before it is put aside, and the pause between tries from then on.
+const TRIES_IN_LINE: usize = 3;
+const ASIDE_RETRY: Duration = Duration::from_secs(5);
+
 /// Runs until the server stops and its inbox is empty.
 pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
     loop {
@@ -68,11 +73,25 @@ fn results_in(delivered: &Delivered) -> usize {
 
 /// Stores and acknowledges. Goes on trying while the database is away; agents keep what is not acknowledged, so giving
 /// up, when the server stops, loses nothing.
-async fn accept_all(farm: &Arc<Farm>, deliveries: Vec<Delivered>) {
+async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
     let mut tries = 0;
     loop {
         match try_accept_all(farm, &deliveries).await {
             Ok(verdicts) => return acknowledge(farm, deliveries, &verdicts).await,
+            Err(error) if is_refusal(&error) && deliveries.len() > 1 => {
+                // One of them is at fault, and the others need not wait for it.
+                for delivered in deliveries {
+                    Box::pin(accept_all(farm, vec![delivered])).await;
+                }
+                return;
+            }
+            Err(error) if is_refusal(&error) && tries >= TRIES_IN_LINE => {
+                let delivered = deliveries.pop().expect("a delivery that failed");
+                warn!(error = format!("{error:#}"), workstation_id = %delivered.session.workstation_id,
+                    "a delivery that cannot be stored is put aside");
+                farm.tasks.spawn(accept_aside(farm.clone(), delivered));
+                return;
+            }
             Err(error) => {
                 warn!(error = format!("{error:#}"), tries, "results were not stored: trying again");
                 if farm.stopping.is_cancelled() && tries > RETRY.len() {
@@ -83,6 +102,30 @@ async fn accept_all(farm: &Arc<Farm>, deliveries: Vec<Delivered>) {
             }
         }
     }
+}
+
+/// Goes on with a delivery that the database refuses, without holding up others, until it is stored or its agent is
+/// gone: that one keeps it, and delivers it again.
+async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
+    loop {
+        tokio::select! {
+            () = delivered.session.ended.cancelled() => return,
+            () = tokio::time::sleep(ASIDE_RETRY) => {}
+        }
+        let alone = [delivered];
+        match try_accept_all(&farm, &alone).await {
+            Ok(verdicts) => return acknowledge(&farm, alone.into(), &verdicts).await,
+            Err(error) => warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again"),
+        }
+        [delivered] = alone;
+    }
+}
+
+/// The database has answered, and the answer was no: others may fare better. When it is away or shutting down, nobody
+/// does.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
+    code.is_some_and(|code| *code == SqlState::QUERY_CANCELED || !matches!(&code.code()[..2], "08" | "57"))
 }
 
 type Verdicts = HashMap<CheckoutId, Verdict>;
@@ -97,7 +140,11 @@ async fn try_accept_all(farm: &Arc<Farm>, deliveries: &[Delivered]) -> anyhow::R
         match farm.recall(checkout_id).filter(|held| held.token == results.token.cast_signed()) {
             None => drop(verdicts.insert(checkout_id, unknown(checkout_id, results.results.len()))),
             Some(held) => {
-                let limit = farm.job_type(&held.job_type).map_or(1, |t| t.max_attempts);
+                if farm.job_type(&held.job_type).is_none() {
+                    farm.reload_job_types().await?;
+                }
+                let job_type = farm.job_type(&held.job_type).context("the checkout's job type is gone")?;
+                let limit = job_type.max_attempts;
                 batches.entry(held.job_type.clone()).or_default().add(checkout_id, &held, results, limit);
             }
         }
@@ -175,6 +222,8 @@ async fn store(farm: &Farm, job_type: &str, acceptance: Acceptance) -> anyhow::R
     let error = match checkout::accept(&client, job_type, &acceptance).await {
         Ok(verdicts) => return Ok(verdicts),
         Err(error) if is_data_error(&error) => error,
+        // A write-back that takes too long is split like one that fails.
+        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) && writes_back(farm, job_type) => error,
         Err(error) => return Err(error.into()),
     };
     debug!(%error, "a result cannot be stored: looking for it");
@@ -197,13 +246,11 @@ async fn store(farm: &Farm, job_type: &str, acceptance: Acceptance) -> anyhow::R
                         .or_insert(verdict);
                 }
             }
-            Err(error) if is_data_error(&error) && outcomes.len() > 1 => {
+            Err(error) if is_for_halving(&error) && outcomes.len() > 1 => {
                 let second = outcomes.split_off(outcomes.len() / 2);
                 left.extend([second, outcomes]);
             }
-            Err(error)
-                if is_data_error(&error) && outcomes.iter().all(|o| o.solution.is_ok()) && !outcomes.is_empty() =>
-            {
+            Err(error) if is_for_halving(&error) && outcomes.first().is_some_and(|o| o.solution.is_ok()) => {
                 let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
                 outcomes[0].solution = Err(format!("the solution cannot be stored: {message}"));
                 left.push(outcomes);
@@ -213,6 +260,14 @@ async fn store(farm: &Farm, job_type: &str, acceptance: Acceptance) -> anyhow::R
     }
     // Closing is left to `finish`, which reads what is there.
     Ok(totals.into_values().collect())
+}
+
+fn writes_back(farm: &Farm, job_type: &str) -> bool {
+    farm.job_type(job_type).is_some_and(|t| t.writes_back)
+}
+
+fn is_for_halving(error: &tokio_postgres::Error) -> bool {
+    is_data_error(error) || error.code() == Some(&SqlState::QUERY_CANCELED)
 }
 
 /// Class 22 is about values, and 23514 a CHECK's word on a value's size; 54 is a limit that a value exceeds.

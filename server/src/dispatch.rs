@@ -55,11 +55,14 @@ struct Dispatcher {
     lanes: Lanes,
     /// Sessions with credit, in the order in which they asked.
     waiting: VecDeque<Arc<Session>>,
+    /// There may be other lanes than those in sight.
+    look_due: bool,
 }
 
 /// Runs until the server stops.
 pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
-    let mut dispatcher = Dispatcher { farm: farm.clone(), lanes: Lanes::default(), waiting: VecDeque::new() };
+    let mut dispatcher =
+        Dispatcher { farm: farm.clone(), lanes: Lanes::default(), waiting: VecDeque::new(), look_due: true };
     let mut poll = tokio::time::interval(POLL);
     poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -103,12 +106,14 @@ impl Dispatcher {
 
     /// Hands out until nobody waits or nothing is left for those who do.
     async fn serve(&mut self, look: bool) -> anyhow::Result<()> {
+        self.look_due |= look;
         self.waiting.retain(|session| !session.ended.is_cancelled());
         if !self.waiting.iter().any(|session| session.wants_work()) {
             return Ok(());
         }
-        if look || self.lanes.stale() {
+        if self.look_due || self.lanes.stale() {
             self.lanes.look(&self.farm).await?;
+            self.look_due = false;
         }
         // Sessions that the lanes in sight have nothing for. Looking again is for the next event.
         let mut unserved: HashSet<WorkstationId> = HashSet::new();
@@ -193,10 +198,8 @@ impl Dispatcher {
                 token: rand::random(),
                 seconds,
             };
-            session.spend_credit();
             decisions.push(Decision { session, from, convoys, hand_out });
         }
-        self.waiting.retain(|session| session.asks_for_work());
         Ok((decisions, kept_for_later))
     }
 
@@ -212,13 +215,8 @@ impl Dispatcher {
         let ids = match outcome {
             Ok(ids) if ids.len() == decisions.len() => ids,
             outcome => {
-                // Nothing was handed out, or nobody knows: what was is given back as never received.
-                for decision in decisions {
-                    decision.session.add_credit(1);
-                    // Once only: whoever waits twice would be given two checkouts in one turn.
-                    self.waiting.retain(|s| s.number != decision.session.number);
-                    self.waiting.push_front(decision.session);
-                }
+                // Nothing was handed out, or nobody knows: what was is given back as never received. Those who wait
+                // wait on, their credit unspent.
                 return outcome.map(|_| false);
             }
         };
@@ -226,12 +224,14 @@ impl Dispatcher {
         for (checkout_id, decision) in ids.into_iter().zip(decisions) {
             debug!(%checkout_id, job_id = %key.0, workstation_id = %decision.session.workstation_id,
                 problems = decision.hand_out.problems, from = %decision.from, "checked out");
+            decision.session.spend_credit();
             if let Some(job_type) = job_type.clone() {
                 let shipment = send::Shipment::new(checkout_id, &lane.open, job_type, decision);
                 shipment.announce(&self.farm);
                 self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));
             }
         }
+        self.waiting.retain(|session| session.asks_for_work());
         Ok(true)
     }
 }

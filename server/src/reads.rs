@@ -4,7 +4,7 @@
 //! cancelled from outside at their time limit: nothing in their text can lift that.
 
 use bytes::Bytes;
-use deadpool_postgres::Pool;
+use deadpool_postgres::{Pool, PoolError};
 use pcfarm_proto::v1;
 use pcfarm_sql::job_types::JobType;
 use std::collections::HashMap;
@@ -17,9 +17,11 @@ use tracing::warn;
 /// Connections per role: reads of this many checkouts at once.
 const CONNECTIONS_PER_ROLE: usize = 4;
 
-/// Attempts for what is not the query's fault, and the pause between them.
-const TRIES: u32 = 20;
+/// Between tries when it is not the query's fault.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// A row must fit a message, with room for others.
+const ROW_BYTES_LIMIT: usize = pcfarm_proto::MESSAGE_BYTES_LIMIT / 2;
 
 /// Each slow key among n takes log2(n) timeouts to find: enough for two of them.
 const TIMEOUTS_PER_HALVING: u32 = 2;
@@ -84,6 +86,8 @@ impl Reads {
         for address in self.server.get_hostaddrs() {
             config.hostaddr(*address);
         }
+        // Their own time limit is kept from outside.
+        config.options("-c statement_timeout=0");
         config.user(role).target_session_attrs(self.server.get_target_session_attrs());
         if let Some(database) = self.server.get_dbname() {
             config.dbname(database);
@@ -155,10 +159,11 @@ impl Reads {
         limit: Duration,
         keys: &[&str],
     ) -> Result<Vec<v1::RelatedRow>, ReadError> {
-        let mut tries = 0;
+        let mut tries = 0_u32;
         loop {
             match run(pool, query, limit, keys).await {
-                Err(ReadError::Passing(error)) if tries < TRIES => {
+                // Nobody's problem pays for a database that is away: the caller stops when its agent is gone.
+                Err(ReadError::Passing(error)) => {
                     tries += 1;
                     warn!(error = format!("{error:#}"), tries, "a related read did not run: trying again");
                     tokio::time::sleep(PAUSE).await;
@@ -176,7 +181,10 @@ fn halves<'a>(keys: &'a [&'a str]) -> [&'a [&'a str]; 2] {
 }
 
 async fn run(pool: &Pool, query: &str, limit: Duration, keys: &[&str]) -> Result<Vec<v1::RelatedRow>, ReadError> {
-    let mut client = pool.get().await.map_err(anyhow::Error::from)?;
+    let mut client = pool.get().await.map_err(|error| match error {
+        PoolError::Backend(error) => classify(error),
+        other => ReadError::Passing(other.into()),
+    })?;
     let cancel = client.cancel_token();
     let reading = async {
         let transaction = client.build_transaction().read_only(true).start().await?;
@@ -193,7 +201,12 @@ async fn run(pool: &Pool, query: &str, limit: Duration, keys: &[&str]) -> Result
             .collect::<Result<Vec<_>, tokio_postgres::Error>>()
     };
     match tokio::time::timeout(limit, reading).await {
-        Ok(Ok(rows)) => Ok(rows),
+        Ok(Ok(rows)) => match rows.iter().map(|row| row.row.len()).max() {
+            Some(longest) if longest > ROW_BYTES_LIMIT => Err(ReadError::Query(format!(
+                "it returned a row of {longest} bytes; at most {ROW_BYTES_LIMIT} are sent"
+            ))),
+            _ => Ok(rows),
+        },
         Ok(Err(error)) => Err(classify(error)),
         Err(_) => {
             drop(tokio::time::timeout(Duration::from_secs(5), cancel.cancel_query(NoTls)).await);
@@ -211,7 +224,10 @@ fn classify(error: tokio_postgres::Error) -> ReadError {
             ReadError::Passing(error.into())
         }
         Some(db) => ReadError::Query(db.message().to_owned()),
-        None if error.is_closed() => ReadError::Passing(error.into()),
+        // Not reached, or lost on the way.
+        None if error.is_closed() || std::error::Error::source(&error).is_some_and(|s| s.is::<std::io::Error>()) => {
+            ReadError::Passing(error.into())
+        }
         None => ReadError::Query(format!("{:#}", anyhow::Error::from(error))),
     }
 }

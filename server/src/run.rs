@@ -97,6 +97,8 @@ async fn serve(
     let address = listener.local_addr().context("asking for the port")?;
     let pool = pool::pool(config.clone(), settings.pool_size, "pcfarm-server");
     let client = pool.get().await.context("connecting to the database")?;
+    // However many checkouts a restored copy brings.
+    client.batch_execute("set statement_timeout = 0").await.context("preparing to look at the database")?;
     let revoked = pcfarm_sql::upkeep::recognise_database(&*client, facts.system_identifier, facts.timeline).await?;
     if revoked > 0 {
         warn!(revoked, "this database is a restored copy or a promoted standby: checkouts given before were revoked");
@@ -126,7 +128,7 @@ async fn serve(
     }
     parts.spawn(watch::pulse(farm.clone()));
     parts.spawn(watch::sessions(farm.clone()));
-    parts.spawn(watch::listen(farm.clone(), config));
+    parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
     if settings.recycler {
         parts.spawn(upkeep::recycle(farm.clone()));

@@ -33,6 +33,19 @@ pub struct Session {
     state: Mutex<State>,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    at: Instant,
+    sequence: u64,
+}
+
+#[derive(Debug)]
+struct Report {
+    at: Instant,
+    last_sequence: u64,
+    held: HashSet<CheckoutId>,
+}
+
 #[derive(Debug)]
 struct State {
     credit: u32,
@@ -45,12 +58,12 @@ struct State {
     /// Marked in the database as not heard.
     silent: bool,
     sequence: u64,
-    /// Checkouts given to this session, and when the last byte was handed to the connection.
-    sent: HashMap<CheckoutId, Option<Instant>>,
+    /// Checkouts given to this session, and the number of the last message of each, once that is on its way.
+    sent: HashMap<CheckoutId, Option<Sent>>,
     /// Those of them that must be alone in the workstation's hands.
     alone: HashSet<CheckoutId>,
-    /// What the agent's last heartbeat said it holds, and when.
-    reported: Option<(Instant, HashSet<CheckoutId>)>,
+    /// What the agent's last heartbeat said it holds.
+    reported: Option<Report>,
     speeds: HashMap<String, Speed>,
 }
 
@@ -99,6 +112,11 @@ impl Session {
         }
         state.silent = true;
         Some(age.as_secs_f64())
+    }
+
+    /// That it is silent, or heard again, could not be written down: to be said once more.
+    pub fn silence_unrecorded(&self, marked: bool) {
+        self.state().silent = marked;
     }
 
     pub fn silence(&self) -> Duration {
@@ -165,15 +183,16 @@ impl Session {
         state.alone.insert(checkout);
     }
 
-    pub fn sent(&self, checkout: CheckoutId) {
-        if let Some(at) = self.state().sent.get_mut(&checkout) {
-            *at = Some(Instant::now());
+    /// Its last part, the message of this number, is on its way.
+    pub fn sent(&self, checkout: CheckoutId, sequence: u64) {
+        if let Some(sent) = self.state().sent.get_mut(&checkout) {
+            *sent = Some(Sent { at: Instant::now(), sequence });
         }
     }
 
     /// A checkout that it held when it connected.
     pub fn brought(&self, checkout: CheckoutId) {
-        self.state().sent.insert(checkout, Some(Instant::now()));
+        self.state().sent.insert(checkout, Some(Sent { at: Instant::now(), sequence: 0 }));
     }
 
     /// True if it was on its way or in its hands.
@@ -189,20 +208,22 @@ impl Session {
         state.sequence
     }
 
-    pub fn report(&self, held: HashSet<CheckoutId>) {
-        self.state().reported = Some((Instant::now(), held));
+    /// What a heartbeat says: what it holds, and the number of the last message of a checkout that it has read.
+    pub fn report(&self, held: HashSet<CheckoutId>, last_sequence: u64) {
+        self.state().reported = Some(Report { at: Instant::now(), last_sequence, held });
     }
 
     /// Did a live checkout of this workstation never arrive? Only a heartbeat that came well after it was sent, and
     /// does not name it, says so. A checkout that this session knows nothing of came from another server.
     pub fn never_received(&self, checkout: CheckoutId, grace: Duration) -> bool {
         let state = self.state();
-        let Some((reported_at, held)) = &state.reported else { return false };
-        if held.contains(&checkout) {
+        let Some(report) = &state.reported else { return false };
+        if report.held.contains(&checkout) {
             return false;
         }
         match state.sent.get(&checkout) {
-            Some(Some(sent_at)) => *reported_at > *sent_at + grace,
+            // Not before the agent has read as far: a slow link may still carry it.
+            Some(Some(sent)) => report.last_sequence >= sent.sequence && report.at > sent.at + grace,
             Some(None) => false,
             None => true,
         }

@@ -6,7 +6,7 @@ use crate::dispatch;
 use crate::farm::Farm;
 use anyhow::Context;
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
-use pcfarm_proto::v1;
+use pcfarm_proto::v1::{self, server_message};
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::connect;
 use pcfarm_sql::presence;
@@ -64,8 +64,13 @@ async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
         .iter()
         .filter_map(|s| s.newly_silent(limit).map(|age| (s.workstation_id, s.number, age)))
         .collect();
-    if !silent.is_empty() {
-        presence::mark_silent(&client, &silent).await?;
+    if !silent.is_empty()
+        && let Err(error) = presence::mark_silent(&client, &silent).await
+    {
+        for (workstation_id, ..) in silent {
+            farm.session(workstation_id).inspect(|session| session.silence_unrecorded(false));
+        }
+        return Err(error).context("marking silent workstations");
     }
     Ok(())
 }
@@ -94,6 +99,10 @@ pub async fn sessions(farm: Arc<Farm>) {
 
 async fn look(farm: &Arc<Farm>, whole: bool) -> anyhow::Result<()> {
     let sessions = farm.sessions();
+    if whole {
+        farm.reload_job_types().await.context("reading the job types")?;
+        mark_unconnected(farm, &sessions).await?;
+    }
     if sessions.is_empty() {
         return Ok(());
     }
@@ -109,7 +118,7 @@ async fn look(farm: &Arc<Farm>, whole: bool) -> anyhow::Result<()> {
             if let Some(session) = owners.get(&id).and_then(|w| farm.session(*w)) {
                 session.forget(id);
                 let revoke = v1::Revoke { revoked: vec![v1::Revocation { checkout_id: id.0, reason }] };
-                let message = v1::ServerMessage { message: Some(v1::server_message::Message::Revoke(revoke)) };
+                let message = v1::ServerMessage { message: Some(server_message::Message::Revoke(revoke)) };
                 if session.out.try_send(Ok(message)).is_err() {
                     session.end(Status::resource_exhausted("the agent does not read"));
                 }
@@ -121,6 +130,17 @@ async fn look(farm: &Arc<Farm>, whole: bool) -> anyhow::Result<()> {
         take_back_unreceived(farm, &client, &sessions).await?;
     }
     Ok(())
+}
+
+/// Workstations whose rows name this server but that are not connected to it: their end could not be written down when
+/// it came, and nobody else looks after them.
+async fn mark_unconnected(farm: &Farm, sessions: &[Arc<crate::session::Session>]) -> anyhow::Result<()> {
+    let client = farm.pool.get().await.context("getting a connection")?;
+    let connected: Vec<WorkstationId> = sessions.iter().map(|s| s.workstation_id).collect();
+    let grace = farm.rhythm.heartbeat * 2;
+    presence::mark_unconnected(&client, farm.server_id, &connected, grace.as_secs_f64())
+        .await
+        .context("marking workstations that are not connected")
 }
 
 async fn look_at_rows(
@@ -140,7 +160,7 @@ async fn look_at_rows(
             info!(workstation_id = %row.workstation_id, drain = row.drain, "drain changed");
             if row.drain {
                 let drain = v1::Drain { reason: "drained by an administrator".to_owned() };
-                let message = v1::ServerMessage { message: Some(v1::server_message::Message::Drain(drain)) };
+                let message = v1::ServerMessage { message: Some(server_message::Message::Drain(drain)) };
                 drop(session.out.try_send(Ok(message)));
             } else {
                 session.end(Status::unavailable("the drain is over: connect again"));
@@ -173,7 +193,11 @@ async fn take_back_unreceived(
         if let Some(session) = farm.session(closed.workstation_id)
             && session.forget(closed.checkout_id)
         {
-            // The agent still waits for the checkout that its credit was spent on.
+            // The agent still waits for the checkout that its credit was spent on; should it come after all, it is
+            // void.
+            let revoke = v1::Revocation { checkout_id: closed.checkout_id.0, reason: "never received".to_owned() };
+            let revoke = server_message::Message::Revoke(v1::Revoke { revoked: vec![revoke] });
+            drop(session.out.try_send(Ok(v1::ServerMessage { message: Some(revoke) })));
             session.add_credit(1);
             drop(farm.dispatcher.try_send(dispatch::Event::Credit(session)));
         }

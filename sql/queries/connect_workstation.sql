@@ -1,10 +1,12 @@
 -- Registers a workstation or takes its connection over. Says which instance spoke for it before, and whether
--- it had been declared dead.
+-- it had been declared dead: read before the row is written, since what only RETURNING asks for is read after. The
+-- session's number is drawn under the row's lock, so that of two connections the one that comes last has the newer.
 with prior as materialized (
     select w.workstation_id, w.instance, w.state from pcfarm.workstation w where w.identity = $1 for update)
 insert into pcfarm.workstation as w (identity, instance, hostname, cores, memory_bytes, system, agent_version,
     controllers, state, session, server_id)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('pcfarm.session_number'), $10)
+select $1, $2, $3, $4, $5, $6, $7, $8::text[], $9, nextval('pcfarm.session_number'), $10
+from (select) one left join prior on true
 on conflict (identity) do update set
     instance = excluded.instance, hostname = excluded.hostname, cores = excluded.cores,
     memory_bytes = excluded.memory_bytes, system = excluded.system, agent_version = excluded.agent_version,

@@ -1,12 +1,14 @@
 -- Workstations not heard of for the lease ($1 seconds). A server that runs marks its own silent ones; the word of
--- one that has stopped running is its last pulse. Silence counts only while a server could have heard: some
+-- one that has stopped running is its last pulse. A server that could not write for a while gives its own a full
+-- lease from then on. Silence counts only while a server could have heard: some
 -- server must run now (pulse not older than $2 seconds) and have heard without a gap for a lease.
 with hearing as materialized (
     select s.server_id, s.hearing_since from pcfarm.server s
     where s.stopped_at is null and s.heard_at > clock_timestamp() - $2 * interval '1 second'),
 silent as materialized (
     select w.workstation_id,
-        case when h.server_id is not null then w.silent_since
+        case when h.server_id is not null
+                 then case when w.silent_since is not null then greatest(w.silent_since, h.hearing_since) end
              else greatest(coalesce(w.silent_since, s.heard_at), (select min(hearing_since) from hearing)) end as since
     from pcfarm.workstation w
     join pcfarm.server s on s.server_id = w.server_id

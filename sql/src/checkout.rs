@@ -68,7 +68,7 @@ pub struct Outcome {
 /// Results of checkouts of one job type, to be stored in one transaction.
 #[derive(Debug, Default)]
 pub struct Acceptance {
-    /// In ascending id: the token, and whether all its problems get results here.
+    /// In ascending id: the token, and whether to close it if all its problems have results.
     pub checkouts: Vec<(CheckoutId, i64, bool)>,
     pub outcomes: Vec<Outcome>,
 }

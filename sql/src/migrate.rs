@@ -30,6 +30,8 @@ pub enum Error {
 
 /// Applies what is missing. Returns how many migrations ran.
 pub async fn migrate(client: &mut Client) -> Result<usize, Error> {
+    // Another server may be at it for some time; it does not wait for us.
+    client.batch_execute("set lock_timeout = '10min'; set statement_timeout = '10min'").await?;
     client.execute("select pg_advisory_lock($1)", &[&MIGRATION_LOCK]).await?;
     let outcome = apply_missing(client).await;
     // The lock goes with the connection if this fails.

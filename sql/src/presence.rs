@@ -113,6 +113,19 @@ pub async fn mark_silent(client: &ClientWrapper, silent: &[(WorkstationId, i64, 
     client.run(include_str!("../queries/silent_workstations.sql"), &[&ids, &sessions, &ages]).await.map(drop)
 }
 
+/// Marks workstations whose rows name this server but that are not connected to it, unless they have only just
+/// connected.
+pub async fn mark_unconnected(
+    client: &ClientWrapper,
+    server_id: ServerId,
+    connected: &[WorkstationId],
+    grace_seconds: f64,
+) -> Result<(), Error> {
+    let ids: Vec<i64> = connected.iter().map(|w| w.0).collect();
+    let text = include_str!("../queries/unconnected_workstations.sql");
+    client.run(text, &[&server_id, &ids, &grace_seconds]).await.map(drop)
+}
+
 /// Takes the mark back.
 pub async fn mark_heard(client: &ClientWrapper, heard: &[(WorkstationId, i64)]) -> Result<(), Error> {
     let ids: Vec<i64> = heard.iter().map(|s| s.0.0).collect();

@@ -63,13 +63,11 @@ impl Batch {
         }
     }
 
-    /// One transaction's worth. A checkout is closed there only if every problem of it has a result in it.
+    /// One transaction's worth. A checkout that its agent is done with is closed there, if all its problems have results.
     pub(super) fn acceptance(&self) -> Acceptance {
         let mut acceptance = Acceptance::default();
         for (position, (&id, gathered)) in self.checkouts.iter().enumerate() {
-            let ended = gathered.outcomes.iter().filter(|o| o.solution.is_ok() || o.last_attempt).count();
-            let complete = gathered.finished.is_some() && ended == gathered.problems;
-            acceptance.checkouts.push((id, gathered.token, complete));
+            acceptance.checkouts.push((id, gathered.token, gathered.finished.is_some()));
             acceptance.outcomes.extend(gathered.outcomes.iter().map(|o| Outcome { checkout: position, ..o.clone() }));
         }
         acceptance
@@ -134,13 +132,20 @@ mod tests {
     }
 
     #[test]
-    fn a_checkout_closes_with_its_last_result() {
+    fn a_checkout_closes_when_its_agent_is_done_with_it() {
         let two = held(&[1, 2], 0);
         assert_eq!(closing(&two, vec![solved(1), solved(2)], true), (true, 2));
-        assert_eq!(closing(&two, vec![solved(1), solved(2)], false), (false, 2), "the agent has more to say");
-        assert_eq!(closing(&two, vec![solved(1)], true), (false, 1), "one is handed back");
-        assert_eq!(closing(&two, vec![solved(1), failed(2)], true), (false, 2), "one is to be tried again");
-        assert_eq!(closing(&held(&[1, 2], 2), vec![solved(1), failed(2)], true), (true, 2), "one failed for good");
+        assert_eq!(closing(&two, vec![solved(1), failed(2)], false), (false, 2), "the agent has more to say");
+    }
+
+    #[test]
+    fn a_failure_counts_attempts() {
+        let last = |attempts| {
+            let mut batch = Batch::default();
+            batch.add(CheckoutId(5), &held(&[1], attempts), &delivery(vec![failed(1)], true), 3);
+            batch.acceptance().outcomes[0].last_attempt
+        };
+        assert_eq!([last(0), last(1), last(2)], [false, false, true]);
     }
 
     #[test]

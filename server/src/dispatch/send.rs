@@ -6,9 +6,9 @@ use crate::deliver::Delivered;
 use crate::farm::{Farm, Held, Member};
 use crate::reads::Related;
 use crate::session::Session;
-use pcfarm_proto::PART_BYTES_TARGET;
 use pcfarm_proto::ids::{CheckoutId, ProblemId};
 use pcfarm_proto::v1;
+use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET};
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::lanes::OpenLane;
 use std::collections::HashMap;
@@ -105,16 +105,24 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
         }));
     }
     let session = shipment.session.clone();
-    let related = tokio::select! {
+    let mut related = tokio::select! {
         related = farm.reads.related(&shipment.job_type, &problems) => related,
         () = session.ended.cancelled() => return,
     };
+    for problem in &problems {
+        if problem.payload.len() > TEXT_LIMIT {
+            let message = format!("the payload has {} bytes as text, too many for a message", problem.payload.len());
+            related.failures.insert(problem.problem_id, message);
+        }
+    }
     if !related.failures.is_empty() {
         problems.retain(|p| !related.failures.contains_key(&p.problem_id));
         fail(&farm, &shipment, &related, problems.is_empty()).await;
     }
-    if !problems.is_empty() && send_parts(&shipment, problems, related.reads).await {
-        session.sent(shipment.checkout_id);
+    if !problems.is_empty()
+        && let Some(sequence) = send_parts(&shipment, problems, related.reads).await
+    {
+        session.sent(shipment.checkout_id, sequence);
     }
 }
 
@@ -154,29 +162,30 @@ async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
 /// Most that an agent may take to read one part.
 const SEND_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Related rows first, so that a problem never arrives before its data. False: the connection has ended.
-async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> bool {
+/// Related rows first, so that a problem never arrives before its data. Returns the last message's number, or nothing
+/// when the connection has ended.
+async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Option<u64> {
+    let mut sequence = 0;
     let mut parts = parts_of(problems, reads).into_iter().peekable();
     while let Some((problems, related)) = parts.next() {
-        let message = v1::Checkout {
-            more: parts.peek().is_some(),
-            problems,
-            related,
-            sequence: shipment.session.next_sequence(),
-            ..shipment.header.clone()
-        };
+        sequence = shipment.session.next_sequence();
+        let message =
+            v1::Checkout { more: parts.peek().is_some(), problems, related, sequence, ..shipment.header.clone() };
         let message = v1::ServerMessage { message: Some(v1::server_message::Message::Checkout(message)) };
         match tokio::time::timeout(SEND_DEADLINE, shipment.session.out.send(Ok(message))).await {
             Ok(Ok(())) => {}
-            Ok(Err(_)) => return false,
+            Ok(Err(_)) => return None,
             Err(_) => {
                 shipment.session.end(tonic::Status::deadline_exceeded("the agent does not read what it asked for"));
-                return false;
+                return None;
             }
         }
     }
-    true
+    Some(sequence)
 }
+
+/// Numbers can be much longer as text than they are in the database: what does not fit a message is not sent.
+const TEXT_LIMIT: usize = MESSAGE_BYTES_LIMIT / 2;
 
 type Part = (Vec<v1::Problem>, Vec<v1::RelatedRead>);
 

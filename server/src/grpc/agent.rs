@@ -219,16 +219,21 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
     if let Ok(client) = farm.pool.get().await {
         let silent = [(session.workstation_id, session.number, session.silence().as_secs_f64())];
         if let Err(error) = presence::mark_silent(&client, &silent).await {
-            // The server's pulse will be the last word, or the next connection.
+            // The next look at all rows finds it.
             warn!(error = %error, workstation_id = %session.workstation_id, "the end of a connection was not recorded");
         }
     }
 }
 
 async fn heard_again(farm: &Farm, session: &Session) {
-    let Ok(client) = farm.pool.get().await else { return };
-    if let Err(error) = presence::mark_heard(&client, &[(session.workstation_id, session.number)]).await {
-        warn!(%error, "a word after silence was not recorded");
+    let recorded = async {
+        let client = farm.pool.get().await?;
+        presence::mark_heard(&client, &[(session.workstation_id, session.number)]).await?;
+        anyhow::Ok(())
+    };
+    if let Err(error) = recorded.await {
+        warn!(error = format!("{error:#}"), "a word after silence was not recorded: saying so with the next word");
+        session.silence_unrecorded(true);
     }
 }
 
@@ -245,7 +250,8 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
             acceptor.send(delivered).await.map_err(|_| Status::unavailable("this server is stopping"))?;
         }
         Message::Heartbeat(heartbeat) => {
-            session.report(heartbeat.held.iter().map(|h| CheckoutId(h.checkout_id)).collect());
+            let held = heartbeat.held.iter().map(|h| CheckoutId(h.checkout_id)).collect();
+            session.report(held, heartbeat.last_sequence);
         }
         Message::StateChange(change) => change_state(farm, session, &change).await?,
     }
