@@ -182,7 +182,7 @@ create table pcfarm.workstation (
     since          timestamptz not null default clock_timestamp(),
     reason         text not null default '',
     drain          boolean not null default false,
-    -- The connection that speaks for it: hand-outs to an older one are refused.
+    -- The connection that speaks for it: what was handed out to an older one comes back as never received.
     session        bigint not null,
     server_id      bigint not null,
     -- Set by its server when it stops hearing it; null while it is heard.

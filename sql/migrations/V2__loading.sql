@@ -6,6 +6,7 @@ create function pcfarm.create_job_type(name text, controller text, options jsonb
 returns void language plpgsql as $$
 declare
     unknown text;
+    before  pcfarm.job_type;
 begin
     select string_agg(quote_literal(o.key), ', ') into unknown
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
@@ -16,6 +17,20 @@ begin
             using errcode = 'invalid_parameter_value',
                   hint = 'Options are description, default_priority, default_duration, max_attempts, time_limit, '
                          'retry_first, keep_results, read_role, read_time_limit and write_role.';
+    end if;
+    select t.* into before from pcfarm.job_type t where t.name = create_job_type.name for update;
+    if options ->> 'read_role' is null
+        and exists (select from pcfarm.related_read r where r.job_type = create_job_type.name)
+    then
+        raise exception 'job type % has related reads, but no read_role now', create_job_type.name
+            using errcode = 'invalid_parameter_value',
+                  hint = format('Name a read_role (it was %s), or remove the reads first: pcfarm.set_related_read(%L, '
+                                'name, null).', before.read_role, create_job_type.name);
+    elsif options ->> 'write_role' is null and before.write_back is not null then
+        raise exception 'job type % has a write-back, but no write_role now', create_job_type.name
+            using errcode = 'invalid_parameter_value',
+                  hint = format('Name a write_role (it was %s), or remove the write-back first: '
+                                'pcfarm.set_write_back(%L, null).', before.write_role, create_job_type.name);
     end if;
     insert into pcfarm.job_type as t (name, controller, description, default_priority, default_duration,
         max_attempts, time_limit, retry_first, keep_results, read_role, read_time_limit, write_role)
@@ -37,6 +52,10 @@ begin
         retry_first = excluded.retry_first, keep_results = excluded.keep_results,
         read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
         write_role = excluded.write_role;
+    -- Its function belongs to the role whose rights it has.
+    if before.write_back is not null and options ->> 'write_role' <> before.write_role then
+        perform pcfarm.set_write_back(create_job_type.name, before.write_back);
+    end if;
     perform pg_notify('pcfarm', 'job_type');
 end $$;
 comment on function pcfarm.create_job_type is
@@ -236,6 +255,25 @@ begin
     end if;
 end $$;
 
+-- What is handed out at once must fit into a server. In the index's order, whatever the statistics.
+create function pcfarm.convoys_must_be_bounded(job bigint, lane bigint)
+returns void language plpgsql set enable_seqscan = off as $$
+declare
+    largest record;
+begin
+    select p.batch_order, count(*) as problems into largest from pcfarm.problem p
+    where p.job_id = job and p.lane_id = lane
+    group by p.batch_order having count(*) > 100000 order by p.batch_order limit 1;
+    if found then
+        raise exception 'job %: batch order % holds % problems', job, largest.batch_order, largest.problems
+            using errcode = 'program_limit_exceeded',
+                  hint = 'A convoy holds at most 100000 problems. '
+                         || case when lane = 0 then 'Give its problems more than one batch order, or let '
+                                                    'pcfarm.assign_batch_order group by something finer.'
+                                 else 'Let the query''s group_key be something finer.' end;
+    end if;
+end $$;
+
 create function pcfarm.load(job bigint, query text, convoy integer default 100)
 returns bigint language plpgsql as $$
 declare
@@ -367,6 +405,10 @@ begin
     if problems = 0 then
         return;
     end if;
+    -- Convoys of independent problems have the size that was asked for.
+    if grouped and problems > 100000 then
+        perform pcfarm.convoys_must_be_bounded(job, lane);
+    end if;
     select p.batch_order into last_order from pcfarm.problem p
     where p.job_id = job and p.lane_id = lane and p.batch_order is not null
     order by p.batch_order desc limit 1;
@@ -470,6 +512,9 @@ begin
             using errcode = 'object_not_in_prerequisite_state',
                   hint = format('select pcfarm.assign_batch_order(%s, 100) gives them one.', job);
     end if;
+    if own > 100000 then
+        perform pcfarm.convoys_must_be_bounded(job, 0);
+    end if;
     if own > 0 then
         insert into pcfarm.lane (job_id, lane_id, kind, job_type, grouped, next_insertion, problems)
         select job, 0, 'own', locked.job_type, true, max(p.batch_order) + 1, own
@@ -530,6 +575,8 @@ begin
     perform from pcfarm.checkout c where c.job_id = job and c.ended_at is null order by c.checkout_id for update;
     update pcfarm.checkout c set ended_at = clock_timestamp(), ending = 'revoked', reason = 'the job was cancelled'
     where c.job_id = job and c.ended_at is null;
+    -- They waited for those to close.
+    delete from pcfarm.failed_attempt f where f.job_id = job;
     perform pg_notify('pcfarm', 'revoked');
 end $$;
 comment on function pcfarm.cancel_job is
@@ -558,9 +605,12 @@ begin
     back as (
         insert into pcfarm.requeued
             (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped, message)
-        select job, retry, base + row_number() over (order by a.problem_id) - 1, a.problem_id, a.home_lane,
-            a.home_order, 0, 0, false, false, a.message
+        -- Dependent problems of one convoy together, others each alone.
+        select job, retry, base + dense_rank() over (order by a.home_lane, case when l.grouped then a.home_order end,
+                case when not l.grouped then a.problem_id end) - 1,
+            a.problem_id, a.home_lane, a.home_order, 0, 0, false, l.grouped, a.message
         from again a
+        join pcfarm.lane l on l.job_id = retry_job.job and l.lane_id = a.home_lane
         returning 1)
     select count(*) into retried from back;
     if retried > 0 then

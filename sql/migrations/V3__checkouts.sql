@@ -213,10 +213,12 @@ end $$;
 --
 --   finished   the agent is done with them: failed attempts count, the rest comes back at no cost
 --   unreceived they never arrived: all comes back at no cost
---   lost       the workstation died or the time ran out: a problem that was alone pays with an attempt, the
---              others count a loss and come back in checkouts of an eighth, so that a poisonous one is soon
---              alone; a convoy of dependent problems stays whole and comes back to be run one by one, so that
---              the first one left is known to be at fault
+--   lost       the workstation died or the time ran out: a problem that was sent out to be run alone pays with an
+--              attempt, the others count a loss and come back marked to be run alone, in checkouts of an eighth, so
+--              that a poisonous one is soon by itself; a convoy of dependent problems stays whole and comes back
+--              to be run one by one, so that the first one left is known to be at fault. A checkout that holds one
+--              problem but was not marked may have been one of several in the workstation's hands, and any of them
+--              to blame: its first loss only marks it
 --
 -- Checkouts that are not live any more are passed over. Returns those that were closed.
 create function pcfarm.close_checkouts(checkout_ids bigint[], how text, why text)
@@ -252,7 +254,7 @@ begin
     left_over as materialized (
         select h.*, c.retry_lane, c.max_attempts, c.cancelled, hl.grouped, f.message,
             f.message is null and how = 'lost' as was_lost,
-            c.problems = 1 as was_alone,
+            c.problems = 1 and h.alone as was_alone,
             -- Run one by one: the first that is left was the one being run.
             hl.grouped and h.came_back and h.alone as was_one_by_one
         from closing c

@@ -621,3 +621,39 @@ async fn whatever_runs_with_the_owners_rights_pins_its_search_path_and_is_nobody
     .await;
     assert!(loose.is_empty(), "{loose:?}");
 }
+
+#[tokio::test]
+async fn a_convoy_too_large_to_hand_out_is_refused() {
+    let queue = queue().await;
+    let rows = "from generate_series(1, 100002) g";
+    let load = async |group: &str| {
+        let job = queue.number("select pcfarm.create_job('j', 't')").await;
+        let text = format!(
+            "select pcfarm.load({job}, 'select g::text as key, ''1''::jsonb as payload, {group} as group_key {rows}', 10)"
+        );
+        (job, text)
+    };
+    let (job, text) = load("(g = 1)::text").await;
+    let (code, message) = queue.refused(&text).await;
+    assert_eq!((code.as_str(), message), ("54000", format!("job {job}: batch order 1 holds 100001 problems")));
+    let (_, text) = load("(g % 2)::text").await;
+    queue.run(&text).await;
+
+    let job = queue.number("select pcfarm.create_job('own', 't')").await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.problem (job_id, key, payload, batch_order)
+             select {job}, g::text, '1', case when g < 3 then g else 7 end {rows}"
+        ))
+        .await;
+    queue.run(&format!("delete from pcfarm.problem where job_id = {job} and batch_order = 1")).await;
+    queue
+        .run(&format!("insert into pcfarm.problem (job_id, key, payload, batch_order) values ({job}, 'x', '1', 7)"))
+        .await;
+    let open = format!("select pcfarm.open_job({job})");
+    let (code, message) = queue.refused(&open).await;
+    assert_eq!((code.as_str(), message), ("54000", format!("job {job}: batch order 7 holds 100001 problems")));
+    queue.run(&format!("update pcfarm.problem set batch_order = 8 where job_id = {job} and key = 'x'")).await;
+    queue.run(&open).await;
+    queue.check().await;
+}

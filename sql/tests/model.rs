@@ -110,7 +110,8 @@ impl Model {
                 continue;
             }
             let lost = how == Closing::Lost && !problem.failed_now;
-            let blamed = lost && (held.problems.len() == 1 || (one_by_one && std::mem::replace(&mut first, false)));
+            let blamed = lost
+                && ((held.problems.len() == 1 && coming.alone) || (one_by_one && std::mem::replace(&mut first, false)));
             problem.attempts += i32::from(problem.failed_now || blamed);
             problem.failed_now = false;
             if problem.attempts >= MAX_ATTEMPTS {

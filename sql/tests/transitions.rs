@@ -629,3 +629,113 @@ async fn a_deadlock_or_a_lock_is_not_the_problems_fault() {
     queue.check().await;
     drop_role(&queue, &role).await;
 }
+
+#[tokio::test]
+async fn a_lone_problem_is_not_blamed_until_it_was_run_alone() {
+    let queue = queue().await;
+    let job = queue.job(1, 1).await;
+    let mut came_back = false;
+    // What else those hands held is not known the first time; and good order neither blames nor forgets.
+    for (how, alone, attempts, losses) in [
+        (Closing::Lost, false, 0, 0),
+        (Closing::Unreceived, true, 0, 1),
+        (Closing::Lost, true, 0, 1),
+        (Closing::Finished, true, 1, 1),
+        (Closing::Lost, true, 1, 1),
+    ] {
+        let held = queue.take(job, came_back, 1).await.expect("held");
+        let problem = &held.problems[0];
+        assert_eq!((problem.alone, problem.attempts), (alone, attempts), "{how:?}");
+        if came_back {
+            let newest = "select losses::bigint from pcfarm.requeued order by batch_order desc limit 1";
+            assert_eq!(queue.number(newest).await, losses);
+        }
+        assert_eq!(queue.close(&held, how).await[0].requeued, 1);
+        queue.check().await;
+        came_back = true;
+    }
+    let held = queue.take(job, true, 1).await.expect("held");
+    assert_eq!(queue.close(&held, Closing::Lost).await[0].failed, 1);
+    assert_eq!(queue.text("select attempts || message from pcfarm.result").await, "3because");
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn what_is_tried_anew_keeps_its_dependent_problems_together() {
+    let queue = queue().await;
+    let job = JobId(queue.number("select pcfarm.create_job('j', 't')").await);
+    for group in [", (g % 2)::text as group_key", ""] {
+        queue
+            .run(&format!(
+                "select pcfarm.load({job}, 'select ''k'' || g as key, to_jsonb(g) as payload{group} from generate_series(1, 6) g', 3)"
+            ))
+            .await;
+    }
+    queue.run(&format!("select pcfarm.open_job({job})")).await;
+    while let Some(held) = queue.take(job, false, 1).await {
+        let told: Vec<(usize, Told<'_>)> = (0..3).map(|n| (n, Err("no"))).collect();
+        let mut last = acceptance(&[(&held, &told, true)]);
+        last.outcomes.iter_mut().for_each(|outcome| outcome.last_attempt = true);
+        checkout::accept(&*queue.server().await, "t", &last).await.expect("accepted");
+    }
+    assert_eq!(queue.end(job).await.as_deref(), Some("failed"));
+    assert_eq!(queue.number(&format!("select pcfarm.retry_job({job})")).await, 12);
+    queue.check().await;
+    let mut again = Vec::new();
+    while let Some(held) = queue.take(job, true, 1).await {
+        assert!(held.problems.iter().all(|p| p.attempts == 0 && !p.alone));
+        assert!(held.problems.iter().all(|p| p.grouped == (held.problems.len() == 3)));
+        again.push(held.keys().join(" "));
+        queue.finish(&held).await;
+    }
+    assert_eq!(again, ["k1 k3 k5", "k2 k4 k6", "k1", "k2", "k3", "k4", "k5", "k6"]);
+    assert_eq!(queue.end(job).await.as_deref(), Some("done"));
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_job_keeps_no_failed_attempts() {
+    let queue = queue().await;
+    let (job, other) = (queue.job(2, 2).await, queue.job(2, 2).await);
+    for job in [job, other] {
+        let held = queue.take(job, false, 1).await.expect("held");
+        queue.deliver(&held, &[(0, Err("no"))], false).await;
+    }
+    queue.run(&format!("select pcfarm.cancel_job({job})")).await;
+    assert_eq!(queue.number("select job_id from pcfarm.failed_attempt").await, other.0);
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn a_job_type_defined_anew_keeps_its_roles_while_they_are_needed() {
+    let queue = queue().await;
+    let role = with_write_back(&queue, INSERT, "").await;
+    let other = format!("{}_other", queue.database.name);
+    queue.run(&format!("create role {other} nologin; grant insert on public.answer to {other}")).await;
+    let (code, message) = queue.refused("select pcfarm.create_job_type('w', 'c')").await;
+    assert!(code == "22023" && message.contains("write-back, but no write_role"), "{code} {message}");
+
+    // Another role: the statement has its rights from now on.
+    let owner = "select proowner::regrole::text from pg_proc where pronamespace = 'pcfarm_write_back'::regnamespace";
+    assert_eq!(queue.text(owner).await, role);
+    for named in [&role, &other, &other] {
+        queue.run(&format!("select pcfarm.create_job_type('w', 'c', '{{\"write_role\": \"{named}\"}}')")).await;
+        assert_eq!(queue.text(owner).await, *named);
+    }
+    let job = queue.job_of("w", 1, 1).await;
+    let held = queue.take(job, false, 1).await.expect("held");
+    assert!(queue.finish(&held).await.closed);
+    assert_eq!(queue.text("select writer from public.answer").await, other);
+    queue.run("select pcfarm.set_write_back('w', null); select pcfarm.create_job_type('w', 'c')").await;
+
+    let with_reads = format!("select pcfarm.create_job_type('w', 'c', '{{\"read_role\": \"{role}\"}}')");
+    queue.run(&format!("{with_reads}; select pcfarm.set_related_read('w', 'r', 'select 1')")).await;
+    let (code, message) = queue.refused("select pcfarm.create_job_type('w', 'd')").await;
+    assert!(code == "22023" && message.contains("related reads, but no read_role"), "{code} {message}");
+    assert_eq!(queue.text("select controller from pcfarm.job_type where name = 'w'").await, "c");
+    queue.run(&with_reads).await;
+    queue.run("select pcfarm.set_related_read('w', 'r', null); select pcfarm.create_job_type('w', 'd')").await;
+    queue.check().await;
+    drop_role(&queue, &role).await;
+    drop_role(&queue, &other).await;
+}

@@ -11,6 +11,7 @@ use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
 use pcfarm_proto::v1::server_message::Message as In;
 use rand::RngExt;
 use rand::seq::SliceRandom;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -59,6 +60,8 @@ pub struct IdentityInUse(pub String);
 pub struct Link {
     endpoints: Vec<Endpoint>,
     events: mpsc::Sender<LinkEvent>,
+    /// A quarter of the farm's lease if that is less than [`LONGEST_DELAY`]: back before it is over. Milliseconds.
+    longest_delay_ms: AtomicU64,
 }
 
 /// How a session, or the attempt at one, came to its end.
@@ -93,7 +96,11 @@ impl Link {
                 .initial_stream_window_size(STREAM_WINDOW_BYTES)
                 .initial_connection_window_size(STREAM_WINDOW_BYTES)
         };
-        Link { endpoints: endpoints.into_iter().map(tuned).collect(), events }
+        Link {
+            endpoints: endpoints.into_iter().map(tuned).collect(),
+            events,
+            longest_delay_ms: AtomicU64::new(u64::try_from(LONGEST_DELAY.as_millis()).expect("seconds")),
+        }
     }
 
     /// Connects and connects again until the token is cancelled.
@@ -116,7 +123,7 @@ impl Link {
             let delay = match cause {
                 Cause::Rotate(error) => {
                     note_failure(failures, endpoint, &error);
-                    delay(failures, rand::rng().random())
+                    delay(failures, self.longest_delay(), rand::rng().random())
                 }
                 Cause::Refused(status) => {
                     let (code, reason) = (status.code(), status.message());
@@ -129,6 +136,17 @@ impl Link {
             sleep(delay).await;
         }
         unreachable!("settings name at least one server")
+    }
+
+    fn longest_delay(&self) -> Duration {
+        Duration::from_millis(self.longest_delay_ms.load(Ordering::Relaxed))
+    }
+
+    /// A Welcome proves a server good, and tells the lease.
+    fn welcomed(&self, welcome: &v1::Welcome) {
+        let lease = welcome.lease.and_then(|lease| Duration::try_from(lease).ok()).unwrap_or(Duration::MAX);
+        let longest = LONGEST_DELAY.min(lease / 4).as_millis();
+        self.longest_delay_ms.store(u64::try_from(longest).expect("seconds"), Ordering::Relaxed);
     }
 
     async fn session(&self, endpoint: &Endpoint) -> End {
@@ -166,7 +184,10 @@ impl Link {
         loop {
             match messages.message().await {
                 Ok(Some(v1::ServerMessage { message: Some(message) })) => {
-                    *welcomed |= matches!(message, In::Welcome(_));
+                    if let In::Welcome(welcome) = &message {
+                        *welcomed = true;
+                        self.welcomed(welcome);
+                    }
                     self.tell(LinkEvent::Received(message)).await;
                 }
                 Ok(Some(v1::ServerMessage { message: None })) => {
@@ -207,8 +228,8 @@ fn note_failure(failures: u32, endpoint: &Endpoint, error: &anyhow::Error) {
 }
 
 /// Doubles with each failure; `luck` in 0..1 takes off up to half, so that agents do not come in step.
-fn delay(failures: u32, luck: f64) -> Duration {
-    let full = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures)).min(LONGEST_DELAY);
+fn delay(failures: u32, longest: Duration, luck: f64) -> Duration {
+    let full = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures)).min(longest);
     full.mul_f64(1.0 - luck / 2.0)
 }
 
@@ -221,9 +242,10 @@ mod tests {
         for (failures, luck, milliseconds) in
             [(0, 0.0, 50), (0, 1.0, 25), (1, 0.0, 100), (4, 0.0, 800), (6, 0.0, 3200), (7, 0.0, 5000), (7, 1.0, 2500)]
         {
-            assert_eq!(delay(failures, luck), Duration::from_millis(milliseconds), "{failures} {luck}");
+            assert_eq!(delay(failures, LONGEST_DELAY, luck), Duration::from_millis(milliseconds), "{failures} {luck}");
         }
-        assert_eq!(delay(u32::MAX, 0.0), LONGEST_DELAY);
+        assert_eq!(delay(u32::MAX, LONGEST_DELAY, 0.0), LONGEST_DELAY);
+        assert_eq!(delay(9, Duration::from_millis(500), 0.0), Duration::from_millis(500), "a short lease");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 pub mod checks;
 pub mod farm;
+pub mod kept;
 pub mod progress;
 pub mod report;
 
@@ -16,6 +17,7 @@ use crate::{dataset, statements};
 use anyhow::{Context, Result};
 use farm::Farm;
 use progress::Progress;
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio_postgres::Client;
@@ -225,6 +227,7 @@ async fn kill_one(client: &Client, farm: &mut Farm, progress: &mut Progress) -> 
     }
 }
 
-pub(crate) fn say(line: &str) {
-    println!("{line}");
+/// A line to whoever listens: a terminal that was closed, or a pipe, must not keep us from stopping what we started.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }

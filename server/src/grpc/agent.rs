@@ -262,10 +262,16 @@ async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::Sta
     let state = stored_state(change.state());
     session.set_suspended(state == "suspended");
     session.set_leaving(state == "draining");
-    let client = farm.pool.get().await.map_err(status_code::of_pool)?;
-    presence::change_state(&client, session.workstation_id, session.number, state, &shown(&change.reason))
-        .await
-        .map_err(status_code::of)?;
+    let recorded = async {
+        let client = farm.pool.get().await?;
+        let (workstation, reason) = (session.workstation_id, shown(&change.reason));
+        presence::change_state(&client, workstation, session.number, state, &reason).await?;
+        anyhow::Ok(())
+    };
+    if let Err(error) = recorded.await {
+        // What it decides is in the session; the row, for people, is right again with the next change.
+        warn!(error = format!("{error:#}"), state, "a change of state was not recorded");
+    }
     if state == "waiting" {
         drop(farm.dispatcher.send(Event::Credit(session.clone())).await);
     }

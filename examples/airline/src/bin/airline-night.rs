@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use pcfarm_airline::night::{self, Plan, farm::Farm, report};
+use pcfarm_airline::night::farm::Farm;
+use pcfarm_airline::night::{self, Night, Plan, kept, report, say};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tokio::signal::unix::{SignalKind, signal};
+use tempfile::TempDir;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::LocalSet;
 
 #[derive(Debug, Parser)]
@@ -46,13 +48,19 @@ fn main() -> ExitCode {
 
 async fn run(arguments: Arguments) -> Result<bool> {
     if arguments.stop {
-        return night::farm::stop_kept().await.map(|()| true);
+        return kept::stop().await.map(|()| true);
     }
-    let mut interrupt = signal(SignalKind::interrupt()).context("watching for Ctrl-C")?;
-    let mut terminate = signal(SignalKind::terminate()).context("watching for SIGTERM")?;
+    // Whatever can be refused is refused before anything runs.
+    if arguments.keep {
+        kept::can_keep()?;
+    }
+    if let Some(file) = &arguments.json {
+        check_writable(file)?;
+    }
+    let mut signals = Signals::watch()?;
     let programs = std::env::current_exe().context("finding this program")?;
     let programs = programs.parent().map(Path::to_owned).unwrap_or_default();
-    let directory = tempfile::Builder::new().prefix("pcfarm-demo-").tempdir().context("making a directory")?;
+    let directory = tempfile::Builder::new().prefix(kept::DIRECTORY_PREFIX).tempdir().context("making a directory")?;
     let plan = Plan {
         flights: arguments.flights as usize,
         keep: arguments.keep,
@@ -60,45 +68,101 @@ async fn run(arguments: Arguments) -> Result<bool> {
         directory: directory.path().to_owned(),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
     };
-    println!(
+    say(&format!(
         "PC Farm's main job. Lease: {} s (default 20 s), so that nobody waits long for the recycler.",
         night::farm::LEASE.as_secs()
-    );
-    println!("Database, logs and agents are in {}", plan.directory.display());
-    // A signal that comes meanwhile is waiting below: what has been started is stopped in order.
-    let mut farm = Farm::start(&plan.programs, &plan.directory).await?;
-    let outcome = tokio::select! {
-        outcome = night::run(&plan, &mut farm) => Some(outcome),
-        _ = interrupt.recv() => None,
-        _ = terminate.recv() => None,
+    ));
+    say(&format!("Database, logs and agents are in {}", plan.directory.display()));
+    let Some(night) = through_the_night(&plan, directory, &mut signals).await? else {
+        say("Stopped; nothing is left running.");
+        return Ok(false);
     };
-    let Some(outcome) = outcome else {
-        println!("\nStopping …");
-        farm.stop().await?;
-        return stopped();
-    };
-    let night = match outcome {
-        Ok(night) => night,
-        Err(error) => {
-            farm.stop().await?;
-            return Err(error.context(format!("the logs are kept in {}", directory.keep().display())));
-        }
-    };
-    print!("{}", report::text(&night, &farm));
     if let Some(file) = &arguments.json {
         let json = serde_json::to_string_pretty(&report::json(&night))?;
         std::fs::write(file, json + "\n").with_context(|| format!("writing {}", file.display()))?;
     }
-    if arguments.keep {
-        farm.leave_running()?;
+    Ok(report::all_held(&night))
+}
+
+/// Starts a farm, runs the night, and stops the farm however that went, unless it is to be kept. `None` if a signal came.
+async fn through_the_night(plan: &Plan, directory: TempDir, signals: &mut Signals) -> Result<Option<Night>> {
+    // A signal that comes meanwhile is waiting below: what has been started is stopped in order.
+    let mut farm = match Farm::start(&plan.programs, &plan.directory).await {
+        Ok(farm) => farm,
+        Err(error) => return Err(error.context(format!("the logs are kept in {}", directory.keep().display()))),
+    };
+    let outcome = tokio::select! {
+        outcome = night::run(plan, &mut farm) => outcome,
+        () = signals.any() => {
+            say("\nStopping …");
+            farm.stop().await?;
+            return Ok(None);
+        }
+    };
+    let night = match outcome {
+        Ok(night) => night,
+        Err(error) => {
+            let error = match farm.stop().await {
+                Ok(()) => error,
+                Err(stopping) => error.context(format!("stopping the farm failed, too: {stopping:#}")),
+            };
+            return Err(error.context(format!("the logs are kept in {}", directory.keep().display())));
+        }
+    };
+    let text = report::text(&night, &farm);
+    if plan.keep {
+        farm.leave_running().await?;
         let _kept = directory.keep();
     } else {
         farm.stop().await?;
     }
-    Ok(report::all_held(&night))
+    say(text.trim_end_matches('\n'));
+    Ok(Some(night))
 }
 
-fn stopped() -> Result<bool> {
-    println!("Stopped; nothing is left running.");
-    Ok(false)
+/// Leaves the file as it was.
+fn check_writable(file: &Path) -> Result<()> {
+    let is_new = file.symlink_metadata().is_err();
+    let opened = std::fs::File::options().create(true).append(true).open(file);
+    opened.with_context(|| format!("{} cannot be written", file.display()))?;
+    if is_new {
+        std::fs::remove_file(file).with_context(|| format!("removing {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// Ctrl-C, SIGTERM, and the closing of the terminal.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Option<Signal>,
+}
+
+impl Signals {
+    fn watch() -> Result<Signals> {
+        let watch = |kind| signal(kind).context("watching for signals");
+        let hangup = if hangup_is_ignored() { None } else { Some(watch(SignalKind::hangup())?) };
+        Ok(Signals { interrupt: watch(SignalKind::interrupt())?, terminate: watch(SignalKind::terminate())?, hangup })
+    }
+
+    async fn any(&mut self) {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.interrupt.recv() => (),
+            _ = self.terminate.recv() => (),
+            _ = hangup => (),
+        }
+    }
+}
+
+/// As under nohup; watching would undo that.
+fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }

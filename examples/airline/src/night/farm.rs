@@ -1,8 +1,8 @@
 //! The farm's processes: a private PostgreSQL, a server, a recycler, agents. All of them real, all of them stopped.
 
+use super::kept::Kept;
 use anyhow::{Context, Result, bail};
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
-use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,14 @@ const CHECKOUT: &str = "1";
 
 /// For a program to be up, or to end after SIGTERM.
 const START_DEADLINE: Duration = Duration::from_secs(30);
-const STOP_DEADLINE: Duration = Duration::from_secs(15);
+pub(super) const STOP_DEADLINE: Duration = Duration::from_secs(15);
 
 const DATABASE: &str = "pcfarm";
+
+const SERVER: &str = "pcfarm-server";
+const RECYCLER: &str = "pcfarm-recycler";
+const AGENT: &str = "airline-agent";
+pub(super) const PROGRAMS: [&str; 3] = [SERVER, RECYCLER, AGENT];
 
 /// A running farm.
 pub struct Farm {
@@ -37,7 +42,7 @@ pub struct Farm {
     directory: PathBuf,
 }
 
-/// A child process with a log.
+/// A child process with a log; killed when it is dropped before it has ended.
 struct Program {
     name: String,
     log: PathBuf,
@@ -107,7 +112,7 @@ impl Farm {
     pub async fn start_agent(&mut self) -> Result<()> {
         self.started_agents += 1;
         let name = format!("pc-{}", self.started_agents);
-        let mut command = Command::new(self.programs.join("airline-agent"));
+        let mut command = Command::new(self.programs.join(AGENT));
         command.args(["--server", &self.server_url(), "--cores", "1", "--hostname", &name, "--state-dir"]);
         command.arg(self.directory.join(&name));
         self.agents.push(spawn(command, &name, &self.directory)?);
@@ -157,64 +162,19 @@ impl Farm {
             None => Ok(()),
         }
     }
-}
 
-/// What `--keep` leaves behind, for `--stop`.
-#[derive(Debug, Serialize, Deserialize)]
-struct Kept {
-    pids: Vec<i32>,
-    directory: PathBuf,
-}
-
-impl Kept {
-    fn file() -> PathBuf {
-        std::env::temp_dir().join(format!("pcfarm-demo-kept-{}.json", rustix::process::getuid().as_raw()))
-    }
-}
-
-impl Farm {
-    /// Writes down what runs, and lets it run.
-    pub fn leave_running(self) -> Result<()> {
+    /// Writes down what runs, and lets it run; stops it if it cannot be written down.
+    pub async fn leave_running(self) -> Result<()> {
         let pids = self.pids().into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
-        let kept = Kept { pids, directory: self.directory.clone() };
-        std::fs::write(Kept::file(), serde_json::to_vec(&kept)?).context("writing down what is left running")
-    }
-}
-
-/// Stops what an earlier `--keep` left running.
-pub async fn stop_kept() -> Result<()> {
-    let file = Kept::file();
-    let text = match std::fs::read(&file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!("nothing was left running by --keep"),
-        Err(error) => return Err(error).with_context(|| format!("reading {}", file.display())),
-    };
-    let kept: Kept = serde_json::from_slice(&text).with_context(|| format!("reading {}", file.display()))?;
-    for pid in kept.pids {
-        stop_process(pid).await;
-    }
-    let cluster = kept.directory.join("postgres");
-    if cluster.exists() {
-        Cluster::start(ClusterOptions::new(cluster)).await?.stop().await?;
-    }
-    drop(std::fs::remove_dir_all(&kept.directory));
-    std::fs::remove_file(&file).with_context(|| format!("removing {}", file.display()))?;
-    println!("Stopped; nothing is left running.");
-    Ok(())
-}
-
-/// SIGTERM, and SIGKILL when that takes too long.
-async fn stop_process(pid: i32) {
-    use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-    let Some(pid) = Pid::from_raw(pid) else { return };
-    let _ = kill_process(pid, Signal::TERM);
-    let started = Instant::now();
-    while test_kill_process(pid).is_ok() {
-        if started.elapsed() > STOP_DEADLINE {
-            let _ = kill_process(pid, Signal::KILL);
-            return;
+        let kept = Kept { pids, programs: self.programs.clone(), directory: self.directory.clone() };
+        if let Err(error) = kept.write() {
+            self.stop().await?;
+            return Err(error.context("writing down what is left running"));
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        for program in self.agents.into_iter().chain([self.recycler, self.server]) {
+            std::mem::forget(program.child); // it would be killed when dropped
+        }
+        Ok(())
     }
 }
 
@@ -231,12 +191,12 @@ async fn start_on(cluster: &Cluster, programs: &Path, directory: &Path) -> Resul
     );
     let port = free_port()?;
     let lease = LEASE.as_secs().to_string();
-    let mut command = Command::new(programs.join("pcfarm-server"));
+    let mut command = Command::new(programs.join(SERVER));
     command.args(["--listen", &format!("127.0.0.1:{port}"), "--lease", &lease, "--checkout-seconds", CHECKOUT]);
     command.args(["--no-recycler", "--database-url", &url]);
     let mut server = spawn(command, "server", directory)?;
     wait_until_serving(&mut server, port).await?;
-    let mut command = Command::new(programs.join("pcfarm-recycler"));
+    let mut command = Command::new(programs.join(RECYCLER));
     command.args(["--lease", &lease, "--every", "1", "--database-url", &url]);
     let recycler = spawn(command, "recycler", directory)?;
     Ok((config, port, server, recycler))
@@ -258,6 +218,7 @@ fn spawn(mut command: Command, name: &str, directory: &Path) -> Result<Program> 
         .stdout(file.try_clone()?)
         .stderr(file)
         .process_group(0)
+        .kill_on_drop(true)
         .spawn()
         .with_context(|| format!("starting {}", program.display()))?;
     Ok(Program { name: name.to_owned(), log, child })

@@ -29,7 +29,7 @@ impl Progress {
             bar.set_position(done);
         } else if self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
-            println!("{}", line(done, self.total, self.started.elapsed()));
+            super::say(&line(done, self.total, self.started.elapsed()));
         }
     }
 
@@ -37,7 +37,7 @@ impl Progress {
     pub fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
-            None => println!("{text}"),
+            None => super::say(text),
         }
     }
 

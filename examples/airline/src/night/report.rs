@@ -1,9 +1,9 @@
 //! What the night comes to: figures for people and for programs.
 
-use super::Night;
+use super::checks::Check;
 use super::farm::{Farm, LEASE};
+use super::{Killed, Night};
 use serde_json::{Value, json};
-use std::fmt::Write;
 
 /// Forecasts per flight: ten classes at eleven data-collection points, the published ratio of eleven million
 /// forecasts to a hundred thousand flights.
@@ -24,83 +24,109 @@ pub fn all_held(night: &Night) -> bool {
 
 /// For people.
 pub fn text(night: &Night, farm: &Farm) -> String {
+    let title = format!("A night of {} real flights on {} cores", group(night.plan.flights), night.plan.cores);
+    let figures = [through_the_farm(night), compared(night), after_the_kill(night), vec![imputed(night)]].concat();
+    let parts = [Vec::new(), vec![title], figures, Vec::new(), verdicts(night), Vec::new(), afterwards(night, farm)];
     let mut out = String::new();
-    let mut line = |text: String| writeln!(out, "{text}").expect("writing to a string");
-    let flights = night.plan.flights as f64;
+    for part in parts {
+        match part.is_empty() {
+            true => out.push('\n'),
+            false => out.extend(part.into_iter().map(|line| line + "\n")),
+        }
+    }
+    out
+}
+
+fn through_the_farm(night: &Night) -> Vec<String> {
     let run = &night.undisturbed;
-    let rate = flights / run.took.as_secs_f64();
-    line(String::new());
-    line(format!("A night of {} real flights on {} cores", group(night.plan.flights), night.plan.cores));
-    line(format!(
-        "  loading                {:>9.2} s   by SQL, in convoys of {}",
-        run.loading.as_secs_f64(),
-        super::CONVOY
-    ));
-    line(format!("  wall time, undisturbed {:>9.1} s", run.took.as_secs_f64()));
-    line(format!("  wall time, one agent killed {:>4.1} s", night.with_kill.took.as_secs_f64()));
-    line(format!("  flights per second     {rate:>9.0}"));
-    line(format!(
-        "  forecasts per second   {:>9}   110 a flight (modelled demand, Monte Carlo revenue)",
-        group((rate * FORECASTS as f64) as usize)
-    ));
-    line(format!(
-        "  by segment             {:>9.0}   flights per second, on {} flights",
-        night.by_segment.problems as f64 / night.by_segment.took.as_secs_f64(),
-        group(night.by_segment.problems.unsigned_abs() as usize)
-    ));
-    line(format!(
-        "  wall time, direct      {:>9.1} s   the same controller with rayon, without PC Farm",
-        night.direct.took.as_secs_f64()
-    ));
-    line(format!(
-        "  efficiency             {:>9.1} %   direct / farm; {} checkouts",
-        100.0 * efficiency(night),
-        run.checkouts
-    ));
-    let target = TARGET_SECONDS * flights / TARGET_FLIGHTS;
-    line(format!(
-        "  target                 {target:>9.0} s   three hours for 100,000 flights on 150 to 200 PCs, as published; here: {:.0} times faster",
-        target / run.took.as_secs_f64()
-    ));
-    if let Some(killed) = &night.with_kill.killed {
-        line(format!(
+    let rate = night.plan.flights as f64 / run.took.as_secs_f64();
+    let segment = &night.by_segment;
+    vec![
+        format!(
+            "  loading                {:>9.2} s   by SQL, in convoys of {}",
+            run.loading.as_secs_f64(),
+            super::CONVOY
+        ),
+        format!("  wall time, undisturbed {:>9.1} s", run.took.as_secs_f64()),
+        format!("  wall time, one agent killed {:>4.1} s", night.with_kill.took.as_secs_f64()),
+        format!("  flights per second     {rate:>9.0}"),
+        format!(
+            "  forecasts per second   {:>9}   110 a flight (modelled demand, Monte Carlo revenue)",
+            group((rate * FORECASTS as f64) as usize)
+        ),
+        format!(
+            "  by segment             {:>9.0}   flights per second, on {} flights",
+            segment.problems as f64 / segment.took.as_secs_f64(),
+            group(segment.problems.unsigned_abs() as usize)
+        ),
+    ]
+}
+
+fn compared(night: &Night) -> Vec<String> {
+    let target = TARGET_SECONDS * night.plan.flights as f64 / TARGET_FLIGHTS;
+    vec![
+        format!(
+            "  wall time, direct      {:>9.1} s   the same controller with rayon, without PC Farm",
+            night.direct.took.as_secs_f64()
+        ),
+        format!(
+            "  efficiency             {:>9.1} %   direct / farm; {} checkouts",
+            100.0 * efficiency(night),
+            night.undisturbed.checkouts
+        ),
+        format!(
+            "  target                 {target:>9.0} s   three hours for 100,000 flights on 150 to 200 PCs, as published; here: {:.0} times faster",
+            target / night.undisturbed.took.as_secs_f64()
+        ),
+    ]
+}
+
+fn after_the_kill(night: &Night) -> Vec<String> {
+    let line = |killed: &Killed| {
+        format!(
             "  after SIGKILL          {:>9.1} s   until the {} problems of workstation {} were requeued (lease {} s, default 20 s)",
             killed.requeued_after.as_secs_f64(),
             night.with_kill.requeued,
             killed.workstation_id,
             LEASE.as_secs()
-        ));
-    }
-    line(format!(
+        )
+    };
+    night.with_kill.killed.iter().map(line).collect()
+}
+
+fn imputed(night: &Night) -> String {
+    format!(
         "  seats                  {:>9}   of {} are imputed; fares and booking curves are modelled, seed {}",
         group(night.import.imputed()),
         group(night.import.flights),
         super::SEED
-    ));
-    line(String::new());
-    for check in &night.checks {
-        match &check.fault {
-            None => line(format!("  ok      {}", check.name)),
-            Some(fault) => line(format!("  BROKEN  {}: {fault}", check.name)),
-        }
-    }
-    if night.plan.keep {
-        line(String::new());
-        line("The farm is still running. Look around:".to_owned());
-        line(format!("  target/release/pcfarm --server {} status", farm.server_url()));
-        line(format!("  psql '{}'", farm.database_url()));
-        line("    select * from airline.revenue_modelled order by modelled_revenue_usd desc limit 10;".to_owned());
-        line("    select * from airline.forecast where flight_id = 1 and run = 'night';".to_owned());
-        line("  scripts/demo --stop   stops it".to_owned());
-    } else {
-        line(String::new());
-        line(
+    )
+}
+
+fn verdicts(night: &Night) -> Vec<String> {
+    let line = |check: &Check| match &check.fault {
+        None => format!("  ok      {}", check.name),
+        Some(fault) => format!("  BROKEN  {}: {fault}", check.name),
+    };
+    night.checks.iter().map(line).collect()
+}
+
+fn afterwards(night: &Night, farm: &Farm) -> Vec<String> {
+    if !night.plan.keep {
+        return vec![
             "The results were in airline.revenue_modelled and airline.forecast, and are gone with the demo's database;"
                 .to_owned(),
-        );
-        line("scripts/demo --keep leaves the farm running to look at them.".to_owned());
+            "scripts/demo --keep leaves the farm running to look at them.".to_owned(),
+        ];
     }
-    out
+    vec![
+        "The farm is still running. Look around:".to_owned(),
+        format!("  {} --server {} status", night.plan.programs.join("pcfarm").display(), farm.server_url()),
+        format!("  psql '{}'", farm.database_url()),
+        "    select * from airline.revenue_modelled order by modelled_revenue_usd desc limit 10;".to_owned(),
+        "    select * from airline.forecast where flight_id = 1 and run = 'night';".to_owned(),
+        "  scripts/demo --stop   stops it".to_owned(),
+    ]
 }
 
 /// For programs.
