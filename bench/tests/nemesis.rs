@@ -22,7 +22,7 @@ async fn nothing_is_lost_or_doubled_whatever_dies() {
     let length = from_environment("PCFARM_SOAK_SECONDS").map_or(RAGE, Duration::from_secs);
     eprintln!("PCFARM_SEED={seed}");
     let farm = Farm::new().await;
-    // A server's or an agent's death costs attempts to what was alone in a checkout: not so many as this.
+    // A server's or an agent's death costs attempts to what had been sent out to run alone: not so many as this.
     for (name, controller) in [("quick", "digest"), ("slow", "digest"), ("flaky", "digest")] {
         farm.job_type(name, controller, json!({"max_attempts": 100})).await;
     }
