@@ -169,7 +169,17 @@ async fn submit(
         read = &mut reading => read.context("reading the input").flatten(),
         error = &mut time_is_over => Err(error),
     };
-    let problems = read.map_err(|error| Unloaded::Certainly(error.context("nothing was loaded")))?;
+    let problems = match read {
+        Ok(problems) => problems,
+        // The reader met a closed door before the answer behind it was seen here.
+        Err(_) if send.is_closed() => {
+            return tokio::select! {
+                answered = call => answer(answered).map_err(Unloaded::Certainly),
+                error = time_is_over => Err(Unloaded::Perhaps(error)),
+            };
+        }
+        Err(error) => return Err(Unloaded::Certainly(error.context("nothing was loaded"))),
+    };
     let answered = async {
         let end = SubmitRequest { part: Some(Part::End(SubmitEnd { problems })) };
         tokio::select! {
