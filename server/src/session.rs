@@ -103,20 +103,20 @@ impl Session {
         std::mem::take(&mut state.silent)
     }
 
-    /// Seconds since the last word, once, if that is longer than `limit`.
-    pub fn newly_silent(&self, limit: Duration) -> Option<f64> {
+    /// Seconds since the last word, if that is longer than `limit`; the next word is then to be written down.
+    pub fn silent_for(&self, limit: Duration) -> Option<f64> {
         let mut state = self.state();
         let age = state.heard.elapsed();
-        if age < limit || state.silent {
+        if age < limit {
             return None;
         }
         state.silent = true;
         Some(age.as_secs_f64())
     }
 
-    /// That it is silent, or heard again, could not be written down: to be said once more.
-    pub fn silence_unrecorded(&self, marked: bool) {
-        self.state().silent = marked;
+    /// That it was heard again could not be written down: to be said with the next word.
+    pub fn word_unrecorded(&self) {
+        self.state().silent = true;
     }
 
     pub fn silence(&self) -> Duration {

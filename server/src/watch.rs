@@ -59,18 +59,24 @@ async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
     let refused = farm.refused_results.load(Ordering::Relaxed);
     presence::pulse(&client, farm.server_id, STALL.as_secs_f64(), refused, stalled).await?;
     let limit = farm.rhythm.heartbeat.mul_f64(1.5).min(farm.rhythm.lease);
+    // All of them with every beat: one that is marked already is not written again.
     let silent: Vec<_> = farm
         .sessions()
         .iter()
-        .filter_map(|s| s.newly_silent(limit).map(|age| (s.workstation_id, s.number, age)))
+        .filter_map(|s| s.silent_for(limit).map(|age| (s.workstation_id, s.number, age)))
         .collect();
-    if !silent.is_empty()
-        && let Err(error) = presence::mark_silent(&client, &silent).await
-    {
-        for (workstation_id, ..) in silent {
-            farm.session(workstation_id).inspect(|session| session.silence_unrecorded(false));
-        }
-        return Err(error).context("marking silent workstations");
+    if silent.is_empty() {
+        return Ok(());
+    }
+    presence::mark_silent(&client, &silent).await.context("marking silent workstations")?;
+    // A word that came while the mark was being written may have been recorded before it.
+    let heard: Vec<_> = silent
+        .iter()
+        .filter(|(id, number, _)| farm.session(*id).is_some_and(|s| s.number == *number && s.silence() < limit))
+        .map(|&(id, number, _)| (id, number))
+        .collect();
+    if !heard.is_empty() {
+        presence::mark_heard(&client, &heard).await.context("taking marks of silence back")?;
     }
     Ok(())
 }

@@ -233,7 +233,7 @@ async fn heard_again(farm: &Farm, session: &Session) {
     };
     if let Err(error) = recorded.await {
         warn!(error = format!("{error:#}"), "a word after silence was not recorded: saying so with the next word");
-        session.silence_unrecorded(true);
+        session.word_unrecorded();
     }
 }
 
