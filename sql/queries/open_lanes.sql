@@ -1,7 +1,7 @@
 -- Lanes of open jobs that have something to hand out, with their pointers, in the dispatcher's order. Reads
 -- open jobs only, by the partial index on jobs that have not ended, and of each lane its newest checkout.
-select j.job_id, j.name, j.job_type as job_job_type, j.priority, j.deadline, j.parameters, l.lane_id, l.job_type,
-    l.kind = 'retry' as came_back, l.grouped, t.retry_first, coalesce(p.to_order, 0) as next_extraction,
+select j.job_id, j.name, j.priority, j.deadline, j.parameters, l.lane_id, l.job_type,
+    l.kind = 'retry' as came_back, t.retry_first, coalesce(p.to_order, 0) as next_extraction,
     case l.kind when 'retry' then coalesce(r.batch_order + 1, 0) else l.next_insertion end as next_insertion,
     l.problems
 from pcfarm.job j
