@@ -1,14 +1,31 @@
-//! The fault harness: real servers, agents and recyclers over a real PostgreSQL, and what must be true whatever
-//! happens to them. Nothing here is part of a farm.
+//! The fault harness and the benchmarks: real servers, agents and recyclers over a real PostgreSQL. Nothing here is part
+//! of a farm.
+//!
+//! What must be true whatever happens:
 //!
 //! - [`farm`]: a database and programs around it, for one test; [`program`]: one process that can be killed, frozen
 //!   and started again
 //! - [`puzzle`]: the problems that tests load, what `fault-agent` makes of them, and the same computed directly
 //! - [`truth`]: what must be true of the database at any time, and when jobs have ended
 //! - [`nemesis`]: faults at random moments, from a seed
+//!
+//! How fast it is:
+//!
+//! - [`tables`]: each table of figures, by `pcfarm-bench TABLE`
+//! - [`context`]: the durable PostgreSQL that figures are measured on; [`night`]: a measured job; [`pointer`]: the limit
+//! - [`report`], [`plot`]: figures, their medians, promises; [`machine`], [`usage`]: what they were measured on, and
+//!   what it cost
 
+pub mod context;
 pub mod farm;
+pub mod machine;
 pub mod nemesis;
+pub mod night;
+pub mod plot;
+pub mod pointer;
 pub mod program;
 pub mod puzzle;
+pub mod report;
+pub mod tables;
 pub mod truth;
+pub mod usage;

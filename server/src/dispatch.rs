@@ -172,6 +172,7 @@ impl Dispatcher {
             let controller = &job_type.controller;
             let wanted = size::wanted(&size::Situation {
                 aim: farm.rhythm.checkout,
+                limit: farm.rhythm.checkout_problems,
                 cores: session.cores,
                 measured: session.speed(&job_type.name),
                 remaining: lane.remaining(),

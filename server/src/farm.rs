@@ -23,6 +23,8 @@ pub struct Rhythm {
     pub heartbeat: Duration,
     /// What one checkout should be worth.
     pub checkout: Duration,
+    /// Most problems of one checkout, unless a single convoy has more.
+    pub checkout_problems: usize,
 }
 
 /// A problem of a checkout: immutable, so what is remembered of it is always right.

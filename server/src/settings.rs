@@ -18,6 +18,9 @@ const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
 /// Long enough that handing out costs nothing, short enough that little is lost with a workstation.
 const DEFAULT_CHECKOUT: Duration = Duration::from_secs(15);
 
+/// Larger checkouts save nothing that can be measured, and a lost one is so much to do again.
+const DEFAULT_CHECKOUT_PROBLEMS: u32 = 10_000;
+
 /// A dispatcher, two acceptors, watching, upkeep and a few people; far below PostgreSQL's default of 100.
 const DEFAULT_POOL_SIZE: usize = 16;
 
@@ -51,6 +54,9 @@ struct Arguments {
     /// How much work one checkout should be [default: 15s]
     #[arg(long, env = "PCFARM_CHECKOUT_SECONDS", value_name = "DURATION", value_parser = duration)]
     checkout_seconds: Option<Duration>,
+    /// Most problems of one checkout, unless a single convoy has more [default: 10000]
+    #[arg(long, env = "PCFARM_CHECKOUT_PROBLEMS", value_name = "N")]
+    checkout_problems: Option<u32>,
     /// Connections to the database [default: 16]
     #[arg(long, env = "PCFARM_POOL_SIZE", value_name = "N")]
     pool_size: Option<usize>,
@@ -73,6 +79,7 @@ struct File {
     lease: Option<String>,
     heartbeat: Option<String>,
     checkout_seconds: Option<String>,
+    checkout_problems: Option<u32>,
     pool_size: Option<usize>,
     name: Option<String>,
     no_recycler: Option<bool>,
@@ -149,6 +156,11 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         arguments.heartbeat.or(in_file("heartbeat", file.heartbeat)?).unwrap_or(DEFAULT_HEARTBEAT.min(lease / 4));
     let checkout =
         arguments.checkout_seconds.or(in_file("checkout_seconds", file.checkout_seconds)?).unwrap_or(DEFAULT_CHECKOUT);
+    let checkout_problems = match arguments.checkout_problems.or(file.checkout_problems) {
+        None => DEFAULT_CHECKOUT_PROBLEMS,
+        Some(problems @ 1..=100_000) => problems,
+        Some(problems) => return Err(format!("checkout_problems is {problems}: let it be 1 to 100000")),
+    };
     if heartbeat * 2 > lease {
         return Err(format!(
             "a heartbeat of {} leaves no beat to lose in a lease of {}: let it be a quarter of the lease",
@@ -175,7 +187,7 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
     Ok(Settings {
         database,
         listen,
-        rhythm: Rhythm { lease, heartbeat, checkout },
+        rhythm: Rhythm { lease, heartbeat, checkout, checkout_problems: checkout_problems as usize },
         pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(6),
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),

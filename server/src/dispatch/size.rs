@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-/// Most problems of one checkout, unless a single convoy is larger.
-const PROBLEMS_LIMIT: usize = 100_000;
-
 /// A checkout is at most this much larger than what its workstation's speed was measured on.
 const GROWTH_LIMIT: f64 = 16.0;
 
@@ -13,6 +10,8 @@ const GROWTH_LIMIT: f64 = 16.0;
 pub struct Situation {
     /// What one checkout should be worth.
     pub aim: Duration,
+    /// Most problems of one checkout.
+    pub limit: usize,
     pub cores: u32,
     pub measured: Option<Speed>,
     /// Problems of the lane that are still to be handed out.
@@ -49,7 +48,7 @@ pub fn wanted(situation: &Situation) -> usize {
     };
     // Each has one checkout in the works and one ahead.
     let share = situation.remaining / (2 * situation.workstations.max(1));
-    by_speed.min(share).clamp(1, PROBLEMS_LIMIT)
+    by_speed.min(share).clamp(1, situation.limit.max(1))
 }
 
 /// A moving average of the speed, with the newest checkout weighing a half.
@@ -70,6 +69,7 @@ mod tests {
     fn situation() -> Situation {
         Situation {
             aim: Duration::from_secs(15),
+            limit: 10_000,
             cores: 4,
             measured: Some(Speed { problems_per_second: 100.0, problems: 1000 }),
             remaining: 1_000_000,

@@ -1,0 +1,167 @@
+//! What every table of figures needs: a durable PostgreSQL of its own, databases in it, programs around them, and disk
+//! space that was looked for before it is used.
+
+use crate::farm::Farm;
+use crate::machine::Machine;
+use anyhow::{Context as _, bail, ensure};
+use pcfarm_sql::cluster::{Cluster, ClusterOptions};
+use pcfarm_sql::connect::{ConnectionTask, connect};
+use pcfarm_sql::testing::url_of;
+use std::path::{Path, PathBuf};
+use tokio::sync::{Mutex, OnceCell};
+use tokio_postgres::{Client, Config};
+
+/// More than a few connections each: peers open their own pools.
+const CONNECTIONS: &str = "300";
+
+/// Kept free, whatever is measured.
+const DISK_RESERVE_BYTES: u64 = 2 << 30;
+
+pub struct Context {
+    /// Too short to be believed: to see that it works.
+    pub quick: bool,
+    /// Of each table.
+    pub runs: usize,
+    pub machine: Machine,
+    directory: PathBuf,
+    cluster: OnceCell<Cluster>,
+    databases: Mutex<u32>,
+}
+
+/// One database of the cluster, until it is dropped by [`Context::drop_database`].
+#[derive(Clone, Debug)]
+pub struct Database {
+    pub name: String,
+    pub config: Config,
+    pub url: String,
+}
+
+impl Database {
+    pub async fn connect(&self) -> anyhow::Result<(Client, ConnectionTask)> {
+        connect(&self.config).await.with_context(|| format!("connecting to {}", self.name))
+    }
+}
+
+impl Context {
+    /// `directory` must let an unprivileged user through when this runs as root.
+    pub fn new(directory: &Path, quick: bool, runs: usize) -> Context {
+        Context {
+            quick,
+            runs,
+            machine: Machine::look(directory),
+            directory: directory.to_owned(),
+            cluster: OnceCell::new(),
+            databases: Mutex::new(0),
+        }
+    }
+
+    /// The full number, or the quick one.
+    pub fn scaled(&self, full: u64, quick: u64) -> u64 {
+        if self.quick { quick } else { full }
+    }
+
+    /// Stops with a message unless so much disk is free beside a reserve.
+    pub fn need_disk(&self, bytes: u64, what: &str) -> anyhow::Result<()> {
+        let free = free_disk(&self.directory)?;
+        ensure!(
+            free >= bytes + DISK_RESERVE_BYTES,
+            "{what} needs {:.1} GB of disk under {}, where {:.1} GB are free: free some, or set TMPDIR to another disk",
+            (bytes + DISK_RESERVE_BYTES) as f64 / 1e9,
+            self.directory.display(),
+            free as f64 / 1e9,
+        );
+        Ok(())
+    }
+
+    /// PostgreSQL with PC Farm's own settings for an embedded cluster, durable; started when it is first asked for.
+    pub async fn cluster(&self) -> anyhow::Result<&Cluster> {
+        self.cluster
+            .get_or_try_init(|| async {
+                let options = ClusterOptions {
+                    dies_with_process: true,
+                    settings: vec![("max_connections".to_owned(), CONNECTIONS.to_owned())],
+                    ..ClusterOptions::new(self.directory.join("postgresql"))
+                };
+                let cluster = Cluster::start(options).await.context("starting PostgreSQL")?;
+                check_durable(&cluster.config()).await?;
+                Ok(cluster)
+            })
+            .await
+    }
+
+    /// The version of the cluster, for reports.
+    pub async fn postgresql_version(&self) -> anyhow::Result<String> {
+        let (client, _connection) = connect(&self.cluster().await?.config()).await?;
+        Ok(client.query_one("show server_version", &[]).await?.get(0))
+    }
+
+    /// Of the postmaster, whose children are the backends.
+    pub async fn postmaster(&self) -> anyhow::Result<u32> {
+        let (client, _connection) = connect(&self.cluster().await?.config()).await?;
+        let path: String = client.query_one("show data_directory", &[]).await?.get(0);
+        let text =
+            std::fs::read_to_string(Path::new(&path).join("postmaster.pid")).context("reading postmaster.pid")?;
+        text.lines().next().and_then(|line| line.trim().parse().ok()).context("postmaster.pid has no process id")
+    }
+
+    /// A new and empty database.
+    pub async fn empty_database(&self) -> anyhow::Result<Database> {
+        let name = {
+            let mut databases = self.databases.lock().await;
+            *databases += 1;
+            format!("bench_{databases}")
+        };
+        let cluster = self.cluster().await?;
+        cluster.create_database_if_missing(&name).await?;
+        let mut config = cluster.config();
+        config.dbname(&name);
+        let url = url_of(&config);
+        Ok(Database { name, config, url })
+    }
+
+    /// A new database with PC Farm's schema.
+    pub async fn farm_database(&self) -> anyhow::Result<Database> {
+        let database = self.empty_database().await?;
+        let (mut client, _connection) = database.connect().await?;
+        pcfarm_sql::migrate::migrate(&mut client).await.context("migrating")?;
+        Ok(database)
+    }
+
+    /// Programs around a database; they end when this value goes.
+    pub fn farm(&self, database: &Database) -> Farm {
+        Farm::at(database.url.clone(), database.config.clone())
+    }
+
+    /// Makes room: what was measured is not needed any more.
+    pub async fn drop_database(&self, database: Database) -> anyhow::Result<()> {
+        let (client, _connection) = connect(&self.cluster().await?.config()).await?;
+        client.batch_execute(&format!("drop database {} with (force)", database.name)).await?;
+        // So that the next measurement does not pay for this one's pages.
+        client.batch_execute("checkpoint").await?;
+        Ok(())
+    }
+
+    /// Writes out what loading has left, so that a measurement does not pay for it.
+    pub async fn settle(&self, database: &Database) -> anyhow::Result<()> {
+        let (client, _connection) = database.connect().await?;
+        client.batch_execute("vacuum (analyze); checkpoint").await?;
+        Ok(())
+    }
+}
+
+fn free_disk(path: &Path) -> anyhow::Result<u64> {
+    let disk = rustix::fs::statvfs(path).with_context(|| format!("asking for the free space of {}", path.display()))?;
+    Ok(disk.f_bavail * disk.f_frsize)
+}
+
+/// Figures of a PostgreSQL that may lose what it has acknowledged are worth nothing.
+async fn check_durable(config: &Config) -> anyhow::Result<()> {
+    let (client, _connection) = connect(config).await?;
+    for setting in ["fsync", "synchronous_commit", "full_page_writes"] {
+        let value: String = client.query_one("select current_setting($1)", &[&setting]).await?.get(0);
+        if value != "on" {
+            bail!("{setting} is {value}: figures are worth something only when it is on");
+        }
+    }
+    Ok(())
+}

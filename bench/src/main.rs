@@ -1,0 +1,121 @@
+//! `pcfarm-bench TABLE`: measures one table of figures, or all, and prints, draws and writes them.
+
+use anyhow::Context as _;
+use clap::Parser;
+use pcfarm_bench::context::Context;
+use pcfarm_bench::report::Report;
+use pcfarm_bench::tables::{self, TABLES};
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Measures PC Farm: one command for each table of figures, against the limit and against peers.
+#[derive(Debug, Parser)]
+#[command(name = "scripts/bench", version)]
+struct Arguments {
+    /// The table, or `all`
+    #[arg(value_parser = clap::builder::PossibleValuesParser::new(TABLES.iter().copied().chain(["all"])))]
+    table: String,
+    /// A few seconds each, to see that it works; the figures are labelled so
+    #[arg(long)]
+    quick: bool,
+    /// Runs of each table, of which the median counts [default: 3, quick 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    runs: Option<u16>,
+    /// Where to write the JSON document; plots go beside it
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where to write all figures as a page (RESULTS.md is made so)
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match measure(&Arguments::parse()).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("A promise of the README is broken.");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("scripts/bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// True if every promise was kept.
+async fn measure(arguments: &Arguments) -> anyhow::Result<bool> {
+    let directory = tempfile::Builder::new()
+        .prefix("pcfarm-bench-")
+        .permissions(std::fs::Permissions::from_mode(0o711)) // PostgreSQL's account must pass through root's
+        .tempdir()
+        .context("making a temporary directory")?;
+    let runs = arguments.runs.map_or(if arguments.quick { 1 } else { 3 }, usize::from);
+    let mut context = Context::new(directory.path(), arguments.quick, runs);
+    context.machine.postgresql = Some(context.postgresql_version().await?);
+    println!("{}", context.machine.text());
+    let wanted: Vec<&'static str> =
+        TABLES.iter().copied().filter(|table| arguments.table == "all" || arguments.table == *table).collect();
+    let mut kept = true;
+    let mut documents: Vec<Value> = Vec::new();
+    let mut pages = format!("Measured on {}.\n", context.machine.text());
+    for table in wanted {
+        let mut report = Report::new(table, arguments.quick);
+        let outcome = tables::run(table, &context, &mut report).await;
+        report.finish();
+        if let Err(error) = outcome {
+            if arguments.table != "all" {
+                return Err(error);
+            }
+            // The other tables can still be measured; this one is not a success.
+            eprintln!("{table}: {error:#}");
+            report.skip("the rest of this table", format!("{error:#}"));
+            kept = false;
+        }
+        println!("\n{}", report.text());
+        kept &= report.promises_kept();
+        if let Some(path) = &arguments.json {
+            plots(&report, path)?;
+        }
+        pages += &format!("\n{}", report.markdown());
+        documents.push(report.json(&context.machine));
+    }
+    if let Some(path) = &arguments.json {
+        let document = if arguments.table == "all" { together(&documents, &context) } else { documents.remove(0) };
+        let text = serde_json::to_string_pretty(&document).context("writing JSON")?;
+        std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
+    }
+    if let Some(path) = &arguments.markdown {
+        std::fs::write(path, pages).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(kept)
+}
+
+/// One document for all tables; a figure's name leads with its table's.
+fn together(documents: &[Value], context: &Context) -> Value {
+    let mut figures = serde_json::Map::new();
+    for document in documents {
+        let table = document["table"].as_str().unwrap_or_default();
+        for (name, value) in document["figures"].as_object().into_iter().flatten() {
+            figures.insert(format!("{table}.{name}"), value.clone());
+        }
+    }
+    json!({
+        "table": "all",
+        "quick": context.quick,
+        "machine": context.machine.json(),
+        "figures": figures,
+        "tables": documents,
+    })
+}
+
+fn plots(report: &Report, json: &Path) -> anyhow::Result<()> {
+    for plot in report.plots() {
+        let file = format!("{}-{}.svg", report.table, plot.name);
+        plot.write(&json.with_file_name(file))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! One measured night: a job of no-op problems, a server, an agent, and the time from opening the job until its last
+//! checkout closed, as the database has it.
+
+use crate::context::{Context, Database};
+use crate::farm::{Farm, Server};
+use crate::pointer::PAYLOAD;
+use crate::program::Program;
+use crate::usage::{self, Usage};
+use crate::{report::Figures, truth};
+use anyhow::{Context as _, ensure};
+use pcfarm_proto::ids::JobId;
+use std::time::Duration;
+
+/// Longest that any measured job may take.
+const LONGEST: Duration = Duration::from_secs(1800);
+
+/// What a night is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Night {
+    pub problems: u64,
+    pub convoy: u32,
+    /// Most problems a checkout.
+    pub checkout: u32,
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    pub seconds: f64,
+    pub problems: u64,
+    pub server: Usage,
+    pub agent: Usage,
+    pub postgresql: Duration,
+}
+
+impl Measured {
+    pub fn per_second(&self) -> f64 {
+        self.problems as f64 / self.seconds
+    }
+
+    /// Adds the rate, and where the cores' time went.
+    pub fn add_to(&self, figures: &mut Figures, name: &str) {
+        figures.add(format!("{name}_per_second"), self.per_second());
+        for (who, cpu) in [("postgresql", self.postgresql), ("server", self.server.cpu), ("agent", self.agent.cpu)] {
+            figures.add(format!("{name}_{who}_us_each"), cpu.as_secs_f64() * 1e6 / self.problems as f64);
+        }
+    }
+}
+
+/// A database with a job type `noop`, programs around it.
+pub struct Site {
+    pub database: Database,
+    pub farm: Farm,
+    pub server: Server,
+    pub agent: Program,
+    postmaster: u32,
+}
+
+impl Site {
+    /// With the default rhythm of a farm, and these flags for the server.
+    pub async fn start(context: &Context, flags: &[&str]) -> anyhow::Result<Site> {
+        let database = context.farm_database().await?;
+        let (client, _connection) = database.connect().await?;
+        client.batch_execute(PAYLOAD).await?;
+        client.execute("select pcfarm.create_job_type('noop', 'echo')", &[]).await?;
+        let farm = context.farm(&database);
+        let defaults = ["--lease", "20", "--heartbeat", "5", "--checkout-seconds", "15", "--pool-size", "16"];
+        let server = farm.serving("server", &[&defaults, flags].concat()).await;
+        let mut agent = farm
+            .program("agent", "pcfarm-worker")
+            .arguments(["--server", &server.url(), "--hostname", "agent"])
+            .arguments(["--state-dir".as_ref(), farm.path("agent.state").as_os_str()]);
+        agent.start();
+        farm.until(Duration::from_secs(20), "select exists (select from pcfarm.workstation)").await;
+        Ok(Site { database, farm, server, agent, postmaster: context.postmaster().await? })
+    }
+
+    /// Loads a job of no-op problems, not opened yet.
+    pub async fn load(&self, problems: u64, convoy: u32) -> anyhow::Result<JobId> {
+        let (client, _connection) = self.database.connect().await?;
+        client.batch_execute("set statement_timeout = 0").await?;
+        let job: JobId = client.query_one("select pcfarm.create_job('no-ops', 'noop')", &[]).await?.get(0);
+        let query =
+            format!("select n::text as key, public.pcfarm_payload(n) as payload from generate_series(1, {problems}) n");
+        client.execute("select pcfarm.load($1, $2, $3)", &[&job, &query, &(convoy as i32)]).await.context("loading")?;
+        Ok(job)
+    }
+
+    fn usage(&self) -> (Usage, Usage, Duration) {
+        let of = |pid: Option<u32>| pid.map(usage::of).unwrap_or_default();
+        (of(self.server.program.pid()), of(self.agent.pid()), usage::of_family(self.postmaster).cpu)
+    }
+
+    /// Opens the job and waits until it is done.
+    pub async fn crunch(&self, job: JobId) -> anyhow::Result<Measured> {
+        let before = self.usage();
+        self.farm.query("select pcfarm.open_job($1)", &[&job]).await;
+        let state = self.farm.ended(job, LONGEST).await;
+        ensure!(state == "done", "the measured job ended as {state}");
+        let after = self.usage();
+        let (client, _connection) = self.database.connect().await?;
+        let text = "select extract(epoch from max(c.ended_at) - j.opened_at)::float8, sum(c.problems)::bigint
+            from pcfarm.job j join pcfarm.checkout c using (job_id) where j.job_id = $1 group by j.opened_at";
+        let row = client.query_one(text, &[&job]).await?;
+        let problems: i64 = row.get(1);
+        Ok(Measured {
+            seconds: row.get(0),
+            problems: problems as u64,
+            server: Usage { cpu: after.0.cpu.saturating_sub(before.0.cpu), ..after.0 },
+            agent: Usage { cpu: after.1.cpu.saturating_sub(before.1.cpu), ..after.1 },
+            postgresql: after.2.saturating_sub(before.2),
+        })
+    }
+
+    /// Every invariant, as queries that return no rows; and that so many results are there.
+    pub async fn check(&self, job: JobId, problems: u64) -> anyhow::Result<()> {
+        let (client, _connection) = self.database.connect().await?;
+        client.batch_execute("set statement_timeout = 0; analyze").await?;
+        let stored: i64 = client
+            .query_one("select count(*) from pcfarm.result where job_id = $1 and not failed", &[&job])
+            .await?
+            .get(0);
+        ensure!(stored as u64 == problems, "{stored} results for {problems} problems");
+        let found = truth::violations(&client).await.map_err(|error| anyhow::anyhow!("{error:?}"))?;
+        ensure!(found.is_empty(), "invariants are broken: {}", found.join("; "));
+        Ok(())
+    }
+
+    /// Ends the programs and drops the database.
+    pub async fn end(self, context: &Context) -> anyhow::Result<()> {
+        let Site { database, farm, server, agent, .. } = self;
+        drop((agent, server, farm));
+        context.drop_database(database).await
+    }
+}

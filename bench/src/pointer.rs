@@ -1,0 +1,81 @@
+//! The limit: a queue pointer in SQL and nothing around it. Clients on the database take the next range, read its
+//! problems, send results for all of them and commit. No membership, no attempts, no counts, no leases, no workstations,
+//! no convoys: what a durable queue could do on this machine if it had to promise nothing.
+
+use crate::context::Database;
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use pcfarm_sql::json::RawJson;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+const SCHEMA: &str = "
+    create table pointer (job_id bigint primary key, next bigint not null);
+    create table problem (job_id bigint, batch_order bigint, payload jsonb not null, primary key (job_id, batch_order));
+    create table result (job_id bigint, batch_order bigint, solution jsonb not null, primary key (job_id, batch_order));
+    insert into pointer values (1, 0)";
+
+const LOAD: &str = "insert into problem select 1, n, pcfarm_payload(n) from generate_series(0, $1::bigint - 1) n";
+
+const TAKE: &str = "
+    with taken as (update pointer set next = next + $1 where job_id = 1 returning next - $1 as first)
+    select first from taken";
+
+const READ: &str = "
+    select batch_order, payload from problem
+    where job_id = 1 and batch_order >= $1 and batch_order < $1 + $2 order by batch_order";
+
+const STORE: &str = "
+    insert into result select 1, r.batch_order, r.solution from unnest($1::bigint[], $2::jsonb[]) r(batch_order, solution)";
+
+/// A payload whose jsonb has about 100 bytes.
+pub const PAYLOAD: &str = "
+    create function pcfarm_payload(n bigint) returns jsonb immutable language sql as
+    $$ select jsonb_build_object('n', n, 'text', rpad(md5(n::text), 64, 'x')) $$";
+
+/// Loads that many problems.
+pub async fn load(database: &Database, problems: u64) -> anyhow::Result<()> {
+    let (client, _connection) = database.connect().await?;
+    client.batch_execute(&format!("{SCHEMA}; {PAYLOAD}")).await.context("making the limit's tables")?;
+    client.execute(LOAD, &[&(problems as i64)]).await.context("loading the limit's problems")?;
+    Ok(())
+}
+
+/// Takes `problems` in ranges of `at_once`, over so many connections, and says how long it took.
+pub async fn run(database: &Database, problems: u64, at_once: u64, connections: usize) -> anyhow::Result<Duration> {
+    let mut clients = Vec::new();
+    for _ in 0..connections {
+        clients.push(database.connect().await?);
+    }
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (client, connection) in clients {
+        tasks.spawn(async move {
+            let _connection = connection;
+            let (take, read, store) =
+                (client.prepare(TAKE).await?, client.prepare(READ).await?, client.prepare(STORE).await?);
+            let at_once = at_once as i64;
+            loop {
+                let first: i64 = client.query_one(&take, &[&at_once]).await?.get(0);
+                if first >= problems as i64 {
+                    return anyhow::Ok(());
+                }
+                let rows = client.query(&read, &[&first, &at_once]).await?;
+                let orders: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+                // The solution is the payload, copied as a client would write one.
+                let solutions: Vec<RawJson> =
+                    rows.iter().map(|row| RawJson(Bytes::copy_from_slice(&row.get::<_, RawJson>(1).0))).collect();
+                client.execute(&store, &[&orders, &solutions]).await?;
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.context("a client of the limit panicked")??;
+    }
+    let took = began.elapsed();
+    let (client, _connection) = database.connect().await?;
+    let stored: i64 = client.query_one("select count(*) from result", &[]).await?.get(0);
+    ensure!(stored as u64 == problems, "the limit stored {stored} results for {problems} problems");
+    client.batch_execute("truncate result; update pointer set next = 0; vacuum pointer; checkpoint").await?;
+    Ok(took)
+}

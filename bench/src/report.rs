@@ -1,0 +1,319 @@
+//! What one table of figures says: runs, their medians, what was promised, what was skipped. Written as one JSON
+//! document, and for people.
+
+use crate::machine::Machine;
+use crate::plot::Plot;
+use comfy_table::{CellAlignment, Table};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Named values of one run, in the order in which they are to be shown. Names end in their unit: `_per_second`, `_ms`,
+/// `_ratio`, `_percent`, `_mib`.
+#[derive(Clone, Debug, Default)]
+pub struct Figures(Vec<(String, f64)>);
+
+impl Figures {
+    pub fn add(&mut self, name: impl Into<String>, value: f64) {
+        self.0.push((name.into(), value));
+    }
+
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
+    }
+
+    /// Adds `name`, one figure over another of the same run, if both are there.
+    pub fn add_ratio(&mut self, name: impl Into<String>, over: &str, under: &str) {
+        if let (Some(over), Some(under)) = (self.get(over), self.get(under))
+            && under > 0.0
+        {
+            self.add(name, over / under);
+        }
+    }
+
+    fn json(&self) -> Value {
+        self.0.iter().map(|(name, value)| (name.clone(), json!(value))).collect::<serde_json::Map<_, _>>().into()
+    }
+}
+
+/// Something that was not measured, and why.
+#[derive(Clone, Debug)]
+pub struct Skipped {
+    pub what: String,
+    pub why: String,
+}
+
+/// Something that the README promises, and whether these runs kept it.
+#[derive(Clone, Debug)]
+pub struct Promise {
+    pub text: String,
+    pub kept: bool,
+}
+
+/// One table of figures, as it grows.
+#[derive(Debug)]
+pub struct Report {
+    pub table: &'static str,
+    quick: bool,
+    started: Instant,
+    seconds: f64,
+    processed: u64,
+    runs: Vec<Figures>,
+    notes: Vec<String>,
+    skipped: Vec<Skipped>,
+    promises: Vec<Promise>,
+    plots: Vec<Plot>,
+}
+
+impl Report {
+    pub fn new(table: &'static str, quick: bool) -> Report {
+        Report {
+            table,
+            quick,
+            started: Instant::now(),
+            seconds: 0.0,
+            processed: 0,
+            runs: Vec::new(),
+            notes: Vec::new(),
+            skipped: Vec::new(),
+            promises: Vec::new(),
+            plots: Vec::new(),
+        }
+    }
+
+    /// A whole run. A figure that only some runs have gets its median over those.
+    pub fn run(&mut self, figures: Figures) {
+        self.runs.push(figures);
+    }
+
+    /// Problems, rows or jobs that were put through, in all.
+    pub fn processed(&mut self, count: u64) {
+        self.processed += count;
+    }
+
+    /// A setting, a version, whatever a reader must know to believe the figures.
+    pub fn note(&mut self, text: impl Into<String>) {
+        let text = text.into();
+        if !self.notes.contains(&text) {
+            self.notes.push(text);
+        }
+    }
+
+    pub fn skip(&mut self, what: impl Into<String>, why: impl Into<String>) {
+        self.skipped.push(Skipped { what: what.into(), why: why.into() });
+    }
+
+    pub fn promise(&mut self, text: impl Into<String>, kept: bool) {
+        self.promises.push(Promise { text: text.into(), kept });
+    }
+
+    /// Promises that a figure's median is at least so much. A figure that was not measured is not judged.
+    pub fn promise_at_least(&mut self, name: &str, bound: f64) {
+        if let Some(median) = self.median(name) {
+            self.promise(format!("{name} is at least {}", shown(bound)), median >= bound);
+        }
+    }
+
+    /// The same, at most.
+    pub fn promise_at_most(&mut self, name: &str, bound: f64) {
+        if let Some(median) = self.median(name) {
+            self.promise(format!("{name} is at most {}", shown(bound)), median <= bound);
+        }
+    }
+
+    pub fn plot(&mut self, plot: Plot) {
+        self.plots.push(plot);
+    }
+
+    pub fn plots(&self) -> &[Plot] {
+        &self.plots
+    }
+
+    /// The time stops here.
+    pub fn finish(&mut self) {
+        self.seconds = self.started.elapsed().as_secs_f64();
+    }
+
+    pub fn promises_kept(&self) -> bool {
+        self.promises.iter().all(|promise| promise.kept)
+    }
+
+    pub fn median(&self, name: &str) -> Option<f64> {
+        median(self.runs.iter().filter_map(|run| run.get(name)).collect())
+    }
+
+    /// Every figure's name, in the order of its first appearance.
+    fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for (name, _) in self.runs.iter().flat_map(|run| &run.0) {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    pub fn json(&self, machine: &Machine) -> Value {
+        let figures: serde_json::Map<String, Value> =
+            self.names().iter().map(|name| ((*name).to_owned(), json!(self.median(name)))).collect();
+        json!({
+            "table": self.table,
+            "quick": self.quick,
+            "machine": machine.json(),
+            "seconds": self.seconds,
+            "processed": self.processed,
+            "figures": figures,
+            "runs": self.runs.iter().map(Figures::json).collect::<Vec<_>>(),
+            "notes": self.notes,
+            "skipped": self.skipped.iter().map(|s| json!({"what": s.what, "why": s.why})).collect::<Vec<_>>(),
+            "promises": self.promises.iter().map(|p| json!({"promise": p.text, "kept": p.kept})).collect::<Vec<_>>(),
+            "points": self.plots.iter().map(Plot::json).collect::<Vec<_>>(),
+        })
+    }
+
+    /// Each figure with its median and the range of its runs.
+    pub fn text(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(["figure", "median", "least", "most", "runs"]);
+        for name in self.names() {
+            let values: Vec<f64> = self.runs.iter().filter_map(|run| run.get(name)).collect();
+            let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let median = median(values.clone()).unwrap_or(f64::NAN);
+            table.add_row([name.to_owned(), shown(median), shown(least), shown(most), values.len().to_string()]);
+        }
+        for n in 1..5 {
+            if let Some(column) = table.column_mut(n) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let label = if self.quick { " (quick: too short to be believed)" } else { "" };
+        let mut text = format!("{}{label}, {:.0} s, {} processed\n{table}\n", self.table, self.seconds, self.processed);
+        self.notes.iter().for_each(|note| text += &format!("  {note}\n"));
+        self.skipped.iter().for_each(|s| text += &format!("  skipped: {}: {}\n", s.what, s.why));
+        for promise in &self.promises {
+            text += &format!("  {}: {}\n", if promise.kept { "kept" } else { "BROKEN" }, promise.text);
+        }
+        text
+    }
+
+    /// The same for `RESULTS.md`.
+    pub fn markdown(&self) -> String {
+        let label = if self.quick { " (quick)" } else { "" };
+        let mut text =
+            format!("## {}{label}\n\n| figure | median | least | most |\n| --- | ---: | ---: | ---: |\n", self.table);
+        for name in self.names() {
+            let values: Vec<f64> = self.runs.iter().filter_map(|run| run.get(name)).collect();
+            let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let median = median(values).unwrap_or(f64::NAN);
+            text += &format!("| {name} | {} | {} | {} |\n", shown(median), shown(least), shown(most));
+        }
+        text += &format!("\n{} runs, {:.0} s, {} processed.\n", self.runs.len(), self.seconds, self.processed);
+        let mut list = |title: &str, lines: Vec<String>| {
+            if !lines.is_empty() {
+                text += &format!(
+                    "\n{title}\n\n{}\n",
+                    lines.iter().map(|l| format!("- {l}")).collect::<Vec<_>>().join("\n")
+                );
+            }
+        };
+        list("Read with:", self.notes.clone());
+        list("Skipped:", self.skipped.iter().map(|s| format!("{}: {}", s.what, s.why)).collect());
+        list(
+            "Promises:",
+            self.promises
+                .iter()
+                .map(|p| format!("{}: {}", if p.kept { "kept" } else { "**broken**" }, p.text))
+                .collect(),
+        );
+        text
+    }
+}
+
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+/// The value below which so many (0 to 1) of the values are.
+pub fn quantile(values: &[f64], at: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    Some(sorted[((last as f64) * at).round() as usize])
+}
+
+/// Three or four digits that matter.
+pub fn shown(value: f64) -> String {
+    if value.abs() >= 1000.0 {
+        let whole = format!("{value:.0}");
+        let (sign, digits) = whole.strip_prefix('-').map_or(("", whole.as_str()), |digits| ("-", digits));
+        let groups: Vec<&str> =
+            digits.as_bytes().rchunks(3).rev().filter_map(|g| std::str::from_utf8(g).ok()).collect();
+        return format!("{sign}{}", groups.join(","));
+    }
+    let digits = if value.abs() >= 100.0 {
+        1
+    } else if value.abs() >= 10.0 {
+        2
+    } else {
+        3
+    };
+    format!("{value:.digits$}")
+}
+
+/// Figures by name, for comparing documents.
+pub fn figures_of(document: &Value) -> BTreeMap<String, f64> {
+    let figures = document["figures"].as_object();
+    figures.into_iter().flatten().filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_of_the_runs_that_have_the_figure() {
+        let mut report = Report::new("throughput", true);
+        for value in [3.0, 1.0, 2.0] {
+            let mut figures = Figures::default();
+            figures.add("rate_per_second", value);
+            figures.add("limit_per_second", 4.0);
+            figures.add_ratio("of_limit_ratio", "rate_per_second", "limit_per_second");
+            figures.add_ratio("of_nothing_ratio", "rate_per_second", "missing");
+            report.run(figures);
+        }
+        report.promise_at_least("of_limit_ratio", 0.5);
+        report.promise_at_least("missing", 0.5);
+        assert!(report.promises_kept());
+        report.promise_at_most("rate_per_second", 1.5);
+        assert!(!report.promises_kept());
+        let document = report.json(&Machine::for_tests());
+        assert_eq!(figures_of(&document).get("rate_per_second"), Some(&2.0));
+        assert_eq!(figures_of(&document).len(), 3);
+        assert_eq!(document["runs"].as_array().map(Vec::len), Some(3));
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let cases =
+            [(1_234_567.8, "1,234,568"), (999.94, "999.9"), (52.5, "52.50"), (0.9163, "0.916"), (-1234.0, "-1,234")];
+        for (value, expected) in cases {
+            assert_eq!(shown(value), expected);
+        }
+    }
+
+    #[test]
+    fn quantiles_are_values() {
+        let values: Vec<f64> = (0..=100).map(f64::from).collect();
+        assert_eq!(quantile(&values, 0.99), Some(99.0));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+}

@@ -1,0 +1,17 @@
+//! The tables of figures, one module each: what is measured, against what, and what is promised.
+
+pub mod throughput;
+
+use crate::context::Context;
+use crate::report::Report;
+
+/// Every table, in the order in which `all` runs them.
+pub const TABLES: &[&str] = &["throughput"];
+
+/// Measures one table.
+pub async fn run(table: &'static str, context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    match table {
+        "throughput" => throughput::run(context, report).await,
+        _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
+    }
+}

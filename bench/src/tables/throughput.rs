@@ -1,0 +1,79 @@
+//! Table `throughput`: no-op problems through server and agent, everything durable and every invariant on, against the
+//! same queue pointer in plain SQL.
+
+use crate::context::Context;
+use crate::night::Site;
+use crate::plot::{Kind, Plot};
+use crate::pointer;
+use crate::report::{Figures, Report};
+
+/// Connections at which the limit is measured; the best counts.
+const LIMIT_CONNECTIONS: [usize; 3] = [2, 3, 4];
+
+/// Problems a checkout, problems a convoy.
+const SHAPES: [(u32, u32); 5] = [(1000, 1), (1000, 30), (1000, 1000), (100, 1), (10_000, 1)];
+
+const BYTES_EACH: u64 = 1_500;
+
+pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    let problems = context.scaled(2_000_000, 100_000);
+    context.need_disk(2 * problems * BYTES_EACH, "throughput")?;
+    report.note(format!("{problems} problems a figure, jsonb of about 100 bytes in and out, one agent on all cores"));
+    report.note(
+        "limit: queue pointer in SQL, results sent by the client, no PC Farm; the best of 2, 3 and 4 connections",
+    );
+    report.note("every check is on: membership, attempts, counts, heartbeats, recycler; the invariants' queries ran after each run");
+    for _ in 0..context.runs {
+        let mut figures = Figures::default();
+        limits(context, report, &mut figures, problems).await?;
+        for (checkout, convoy) in SHAPES {
+            let site = Site::start(context, &["--checkout-problems", &checkout.to_string()]).await?;
+            let job = site.load(problems, convoy).await?;
+            context.settle(&site.database).await?;
+            let measured = site.crunch(job).await?;
+            site.check(job, problems).await?;
+            site.end(context).await?;
+            measured.add_to(&mut figures, &name(checkout, convoy));
+            report.processed(problems);
+        }
+        for (checkout, convoy) in SHAPES {
+            let name = name(checkout, convoy);
+            let limit = if checkout == 100 { "limit_100_per_second" } else { "limit_1000_per_second" };
+            figures.add_ratio(format!("{name}_of_limit_ratio"), &format!("{name}_per_second"), limit);
+        }
+        report.run(figures);
+    }
+    for (checkout, convoy) in SHAPES.into_iter().filter(|shape| shape.0 == 1000) {
+        report.promise_at_least(&format!("{}_of_limit_ratio", name(checkout, convoy)), 0.8);
+    }
+    let bars = ["limit_1000".to_owned(), "limit_100".to_owned()].into_iter().chain(SHAPES.map(|(k, c)| name(k, c)));
+    let bars = bars.filter_map(|name| Some((name.clone(), report.median(&format!("{name}_per_second"))?))).collect();
+    report.plot(Plot {
+        name: "rate".to_owned(),
+        title: "No-op problems a second, durable, on one machine".to_owned(),
+        y: "problems a second".to_owned(),
+        kind: Kind::Bars(bars),
+    });
+    Ok(())
+}
+
+fn name(checkout: u32, convoy: u32) -> String {
+    format!("checkout_{checkout}_convoy_{convoy}")
+}
+
+/// The limit at 1,000 and at 100 a time, each at its best number of connections.
+async fn limits(context: &Context, report: &mut Report, figures: &mut Figures, problems: u64) -> anyhow::Result<()> {
+    let database = context.empty_database().await?;
+    pointer::load(&database, problems).await?;
+    context.settle(&database).await?;
+    for at_once in [1000, 100] {
+        let mut best: f64 = 0.0;
+        for connections in LIMIT_CONNECTIONS {
+            let took = pointer::run(&database, problems, at_once, connections).await?;
+            best = best.max(problems as f64 / took.as_secs_f64());
+            report.processed(problems);
+        }
+        figures.add(format!("limit_{at_once}_per_second"), best);
+    }
+    context.drop_database(database).await
+}
