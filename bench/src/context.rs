@@ -60,6 +60,11 @@ impl Context {
         if self.quick { quick } else { full }
     }
 
+    /// Says what is being measured: a run takes minutes.
+    pub fn progress(&self, text: &str) {
+        eprintln!("… {text}");
+    }
+
     /// Stops with a message unless so much disk is free beside a reserve.
     pub fn need_disk(&self, bytes: u64, what: &str) -> anyhow::Result<()> {
         let free = free_disk(&self.directory)?;
@@ -144,7 +149,8 @@ impl Context {
     /// Writes out what loading has left, so that a measurement does not pay for it.
     pub async fn settle(&self, database: &Database) -> anyhow::Result<()> {
         let (client, _connection) = database.connect().await?;
-        client.batch_execute("vacuum (analyze); checkpoint").await?;
+        client.batch_execute("vacuum (analyze)").await?;
+        client.batch_execute("checkpoint").await?;
         Ok(())
     }
 }

@@ -80,8 +80,9 @@ impl Site {
         let (client, _connection) = self.database.connect().await?;
         client.batch_execute("set statement_timeout = 0").await?;
         let job: JobId = client.query_one("select pcfarm.create_job('no-ops', 'noop')", &[]).await?.get(0);
-        let query =
-            format!("select n::text as key, public.pcfarm_payload(n) as payload from generate_series(1, {problems}) n");
+        let query = format!(
+            "select n::text as key, public.pcfarm_payload(n) as payload from generate_series(1, {problems}::bigint) n"
+        );
         client.execute("select pcfarm.load($1, $2, $3)", &[&job, &query, &(convoy as i32)]).await.context("loading")?;
         Ok(job)
     }

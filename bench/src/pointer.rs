@@ -76,6 +76,8 @@ pub async fn run(database: &Database, problems: u64, at_once: u64, connections: 
     let (client, _connection) = database.connect().await?;
     let stored: i64 = client.query_one("select count(*) from result", &[]).await?.get(0);
     ensure!(stored as u64 == problems, "the limit stored {stored} results for {problems} problems");
-    client.batch_execute("truncate result; update pointer set next = 0; vacuum pointer; checkpoint").await?;
+    for statement in ["truncate result", "update pointer set next = 0", "vacuum pointer", "checkpoint"] {
+        client.batch_execute(statement).await?;
+    }
     Ok(took)
 }

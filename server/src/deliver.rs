@@ -5,20 +5,23 @@
 //! database, under the checkout's lock. Nothing is acknowledged before its commit is known.
 
 mod batch;
+mod store;
 
 use crate::dispatch;
-use crate::farm::{Farm, Held, Member};
+use crate::farm::{Farm, Held};
+use crate::members::{Listed, Members};
 use crate::session::Session;
 use anyhow::Context;
 use batch::Batch;
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
-use pcfarm_sql::checkout::{self, Acceptance, Closing, Verdict, VerdictKind};
-use pcfarm_sql::json::RawJson;
+use pcfarm_sql::checkout::{self, Closing, HeldProblem, Verdict, VerdictKind};
+use pcfarm_sql::job_types::JobType;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use store::Lines;
 use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
 use tracing::{debug, error, info, warn};
@@ -35,8 +38,8 @@ pub struct Delivered {
 /// Deliveries that wait for one acceptor. Each is bounded by the message size.
 pub const INBOX_LIMIT: usize = 32;
 
-/// Results that one transaction takes, unless a single delivery brings more.
-const RESULTS_AT_ONCE: usize = 10_000;
+/// Results that are gathered, unless a single delivery brings more.
+const RESULTS_AT_ONCE: usize = 16_000;
 
 /// Pauses between tries while the database does not answer.
 const RETRY: [Duration; 4] =
@@ -48,6 +51,7 @@ const ASIDE_RETRY: Duration = Duration::from_secs(5);
 
 /// Runs until the server stops and its inbox is empty.
 pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
+    let mut lines = Lines::new(&farm.pool);
     loop {
         let first = tokio::select! {
             biased;
@@ -63,7 +67,7 @@ pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
             results += results_in(&next);
             deliveries.push(next);
         }
-        accept_all(&farm, deliveries).await;
+        accept_all(&farm, &mut lines, deliveries).await;
     }
 }
 
@@ -73,15 +77,22 @@ fn results_in(delivered: &Delivered) -> usize {
 
 /// Stores and acknowledges. Goes on trying while the database is away; agents keep what is not acknowledged, so giving
 /// up, when the server stops, loses nothing.
-async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
+async fn accept_all(farm: &Arc<Farm>, lines: &mut Lines, mut deliveries: Vec<Delivered>) {
     let mut tries = 0;
     loop {
-        match try_accept_all(farm, &deliveries).await {
+        match try_accept_all(farm, lines, &deliveries).await {
             Ok(verdicts) => return acknowledge(farm, deliveries, &verdicts).await,
+            Err(error) if is_outdated(&error) && tries < TRIES_IN_LINE => {
+                debug!(error = format!("{error:#}"), "the job types have changed");
+                if let Err(error) = farm.reload_job_types().await {
+                    warn!(error = format!("{error:#}"), "job types were not read");
+                }
+                tries += 1;
+            }
             Err(error) if is_refusal(&error) && deliveries.len() > 1 => {
                 // One of them is at fault, and the others need not wait for it.
                 for delivered in deliveries {
-                    Box::pin(accept_all(farm, vec![delivered])).await;
+                    Box::pin(accept_all(farm, lines, vec![delivered])).await;
                 }
                 return;
             }
@@ -107,13 +118,14 @@ async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
 /// Goes on with a delivery that the database refuses, without holding up others, until it is stored or its agent is
 /// gone: that one keeps it, and delivers it again.
 async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
+    let mut lines = Lines::new(&farm.pool);
     loop {
         tokio::select! {
             () = delivered.session.ended.cancelled() => return,
             () = tokio::time::sleep(ASIDE_RETRY) => {}
         }
         let alone = [delivered];
-        match try_accept_all(&farm, &alone).await {
+        match try_accept_all(&farm, &mut lines, &alone).await {
             Ok(verdicts) => return acknowledge(&farm, alone.into(), &verdicts).await,
             Err(error) => warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again"),
         }
@@ -128,29 +140,37 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     code.is_some_and(|code| *code == SqlState::QUERY_CANCELED || !matches!(&code.code()[..2], "08" | "57"))
 }
 
+/// The server's copy of a job type is older than the database's.
+fn is_outdated(error: &anyhow::Error) -> bool {
+    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
+    code == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
+}
+
 type Verdicts = HashMap<CheckoutId, Verdict>;
 
-async fn try_accept_all(farm: &Arc<Farm>, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
+async fn try_accept_all(farm: &Arc<Farm>, lines: &mut Lines, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
     recall_unknown(farm, deliveries).await?;
     let mut verdicts = Verdicts::new();
     // One job type per transaction: its write-back is in it.
-    let mut batches: HashMap<String, Batch> = HashMap::new();
+    let mut batches: HashMap<String, (Arc<JobType>, Batch)> = HashMap::new();
     for results in deliveries.iter().flat_map(|d| &d.delivery.checkouts) {
         let checkout_id = CheckoutId(results.checkout_id);
-        match farm.recall(checkout_id).filter(|held| held.token == results.token.cast_signed()) {
-            None => drop(verdicts.insert(checkout_id, unknown(checkout_id, results.results.len()))),
-            Some(held) => {
-                if farm.job_type(&held.job_type).is_none() {
-                    farm.reload_job_types().await?;
-                }
-                let job_type = farm.job_type(&held.job_type).context("the checkout's job type is gone")?;
-                let limit = job_type.max_attempts;
-                batches.entry(held.job_type.clone()).or_default().add(checkout_id, &held, results, limit);
+        let Some(held) = farm.recall(checkout_id).filter(|held| held.token == results.token.cast_signed()) else {
+            verdicts.insert(checkout_id, unknown(checkout_id, results.results.len()));
+            continue;
+        };
+        if !batches.contains_key(&held.job_type) {
+            if farm.job_type(&held.job_type).is_none() {
+                farm.reload_job_types().await?;
             }
+            let job_type = farm.job_type(&held.job_type).context("the checkout's job type is gone")?;
+            batches.insert(held.job_type.clone(), (job_type, Batch::default()));
         }
+        let (job_type, batch) = batches.get_mut(&held.job_type).expect("just put there");
+        batch.add(checkout_id, &held, results, job_type.writes_back);
     }
-    for (job_type, batch) in batches {
-        let mut accepted = store(farm, &job_type, batch.acceptance()).await?;
+    for (job_type, mut batch) in batches.into_values() {
+        let mut accepted = store::store(farm, lines, &job_type, &mut batch).await?;
         for verdict in &mut accepted {
             let strangers = batch.refused(verdict.checkout_id);
             if strangers > 0 {
@@ -176,13 +196,19 @@ fn unknown(checkout_id: CheckoutId, results: usize) -> Verdict {
     }
 }
 
-/// Reads what other servers handed out, or this one before it was restarted.
+/// Reads what other servers handed out, or this one before it was restarted; and keys that a write-back wants which is
+/// younger than the checkout.
 async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result<()> {
+    let is_known = |id: CheckoutId| {
+        farm.recall(id).is_some_and(|held| {
+            held.members.has_keys() || !farm.job_type(&held.job_type).is_some_and(|job_type| job_type.writes_back)
+        })
+    };
     let mut ids: Vec<CheckoutId> = deliveries
         .iter()
         .flat_map(|d| &d.delivery.checkouts)
         .map(|c| CheckoutId(c.checkout_id))
-        .filter(|&id| farm.recall(id).is_none())
+        .filter(|&id| !is_known(id))
         .collect();
     if ids.is_empty() {
         return Ok(());
@@ -191,17 +217,11 @@ async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result
     ids.dedup();
     let client = farm.pool.get().await?;
     let facts = checkout::facts(&client, &ids).await?;
-    let mut members: HashMap<CheckoutId, HashMap<_, Member>> = HashMap::new();
+    let mut members: HashMap<CheckoutId, Vec<(Listed, String)>> = HashMap::new();
     for problem in checkout::held_problems(&client, &ids).await? {
-        members.entry(problem.checkout_id).or_default().insert(
-            problem.problem_id,
-            Member {
-                attempts: problem.attempts,
-                home_lane: problem.home_lane,
-                home_order: problem.home_order,
-                key: problem.key,
-            },
-        );
+        let HeldProblem { checkout_id, problem_id, attempts, home_lane, home_order, key } = problem;
+        let listed = Listed { problem_id, attempts, home_lane, home_order };
+        members.entry(checkout_id).or_default().push((listed, key));
     }
     for fact in facts {
         let held = Held {
@@ -209,74 +229,11 @@ async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result
             job_id: fact.job_id,
             job_type: fact.job_type,
             workstation_id: fact.workstation_id,
-            members: members.remove(&fact.checkout_id).unwrap_or_default(),
+            members: Members::listed(members.remove(&fact.checkout_id).unwrap_or_default()),
         };
         farm.remember(fact.checkout_id, held);
     }
     Ok(())
-}
-
-/// Stores one job type's results. A value that PostgreSQL cannot hold is found by halves and fails alone.
-async fn store(farm: &Farm, job_type: &str, acceptance: Acceptance) -> anyhow::Result<Vec<Verdict>> {
-    let client = farm.pool.get().await?;
-    let error = match checkout::accept(&client, job_type, &acceptance).await {
-        Ok(verdicts) => return Ok(verdicts),
-        Err(error) if is_data_error(&error) => error,
-        // A write-back that takes too long is split like one that fails.
-        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) && writes_back(farm, job_type) => error,
-        Err(error) => return Err(error.into()),
-    };
-    debug!(%error, "a result cannot be stored: looking for it");
-    let Acceptance { checkouts, outcomes } = acceptance;
-    // Each piece in a transaction of its own, and nothing closed before all are in.
-    let open: Vec<_> = checkouts.iter().map(|&(id, token, _)| (id, token, false)).collect();
-    let mut left = vec![outcomes];
-    let mut totals: HashMap<CheckoutId, Verdict> = HashMap::new();
-    while let Some(mut outcomes) = left.pop() {
-        let piece = Acceptance { checkouts: open.clone(), outcomes: outcomes.clone() };
-        match checkout::accept(&client, job_type, &piece).await {
-            Ok(verdicts) => {
-                for verdict in verdicts {
-                    totals
-                        .entry(verdict.checkout_id)
-                        .and_modify(|total| {
-                            total.accepted += verdict.accepted;
-                            total.refused += verdict.refused;
-                        })
-                        .or_insert(verdict);
-                }
-            }
-            Err(error) if is_for_halving(&error) && outcomes.len() > 1 => {
-                let second = outcomes.split_off(outcomes.len() / 2);
-                left.extend([second, outcomes]);
-            }
-            Err(error) if is_for_halving(&error) && outcomes.first().is_some_and(|o| o.solution.is_ok()) => {
-                let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
-                outcomes[0].solution = Err(format!("the solution cannot be stored: {message}"));
-                left.push(outcomes);
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    // Closing is left to `finish`, which reads what is there.
-    Ok(totals.into_values().collect())
-}
-
-fn writes_back(farm: &Farm, job_type: &str) -> bool {
-    farm.job_type(job_type).is_some_and(|t| t.writes_back)
-}
-
-fn is_for_halving(error: &tokio_postgres::Error) -> bool {
-    is_data_error(error) || error.code() == Some(&SqlState::QUERY_CANCELED)
-}
-
-/// Class 22 is about values, and 23514 a CHECK's word on a value's size; 54 is a limit that a value exceeds.
-fn is_data_error(error: &tokio_postgres::Error) -> bool {
-    let Some(code) = error.code() else {
-        // A value that could not even be sent.
-        return !error.is_closed() && error.as_db_error().is_none() && error.to_string().contains("serializing");
-    };
-    code.code().starts_with("22") || code.code().starts_with("54") || *code == SqlState::CHECK_VIOLATION
 }
 
 /// Closes the checkouts whose agents are done with them but which have not got a result for every problem.
@@ -354,20 +311,5 @@ fn measure(farm: &Farm, session: &Session, results: &v1::CheckoutResults) {
     let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok());
     if let (Some(held), Some(busy)) = (farm.recall(CheckoutId(results.checkout_id)), busy) {
         session.measured(&held.job_type, results.results.len(), busy);
-    }
-}
-
-/// An agent's solution, if it is one JSON value.
-fn checked_solution(solution: &bytes::Bytes) -> Result<RawJson, String> {
-    if solution.len() > pcfarm_proto::SOLUTION_BYTES_LIMIT {
-        return Err(format!(
-            "the solution has {} bytes; at most {} are allowed",
-            solution.len(),
-            pcfarm_proto::SOLUTION_BYTES_LIMIT
-        ));
-    }
-    match serde_json::from_slice::<serde::de::IgnoredAny>(solution) {
-        Ok(_) => Ok(RawJson(solution.clone())),
-        Err(error) => Err(format!("the solution is not JSON: {error}")),
     }
 }

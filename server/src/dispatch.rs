@@ -1,24 +1,26 @@
 //! The dispatcher: hands out convoys to agents that have asked.
 //!
 //! Wait, decide, act: requests that arrive while a database call is in flight are gathered and served together by the
-//! next one. What to hand out is decided by pure functions ([`choose`], [`size`], [`convoys`]) over lanes held in
-//! memory; what was handed out is decided by the database, whose unique key lets one server through. It never sends
-//! what has not been committed, and never trusts its memory of a lane after a refusal.
+//! next one, and while that one is in flight, what comes after it is read. What to hand out is decided by pure functions
+//! ([`choose`], [`size`], [`convoys`]) over lanes held in memory; what was handed out is decided by the database, whose
+//! unique key lets one server through. It never sends what has not been committed, and never trusts its memory of a lane
+//! after a refusal.
 
 pub mod choose;
 pub mod convoys;
 mod lanes;
+mod queue;
 mod send;
 pub mod size;
 
 use crate::farm::Farm;
 use crate::session::Session;
-use choose::Candidate;
-use convoys::Convoy;
+use convoys::Taken;
 use lanes::{LaneKey, Lanes};
-use pcfarm_proto::ids::{BatchOrder, WorkstationId};
+use pcfarm_proto::ids::{BatchOrder, CheckoutId};
 use pcfarm_sql::checkout::{self, HandOut};
-use std::collections::{HashSet, VecDeque};
+use pcfarm_sql::pool::Kept;
+use queue::Queue;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -42,197 +44,239 @@ const RETRY: Duration = Duration::from_millis(250);
 /// Events that wait for the dispatcher.
 pub const EVENTS_LIMIT: usize = 4096;
 
-/// One checkout that has been decided on but not committed.
+/// Checkouts that one call commits: many share its cost, and none waits long for the others.
+const HAND_OUTS_AT_ONCE: usize = 64;
+
+/// Problems that one call commits, unless a single checkout has more: what is read for the next one has to fit in memory.
+const PROBLEMS_AT_ONCE: usize = 16_000;
+
+/// Sessions that are passed over in one call because another lane is better for them.
+const OTHERS_LIMIT: usize = 256;
+
+/// One checkout that has been decided on but not committed. Its credit is spent.
 struct Decision {
     session: Arc<Session>,
     from: BatchOrder,
-    convoys: Vec<Convoy>,
+    taken: Taken,
     hand_out: HandOut,
 }
 
 struct Dispatcher {
     farm: Arc<Farm>,
     lanes: Lanes,
-    /// Sessions with credit, in the order in which they asked.
-    waiting: VecDeque<Arc<Session>>,
+    waiting: Queue,
     /// There may be other lanes than those in sight.
     look_due: bool,
+    /// One connection to commit on, one to read ahead on meanwhile.
+    committing: Kept,
+    reading: Kept,
 }
 
 /// Runs until the server stops.
 pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
-    let mut dispatcher =
-        Dispatcher { farm: farm.clone(), lanes: Lanes::default(), waiting: VecDeque::new(), look_due: true };
+    let mut dispatcher = Dispatcher {
+        farm: farm.clone(),
+        lanes: Lanes::default(),
+        waiting: Queue::default(),
+        look_due: true,
+        committing: Kept::new(farm.pool.clone()),
+        reading: Kept::new(farm.pool.clone()),
+    };
     let mut poll = tokio::time::interval(POLL);
     poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        let mut look = false;
         tokio::select! {
             () = farm.stopping.cancelled() => return,
-            _ = poll.tick() => look = true,
+            _ = poll.tick() => dispatcher.look_everywhere(),
             event = events.recv() => match event {
-                Some(event) => look |= dispatcher.note(event),
+                Some(event) => dispatcher.note(event),
                 None => return,
             },
         }
         while let Ok(event) = events.try_recv() {
-            look |= dispatcher.note(event);
+            dispatcher.note(event);
         }
-        if let Err(error) = dispatcher.serve(look).await {
+        if let Err(error) = dispatcher.serve(&mut events).await {
             warn!(error = format!("{error:#}"), "handing out failed: trying again");
             dispatcher.lanes.forget();
+            dispatcher.committing.let_go();
+            dispatcher.reading.let_go();
             tokio::time::sleep(RETRY).await;
         }
     }
 }
 
 impl Dispatcher {
-    /// True if the lanes must be looked at again.
-    fn note(&mut self, event: Event) -> bool {
+    fn note(&mut self, event: Event) {
         match event {
-            Event::Work => true,
-            Event::Credit(session) => {
-                if !self
-                    .waiting
-                    .iter()
-                    .any(|s| s.workstation_id == session.workstation_id && s.number == session.number)
-                {
-                    self.waiting.push_back(session);
-                }
-                false
-            }
+            Event::Work => self.look_due = true,
+            Event::Credit(session) => self.waiting.join(session),
         }
+    }
+
+    /// Sessions whose event was lost, lanes that nobody told of.
+    fn look_everywhere(&mut self) {
+        self.look_due = true;
+        self.farm.sessions().into_iter().for_each(|session| self.waiting.join(session));
     }
 
     /// Hands out until nobody waits or nothing is left for those who do.
-    async fn serve(&mut self, look: bool) -> anyhow::Result<()> {
-        self.look_due |= look;
-        self.waiting.retain(|session| !session.ended.is_cancelled());
-        if !self.waiting.iter().any(|session| session.wants_work()) {
-            return Ok(());
-        }
-        if self.look_due || self.lanes.stale() {
-            self.lanes.look(&self.farm).await?;
-            self.look_due = false;
-        }
-        // Sessions that the lanes in sight have nothing for. Looking again is for the next event.
-        let mut unserved: HashSet<WorkstationId> = HashSet::new();
-        while let Some(lane) = self.next_lane(&unserved) {
-            let (decisions, kept_for_later) = self.decide(&lane, &mut unserved).await?;
-            if decisions.is_empty() && kept_for_later {
-                continue;
+    async fn serve(&mut self, events: &mut mpsc::Receiver<Event>) -> anyhow::Result<()> {
+        loop {
+            if self.look_due || self.lanes.stale() {
+                self.waiting.wake_idle();
+                if self.waiting.is_empty() {
+                    return Ok(());
+                }
+                self.lanes.look(&self.farm, &mut self.reading).await?;
+                self.look_due = false;
             }
+            let Some(lane) = self.next_lane() else { return Ok(()) };
+            let decisions = self.decide(&lane).await?;
             if decisions.is_empty() {
-                // Nothing can be had from it now; it is looked at again with the next look at all lanes.
-                self.lanes.remove(&lane);
                 continue;
             }
             if !self.commit(&lane, decisions).await? {
-                self.lanes.refresh(&self.farm, &lane).await?;
+                self.lanes.refresh(&self.farm, &mut self.reading, &lane).await?;
+                self.waiting.wake_idle();
+            }
+            while let Ok(event) = events.try_recv() {
+                self.note(event);
             }
         }
-        Ok(())
     }
 
-    /// The lane to serve: the best that somebody who waits can run.
-    fn next_lane(&self, unserved: &HashSet<WorkstationId>) -> Option<LaneKey> {
-        self.waiting
-            .iter()
-            .filter(|session| session.wants_work() && !unserved.contains(&session.workstation_id))
-            .find_map(|session| choose::choose(self.lanes.candidates(), &session.controllers))
-            .map(|Candidate { job_id, lane_id, .. }| (*job_id, *lane_id))
+    /// The lane that the first in the queue is to be served from; those who can be given nothing now are set aside.
+    fn next_lane(&mut self) -> Option<LaneKey> {
+        while let Some(session) = self.waiting.first() {
+            match self.lanes.best(&session.controllers) {
+                Some(best) => return Some(best),
+                None => self.waiting.set_idle(),
+            }
+        }
+        None
     }
 
-    /// A checkout from this lane for each one who waits and would be served from it, one turn each; and whether
-    /// somebody was passed over who must finish what it holds before it can be given what comes next.
-    async fn decide(
-        &mut self,
-        key: &LaneKey,
-        unserved: &mut HashSet<WorkstationId>,
-    ) -> anyhow::Result<(Vec<Decision>, bool)> {
-        let mut kept_for_later = false;
+    /// Checkouts from this lane for those who wait and would be served from it: one turn each, round by round. None if
+    /// the lane has come to its end, which is then out of sight, or if nobody could take what comes next.
+    async fn decide(&mut self, key: &LaneKey) -> anyhow::Result<Vec<Decision>> {
         let farm = self.farm.clone();
-        let mut decisions = Vec::new();
-        let sessions: Vec<Arc<Session>> = self.waiting.iter().cloned().collect();
-        let able = farm.sessions();
-        for session in sessions {
-            if !session.wants_work() || unserved.contains(&session.workstation_id) {
+        let job_type = self.lanes.get_mut(key).and_then(|lane| farm.job_type(&lane.open.job_type));
+        let Some(job_type) = job_type else {
+            self.lanes.remove(key);
+            return Ok(Vec::new());
+        };
+        let mut decisions: Vec<Decision> = Vec::new();
+        let mut problems = 0;
+        let mut others = Vec::new();
+        while decisions.len() < HAND_OUTS_AT_ONCE && problems < PROBLEMS_AT_ONCE && others.len() < OTHERS_LIMIT {
+            let Some(session) = self.waiting.pop() else { break };
+            if self.lanes.best(&session.controllers).as_ref() != Some(key) {
+                others.push(session);
                 continue;
             }
-            match choose::choose(self.lanes.candidates(), &session.controllers) {
-                None => {
-                    unserved.insert(session.workstation_id);
-                    continue;
-                }
-                Some(best) if (best.job_id, best.lane_id) != *key => continue,
-                Some(_) => {}
-            }
-            let Some(lane) = self.lanes.get_mut(key) else { break };
-            let Some(job_type) = farm.job_type(&lane.open.job_type) else { break };
-            let controller = &job_type.controller;
+            let lane = self.lanes.get_mut(key).expect("the best lane is in sight");
             let wanted = size::wanted(&size::Situation {
                 aim: farm.rhythm.checkout,
                 limit: farm.rhythm.checkout_problems,
                 cores: session.cores,
                 measured: session.speed(&job_type.name),
                 remaining: lane.remaining(),
-                workstations: able.iter().filter(|s| s.controllers.contains(controller)).count(),
+                workstations: farm.workstations_with(&job_type.controller),
                 time_limit: job_type.time_limit,
             });
-            if session.holds() > 0 && lane.next_is_suspect(&farm, wanted).await? {
-                unserved.insert(session.workstation_id);
-                kept_for_later = true;
+            if !lane.has_ahead(wanted) {
+                if !decisions.is_empty() {
+                    // What is decided need not wait for the reading.
+                    others.push(session);
+                    break;
+                }
+                lane.read_ahead(&mut self.reading, wanted).await?;
+            }
+            let is_its_own = |d: &Decision| d.session.workstation_id == session.workstation_id;
+            if lane.next_is_suspect() && (session.holds() > 0 || decisions.iter().any(is_its_own)) {
+                // It asks again when it holds nothing.
+                self.waiting.leave(&session);
                 continue;
             }
             let from = lane.next();
-            let convoys = lane.take(&farm, wanted).await?;
-            let Some(last) = convoys.last() else { break };
-            let problems: usize = convoys.iter().map(|c| c.problems.len()).sum();
+            let Some(taken) = lane.take(wanted) else {
+                // Nothing can be had from it now; it is looked at again with the next look at all lanes.
+                others.push(session);
+                if decisions.is_empty() {
+                    self.lanes.remove(key);
+                }
+                break;
+            };
+            problems += taken.problems.len();
             // Problems taken ahead wait for those in the works: their time adds up.
             let seconds = job_type.time_limit.map(|limit| limit.as_secs_f64() * (session.holds() + 1) as f64);
-            let to = BatchOrder(last.order.0 + 1);
             let hand_out = HandOut {
                 from,
-                to,
-                problems: i32::try_from(problems).expect("a checkout's size is bounded"),
+                to: taken.to,
+                problems: i32::try_from(taken.problems.len()).expect("a checkout's size is bounded"),
                 workstation_id: session.workstation_id,
                 token: rand::random(),
                 seconds,
             };
-            decisions.push(Decision { session, from, convoys, hand_out });
+            session.spend_credit();
+            // A checkout that must be alone is the last that it gets, and asks for what follows when it is done.
+            if session.wants_work() && !taken.suspect {
+                self.waiting.push(session.clone());
+            } else {
+                self.waiting.leave(&session);
+            }
+            decisions.push(Decision { session, from, taken, hand_out });
         }
-        Ok((decisions, kept_for_later))
+        self.waiting.put_first(others);
+        Ok(decisions)
     }
 
-    /// Commits the decisions and sends what was committed. False: somebody was faster, or the job is not open.
+    /// Commits the decisions and sends what was committed, reading on meanwhile. False: somebody was faster, or the job is
+    /// not open.
     async fn commit(&mut self, key: &LaneKey, decisions: Vec<Decision>) -> anyhow::Result<bool> {
         let Some(lane) = self.lanes.get_mut(key) else { return Ok(false) };
         let hand_outs: Vec<HandOut> = decisions.iter().map(|d| d.hand_out.clone()).collect();
-        let outcome = async {
-            let client = self.farm.pool.get().await?;
-            anyhow::Ok(checkout::check_out(&client, key.0, key.1, &lane.open.job_type, &hand_outs).await?)
-        }
-        .await;
+        let handed_out: usize = decisions.iter().map(|d| d.taken.problems.len()).sum();
+        let job_type = lane.open.job_type.clone();
+        let committing = async {
+            let client = self.committing.client().await?;
+            anyhow::Ok(checkout::check_out(client, key.0, key.1, &job_type, &hand_outs).await?)
+        };
+        let reading = async {
+            // As much again will be wanted soon, if anybody still waits.
+            if !self.waiting.is_empty() && !lane.has_ahead(handed_out / 2) {
+                lane.read_ahead(&mut self.reading, handed_out).await?;
+            }
+            anyhow::Ok(())
+        };
+        let (outcome, read) = tokio::join!(committing, reading);
         let ids = match outcome {
             Ok(ids) if ids.len() == decisions.len() => ids,
             outcome => {
                 // Nothing was handed out, or nobody knows: what was is given back as never received. Those who wait
                 // wait on, their credit unspent.
+                for decision in &decisions {
+                    decision.session.add_credit(1);
+                    self.waiting.join(decision.session.clone());
+                }
                 return outcome.map(|_| false);
             }
         };
-        let job_type = self.farm.job_type(&lane.open.job_type);
+        self.ship(key, ids, decisions);
+        read.map(|()| true)
+    }
+
+    fn ship(&mut self, key: &LaneKey, ids: Vec<CheckoutId>, decisions: Vec<Decision>) {
+        let Some(lane) = self.lanes.get_mut(key) else { return };
+        // A job type that is gone meanwhile: what was handed out comes back as never received.
+        let Some(job_type) = self.farm.job_type(&lane.open.job_type) else { return };
         for (checkout_id, decision) in ids.into_iter().zip(decisions) {
             debug!(%checkout_id, job_id = %key.0, workstation_id = %decision.session.workstation_id,
                 problems = decision.hand_out.problems, from = %decision.from, "checked out");
-            decision.session.spend_credit();
-            if let Some(job_type) = job_type.clone() {
-                let shipment = send::Shipment::new(checkout_id, &lane.open, job_type, decision);
-                shipment.announce(&self.farm);
-                self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));
-            }
+            let shipment = send::Shipment::new(checkout_id, &lane.open, job_type.clone(), decision);
+            shipment.announce(&self.farm);
+            self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));
         }
-        self.waiting.retain(|session| session.asks_for_work());
-        Ok(true)
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::deliver::Delivered;
 use crate::dispatch;
+use crate::members::Members;
 use crate::session::Session;
 use deadpool_postgres::Pool;
-use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, LaneId, ProblemId, ServerId, WorkstationId};
+use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::job_types::JobType;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicI64;
@@ -27,23 +28,14 @@ pub struct Rhythm {
     pub checkout_problems: usize,
 }
 
-/// A problem of a checkout: immutable, so what is remembered of it is always right.
-#[derive(Clone, Debug)]
-pub struct Member {
-    pub attempts: i32,
-    pub home_lane: LaneId,
-    pub home_order: BatchOrder,
-    pub key: String,
-}
-
-/// A checkout and what it holds.
+/// A checkout and what it holds: immutable, so what is remembered of it is always right.
 #[derive(Debug)]
 pub struct Held {
     pub token: i64,
     pub job_id: JobId,
     pub job_type: String,
     pub workstation_id: WorkstationId,
-    pub members: HashMap<ProblemId, Member>,
+    pub members: Members,
 }
 
 pub struct Farm {
@@ -62,8 +54,44 @@ pub struct Farm {
     /// Tasks of connections; awaited at the end.
     pub tasks: TaskTracker,
     job_types: RwLock<Arc<HashMap<String, Arc<JobType>>>>,
-    sessions: Mutex<HashMap<WorkstationId, Arc<Session>>>,
+    sessions: Mutex<Sessions>,
     held: Mutex<HashMap<CheckoutId, Arc<Held>>>,
+}
+
+/// Who is connected, and how many of them have each controller.
+#[derive(Default)]
+struct Sessions {
+    by_workstation: HashMap<WorkstationId, Arc<Session>>,
+    with_controller: HashMap<String, usize>,
+}
+
+impl Sessions {
+    fn insert(&mut self, session: &Arc<Session>) -> Option<Arc<Session>> {
+        for controller in &session.controllers {
+            *self.with_controller.entry(controller.clone()).or_default() += 1;
+        }
+        let before = self.by_workstation.insert(session.workstation_id, session.clone());
+        before.as_ref().iter().for_each(|before| self.uncount(before));
+        before
+    }
+
+    fn remove(&mut self, session: &Session) {
+        if self.by_workstation.get(&session.workstation_id).is_some_and(|s| s.number == session.number) {
+            self.by_workstation.remove(&session.workstation_id);
+            self.uncount(session);
+        }
+    }
+
+    fn uncount(&mut self, session: &Session) {
+        for controller in &session.controllers {
+            if let Some(count) = self.with_controller.get_mut(controller) {
+                *count -= 1;
+                if *count == 0 {
+                    self.with_controller.remove(controller);
+                }
+            }
+        }
+    }
 }
 
 /// What a farm is built from.
@@ -110,30 +138,31 @@ impl Farm {
         Ok(())
     }
 
-    fn lock_sessions(&self) -> std::sync::MutexGuard<'_, HashMap<WorkstationId, Arc<Session>>> {
+    fn lock_sessions(&self) -> std::sync::MutexGuard<'_, Sessions> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn sessions(&self) -> Vec<Arc<Session>> {
-        self.lock_sessions().values().cloned().collect()
+        self.lock_sessions().by_workstation.values().cloned().collect()
     }
 
     pub fn session(&self, workstation: WorkstationId) -> Option<Arc<Session>> {
-        self.lock_sessions().get(&workstation).cloned()
+        self.lock_sessions().by_workstation.get(&workstation).cloned()
+    }
+
+    /// How many workstations can run it.
+    pub fn workstations_with(&self, controller: &str) -> usize {
+        self.lock_sessions().with_controller.get(controller).copied().unwrap_or(0)
     }
 
     /// Registers a connection. Returns the one that it takes over from, if that was here.
     pub fn join(&self, session: &Arc<Session>) -> Option<Arc<Session>> {
-        self.lock_sessions().insert(session.workstation_id, session.clone())
+        self.lock_sessions().insert(session)
     }
 
     /// Takes a connection out, unless a newer one has its place already.
     pub fn leave(&self, session: &Arc<Session>) {
-        let mut sessions = self.lock_sessions();
-        if sessions.get(&session.workstation_id).is_some_and(|s| s.number == session.number) {
-            sessions.remove(&session.workstation_id);
-        }
-        drop(sessions);
+        self.lock_sessions().remove(session);
         let ids = session.held();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         for id in ids {

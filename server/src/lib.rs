@@ -11,6 +11,7 @@ pub mod deliver;
 pub mod dispatch;
 pub mod farm;
 pub mod grpc;
+pub mod members;
 pub mod reads;
 pub mod run;
 pub mod session;

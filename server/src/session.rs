@@ -49,6 +49,8 @@ struct Report {
 #[derive(Debug)]
 struct State {
     credit: u32,
+    /// The dispatcher has it in its queue.
+    queued: bool,
     suspended: bool,
     /// The agent is about to stop.
     leaving: bool,
@@ -78,6 +80,7 @@ impl Session {
             ended,
             state: Mutex::new(State {
                 credit: 0,
+                queued: false,
                 suspended: hello.state() == v1::WorkstationState::Suspended,
                 leaving: hello.state() == v1::WorkstationState::Draining,
                 drained: connection.drain,
@@ -133,15 +136,16 @@ impl Session {
         state.credit = state.credit.saturating_add(checkouts).min(CREDIT_LIMIT);
     }
 
-    /// May it be handed something now?
+    /// May it be handed something now? Not while it holds what must be alone.
     pub fn wants_work(&self) -> bool {
-        self.asks_for_work() && self.state().alone.is_empty()
+        let state = self.state();
+        let able = !state.suspended && !state.leaving && !state.drained && !self.ended.is_cancelled();
+        able && state.credit > 0 && state.alone.is_empty()
     }
 
-    /// May it be handed something now, or when it has finished what must be alone?
-    pub fn asks_for_work(&self) -> bool {
-        let state = self.state();
-        state.credit > 0 && !state.suspended && !state.leaving && !state.drained && !self.ended.is_cancelled()
+    /// Says that the dispatcher has it in its queue, or not any more. True if it was so before.
+    pub fn mark_queued(&self, queued: bool) -> bool {
+        std::mem::replace(&mut self.state().queued, queued)
     }
 
     pub fn spend_credit(&self) {

@@ -76,23 +76,30 @@ create type pcfarm.verdict as (
 -- Stores results under live checkouts, all of one job type. The caller has checked that each problem is of its
 -- checkout, which never changes; that the checkout is live is decided here, under its lock.
 --
--- Per checkout, in ascending id: its token, and whether it is to be closed if all its problems have results now. Per
--- result: the position of its checkout in checkout_ids, attempts used before this one, whether this was the last,
--- where the problem row is, a message if it failed, else the solution. Of several results for a problem the first
--- counts.
+-- Per checkout, in ascending id: its token, whether it is to be closed if all its problems have results now, and how many
+-- solutions of it there are. Per solution, in ascending problem id: the position of its checkout in checkout_ids and
+-- attempts used before this one; where there is a write-back, the problem's key and where its row is, too. Per failure:
+-- the same, and a message.
+--
+-- Solutions are stored by a plain insert, which costs half of one with ON CONFLICT: when one is there already, that fails
+-- with a unique violation, and the caller comes again with careful = true, under which what is there counts.
 create function pcfarm.accept(
-    type text, checkout_ids bigint[], tokens bigint[], closing boolean[],
-    positions integer[], problem_ids bigint[], keys text[], attempts integer[], last_attempt boolean[],
-    home_lanes bigint[], home_orders bigint[], messages text[], solutions jsonb[])
+    type text, checkout_ids bigint[], tokens bigint[], closing boolean[], solved integer[],
+    positions integer[], problem_ids bigint[], attempts integer[], solutions jsonb[],
+    keys text[], home_lanes bigint[], home_orders bigint[],
+    failed_positions integer[], failed_ids bigint[], failed_attempts integer[],
+    failed_home_lanes bigint[], failed_home_orders bigint[], messages text[], careful boolean)
 returns setof pcfarm.verdict language plpgsql as $$
 declare
-    live        boolean[];
-    jobs        bigint[];
-    keep        boolean;
-    writes_back boolean;
-    -- Per result: it is in pcfarm.result, put there by this call.
-    stored      boolean[];
-    failures    pcfarm.write_back_failure[] := '{}';
+    checkouts integer := cardinality(checkout_ids);
+    -- Per checkout.
+    live      boolean[];
+    jobs      bigint[];
+    offered   integer[] := solved;
+    failed    integer[] := array_fill(0, array[checkouts]); -- have a result, which says so
+    waiting   integer[] := array_fill(0, array[checkouts]); -- may be tried again
+    job_type  pcfarm.job_type;
+    failures  pcfarm.write_back_failure[] := '{}';
 begin
     perform from pcfarm.checkout c where c.checkout_id = any (checkout_ids) order by c.checkout_id for update;
     select array_agg(coalesce(c.token = t.token and c.ended_at is null and c.job_type = type, false) order by t.n),
@@ -100,71 +107,111 @@ begin
     into live, jobs
     from unnest(checkout_ids, tokens) with ordinality as t(checkout_id, token, n)
     left join pcfarm.checkout c on c.checkout_id = t.checkout_id;
-    select t.keep_results, t.write_back is not null into keep, writes_back
-    from pcfarm.job_type t where t.name = type;
+    select t.* into job_type from pcfarm.job_type t where t.name = type;
+    if job_type.write_back is not null and cardinality(keys) <> cardinality(positions) then
+        raise exception 'job type % has a write-back now', type using errcode = 'serialization_failure';
+    end if;
 
-    with delivered as materialized (
-        select d.*, jobs[d.position] as job_id, live[d.position] and (d.message is null or d.last_attempt) as ends,
-            row_number() over (partition by live[d.position] and (d.message is null or d.last_attempt),
-                jobs[d.position], d.problem_id order by d.n) = 1 as is_first
-        from unnest(positions, problem_ids, attempts, last_attempt, home_lanes, home_orders, messages, solutions)
-            with ordinality as
-            d(position, problem_id, attempts, last_attempt, home_lane, home_order, message, solution, n)),
-    inserted as (
-        insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, message, home_lane,
-            home_order, solution)
-        select d.job_id, d.problem_id, checkout_ids[d.position], d.attempts + 1, d.message is not null,
-            d.message, case when d.message is not null then d.home_lane end,
-            case when d.message is not null then d.home_order end, case when keep then d.solution end
-        from delivered d
-        where d.ends and d.is_first
-        order by d.job_id, d.problem_id
-        on conflict do nothing
-        returning r.job_id, r.problem_id)
-    select array_agg(d.ends and d.is_first and i.problem_id is not null order by d.n) into stored
-    from delivered d left join inserted i on i.job_id = d.job_id and i.problem_id = d.problem_id;
+    if not careful and true = all (live) then
+        insert into pcfarm.result (job_id, problem_id, checkout_id, attempts, failed, solution)
+        select jobs[s.position], s.problem_id, checkout_ids[s.position], s.attempts + 1, false,
+            case when job_type.keep_results then s.solution end
+        from unnest(positions, problem_ids, attempts, solutions) as s(position, problem_id, attempts, solution);
+    else
+        -- From here on only those count that are stored by this call.
+        with offered as materialized (
+            select s.* from unnest(positions, problem_ids, attempts, solutions) with ordinality
+                as s(position, problem_id, attempts, solution, n)
+            where live[s.position]),
+        inserted as (
+            insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, solution)
+            select jobs[o.position], o.problem_id, checkout_ids[o.position], o.attempts + 1, false,
+                case when job_type.keep_results then o.solution end
+            from offered o
+            order by jobs[o.position], o.problem_id
+            on conflict do nothing
+            returning r.problem_id, r.checkout_id)
+        select coalesce(array_agg(o.position order by o.n), '{}'), coalesce(array_agg(o.problem_id order by o.n), '{}'),
+            coalesce(array_agg(o.attempts order by o.n), '{}'), coalesce(array_agg(o.solution order by o.n), '{}'),
+            coalesce(array_agg(keys[o.n] order by o.n), '{}'), coalesce(array_agg(home_lanes[o.n] order by o.n), '{}'),
+            coalesce(array_agg(home_orders[o.n] order by o.n), '{}')
+        into positions, problem_ids, attempts, solutions, keys, home_lanes, home_orders
+        from offered o
+        join inserted i on i.problem_id = o.problem_id and i.checkout_id = checkout_ids[o.position];
+        select array_agg(coalesce(k.solved, 0) order by n) into solved
+        from generate_series(1, checkouts) n
+        left join (select p.position, count(*)::integer as solved from unnest(positions) as p(position) group by 1) k
+            on k.position = n;
+    end if;
 
-    -- A failure that was not the last attempt waits here until its checkout closes.
-    insert into pcfarm.failed_attempt (job_id, checkout_id, problem_id, message)
-    select jobs[d.position], checkout_ids[d.position], d.problem_id, d.message
-    from unnest(positions, problem_ids, last_attempt, messages) as d(position, problem_id, last_attempt, message)
-    where live[d.position] and d.message is not null and not d.last_attempt
-    on conflict do nothing;
+    if cardinality(failed_ids) > 0 then
+        with failure as materialized (
+            select f.*, f.attempts + 1 >= job_type.max_attempts as ends
+            from unnest(failed_positions, failed_ids, failed_attempts, failed_home_lanes, failed_home_orders, messages)
+                with ordinality as f(position, problem_id, attempts, home_lane, home_order, message, n)),
+        ended as (
+            insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, message, home_lane,
+                home_order)
+            select jobs[f.position], f.problem_id, checkout_ids[f.position], f.attempts + 1, true, f.message,
+                f.home_lane, f.home_order
+            from failure f
+            where live[f.position] and f.ends
+            order by jobs[f.position], f.problem_id
+            on conflict do nothing
+            returning r.problem_id, r.checkout_id),
+        -- A failure that was not the last attempt waits here until its checkout closes.
+        noted as (
+            insert into pcfarm.failed_attempt (job_id, checkout_id, problem_id, message)
+            select jobs[f.position], checkout_ids[f.position], f.problem_id, f.message
+            from failure f
+            where live[f.position] and not f.ends
+            on conflict do nothing)
+        select array_agg(coalesce(k.failed, 0) order by n), array_agg(coalesce(k.waiting, 0) order by n),
+            array_agg(offered[n] + coalesce(k.offered, 0) order by n)
+        into failed, waiting, offered
+        from generate_series(1, checkouts) n
+        left join (
+            select f.position, count(*)::integer as offered, count(e.problem_id)::integer as failed,
+                (count(*) filter (where live[f.position] and not f.ends))::integer as waiting
+            from failure f
+            left join ended e on e.problem_id = f.problem_id and e.checkout_id = checkout_ids[f.position]
+            group by 1) k on k.position = n;
+    end if;
 
-    if writes_back then
+    if job_type.write_back is not null then
         select coalesce(array_agg(f), '{}') into failures
-        from (select array_agg(d.n order by d.n) as places, array_agg(d.key order by d.n) as keys,
-                  array_agg(d.solution order by d.n) as solutions
-              from unnest(keys, messages, solutions) with ordinality as d(key, message, solution, n)
-              where d.message is null and stored[d.n]) s
-        cross join lateral pcfarm.write_back(type, s.places, s.keys, s.solutions) f;
+        from pcfarm.write_back(type, array(select generate_subscripts(keys, 1)::bigint), keys, solutions) f;
         -- The statement's text may have turned durability off, or anything else.
         reset all;
         set local synchronous_commit = on;
         if cardinality(failures) > 0 then
-            perform pcfarm.take_back_stored(checkout_ids, jobs, failures, positions, problem_ids, last_attempt,
-                home_lanes, home_orders);
+            perform pcfarm.take_back_stored(checkout_ids, jobs, job_type.max_attempts, failures, positions, problem_ids,
+                attempts, home_lanes, home_orders);
+            select array_agg(solved[n] - coalesce(k.taken_back, 0) order by n),
+                array_agg(failed[n] + coalesce(k.failed, 0) order by n),
+                array_agg(waiting[n] + coalesce(k.taken_back - k.failed, 0) order by n)
+            into solved, failed, waiting
+            from generate_series(1, checkouts) n
+            left join (
+                select positions[f.place] as position, count(*)::integer as taken_back,
+                    (count(*) filter (where attempts[f.place] + 1 >= job_type.max_attempts))::integer as failed
+                from unnest(failures) f group by 1) k on k.position = n;
         end if;
     end if;
 
     with counted as materialized (
-        select d.position, count(*) filter (where d.message is null and f.place is null) as done,
-            count(*) filter (where d.message is not null or (f.place is not null and d.last_attempt)) as failed
-        from unnest(positions, messages, last_attempt) with ordinality as d(position, message, last_attempt, n)
-        left join unnest(failures) f on f.place = d.n
-        where stored[d.n]
-        group by d.position),
+        select n, checkout_ids[n] as checkout_id, jobs[n] as job_id, solved[n] as done, failed[n] as failed,
+            solved[n] + failed[n] as delivered, closing[n] as closing
+        from generate_series(1, checkouts) n
+        where live[n]),
     noted as (
         insert into pcfarm.progress (job_id, done, failed)
-        select jobs[k.position], sum(k.done), sum(k.failed) from counted k group by 1)
-    update pcfarm.checkout c set delivered = c.delivered + t.delivered,
-        ended_at = case when t.closing and c.delivered + t.delivered = c.problems then clock_timestamp() end,
-        ending = case when t.closing and c.delivered + t.delivered = c.problems then 'accepted' end
-    from (select o.checkout_id, o.closing, coalesce(k.done + k.failed, 0) as delivered
-          from unnest(checkout_ids, closing, live) with ordinality as o(checkout_id, closing, live, n)
-          left join counted k on k.position = o.n
-          where o.live) t
-    where c.checkout_id = t.checkout_id and (t.delivered > 0 or t.closing);
+        select k.job_id, sum(k.done), sum(k.failed) from counted k where k.delivered > 0 group by 1)
+    update pcfarm.checkout c set delivered = c.delivered + k.delivered,
+        ended_at = case when k.closing and c.delivered + k.delivered = c.problems then clock_timestamp() end,
+        ending = case when k.closing and c.delivered + k.delivered = c.problems then 'accepted' end
+    from counted k
+    where c.checkout_id = k.checkout_id and (k.delivered > 0 or k.closing);
 
     return query
     select t.checkout_id,
@@ -174,36 +221,32 @@ begin
              when c.ending is not null then 'already_accepted'
              else 'unknown' end,
         case when live[t.n] then '' else coalesce(c.reason, '') end,
-        coalesce(k.accepted, 0)::integer, (coalesce(k.delivered, 0) - coalesce(k.accepted, 0))::integer,
+        solved[t.n] + failed[t.n] + waiting[t.n], offered[t.n] - solved[t.n] - failed[t.n] - waiting[t.n],
         live[t.n] and c.ended_at is not null
     from unnest(checkout_ids, tokens) with ordinality as t(checkout_id, token, n)
     left join pcfarm.checkout c on c.checkout_id = t.checkout_id
-    left join (
-        select d.position, count(*) as delivered,
-            count(*) filter (where stored[d.n]
-                or (live[d.position] and d.message is not null and not d.last_attempt)) as accepted
-        from unnest(positions, messages, last_attempt) with ordinality as d(position, message, last_attempt, n)
-        group by d.position) k on k.position = t.n
     order by t.n;
 end $$;
 
 -- Undoes the results whose write-back failed: that costs those problems an attempt.
 create function pcfarm.take_back_stored(
-    checkout_ids bigint[], jobs bigint[], failures pcfarm.write_back_failure[], positions integer[],
-    problem_ids bigint[], last_attempt boolean[], home_lanes bigint[], home_orders bigint[])
+    checkout_ids bigint[], jobs bigint[], max_attempts integer, failures pcfarm.write_back_failure[],
+    positions integer[], problem_ids bigint[], attempts integer[], home_lanes bigint[], home_orders bigint[])
 returns void language plpgsql as $$
 begin
     update pcfarm.result r set failed = true, message = f.message, solution = null,
         home_lane = home_lanes[f.place], home_order = home_orders[f.place]
     from unnest(failures) f
-    where last_attempt[f.place] and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
+    where attempts[f.place] + 1 >= max_attempts
+        and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
     delete from pcfarm.result r
     using unnest(failures) f
-    where not last_attempt[f.place] and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
+    where attempts[f.place] + 1 < max_attempts
+        and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
     insert into pcfarm.failed_attempt (job_id, checkout_id, problem_id, message)
     select jobs[positions[f.place]], checkout_ids[positions[f.place]], problem_ids[f.place], f.message
     from unnest(failures) f
-    where not last_attempt[f.place]
+    where attempts[f.place] + 1 < max_attempts
     on conflict do nothing;
 end $$;
 

@@ -48,29 +48,56 @@ pub async fn check_out(
     }
 }
 
-/// One result of a delivery, about a problem that is known to be of its checkout.
+/// Where a problem's row is and what people call it: for write-backs and failures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Home {
+    pub lane: LaneId,
+    pub order: BatchOrder,
+    pub key: String,
+}
+
+/// A solution, of a problem that is known to be of its checkout.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct Solved {
     /// Which of the acceptance's checkouts.
     pub checkout: usize,
     pub problem_id: ProblemId,
-    pub key: String,
     /// Attempts used before this one.
     pub attempts: i32,
-    /// A failure ends the problem.
-    pub last_attempt: bool,
+    pub solution: RawJson,
+    /// Where the job type has a write-back.
+    pub home: Option<Box<Home>>,
+}
+
+/// A failed attempt.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    pub checkout: usize,
+    pub problem_id: ProblemId,
+    /// Attempts used before this one.
+    pub attempts: i32,
     pub home_lane: LaneId,
     pub home_order: BatchOrder,
-    /// A failure's message, or the solution.
-    pub solution: Result<RawJson, String>,
+    pub message: String,
+}
+
+/// One checkout of an acceptance.
+#[derive(Clone, Copy, Debug)]
+pub struct Accepting {
+    pub checkout_id: CheckoutId,
+    pub token: i64,
+    /// Close it if all its problems have results.
+    pub closing: bool,
 }
 
 /// Results of checkouts of one job type, to be stored in one transaction.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Acceptance {
-    /// In ascending id: the token, and whether to close it if all its problems have results.
-    pub checkouts: Vec<(CheckoutId, i64, bool)>,
-    pub outcomes: Vec<Outcome>,
+    /// In ascending id.
+    pub checkouts: Vec<Accepting>,
+    /// In ascending id, so that transactions that store the same lock in the same order.
+    pub solved: Vec<Solved>,
+    pub failed: Vec<Failed>,
 }
 
 /// What became of one checkout's results.
@@ -96,38 +123,50 @@ pub enum VerdictKind {
 /// Stores results under live checkouts, runs the job type's write-back on them, counts them and closes the
 /// checkouts that are complete: one transaction.
 pub async fn accept(client: &ClientWrapper, job_type: &str, acceptance: &Acceptance) -> Result<Vec<Verdict>, Error> {
+    match try_accept(client, job_type, acceptance, false).await {
+        // Something of it is stored already: a repeated delivery.
+        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+            try_accept(client, job_type, acceptance, true).await
+        }
+        outcome => outcome,
+    }
+}
+
+async fn try_accept(
+    client: &ClientWrapper,
+    job_type: &str,
+    acceptance: &Acceptance,
+    careful: bool,
+) -> Result<Vec<Verdict>, Error> {
     let statement = client.prepare_cached(include_str!("../queries/accept.sql")).await?;
-    let ids: Vec<i64> = acceptance.checkouts.iter().map(|c| c.0.0).collect();
-    let tokens: Vec<i64> = acceptance.checkouts.iter().map(|c| c.1).collect();
-    let closing: Vec<bool> = acceptance.checkouts.iter().map(|c| c.2).collect();
-    let outcomes = &acceptance.outcomes;
-    let positions: Vec<i32> =
-        outcomes.iter().map(|o| i32::try_from(o.checkout + 1).expect("an acceptance has few checkouts")).collect();
-    let problems: Vec<i64> = outcomes.iter().map(|o| o.problem_id.0).collect();
-    let keys: Vec<&str> = outcomes.iter().map(|o| o.key.as_str()).collect();
-    let attempts: Vec<i32> = outcomes.iter().map(|o| o.attempts).collect();
-    let last: Vec<bool> = outcomes.iter().map(|o| o.last_attempt).collect();
-    let home_lanes: Vec<i64> = outcomes.iter().map(|o| o.home_lane.0).collect();
-    let home_orders: Vec<i64> = outcomes.iter().map(|o| o.home_order.0).collect();
-    let messages: Vec<Option<&str>> = outcomes.iter().map(|o| o.solution.as_ref().err().map(String::as_str)).collect();
-    let solutions: Vec<Option<&RawJson>> = outcomes.iter().map(|o| o.solution.as_ref().ok()).collect();
+    let Acceptance { checkouts, solved, failed } = acceptance;
+    let position = |checkout: usize| i32::try_from(checkout + 1).expect("an acceptance has few checkouts");
+    let mut counts = vec![0i32; checkouts.len()];
+    solved.iter().for_each(|s| counts[s.checkout] += 1);
+    let homes: Vec<&Home> = solved.iter().filter_map(|s| s.home.as_deref()).collect();
     let rows = client
         .query(
             &statement,
             &[
                 &job_type,
-                &ids,
-                &tokens,
-                &closing,
-                &positions,
-                &problems,
-                &keys,
-                &attempts,
-                &last,
-                &home_lanes,
-                &home_orders,
-                &messages,
-                &solutions,
+                &column(checkouts, |c| c.checkout_id.0),
+                &column(checkouts, |c| c.token),
+                &column(checkouts, |c| c.closing),
+                &counts,
+                &column(solved, |s| position(s.checkout)),
+                &column(solved, |s| s.problem_id.0),
+                &column(solved, |s| s.attempts),
+                &column(solved, |s| &s.solution),
+                &column(&homes, |h| h.key.as_str()),
+                &column(&homes, |h| h.lane.0),
+                &column(&homes, |h| h.order.0),
+                &column(failed, |f| position(f.checkout)),
+                &column(failed, |f| f.problem_id.0),
+                &column(failed, |f| f.attempts),
+                &column(failed, |f| f.home_lane.0),
+                &column(failed, |f| f.home_order.0),
+                &column(failed, |f| f.message.as_str()),
+                &careful,
             ],
         )
         .await?;
@@ -148,6 +187,11 @@ pub async fn accept(client: &ClientWrapper, job_type: &str, acceptance: &Accepta
             })
         })
         .collect()
+}
+
+/// One array parameter.
+fn column<'a, T, C>(rows: &'a [T], value: impl Fn(&'a T) -> C) -> Vec<C> {
+    rows.iter().map(value).collect()
 }
 
 /// Why live checkouts are closed, which decides what it costs their problems.

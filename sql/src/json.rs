@@ -24,14 +24,25 @@ impl ToSql for RawJson {
     to_sql_checked!();
 }
 
+/// The same, still in the row that it came in.
+#[derive(Clone, Copy, Debug)]
+pub struct JsonSlice<'a>(pub &'a [u8]);
+
+impl<'a> FromSql<'a> for JsonSlice<'a> {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
+        match (*ty == Type::JSONB, raw.split_first()) {
+            (false, _) => Ok(JsonSlice(raw)),
+            (true, Some((&JSONB_VERSION, text))) => Ok(JsonSlice(text)),
+            (true, _) => Err("jsonb in a form that this build does not know".into()),
+        }
+    }
+
+    accepts!(JSON, JSONB);
+}
+
 impl<'a> FromSql<'a> for RawJson {
     fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
-        let text = match (*ty == Type::JSONB, raw.split_first()) {
-            (false, _) => raw,
-            (true, Some((&JSONB_VERSION, text))) => text,
-            (true, _) => return Err("jsonb in a form that this build does not know".into()),
-        };
-        Ok(RawJson(Bytes::copy_from_slice(text)))
+        JsonSlice::from_sql(ty, raw).map(|slice| RawJson(Bytes::copy_from_slice(slice.0)))
     }
 
     accepts!(JSON, JSONB);

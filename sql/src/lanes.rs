@@ -1,10 +1,11 @@
 //! Reading what there is to hand out: lanes of open jobs, their pointers, and the problems that come next.
 
-use crate::json::RawJson;
+use crate::json::{JsonSlice, RawJson};
+use bytes::BytesMut;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
 use std::time::SystemTime;
-use tokio_postgres::Error;
+use tokio_postgres::{Error, Row};
 
 /// A lane of an open job that has something to hand out.
 #[derive(Clone, Debug)]
@@ -76,51 +77,96 @@ pub struct Coming {
     pub to_the_end: bool,
 }
 
-/// The coming problems of a lane from an order on: at most `limit`, at most about `bytes` of payload, at least
-/// one if there is one.
-pub async fn coming_problems(
-    client: &ClientWrapper,
-    lane: &OpenLane,
-    from: BatchOrder,
-    limit: i64,
-    bytes: i64,
-) -> Result<Coming, Error> {
+/// How much to read of a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Portion {
+    pub from: BatchOrder,
+    /// Most problems.
+    pub problems: i64,
+    /// About how many bytes of payload, where payloads are large.
+    pub bytes: i64,
+    /// Stop before a payload that is larger than [`SMALL_PAYLOAD_BYTES`], which is quicker, unless it is the first.
+    pub only_small: bool,
+}
+
+/// As PostgreSQL stores it: smaller ones are in their row, uncompressed.
+const SMALL_PAYLOAD_BYTES: i32 = 1900;
+
+/// The coming problems of a lane: at least one if there is one.
+pub async fn coming_problems(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
     if lane.came_back {
-        return coming_requeued(client, lane, from, limit).await;
+        return coming_requeued(client, lane, portion).await;
     }
-    let statement = client.prepare_cached(include_str!("../queries/coming_problems.sql")).await?;
-    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit, &bytes]).await?;
-    let looked_at: i64 = rows.first().map_or(Ok(0), |row| row.try_get(4))?;
-    let to_the_end = looked_at < limit && rows.len() as i64 == looked_at;
-    let problems: Result<_, Error> = rows
-        .iter()
-        .map(|row| {
-            let batch_order = row.try_get(1)?;
-            Ok(ComingProblem {
-                problem_id: row.try_get(0)?,
-                batch_order,
-                key: row.try_get(2)?,
-                payload: row.try_get(3)?,
-                attempts: 0,
-                alone: false,
-                grouped: false,
-                home_lane: lane.lane_id,
-                home_order: batch_order,
-            })
-        })
-        .collect();
+    if portion.only_small {
+        let coming = coming_small(client, lane, portion).await?;
+        if coming.to_the_end || !coming.problems.is_empty() {
+            return Ok(coming);
+        }
+    }
+    let statement = client.prepare_cached(include_str!("../queries/coming_large_problems.sql")).await?;
+    let Portion { from, problems, bytes, .. } = portion;
+    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &problems, &bytes]).await?;
+    let looked_at: i64 = rows.first().map_or(Ok(0), |row| row.try_get("looked_at"))?;
+    let to_the_end = looked_at < problems && rows.len() as i64 == looked_at;
+    let mut payloads = Payloads::default();
+    let problems: Result<_, Error> =
+        rows.iter().map(|row| coming_problem(lane, row, payloads.keep(row.try_get(3)?))).collect();
     Ok(Coming { problems: problems?, to_the_end })
 }
 
-async fn coming_requeued(
-    client: &ClientWrapper,
-    lane: &OpenLane,
-    from: BatchOrder,
-    limit: i64,
-) -> Result<Coming, Error> {
+async fn coming_small(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
+    let statement = client.prepare_cached(include_str!("../queries/coming_problems.sql")).await?;
+    let Portion { from, problems: limit, .. } = portion;
+    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit, &SMALL_PAYLOAD_BYTES]).await?;
+    let mut problems = Vec::with_capacity(rows.len());
+    let mut payloads = Payloads::default();
+    for row in &rows {
+        let Some(payload) = row.try_get::<_, Option<JsonSlice<'_>>>(3)? else {
+            return Ok(Coming { problems, to_the_end: false });
+        };
+        problems.push(coming_problem(lane, row, payloads.keep(payload))?);
+    }
+    Ok(Coming { problems, to_the_end: (rows.len() as i64) < limit })
+}
+
+fn coming_problem(lane: &OpenLane, row: &Row, payload: RawJson) -> Result<ComingProblem, Error> {
+    let batch_order = row.try_get(1)?;
+    Ok(ComingProblem {
+        problem_id: row.try_get(0)?,
+        batch_order,
+        key: row.try_get(2)?,
+        payload,
+        attempts: 0,
+        alone: false,
+        grouped: false,
+        home_lane: lane.lane_id,
+        home_order: batch_order,
+    })
+}
+
+/// Many payloads in few allocations.
+#[derive(Default)]
+struct Payloads(BytesMut);
+
+/// Bytes of payloads that share an allocation, and so live as long as the last of them.
+const SHARED_BYTES: usize = 64 << 10;
+
+impl Payloads {
+    fn keep(&mut self, payload: JsonSlice<'_>) -> RawJson {
+        if self.0.capacity() < payload.0.len() {
+            self.0 = BytesMut::with_capacity(SHARED_BYTES.max(payload.0.len()));
+        }
+        self.0.extend_from_slice(payload.0);
+        RawJson(self.0.split().freeze())
+    }
+}
+
+async fn coming_requeued(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
     let statement = client.prepare_cached(include_str!("../queries/coming_requeued.sql")).await?;
-    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit]).await?;
-    let to_the_end = (rows.len() as i64) < limit;
+    let Portion { from, problems: limit, bytes, .. } = portion;
+    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit, &bytes]).await?;
+    let looked_at: i64 = rows.first().map_or(Ok(0), |row| row.try_get("looked_at"))?;
+    let to_the_end = looked_at < limit && rows.len() as i64 == looked_at;
     let problems: Result<_, Error> = rows
         .iter()
         .map(|row| {

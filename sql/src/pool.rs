@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime};
 use tokio_postgres::{Client, Config, NoTls};
 
 /// Longer, and the callers wait for a database that does not keep up: better to refuse and be asked again.
@@ -70,6 +70,34 @@ pub fn pool(config: Config, size: usize, application_name: &str) -> Pool {
         .recycle_timeout(Some(RECYCLE_TIMEOUT))
         .build()
         .expect("a runtime is set, which is all that timeouts need")
+}
+
+/// A connection of the pool that one task keeps, so that it does not pay for a reset at each use. Only for what runs our
+/// own statements alone: nobody cleans up after an administrator's SQL.
+#[derive(Debug)]
+pub struct Kept {
+    pool: Pool,
+    client: Option<Object>,
+}
+
+impl Kept {
+    pub fn new(pool: Pool) -> Kept {
+        Kept { pool, client: None }
+    }
+
+    /// The connection; another one after [`Kept::let_go`] or when it is closed.
+    pub async fn client(&mut self) -> Result<&Object, PoolError> {
+        self.client = match self.client.take().filter(|client| !client.is_closed()) {
+            Some(client) => Some(client),
+            None => Some(self.pool.get().await?),
+        };
+        Ok(self.client.as_ref().expect("just put there"))
+    }
+
+    /// After an error: the pool looks at it before anybody has it again.
+    pub fn let_go(&mut self) {
+        self.client = None;
+    }
 }
 
 const OLDEST: i32 = 15;

@@ -78,15 +78,18 @@ impl World {
 
     /// Every third problem that it holds fails for good or for now, the others are done.
     async fn finish(&self, checkout: i64, last_attempt: bool) {
-        let statement = "select pcfarm.accept('t', array[$1::bigint], array[5::bigint], array[not s.failures],
-                 s.positions, s.ids, s.keys, s.attempts, s.last, s.lanes, s.orders, s.messages, s.solutions)
-             from (select array_agg(1) as positions, array_agg(h.problem_id) as ids, array_agg(p.key) as keys,
-                 array_agg(h.attempts) as attempts, array_agg($2::boolean) as last, array_agg(h.home_lane) as lanes,
-                 array_agg(h.home_order) as orders, array_agg(case when h.problem_id % 3 = 0 then 'bad' end) as messages,
-                 array_agg(case when h.problem_id % 3 <> 0 then '{\"r\": 1}'::jsonb end) as solutions,
-                 coalesce(bool_or(h.problem_id % 3 = 0), false) and not $2::boolean as failures
-                 from pcfarm.held_problem h join pcfarm.problem p on p.job_id = h.job_id and p.problem_id = h.problem_id
-                 where h.checkout_id = $1) s";
+        let statement = "select pcfarm.accept('t', array[$1::bigint], array[5::bigint],
+                 array[cardinality(f.ids) = 0 or $2::boolean], array[cardinality(s.ids)],
+                 array_fill(1, array[cardinality(s.ids)]), s.ids, s.attempts, s.solutions, '{}', '{}', '{}',
+                 array_fill(1, array[cardinality(f.ids)]), f.ids, f.attempts, f.lanes, f.orders, f.messages, false)
+             from (select coalesce(array_agg(h.problem_id), '{}') as ids, coalesce(array_agg(h.attempts), '{}') as attempts,
+                     coalesce(array_agg('{\"r\": 1}'::jsonb), '{}') as solutions
+                 from pcfarm.held_problem h where h.checkout_id = $1 and h.problem_id % 3 <> 0) s,
+                 (select coalesce(array_agg(h.problem_id), '{}') as ids,
+                     coalesce(array_agg(case when $2 then 2 else h.attempts end), '{}') as attempts,
+                     coalesce(array_agg(h.home_lane), '{}') as lanes, coalesce(array_agg(h.home_order), '{}') as orders,
+                     coalesce(array_agg('bad'::text), '{}') as messages
+                 from pcfarm.held_problem h where h.checkout_id = $1 and h.problem_id % 3 = 0) f";
         self.client.query(statement, &[&checkout, &last_attempt]).await.expect("accepted");
         let close = "select pcfarm.close_checkouts(array[$1::bigint], 'finished', 'finished')";
         self.client.query(close, &[&checkout]).await.expect("closed");

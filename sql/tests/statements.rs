@@ -115,8 +115,14 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
         .await;
     let out = "(bigint, bigint, text, bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
     let hot: &[(&str, &str, String, &[&str])] = &[
-        ("coming_problems", "", format!("({job}, {load}, 3000, 1000, 1000000)"), &["problem_in_dispatch_order"]),
-        ("coming_requeued", "", format!("({job}, {retry}, 0, 1000)"), &["requeued_pkey", "problem_in_dispatch_order"]),
+        ("coming_problems", "", format!("({job}, {load}, 3000, 1000, 1900)"), &["problem_in_dispatch_order"]),
+        ("coming_large_problems", "", format!("({job}, {load}, 3000, 1000, 1000000)"), &["problem_in_dispatch_order"]),
+        (
+            "coming_requeued",
+            "",
+            format!("({job}, {retry}, 0, 1000, 1000000)"),
+            &["requeued_pkey", "problem_in_dispatch_order"],
+        ),
         (
             "check_out",
             out,
@@ -193,14 +199,17 @@ async fn accepting_and_closing_go_by_index_on_stale_statistics() {
         ))
         .await;
     let accept = format!(
-        "select pcfarm.accept('t', {live}, array_fill(7, array[8]), array_fill(true, array[8]),
-            array_agg(s.position::integer), array_agg(s.problem_id), array_agg('k'::text), array_agg(0),
-            array_agg(false), array_agg(s.home_lane), array_agg(s.home_order), array_agg(null::text), array_agg('1'::jsonb))
+        "select pcfarm.accept('t', {live}, array_fill(7, array[8]), array_fill(true, array[8]), array_fill(100, array[8]),
+            array_agg(s.position::integer), array_agg(s.problem_id), array_agg(0), array_agg('1'::jsonb),
+            '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', CAREFUL)
          from public.delivery s"
     );
-    let plans = inner_plans(&queue, &accept).await;
-    reads_by_index("accept", &plans, &[]);
-    assert_eq!(queue.number(&format!("select done from pcfarm.job_progress where job_id = {job}")).await, 800);
+    // Careful: nothing of it is there already, which it finds out.
+    for (careful, live, done) in [("false", "closing", 800), ("true", "closed", 800)] {
+        let plans = inner_plans(&queue, &accept.replace("CAREFUL", careful)).await;
+        reads_by_index(&format!("accept, {live}"), &plans, &[]);
+        assert_eq!(queue.number(&format!("select done from pcfarm.job_progress where job_id = {job}")).await, done);
+    }
 
     for how in ["finished", "lost"] {
         let live = eight_live(&queue, job).await;

@@ -7,7 +7,7 @@ mod queue;
 use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, WorkstationId};
 use pcfarm_sql::checkout::{self, Closing, HandOut, VerdictKind};
 use pcfarm_sql::lanes;
-use queue::{Held, Queue, Told, acceptance, backend, queue, take};
+use queue::{Held, Queue, Told, acceptance, at_last, backend, queue, take};
 use std::collections::BTreeMap;
 use tokio_postgres::Client;
 
@@ -33,14 +33,15 @@ fn accept_sql(held: &Held, told: &str) -> String {
         |of: &dyn Fn(&lanes::ComingProblem) -> String| held.problems.iter().map(of).collect::<Vec<_>>().join(",");
     let n = held.problems.len();
     format!(
-        "select pcfarm.accept('{}', '{{{}}}', '{{{}}}', '{{t}}', array_fill(1, array[{n}]), '{{{}}}', '{{{}}}', '{{{}}}',
-             array_fill(false, array[{n}]), '{{{}}}', '{{{}}}', array_fill(null::text, array[{n}]), array_fill('{told}'::jsonb, array[{n}]))",
+        "select pcfarm.accept('{}', '{{{}}}', '{{{}}}', '{{t}}', array[{n}], array_fill(1, array[{n}]), '{{{}}}', '{{{}}}',
+             array_fill('{told}'::jsonb, array[{n}]), '{{{}}}', '{{{}}}', '{{{}}}',
+             '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false)",
         held.job_type,
         held.checkout_id,
         held.token,
         list(&|p| p.problem_id.to_string()),
-        list(&|p| p.key.clone()),
         list(&|p| p.attempts.to_string()),
+        list(&|p| p.key.clone()),
         list(&|p| p.home_lane.to_string()),
         list(&|p| p.home_order.to_string()),
     )
@@ -364,8 +365,7 @@ async fn a_failed_problem_in_live_hands_is_not_retried_twice() {
     let queue = queue().await;
     let job = queue.job(2, 2).await;
     let held = queue.take(job, false, 1).await.expect("held");
-    let mut last = acceptance(&[(&held, &[(0, Err("no"))], false)]);
-    last.outcomes[0].last_attempt = true;
+    let last = at_last(acceptance(&[(&held, &[(0, Err("no"))], false)]));
     checkout::accept(&*queue.server().await, "t", &last).await.expect("accepted");
     queue.check().await;
     assert_eq!(queue.number(&format!("select pcfarm.retry_job({job})")).await, 0, "it is in somebody's hands");
@@ -527,8 +527,7 @@ async fn write_back_has_its_roles_rights_and_leaves_no_setting() {
         let client = queue.server().await;
         client.batch_execute("begin").await.expect("begun");
         let told: &[(usize, Told<'_>)] = &[(0, Ok("1"))];
-        let mut delivery = acceptance(&[(&held, told, true)]);
-        delivery.outcomes[0].last_attempt = true;
+        let delivery = at_last(acceptance(&[(&held, told, true)]));
         let outcome = checkout::accept(&client, "w", &delivery).await.expect(statement);
         let shown = client.query_one(
             "select current_setting('synchronous_commit'), current_setting('search_path'), current_setting('statement_timeout'), current_user = session_user",
@@ -674,8 +673,7 @@ async fn what_is_tried_anew_keeps_its_dependent_problems_together() {
     queue.run(&format!("select pcfarm.open_job({job})")).await;
     while let Some(held) = queue.take(job, false, 1).await {
         let told: Vec<(usize, Told<'_>)> = (0..3).map(|n| (n, Err("no"))).collect();
-        let mut last = acceptance(&[(&held, &told, true)]);
-        last.outcomes.iter_mut().for_each(|outcome| outcome.last_attempt = true);
+        let last = at_last(acceptance(&[(&held, &told, true)]));
         checkout::accept(&*queue.server().await, "t", &last).await.expect("accepted");
     }
     assert_eq!(queue.end(job).await.as_deref(), Some("failed"));

@@ -70,6 +70,13 @@ const STOP_LINGER: Duration = Duration::from_millis(200);
 /// Most checkouts that may wait to be acknowledged before no more are asked for.
 const UNACKNOWLEDGED_CHECKOUTS_LIMIT: usize = 256;
 
+/// How much work is wanted here beside what is computed, so that fetching the next checkout costs no core's time: many
+/// small checkouts, or one that is not.
+const WORK_AHEAD: Duration = Duration::from_millis(100);
+
+/// Most checkouts ahead, however small they are.
+const PREFETCH_LIMIT: u32 = 16;
+
 /// What of a message's limit is left to its frame around one solution.
 const FRAME_BYTES: usize = 64 << 10;
 
@@ -134,6 +141,8 @@ pub struct Inventory {
     part_bytes_target: usize,
     actions: Vec<Action>,
     revoked: u64,
+    /// Time that checkouts take this workstation, as a moving average.
+    typical_checkout: Option<Duration>,
     pockets_emptied: Duration,
     stuck: stuck::Stuck,
 }
@@ -194,6 +203,7 @@ impl Inventory {
             part_bytes_target: PART_BYTES_TARGET,
             actions: Vec::new(),
             revoked: 0,
+            typical_checkout: None,
             pockets_emptied: now,
             stuck: stuck::Stuck::default(),
         }
@@ -536,9 +546,22 @@ impl Inventory {
     }
 
     fn computed(&mut self, batch: Batch) {
-        if let Some(held) = self.held_mut(batch.key) {
-            held.add(batch);
+        let cores = self.profile.hello.cores.max(1);
+        let Some(held) = self.held_mut(batch.key).filter(|held| held.is_computing()) else { return };
+        held.add(batch);
+        if let Some(took) = held.took() {
+            let took = took / cores;
+            self.typical_checkout = Some(self.typical_checkout.map_or(took, |typical| (typical * 3 + took) / 4));
         }
+    }
+
+    /// Checkouts that are wanted beside the one that is computed.
+    fn prefetch(&self) -> u32 {
+        let wanted = match self.typical_checkout {
+            None => 0,
+            Some(typical) => WORK_AHEAD.as_nanos().div_ceil(typical.as_nanos().max(1)),
+        };
+        u32::try_from(wanted).unwrap_or(u32::MAX).min(PREFETCH_LIMIT).max(self.profile.prefetch)
     }
 
     fn held_mut(&mut self, key: CheckoutKey) -> Option<&mut Held> {

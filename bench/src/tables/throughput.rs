@@ -31,6 +31,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             let job = site.load(problems, convoy).await?;
             context.settle(&site.database).await?;
             let measured = site.crunch(job).await?;
+            context.progress(&format!("{}: {:.0} a second", name(checkout, convoy), measured.per_second()));
             site.check(job, problems).await?;
             site.end(context).await?;
             measured.add_to(&mut figures, &name(checkout, convoy));
@@ -70,7 +71,9 @@ async fn limits(context: &Context, report: &mut Report, figures: &mut Figures, p
         let mut best: f64 = 0.0;
         for connections in LIMIT_CONNECTIONS {
             let took = pointer::run(&database, problems, at_once, connections).await?;
-            best = best.max(problems as f64 / took.as_secs_f64());
+            let rate = problems as f64 / took.as_secs_f64();
+            context.progress(&format!("limit at {at_once}, {connections} connections: {rate:.0} a second"));
+            best = best.max(rate);
             report.processed(problems);
         }
         figures.add(format!("limit_{at_once}_per_second"), best);

@@ -1,11 +1,12 @@
 //! Deliveries of one job type, gathered into one acceptance. Pure.
 
-use super::checked_solution;
 use crate::farm::Held;
 use pcfarm_proto::ids::{CheckoutId, ProblemId};
 use pcfarm_proto::v1;
-use pcfarm_sql::checkout::{Acceptance, Outcome};
-use std::collections::{BTreeMap, HashSet};
+use pcfarm_proto::v1::problem_result::Outcome;
+use pcfarm_sql::checkout::{Acceptance, Accepting, Failed, Home, Solved};
+use pcfarm_sql::json::RawJson;
+use std::collections::BTreeMap;
 
 /// Most of a failure's message that is kept.
 const MESSAGE_LIMIT: usize = 4096;
@@ -18,9 +19,10 @@ pub(super) struct Batch {
 #[derive(Debug, Default)]
 struct Gathered {
     token: i64,
-    problems: usize,
-    outcomes: Vec<Outcome>,
-    seen: HashSet<ProblemId>,
+    /// Of its problems, those that have a result here.
+    seen: Vec<bool>,
+    solved: Vec<Solved>,
+    failed: Vec<Failed>,
     /// Results for problems that are not of this checkout.
     strangers: i32,
     /// The agent is done with it, and why it gives back what is left.
@@ -28,49 +30,69 @@ struct Gathered {
 }
 
 impl Batch {
-    pub(super) fn add(&mut self, id: CheckoutId, held: &Held, results: &v1::CheckoutResults, max_attempts: i32) {
+    pub(super) fn add(&mut self, id: CheckoutId, held: &Held, results: &v1::CheckoutResults, writes_back: bool) {
         let gathered = self.checkouts.entry(id).or_default();
         gathered.token = held.token;
-        gathered.problems = held.members.len();
+        gathered.seen.resize(held.members.len(), false);
+        gathered.solved.reserve(results.results.len());
         for result in &results.results {
             let problem_id = ProblemId(result.problem_id);
-            let Some(member) = held.members.get(&problem_id) else {
+            let Some(place) = held.members.find(problem_id) else {
                 gathered.strangers += 1;
                 continue;
             };
             // A delivery that is repeated, or says two things: the first counts.
-            if !gathered.seen.insert(problem_id) {
+            if std::mem::replace(&mut gathered.seen[place.index()], true) {
                 continue;
             }
-            let solution = match &result.outcome {
-                Some(v1::problem_result::Outcome::Solution(solution)) => checked_solution(solution),
-                Some(v1::problem_result::Outcome::Failure(message)) => Err(message.clone()),
-                None => Err("the agent sent neither a solution nor a failure".to_owned()),
+            let attempts = held.members.attempts(place);
+            let message = match &result.outcome {
+                Some(Outcome::Solution(solution)) if solution.len() <= pcfarm_proto::SOLUTION_BYTES_LIMIT => {
+                    let home = writes_back.then(|| Box::new(held.members.home(place)));
+                    let solution = RawJson(solution.clone());
+                    gathered.solved.push(Solved { checkout: 0, problem_id, attempts, solution, home });
+                    continue;
+                }
+                Some(Outcome::Solution(solution)) => too_large(solution.len()),
+                Some(Outcome::Failure(message)) => message.clone(),
+                None => "the agent sent neither a solution nor a failure".to_owned(),
             };
-            gathered.outcomes.push(Outcome {
-                checkout: 0,
-                problem_id,
-                key: member.key.clone(),
-                attempts: member.attempts,
-                last_attempt: member.attempts + 1 >= max_attempts,
-                home_lane: member.home_lane,
-                home_order: member.home_order,
-                solution: solution.map_err(|message| storable(&message)),
-            });
+            gathered.failed.push(failed(0, problem_id, attempts, held.members.home(place), &message));
         }
         if results.finished {
             gathered.finished = Some(storable(&results.give_back_reason));
         }
     }
 
-    /// One transaction's worth. A checkout that its agent is done with is closed there, if all its problems have results.
-    pub(super) fn acceptance(&self) -> Acceptance {
-        let mut acceptance = Acceptance::default();
-        for (position, (&id, gathered)) in self.checkouts.iter().enumerate() {
-            acceptance.checkouts.push((id, gathered.token, gathered.finished.is_some()));
-            acceptance.outcomes.extend(gathered.outcomes.iter().map(|o| Outcome { checkout: position, ..o.clone() }));
+    /// How many results it has.
+    pub(super) fn results(&self) -> usize {
+        self.checkouts.values().map(|gathered| gathered.solved.len() + gathered.failed.len()).sum()
+    }
+
+    /// Cuts it into transactions of at most about so many results; what is left here is who is finished. A checkout that
+    /// its agent is done with is closed there, if all its problems have results.
+    pub(super) fn acceptances(&mut self, results_each: usize) -> Vec<Acceptance> {
+        let mut acceptances: Vec<Acceptance> = Vec::new();
+        for (&checkout_id, gathered) in &mut self.checkouts {
+            let has_room = |a: &Acceptance| a.solved.len() + a.failed.len() + gathered.solved.len() <= results_each;
+            if !acceptances.last().is_some_and(has_room) {
+                acceptances.push(Acceptance::default());
+            }
+            let acceptance = acceptances.last_mut().expect("just pushed");
+            let checkout = acceptance.checkouts.len();
+            let closing = gathered.finished.is_some();
+            acceptance.checkouts.push(Accepting { checkout_id, token: gathered.token, closing });
+            acceptance.solved.extend(gathered.solved.drain(..).map(|solved| Solved { checkout, ..solved }));
+            acceptance.failed.extend(gathered.failed.drain(..).map(|failed| Failed { checkout, ..failed }));
         }
-        acceptance
+        for acceptance in &mut acceptances {
+            // Cores finish out of order; in order, an index grows at its end and locks are taken alike.
+            if !acceptance.solved.is_sorted_by_key(|solved| solved.problem_id) {
+                acceptance.solved.sort_unstable_by_key(|solved| solved.problem_id);
+            }
+            acceptance.failed.sort_unstable_by_key(|failed| failed.problem_id);
+        }
+        acceptances
     }
 
     pub(super) fn refused(&self, id: CheckoutId) -> i32 {
@@ -80,6 +102,43 @@ impl Batch {
     pub(super) fn finished(&self, id: CheckoutId) -> Option<&str> {
         self.checkouts.get(&id)?.finished.as_deref()
     }
+}
+
+/// Makes failures of the solutions that this says something against.
+pub(super) fn refuse(
+    acceptance: &mut Acceptance,
+    home: impl Fn(CheckoutId, ProblemId) -> Option<Home>,
+    objection: impl Fn(&Solved) -> Option<String>,
+) -> usize {
+    let mut refused = 0;
+    for solved in std::mem::take(&mut acceptance.solved) {
+        let message = objection(&solved);
+        let place =
+            message.as_ref().and_then(|_| home(acceptance.checkouts[solved.checkout].checkout_id, solved.problem_id));
+        match (message, place) {
+            (Some(message), Some(home)) => {
+                refused += 1;
+                acceptance.failed.push(failed(solved.checkout, solved.problem_id, solved.attempts, home, &message));
+            }
+            _ => acceptance.solved.push(solved),
+        }
+    }
+    refused
+}
+
+/// What a solution lacks to be a JSON value.
+pub(super) fn not_json(solved: &Solved) -> Option<String> {
+    let error = serde_json::from_slice::<serde::de::IgnoredAny>(&solved.solution.0).err()?;
+    Some(format!("the solution is not JSON: {error}"))
+}
+
+fn failed(checkout: usize, problem_id: ProblemId, attempts: i32, home: Home, message: &str) -> Failed {
+    let Home { lane: home_lane, order: home_order, .. } = home;
+    Failed { checkout, problem_id, attempts, home_lane, home_order, message: storable(message) }
+}
+
+fn too_large(bytes: usize) -> String {
+    format!("the solution has {bytes} bytes; at most {} are allowed", pcfarm_proto::SOLUTION_BYTES_LIMIT)
 }
 
 /// PostgreSQL's text holds no NUL, and nobody reads more than this of a message.
@@ -95,76 +154,86 @@ fn storable(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::farm::Member;
+    use crate::members::{Listed, Members};
     use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, WorkstationId};
 
     fn held(problems: &[i64], attempts: i32) -> Held {
-        let member =
-            |id: &i64| Member { attempts, home_lane: LaneId(1), home_order: BatchOrder(0), key: id.to_string() };
+        let member = |&id: &i64| {
+            let problem_id = ProblemId(id);
+            (Listed { problem_id, attempts, home_lane: LaneId(1), home_order: BatchOrder(0) }, id.to_string())
+        };
         Held {
             token: 7,
             job_id: JobId(1),
             job_type: "t".to_owned(),
             workstation_id: WorkstationId(1),
-            members: problems.iter().map(|id| (ProblemId(*id), member(id))).collect(),
+            members: Members::listed(problems.iter().map(member).collect()),
         }
     }
 
     fn solved(problem_id: i64) -> v1::ProblemResult {
-        let outcome = Some(v1::problem_result::Outcome::Solution("1".into()));
-        v1::ProblemResult { problem_id, outcome }
+        v1::ProblemResult { problem_id, outcome: Some(Outcome::Solution("1".into())) }
     }
 
-    fn failed(problem_id: i64) -> v1::ProblemResult {
-        let outcome = Some(v1::problem_result::Outcome::Failure("no\0pe".to_owned()));
-        v1::ProblemResult { problem_id, outcome }
+    fn failing(problem_id: i64) -> v1::ProblemResult {
+        v1::ProblemResult { problem_id, outcome: Some(Outcome::Failure("no\0pe".to_owned())) }
     }
 
     fn delivery(results: Vec<v1::ProblemResult>, finished: bool) -> v1::CheckoutResults {
         v1::CheckoutResults { checkout_id: 5, results, finished, ..v1::CheckoutResults::default() }
     }
 
-    fn closing(held: &Held, results: Vec<v1::ProblemResult>, finished: bool) -> (bool, usize) {
+    fn accepted(held: &Held, results: Vec<v1::ProblemResult>, finished: bool) -> Acceptance {
         let mut batch = Batch::default();
-        batch.add(CheckoutId(5), held, &delivery(results, finished), 3);
-        let acceptance = batch.acceptance();
-        (acceptance.checkouts[0].2, acceptance.outcomes.len())
+        batch.add(CheckoutId(5), held, &delivery(results, finished), true);
+        batch.acceptances(1000).remove(0)
     }
 
     #[test]
     fn a_checkout_closes_when_its_agent_is_done_with_it() {
         let two = held(&[1, 2], 0);
-        assert_eq!(closing(&two, vec![solved(1), solved(2)], true), (true, 2));
-        assert_eq!(closing(&two, vec![solved(1), failed(2)], false), (false, 2), "the agent has more to say");
-    }
-
-    #[test]
-    fn a_failure_counts_attempts() {
-        let last = |attempts| {
-            let mut batch = Batch::default();
-            batch.add(CheckoutId(5), &held(&[1], attempts), &delivery(vec![failed(1)], true), 3);
-            batch.acceptance().outcomes[0].last_attempt
-        };
-        assert_eq!([last(0), last(1), last(2)], [false, false, true]);
+        let done = accepted(&two, vec![solved(2), solved(1)], true);
+        assert!(done.checkouts[0].closing);
+        assert_eq!(done.solved.iter().map(|s| s.problem_id.0).collect::<Vec<_>>(), [1, 2], "in order");
+        assert_eq!(done.solved[0].home.as_ref().map(|home| home.key.as_str()), Some("1"));
+        let not_done = accepted(&two, vec![solved(1), failing(2)], false);
+        assert!(!not_done.checkouts[0].closing, "the agent has more to say");
+        assert_eq!((not_done.solved.len(), not_done.failed.len()), (1, 1));
+        assert_eq!(not_done.failed[0].message, "no\u{fffd}pe");
     }
 
     #[test]
     fn strangers_are_refused_and_repetitions_count_once() {
         let mut batch = Batch::default();
-        batch.add(CheckoutId(5), &held(&[1], 0), &delivery(vec![solved(1), solved(1), solved(9)], true), 3);
-        assert_eq!(batch.acceptance().outcomes.len(), 1);
+        batch.add(CheckoutId(5), &held(&[1], 0), &delivery(vec![solved(1), failing(1), solved(9)], true), false);
+        assert_eq!(batch.results(), 1);
         assert_eq!(batch.refused(CheckoutId(5)), 1);
     }
 
     #[test]
-    fn what_is_not_json_fails_alone() {
+    fn transactions_are_cut_between_checkouts() {
         let mut batch = Batch::default();
-        let bad =
-            v1::ProblemResult { problem_id: 1, outcome: Some(v1::problem_result::Outcome::Solution("{half".into())) };
-        batch.add(CheckoutId(5), &held(&[1, 2], 0), &delivery(vec![bad, solved(2)], true), 3);
-        let outcomes = batch.acceptance().outcomes;
-        assert!(outcomes[0].solution.as_ref().is_err_and(|m| m.contains("not JSON")));
-        assert!(outcomes[1].solution.is_ok());
+        for (id, problems) in [(1, 1..=3), (2, 4..=5), (3, 6..=9)] {
+            let problems: Vec<i64> = problems.collect();
+            let results = delivery(problems.iter().map(|&n| solved(n)).collect(), true);
+            batch.add(CheckoutId(id), &held(&problems, 0), &results, false);
+        }
+        let cut = batch.acceptances(5);
+        let shape: Vec<_> = cut.iter().map(|a| (a.checkouts.len(), a.solved.len())).collect();
+        assert_eq!(shape, [(2, 5), (1, 4)]);
+        assert_eq!(cut[0].solved.iter().map(|s| s.checkout).collect::<Vec<_>>(), [0, 0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn what_is_not_json_fails_alone() {
+        let mut bad = solved(1);
+        bad.outcome = Some(Outcome::Solution("{half".into()));
+        let mut acceptance = accepted(&held(&[1, 2], 0), vec![bad, solved(2)], true);
+        let home = |_, _| Some(Home { lane: LaneId(1), order: BatchOrder(3), key: String::new() });
+        assert_eq!(refuse(&mut acceptance, home, not_json), 1);
+        assert_eq!(acceptance.solved.len(), 1);
+        assert!(acceptance.failed[0].message.contains("not JSON"));
+        assert_eq!(acceptance.failed[0].home_order, BatchOrder(3));
     }
 
     #[test]

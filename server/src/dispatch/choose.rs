@@ -2,7 +2,7 @@
 
 use pcfarm_proto::ids::{JobId, LaneId};
 use std::cmp::Ordering;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::SystemTime;
 
 /// What decides a lane's place.
@@ -42,12 +42,38 @@ fn rank(candidate: &Candidate) -> u8 {
     }
 }
 
-/// The first of the ordered candidates that a workstation with these controllers can run.
-pub fn choose<'a>(
-    ordered: impl IntoIterator<Item = &'a Candidate>,
-    controllers: &HashSet<String>,
-) -> Option<&'a Candidate> {
-    ordered.into_iter().find(|candidate| controllers.contains(&candidate.controller))
+/// Candidates in the order of service, and for each controller the first that needs it.
+#[derive(Debug, Default)]
+pub struct Ordered {
+    candidates: Vec<Candidate>,
+    first: HashMap<String, usize>,
+}
+
+impl Ordered {
+    pub fn new(mut candidates: Vec<Candidate>) -> Ordered {
+        candidates.sort_by(order);
+        let mut first = HashMap::new();
+        for (place, candidate) in candidates.iter().enumerate() {
+            if !first.contains_key(&candidate.controller) {
+                first.insert(candidate.controller.clone(), place);
+            }
+        }
+        Ordered { candidates, first }
+    }
+
+    /// The first that a workstation with these controllers can run.
+    pub fn choose(&self, controllers: &HashSet<String>) -> Option<&Candidate> {
+        let place = match controllers.len() <= self.first.len() {
+            true => controllers.iter().filter_map(|controller| self.first.get(controller)).min(),
+            false => self.first.iter().filter(|(known, _)| controllers.contains(*known)).map(|(_, place)| place).min(),
+        };
+        place.map(|&place| &self.candidates[place])
+    }
+
+    pub fn remove(&mut self, job_id: JobId, lane_id: LaneId) {
+        self.candidates.retain(|c| (c.job_id, c.lane_id) != (job_id, lane_id));
+        *self = Ordered::new(std::mem::take(&mut self.candidates));
+    }
 }
 
 #[cfg(test)]
@@ -68,8 +94,8 @@ mod tests {
     }
 
     fn ordered(mut lanes: Vec<Candidate>) -> Vec<(i64, i64)> {
-        lanes.sort_by(order);
-        lanes.iter().map(|l| (l.job_id.0, l.lane_id.0)).collect()
+        lanes.reverse();
+        Ordered::new(lanes).candidates.iter().map(|l| (l.job_id.0, l.lane_id.0)).collect()
     }
 
     #[test]
@@ -91,9 +117,15 @@ mod tests {
 
     #[test]
     fn a_workstation_gets_what_it_can_run() {
-        let lanes = [Candidate { controller: "airline".to_owned(), ..lane(1, 1) }, lane(2, 2)];
-        let echo = HashSet::from(["echo".to_owned()]);
-        assert_eq!(choose(&lanes, &echo).map(|c| c.job_id), Some(JobId(2)));
-        assert_eq!(choose(&lanes, &HashSet::new()), None);
+        let mut lanes = Ordered::new(vec![Candidate { controller: "airline".to_owned(), ..lane(1, 1) }, lane(2, 2)]);
+        let chosen = |lanes: &Ordered, names: &[&str]| {
+            lanes.choose(&names.iter().map(|&name| name.to_owned()).collect()).map(|c| c.job_id.0)
+        };
+        assert_eq!(chosen(&lanes, &["echo"]), Some(2));
+        assert_eq!(chosen(&lanes, &["echo", "airline", "sleep"]), Some(1));
+        assert_eq!(chosen(&lanes, &[]), None);
+        lanes.remove(JobId(1), LaneId(1));
+        assert_eq!(chosen(&lanes, &["airline"]), None);
+        assert_eq!(chosen(&lanes, &["airline", "echo"]), Some(2));
     }
 }

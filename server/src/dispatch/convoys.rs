@@ -1,67 +1,102 @@
-//! Convoys read ahead of a lane's pointer: cutting rows at convoy boundaries, and taking whole convoys.
+//! Convoys read ahead of a lane's pointer: kept whole, taken whole.
 //!
-//! Pure. A convoy is here whole or not at all.
+//! Pure. A convoy, all problems of a lane that share a batch order, is here whole or not at all.
 
 use pcfarm_proto::ids::BatchOrder;
 use pcfarm_sql::lanes::ComingProblem;
 use std::collections::VecDeque;
 
-/// All problems of a lane that share a batch order.
-#[derive(Clone, Debug)]
-pub struct Convoy {
-    pub order: BatchOrder,
-    pub problems: Vec<ComingProblem>,
-}
-
-impl Convoy {
-    fn alone(&self) -> bool {
-        self.problems.iter().any(|problem| problem.alone)
-    }
-
-    /// Whoever loses it blames its only, or its first, problem: so the workstation holds nothing else meanwhile, or an
-    /// innocent one would pay for its neighbour.
-    pub fn is_suspect(&self) -> bool {
-        self.alone() && (self.problems.len() == 1 || self.problems[0].grouped)
-    }
-
-    fn bytes(&self) -> usize {
-        self.problems.iter().map(|problem| problem.payload.0.len() + problem.key.len()).sum()
-    }
-}
-
 /// Payload that one checkout may carry, unless a single convoy carries more.
 const CHECKOUT_BYTES_LIMIT: usize = 16 << 20;
 
-/// Rows in order, cut into convoys. `complete` says that the rows went to the lane's end; otherwise the last convoy
-/// may lack rows and is left out.
-pub fn cut(rows: Vec<ComingProblem>, complete: bool) -> VecDeque<Convoy> {
-    let mut convoys: VecDeque<Convoy> = VecDeque::new();
-    for problem in rows {
-        match convoys.back_mut() {
-            Some(convoy) if convoy.order == problem.batch_order => convoy.problems.push(problem),
-            _ => convoys.push_back(Convoy { order: problem.batch_order, problems: vec![problem] }),
-        }
-    }
-    if !complete {
-        convoys.pop_back();
-    }
-    convoys
+/// Problems read ahead, in order.
+#[derive(Debug, Default)]
+pub struct Ahead {
+    problems: VecDeque<ComingProblem>,
+    bytes: usize,
 }
 
-/// Takes whole convoys off the front, up to `wanted` problems and at least one convoy. One that must be alone is.
-pub fn take(ahead: &mut VecDeque<Convoy>, wanted: usize) -> Vec<Convoy> {
-    let mut taken: Vec<Convoy> = Vec::new();
-    let (mut problems, mut bytes) = (0, 0);
-    while let Some(next) = ahead.front() {
-        let fits = problems + next.problems.len() <= wanted && bytes + next.bytes() <= CHECKOUT_BYTES_LIMIT;
-        if !taken.is_empty() && (!fits || next.alone() || taken[0].alone()) {
-            break;
-        }
-        problems += next.problems.len();
-        bytes += next.bytes();
-        taken.extend(ahead.pop_front());
+/// Consecutive convoys for one checkout.
+#[derive(Debug)]
+pub struct Taken {
+    pub problems: Vec<ComingProblem>,
+    /// The first batch order behind them.
+    pub to: BatchOrder,
+    /// Whoever loses them blames the only, or the first, problem: so the workstation holds nothing else meanwhile, or an
+    /// innocent one would pay for its neighbour.
+    pub suspect: bool,
+}
+
+impl Ahead {
+    pub fn problems(&self) -> usize {
+        self.problems.len()
     }
-    taken
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The first batch order behind what is here.
+    pub fn end(&self) -> Option<BatchOrder> {
+        self.problems.back().map(|last| BatchOrder(last.batch_order.0 + 1))
+    }
+
+    /// Adds rows in order. `complete` says that they go to the lane's end; otherwise the last convoy may lack rows and is
+    /// left out. True if anything was whole.
+    pub fn extend(&mut self, mut rows: Vec<ComingProblem>, complete: bool) -> bool {
+        if !complete && let Some(cut) = rows.last().map(|last| last.batch_order) {
+            let whole = rows.partition_point(|problem| problem.batch_order < cut);
+            rows.truncate(whole);
+        }
+        self.bytes += rows.iter().map(bytes_of).sum::<usize>();
+        let any = !rows.is_empty();
+        self.problems.extend(rows);
+        any
+    }
+
+    /// Must the next convoy be the only one in its workstation's hands?
+    pub fn next_is_suspect(&self) -> bool {
+        let convoy = self.first_convoy();
+        self.is_alone(convoy) && (convoy == 1 || self.problems[0].grouped)
+    }
+
+    /// Takes whole convoys off the front, up to `wanted` problems and at least one convoy. One that must be alone is.
+    pub fn take(&mut self, wanted: usize) -> Option<Taken> {
+        let suspect = self.next_is_suspect();
+        let mut taken: Vec<ComingProblem> = Vec::with_capacity(wanted.min(self.problems.len()));
+        let (mut bytes, mut alone) = (0, false);
+        loop {
+            let convoy = self.first_convoy();
+            if convoy == 0 {
+                break;
+            }
+            let convoy_bytes: usize = self.problems.range(..convoy).map(bytes_of).sum();
+            let fits = taken.len() + convoy <= wanted && bytes + convoy_bytes <= CHECKOUT_BYTES_LIMIT;
+            if !taken.is_empty() && (!fits || alone || self.is_alone(convoy)) {
+                break;
+            }
+            alone = self.is_alone(convoy);
+            bytes += convoy_bytes;
+            taken.extend(self.problems.drain(..convoy));
+        }
+        self.bytes -= bytes;
+        let to = BatchOrder(taken.last()?.batch_order.0 + 1);
+        Some(Taken { problems: taken, to, suspect })
+    }
+
+    /// How many problems the first convoy has.
+    fn first_convoy(&self) -> usize {
+        let Some(first) = self.problems.front() else { return 0 };
+        self.problems.iter().take_while(|problem| problem.batch_order == first.batch_order).count()
+    }
+
+    fn is_alone(&self, convoy: usize) -> bool {
+        self.problems.range(..convoy).any(|problem| problem.alone)
+    }
+}
+
+fn bytes_of(problem: &ComingProblem) -> usize {
+    problem.payload.0.len() + problem.key.len()
 }
 
 #[cfg(test)]
@@ -84,36 +119,43 @@ mod tests {
         }
     }
 
-    fn rows(orders: &[i64]) -> Vec<ComingProblem> {
-        orders.iter().enumerate().map(|(n, &order)| row(n as i64, order, false)).collect()
+    fn ahead(orders: &[i64], complete: bool) -> Ahead {
+        let mut ahead = Ahead::default();
+        ahead.extend(orders.iter().enumerate().map(|(n, &order)| row(n as i64, order, false)).collect(), complete);
+        ahead
     }
 
-    fn shape(convoys: &[Convoy]) -> Vec<(i64, usize)> {
-        convoys.iter().map(|c| (c.order.0, c.problems.len())).collect()
+    fn take(ahead: &mut Ahead, wanted: usize) -> Vec<i64> {
+        ahead.take(wanted).map_or_else(Vec::new, |taken| taken.problems.iter().map(|p| p.batch_order.0).collect())
     }
 
     #[test]
     fn a_convoy_that_may_lack_rows_is_left_out() {
-        let cut_short: Vec<Convoy> = cut(rows(&[0, 0, 5, 5, 9]), false).into();
-        assert_eq!(shape(&cut_short), [(0, 2), (5, 2)]);
-        let whole: Vec<Convoy> = cut(rows(&[0, 0, 5, 5, 9]), true).into();
-        assert_eq!(shape(&whole), [(0, 2), (5, 2), (9, 1)]);
+        assert_eq!(take(&mut ahead(&[0, 0, 5, 5, 9], false), 100), [0, 0, 5, 5]);
+        assert_eq!(take(&mut ahead(&[0, 0, 5, 5, 9], true), 100), [0, 0, 5, 5, 9]);
+        assert_eq!(ahead(&[0, 0, 5, 5, 9], false).end(), Some(BatchOrder(6)));
+        assert!(!Ahead::default().extend(vec![row(1, 0, false), row(2, 0, false)], false), "nothing is whole");
     }
 
     #[test]
     fn convoys_are_taken_whole() {
-        let mut ahead = cut(rows(&[0, 0, 1, 1, 1, 2]), true);
-        assert_eq!(shape(&take(&mut ahead, 4)), [(0, 2)]);
-        assert_eq!(shape(&take(&mut ahead, 1)), [(1, 3)], "at least one, however large");
-        assert_eq!(shape(&take(&mut ahead, 100)), [(2, 1)]);
+        let mut ahead = ahead(&[0, 0, 1, 1, 1, 2], true);
+        assert_eq!(take(&mut ahead, 4), [0, 0]);
+        assert_eq!(take(&mut ahead, 1), [1, 1, 1], "at least one, however large");
+        assert!(ahead.bytes() > 0);
+        assert_eq!(take(&mut ahead, 100), [2]);
         assert!(take(&mut ahead, 100).is_empty());
+        assert_eq!(ahead.bytes(), 0);
     }
 
     #[test]
     fn what_must_be_alone_is_alone() {
-        let mut ahead = cut(vec![row(1, 0, false), row(2, 1, true), row(3, 2, false), row(4, 3, false)], true);
-        assert_eq!(shape(&take(&mut ahead, 100)), [(0, 1)]);
-        assert_eq!(shape(&take(&mut ahead, 100)), [(1, 1)]);
-        assert_eq!(shape(&take(&mut ahead, 100)), [(2, 1), (3, 1)]);
+        let mut ahead = Ahead::default();
+        ahead.extend(vec![row(1, 0, false), row(2, 1, true), row(3, 2, false), row(4, 3, false)], true);
+        assert!(!ahead.next_is_suspect());
+        assert_eq!(take(&mut ahead, 100), [0]);
+        assert!(ahead.next_is_suspect());
+        assert_eq!(take(&mut ahead, 100), [1]);
+        assert_eq!(take(&mut ahead, 100), [2, 3]);
     }
 }

@@ -3,35 +3,41 @@
 //! Reading ahead needs no lock, since what is visible in a lane never changes; whether it may be handed out is decided
 //! at commit.
 
-use super::choose::{self, Candidate};
-use super::convoys::{self, Convoy};
+use super::choose::{Candidate, Ordered};
+use super::convoys::{Ahead, Taken};
 use crate::farm::Farm;
 use anyhow::Context;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
-use pcfarm_sql::lanes::{self, OpenLane};
-use std::collections::{HashMap, VecDeque};
+use pcfarm_sql::lanes::{self, OpenLane, Portion};
+use pcfarm_sql::pool::Kept;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tracing::error;
 
 pub type LaneKey = (JobId, LaneId);
 
-/// Problems and payload that one reading ahead is for, at first.
-const AHEAD_PROBLEMS: i64 = 2_000;
-const AHEAD_BYTES: i64 = 8 << 20;
+/// Problems and large payload that one reading ahead is for, at least.
+const AHEAD_PROBLEMS: usize = 2_000;
+const AHEAD_BYTES: usize = 8 << 20;
+
+/// Most problems that one reading ahead is for, unless a convoy is larger.
+const AHEAD_PROBLEMS_LIMIT: usize = 20_000;
 
 /// A convoy that is larger than this is not read: it would not fit anywhere.
-const CONVOY_PROBLEMS_LIMIT: i64 = 200_000;
+const CONVOY_PROBLEMS_LIMIT: usize = 200_000;
 
 pub struct Lane {
     pub open: OpenLane,
-    ahead: VecDeque<Convoy>,
+    ahead: Ahead,
     next: BatchOrder,
+    /// What is ahead goes to the end of the lane as it was when it was read.
+    at_end: bool,
 }
 
 #[derive(Default)]
 pub struct Lanes {
     lanes: HashMap<LaneKey, Lane>,
-    ordered: Vec<Candidate>,
+    ordered: Ordered,
     looked: bool,
 }
 
@@ -45,9 +51,9 @@ impl Lanes {
         *self = Lanes::default();
     }
 
-    /// The lanes in the order of service.
-    pub fn candidates(&self) -> &[Candidate] {
-        &self.ordered
+    /// The best of those that a workstation with these controllers can run.
+    pub fn best(&self, controllers: &HashSet<String>) -> Option<LaneKey> {
+        self.ordered.choose(controllers).map(|best| (best.job_id, best.lane_id))
     }
 
     pub fn get_mut(&mut self, key: &LaneKey) -> Option<&mut Lane> {
@@ -56,15 +62,14 @@ impl Lanes {
 
     pub fn remove(&mut self, key: &LaneKey) {
         self.lanes.remove(key);
-        self.ordered.retain(|c| (c.job_id, c.lane_id) != *key);
+        self.ordered.remove(key.0, key.1);
     }
 
     /// Reads which lanes there are, keeping what was read ahead where the pointer is where it was.
-    pub async fn look(&mut self, farm: &Arc<Farm>) -> anyhow::Result<()> {
-        let client = farm.pool.get().await.context("getting a connection")?;
-        let open = lanes::open_lanes(&client).await.context("reading the open lanes")?;
+    pub async fn look(&mut self, farm: &Arc<Farm>, line: &mut Kept) -> anyhow::Result<()> {
+        let open = lanes::open_lanes(line.client().await?).await.context("reading the open lanes")?;
         let mut before = std::mem::take(&mut self.lanes);
-        self.ordered.clear();
+        let mut candidates = Vec::with_capacity(open.len());
         for open in open {
             let Some(job_type) = farm.job_type(&open.job_type) else {
                 // A job type younger than our copy of them.
@@ -72,7 +77,7 @@ impl Lanes {
                 continue;
             };
             let key = (open.job_id, open.lane_id);
-            self.ordered.push(Candidate {
+            candidates.push(Candidate {
                 job_id: open.job_id,
                 lane_id: open.lane_id,
                 priority: open.priority,
@@ -83,19 +88,20 @@ impl Lanes {
             });
             let ahead = match before.remove(&key) {
                 Some(lane) if lane.next == open.next_extraction => lane.ahead,
-                _ => VecDeque::new(),
+                _ => Ahead::default(),
             };
-            self.lanes.insert(key, Lane { next: open.next_extraction, ahead, open });
+            // A retry lane may have grown.
+            self.lanes.insert(key, Lane { next: open.next_extraction, ahead, open, at_end: false });
         }
-        self.ordered.sort_by(choose::order);
+        self.ordered = Ordered::new(candidates);
         self.looked = true;
         Ok(())
     }
 
     /// A hand-out of this lane was refused: somebody else has moved it on, or its job is not open any more.
-    pub async fn refresh(&mut self, farm: &Arc<Farm>, key: &LaneKey) -> anyhow::Result<()> {
+    pub async fn refresh(&mut self, farm: &Arc<Farm>, line: &mut Kept, key: &LaneKey) -> anyhow::Result<()> {
         self.remove(key);
-        self.look(farm).await
+        self.look(farm, line).await
     }
 }
 
@@ -107,7 +113,7 @@ impl Lane {
 
     /// About how many problems are still to be handed out.
     pub fn remaining(&self) -> usize {
-        let ahead: usize = self.ahead.iter().map(|c| c.problems.len()).sum();
+        let ahead = self.ahead.problems();
         let orders = (self.open.next_insertion.0 - self.next.0).max(0);
         let all = self.open.next_insertion.0.max(1);
         // Orders may be sparse: problems an order on average.
@@ -115,50 +121,50 @@ impl Lane {
         if self.open.came_back { ahead.max(orders as usize) } else { by_orders.max(ahead) }
     }
 
-    /// Must the next convoy be alone in its workstation's hands?
-    pub async fn next_is_suspect(&mut self, farm: &Arc<Farm>, wanted: usize) -> anyhow::Result<bool> {
-        self.have_ahead(farm, wanted).await?;
-        Ok(self.ahead.front().is_some_and(Convoy::is_suspect))
+    /// Is enough ahead for a checkout of so many, as far as there is any?
+    pub fn has_ahead(&self, wanted: usize) -> bool {
+        self.at_end || self.ahead.problems() > wanted || self.ahead.bytes() >= AHEAD_BYTES
     }
 
-    async fn have_ahead(&mut self, farm: &Arc<Farm>, wanted: usize) -> anyhow::Result<()> {
-        let ahead: usize = self.ahead.iter().map(|c| c.problems.len()).sum();
-        if ahead < wanted {
-            self.read_ahead(farm, wanted).await?;
-        }
-        Ok(())
+    /// Must the next convoy be the only one in its workstation's hands?
+    pub fn next_is_suspect(&self) -> bool {
+        self.ahead.next_is_suspect()
     }
 
-    /// Takes whole convoys, reading on as needed. Nothing: the lane is at its end.
-    pub async fn take(&mut self, farm: &Arc<Farm>, wanted: usize) -> anyhow::Result<Vec<Convoy>> {
-        self.have_ahead(farm, wanted).await?;
-        let taken = convoys::take(&mut self.ahead, wanted);
-        if let Some(last) = taken.last() {
-            self.next = BatchOrder(last.order.0 + 1);
-        }
-        Ok(taken)
+    /// Takes whole convoys from what is ahead. Nothing, after reading ahead: the lane is at its end.
+    pub fn take(&mut self, wanted: usize) -> Option<Taken> {
+        let taken = self.ahead.take(wanted)?;
+        self.next = taken.to;
+        Some(taken)
     }
 
-    async fn read_ahead(&mut self, farm: &Arc<Farm>, wanted: usize) -> anyhow::Result<()> {
-        let client = farm.pool.get().await.context("getting a connection")?;
-        let mut limit = AHEAD_PROBLEMS.max(2 * wanted as i64);
+    /// Reads on, so that what is ahead suffices for about so many problems.
+    pub async fn read_ahead(&mut self, line: &mut Kept, wanted: usize) -> anyhow::Result<()> {
+        let client = line.client().await.context("getting a connection")?;
+        let missing = (wanted + 1).saturating_sub(self.ahead.problems());
+        let mut limit = missing.clamp(AHEAD_PROBLEMS, AHEAD_PROBLEMS_LIMIT);
         let mut bytes = AHEAD_BYTES;
+        let mut only_small = true;
         loop {
-            let from = self.ahead.back().map_or(self.next, |last| BatchOrder(last.order.0 + 1));
-            let coming = lanes::coming_problems(&client, &self.open, from, limit, bytes)
+            let from = self.ahead.end().unwrap_or(self.next);
+            let portion = Portion { from, problems: limit as i64, bytes: bytes as i64, only_small };
+            let coming = lanes::coming_problems(client, &self.open, portion)
                 .await
                 .with_context(|| format!("reading ahead in lane {} of job {}", self.open.lane_id, self.open.job_id))?;
+            self.at_end = coming.to_the_end;
             let any = !coming.problems.is_empty();
-            let convoys = convoys::cut(coming.problems, coming.to_the_end);
-            let nothing_whole = any && convoys.is_empty();
-            self.ahead.extend(convoys);
-            if !nothing_whole {
+            if self.ahead.extend(coming.problems, coming.to_the_end) || !any {
                 return Ok(());
+            }
+            if only_small {
+                only_small = false;
+                continue;
             }
             // One convoy is larger than what was asked for: ask for more.
             if limit >= CONVOY_PROBLEMS_LIMIT {
                 error!(job_id = %self.open.job_id, lane_id = %self.open.lane_id, batch_order = %from,
                     "this convoy has more than {CONVOY_PROBLEMS_LIMIT} problems and cannot be handed out");
+                self.at_end = true;
                 return Ok(());
             }
             (limit, bytes) = (limit * 4, bytes * 4);

@@ -1,17 +1,16 @@
 //! Sending a committed checkout to its agent: related reads, then parts that fit a message.
 
 use super::Decision;
-use super::convoys::Convoy;
 use crate::deliver::Delivered;
-use crate::farm::{Farm, Held, Member};
+use crate::farm::{Farm, Held};
+use crate::members::Members;
 use crate::reads::Related;
 use crate::session::Session;
-use pcfarm_proto::ids::{CheckoutId, ProblemId};
+use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::lanes::OpenLane;
-use std::collections::HashMap;
+use pcfarm_sql::lanes::{ComingProblem, OpenLane};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::debug;
@@ -23,7 +22,8 @@ pub struct Shipment {
     session: Arc<Session>,
     job_type: Arc<JobType>,
     header: v1::Checkout,
-    convoys: Vec<Convoy>,
+    problems: Vec<ComingProblem>,
+    suspect: bool,
 }
 
 impl Shipment {
@@ -33,7 +33,7 @@ impl Shipment {
         job_type: Arc<JobType>,
         decision: Decision,
     ) -> Shipment {
-        let first = &decision.convoys[0].problems[0];
+        let first = &decision.taken.problems[0];
         let header = v1::Checkout {
             checkout_id: checkout_id.0,
             token: decision.hand_out.token.cast_unsigned(),
@@ -53,27 +53,14 @@ impl Shipment {
             session: decision.session,
             job_type,
             header,
-            convoys: decision.convoys,
+            problems: decision.taken.problems,
+            suspect: decision.taken.suspect,
         }
     }
 
     /// Makes the checkout known to those who will ask about it, before anything can come back.
     pub fn announce(&self, farm: &Farm) {
-        let members: HashMap<ProblemId, Member> = self
-            .convoys
-            .iter()
-            .flat_map(|convoy| &convoy.problems)
-            .map(|p| {
-                let member = Member {
-                    attempts: p.attempts,
-                    home_lane: p.home_lane,
-                    home_order: p.home_order,
-                    key: p.key.clone(),
-                };
-                (p.problem_id, member)
-            })
-            .collect();
-        if self.convoys.iter().any(Convoy::is_suspect) {
+        if self.suspect {
             self.session.sending_alone(self.checkout_id);
         } else {
             self.session.sending(self.checkout_id);
@@ -85,7 +72,7 @@ impl Shipment {
                 job_id: pcfarm_proto::ids::JobId(self.header.job_id),
                 job_type: self.job_type.name.clone(),
                 workstation_id: self.session.workstation_id,
-                members,
+                members: Members::of(&self.problems, self.job_type.writes_back),
             },
         );
     }
@@ -94,16 +81,7 @@ impl Shipment {
 /// Reads what is related and sends the checkout. If the connection ends meanwhile, what was not received comes back:
 /// the agent says what it holds when it connects again.
 pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
-    let mut problems: Vec<v1::Problem> = Vec::new();
-    for convoy in std::mem::take(&mut shipment.convoys) {
-        problems.extend(convoy.problems.into_iter().map(|p| v1::Problem {
-            problem_id: p.problem_id.0,
-            batch_order: p.batch_order.0,
-            key: p.key,
-            payload: p.payload.0,
-            attempt: p.attempts.unsigned_abs() + 1,
-        }));
-    }
+    let mut problems: Vec<v1::Problem> = std::mem::take(&mut shipment.problems).into_iter().map(message).collect();
     let session = shipment.session.clone();
     let mut related = tokio::select! {
         related = farm.reads.related(&shipment.job_type, &problems) => related,
@@ -123,6 +101,16 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
         && let Some(sequence) = send_parts(&shipment, problems, related.reads).await
     {
         session.sent(shipment.checkout_id, sequence);
+    }
+}
+
+fn message(problem: ComingProblem) -> v1::Problem {
+    v1::Problem {
+        problem_id: problem.problem_id.0,
+        batch_order: problem.batch_order.0,
+        key: problem.key,
+        payload: problem.payload.0,
+        attempt: problem.attempts.unsigned_abs() + 1,
     }
 }
 

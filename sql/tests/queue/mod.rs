@@ -3,10 +3,10 @@
 
 use deadpool_postgres::{ClientWrapper, Object, Pool};
 use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, WorkstationId};
-use pcfarm_sql::checkout::{self, Acceptance, Closed, Closing, HandOut, Outcome, Verdict};
+use pcfarm_sql::checkout::{self, Acceptance, Accepting, Closed, Closing, Failed, HandOut, Home, Solved, Verdict};
 use pcfarm_sql::checks::INVARIANTS;
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::lanes::{self, ComingProblem, OpenLane};
+use pcfarm_sql::lanes::{self, ComingProblem, OpenLane, Portion};
 use pcfarm_sql::testing::{TestDatabase, database};
 use std::time::{Duration, Instant};
 use tokio_postgres::Client;
@@ -161,7 +161,8 @@ pub async fn take(
     convoys: usize,
     workstation_id: WorkstationId,
 ) -> Option<Held> {
-    let coming = lanes::coming_problems(client, lane, lane.next_extraction, 100_000, i64::MAX).await.expect("coming");
+    let portion = Portion { from: lane.next_extraction, problems: 100_000, bytes: i64::MAX, only_small: true };
+    let coming = lanes::coming_problems(client, lane, portion).await.expect("coming");
     let mut problems = coming.problems;
     let mut orders: Vec<i64> = problems.iter().map(|p| p.batch_order.0).collect();
     orders.dedup();
@@ -194,21 +195,31 @@ pub type Delivery<'a> = (&'a Held, &'a [(usize, Told<'a>)], bool);
 
 pub fn acceptance(deliveries: &[Delivery<'_>]) -> Acceptance {
     let mut acceptance = Acceptance::default();
-    for (position, (held, told, closing)) in deliveries.iter().enumerate() {
-        acceptance.checkouts.push((held.checkout_id, held.token, *closing));
-        acceptance.outcomes.extend(told.iter().map(|(n, told)| {
-            let problem = &held.problems[*n];
-            Outcome {
-                checkout: position,
-                problem_id: problem.problem_id,
-                key: problem.key.clone(),
-                attempts: problem.attempts,
-                last_attempt: problem.attempts + 1 >= MAX_ATTEMPTS,
-                home_lane: problem.home_lane,
-                home_order: problem.home_order,
-                solution: told.map(|text| RawJson(text.to_owned().into())).map_err(str::to_owned),
+    for (checkout, &(held, told, closing)) in deliveries.iter().enumerate() {
+        acceptance.checkouts.push(Accepting { checkout_id: held.checkout_id, token: held.token, closing });
+        for (n, told) in told {
+            let ComingProblem { problem_id, attempts, home_lane, home_order, key, .. } = held.problems[*n].clone();
+            match told {
+                Ok(text) => acceptance.solved.push(Solved {
+                    checkout,
+                    problem_id,
+                    attempts,
+                    solution: RawJson((*text).to_owned().into()),
+                    home: Some(Box::new(Home { lane: home_lane, order: home_order, key })),
+                }),
+                Err(message) => {
+                    let message = (*message).to_owned();
+                    acceptance.failed.push(Failed { checkout, problem_id, attempts, home_lane, home_order, message });
+                }
             }
-        }));
+        }
     }
+    acceptance
+}
+
+/// Lets every failure be a last attempt.
+pub fn at_last(mut acceptance: Acceptance) -> Acceptance {
+    acceptance.failed.iter_mut().for_each(|failed| failed.attempts = MAX_ATTEMPTS - 1);
+    acceptance.solved.iter_mut().for_each(|solved| solved.attempts = MAX_ATTEMPTS - 1);
     acceptance
 }

@@ -30,6 +30,8 @@ pub struct Held {
     /// When results were cut off last, or the checkout arrived.
     cut_at: Duration,
     busy: Duration,
+    /// Time in the controller so far, summed over cores.
+    spent: Duration,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -60,6 +62,7 @@ impl Held {
             pending_bytes: 0,
             cut_at: now,
             busy: Duration::ZERO,
+            spent: Duration::ZERO,
         }
     }
 
@@ -104,10 +107,16 @@ impl Held {
         self.unsolved = self.unsolved.saturating_sub(batch.results.len());
         self.pending_bytes += batch.results.iter().map(bytes_of).sum::<usize>();
         self.busy += batch.busy;
+        self.spent += batch.busy;
         self.pending.extend(batch.results);
         if self.unsolved == 0 {
             self.stage = Stage::Ready { give_back_reason: String::new() };
         }
+    }
+
+    /// Time that it took all cores together, once all of it is solved.
+    pub fn took(&self) -> Option<Duration> {
+        (self.unsolved == 0 && !self.is_computing()).then_some(self.spent)
     }
 
     pub fn give_back(&mut self, reason: &str) {

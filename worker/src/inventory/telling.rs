@@ -67,7 +67,7 @@ impl Inventory {
         self.send(Out::StateChange(v1::StateChange { state: state.into(), reason }));
     }
 
-    /// Gives credit, so that one checkout is computed and `prefetch` more are here or on their way. The tails
+    /// Gives credit, so that one checkout is computed and some more are here or on their way. The tails
     /// of checkouts that run beside a later one are no reason to ask for less; that no core could compute
     /// what comes is one to ask for nothing.
     pub(super) fn ask(&mut self, revoked_cores: u32) {
@@ -81,11 +81,12 @@ impl Inventory {
         }
         let waiting = self.held.values().filter(|held| held.is_waiting()).count();
         let running = usize::from(self.held.values().any(Held::is_running));
+        let prefetch = self.prefetch();
         let Session::Open(open) = &mut self.session else {
             return;
         };
         let here = u32::try_from(waiting + running + open.arriving.len()).unwrap_or(u32::MAX);
-        let checkouts = (1 + self.profile.prefetch).saturating_sub(here.saturating_add(open.credit));
+        let checkouts = (1 + prefetch).saturating_sub(here.saturating_add(open.credit));
         if checkouts > 0 {
             open.credit += checkouts;
             self.send(Out::Credit(v1::Credit { checkouts }));

@@ -1,0 +1,174 @@
+//! Storing results: as few transactions as they fit, two at a time, and what cannot be stored is found by halves and
+//! fails alone.
+
+use super::batch::{self, Batch};
+use crate::farm::Farm;
+use deadpool_postgres::{ClientWrapper, Pool};
+use pcfarm_proto::ids::{CheckoutId, ProblemId};
+use pcfarm_sql::checkout::{self, Acceptance, Home, Verdict};
+use pcfarm_sql::job_types::JobType;
+use pcfarm_sql::pool::Kept;
+use std::collections::HashMap;
+use tokio_postgres::Error;
+use tokio_postgres::error::SqlState;
+use tracing::debug;
+
+/// Results of one transaction: with more, a second line is idle while the first one works; with fewer, each pays more
+/// for its commit.
+const RESULTS_EACH: std::ops::RangeInclusive<usize> = 1_000..=5_000;
+
+/// Connections of one acceptor: while one waits for the disk, the other works.
+pub struct Lines {
+    first: Kept,
+    second: Kept,
+}
+
+impl Lines {
+    pub fn new(pool: &Pool) -> Lines {
+        Lines { first: Kept::new(pool.clone()), second: Kept::new(pool.clone()) }
+    }
+}
+
+/// Stores one job type's results.
+pub(super) async fn store(
+    farm: &Farm,
+    lines: &mut Lines,
+    job_type: &JobType,
+    batch: &mut Batch,
+) -> anyhow::Result<Vec<Verdict>> {
+    if job_type.writes_back {
+        // An administrator's SQL runs there: the connection is reset before anybody else has it.
+        let client = farm.pool.get().await?;
+        let mut verdicts = Vec::new();
+        for acceptance in batch.acceptances(*RESULTS_EACH.end()) {
+            verdicts.extend(store_one(farm, &client, job_type, acceptance).await?);
+        }
+        return Ok(verdicts);
+    }
+    let half = batch.results().div_ceil(2);
+    let mut first = batch.acceptances(half.clamp(*RESULTS_EACH.start(), *RESULTS_EACH.end()));
+    let second = first.split_off(first.len().div_ceil(2));
+    let (first, second) = tokio::join!(
+        store_on(farm, &mut lines.first, job_type, first),
+        store_on(farm, &mut lines.second, job_type, second)
+    );
+    let mut verdicts = first?;
+    verdicts.extend(second?);
+    Ok(verdicts)
+}
+
+async fn store_on(
+    farm: &Farm,
+    line: &mut Kept,
+    job_type: &JobType,
+    acceptances: Vec<Acceptance>,
+) -> anyhow::Result<Vec<Verdict>> {
+    let mut verdicts = Vec::new();
+    for acceptance in acceptances {
+        let client = line.client().await?;
+        match store_one(farm, client, job_type, acceptance).await {
+            Ok(stored) => verdicts.extend(stored),
+            Err(error) => {
+                line.let_go();
+                return Err(error);
+            }
+        }
+    }
+    Ok(verdicts)
+}
+
+async fn store_one(
+    farm: &Farm,
+    client: &ClientWrapper,
+    job_type: &JobType,
+    mut acceptance: Acceptance,
+) -> anyhow::Result<Vec<Verdict>> {
+    let error = match checkout::accept(client, &job_type.name, &acceptance).await {
+        Ok(verdicts) => return Ok(verdicts),
+        Err(error) if is_data_error(&error) => error,
+        // A write-back that takes too long is split like one that fails.
+        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) && job_type.writes_back => error,
+        Err(error) => return Err(error.into()),
+    };
+    debug!(%error, "a result cannot be stored: looking for it");
+    let home = |checkout: CheckoutId, problem: ProblemId| -> Option<Home> {
+        let members = &farm.recall(checkout)?.members;
+        Some(members.home(members.find(problem)?))
+    };
+    if batch::refuse(&mut acceptance, home, batch::not_json) > 0 {
+        // Most likely that was all.
+        match checkout::accept(client, &job_type.name, &acceptance).await {
+            Err(error) if is_for_halving(&error) => {}
+            outcome => return Ok(outcome?),
+        }
+    }
+    store_by_halves(client, &job_type.name, acceptance, home).await
+}
+
+/// Each piece in a transaction of its own, and nothing closed before all are in: closing is left to the caller, which
+/// reads what is there.
+async fn store_by_halves(
+    client: &ClientWrapper,
+    job_type: &str,
+    mut acceptance: Acceptance,
+    home: impl Fn(CheckoutId, ProblemId) -> Option<Home>,
+) -> anyhow::Result<Vec<Verdict>> {
+    acceptance.checkouts.iter_mut().for_each(|checkout| checkout.closing = false);
+    let mut left = vec![acceptance];
+    let mut totals: HashMap<CheckoutId, Verdict> = HashMap::new();
+    while let Some(mut piece) = left.pop() {
+        let error = match checkout::accept(client, job_type, &piece).await {
+            Ok(verdicts) => {
+                add_up(&mut totals, verdicts);
+                continue;
+            }
+            Err(error) if is_for_halving(&error) => error,
+            Err(error) => return Err(error.into()),
+        };
+        match piece.solved.len() {
+            0 => return Err(error.into()),
+            1 => {
+                let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
+                let message = format!("the solution cannot be stored: {message}");
+                if batch::refuse(&mut piece, &home, |_| Some(message.clone())) == 0 {
+                    return Err(error.into());
+                }
+                left.push(piece);
+            }
+            several => {
+                let second = Acceptance {
+                    solved: piece.solved.split_off(several / 2),
+                    checkouts: piece.checkouts.clone(),
+                    failed: Vec::new(),
+                };
+                left.extend([second, piece]);
+            }
+        }
+    }
+    Ok(totals.into_values().collect())
+}
+
+fn add_up(totals: &mut HashMap<CheckoutId, Verdict>, verdicts: Vec<Verdict>) {
+    for verdict in verdicts {
+        totals
+            .entry(verdict.checkout_id)
+            .and_modify(|total| {
+                total.accepted += verdict.accepted;
+                total.refused += verdict.refused;
+            })
+            .or_insert(verdict);
+    }
+}
+
+fn is_for_halving(error: &Error) -> bool {
+    is_data_error(error) || error.code() == Some(&SqlState::QUERY_CANCELED)
+}
+
+/// Class 22 is about values, and 23514 a CHECK's word on a value's size; 54 is a limit that a value exceeds.
+fn is_data_error(error: &Error) -> bool {
+    let Some(code) = error.code() else {
+        // A value that could not even be sent.
+        return !error.is_closed() && error.as_db_error().is_none() && error.to_string().contains("serializing");
+    };
+    code.code().starts_with("22") || code.code().starts_with("54") || *code == SqlState::CHECK_VIOLATION
+}
