@@ -87,8 +87,8 @@ impl Farm {
     /// The first of what a checkout holds is solved.
     async fn solve_first(&self, checkout: i64) {
         self.run(&format!(
-            "select pcfarm.accept('t', '{{{checkout}}}', '{{7}}', '{{f}}', '{{1}}', array[h.problem_id], '{{k}}', '{{0}}', '{{f}}',
-                 array[h.home_lane], array[h.home_order], '{{null}}', array['1'::jsonb])
+            "select pcfarm.accept('t', '{{{checkout}}}', '{{7}}', '{{f}}', '{{1}}', '{{1}}', array[h.problem_id], '{{0}}',
+                 array['1'::jsonb], '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false)
              from pcfarm.held_problem h where h.checkout_id = {checkout} order by h.problem_id limit 1"
         ))
         .await;

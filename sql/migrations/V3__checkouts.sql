@@ -120,9 +120,11 @@ begin
     else
         -- From here on only those count that are stored by this call.
         with offered as materialized (
-            select s.* from unnest(positions, problem_ids, attempts, solutions) with ordinality
+            select distinct on (s.position, s.problem_id) s.*
+            from unnest(positions, problem_ids, attempts, solutions) with ordinality
                 as s(position, problem_id, attempts, solution, n)
-            where live[s.position]),
+            where live[s.position]
+            order by s.position, s.problem_id, s.n),
         inserted as (
             insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, solution)
             select jobs[o.position], o.problem_id, checkout_ids[o.position], o.attempts + 1, false,
@@ -146,9 +148,10 @@ begin
 
     if cardinality(failed_ids) > 0 then
         with failure as materialized (
-            select f.*, f.attempts + 1 >= job_type.max_attempts as ends
+            select distinct on (f.position, f.problem_id) f.*, f.attempts + 1 >= job_type.max_attempts as ends
             from unnest(failed_positions, failed_ids, failed_attempts, failed_home_lanes, failed_home_orders, messages)
-                with ordinality as f(position, problem_id, attempts, home_lane, home_order, message, n)),
+                with ordinality as f(position, problem_id, attempts, home_lane, home_order, message, n)
+            order by f.position, f.problem_id, f.n),
         ended as (
             insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, message, home_lane,
                 home_order)
@@ -166,13 +169,13 @@ begin
             from failure f
             where live[f.position] and not f.ends
             on conflict do nothing)
-        select array_agg(coalesce(k.failed, 0) order by n), array_agg(coalesce(k.waiting, 0) order by n),
-            array_agg(offered[n] + coalesce(k.offered, 0) order by n)
+        select array_agg(coalesce(k.stored, 0) order by n), array_agg(coalesce(k.noted, 0) order by n),
+            array_agg(offered[n] + coalesce(k.came, 0) order by n)
         into failed, waiting, offered
         from generate_series(1, checkouts) n
         left join (
-            select f.position, count(*)::integer as offered, count(e.problem_id)::integer as failed,
-                (count(*) filter (where live[f.position] and not f.ends))::integer as waiting
+            select f.position, count(*)::integer as came, count(e.problem_id)::integer as stored,
+                (count(*) filter (where live[f.position] and not f.ends))::integer as noted
             from failure f
             left join ended e on e.problem_id = f.problem_id and e.checkout_id = checkout_ids[f.position]
             group by 1) k on k.position = n;
@@ -188,13 +191,13 @@ begin
             perform pcfarm.take_back_stored(checkout_ids, jobs, job_type.max_attempts, failures, positions, problem_ids,
                 attempts, home_lanes, home_orders);
             select array_agg(solved[n] - coalesce(k.taken_back, 0) order by n),
-                array_agg(failed[n] + coalesce(k.failed, 0) order by n),
-                array_agg(waiting[n] + coalesce(k.taken_back - k.failed, 0) order by n)
+                array_agg(failed[n] + coalesce(k.ended, 0) order by n),
+                array_agg(waiting[n] + coalesce(k.taken_back - k.ended, 0) order by n)
             into solved, failed, waiting
             from generate_series(1, checkouts) n
             left join (
                 select positions[f.place] as position, count(*)::integer as taken_back,
-                    (count(*) filter (where attempts[f.place] + 1 >= job_type.max_attempts))::integer as failed
+                    (count(*) filter (where attempts[f.place] + 1 >= job_type.max_attempts))::integer as ended
                 from unnest(failures) f group by 1) k on k.position = n;
         end if;
     end if;
@@ -237,16 +240,16 @@ begin
     update pcfarm.result r set failed = true, message = f.message, solution = null,
         home_lane = home_lanes[f.place], home_order = home_orders[f.place]
     from unnest(failures) f
-    where attempts[f.place] + 1 >= max_attempts
+    where take_back_stored.attempts[f.place] + 1 >= max_attempts
         and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
     delete from pcfarm.result r
     using unnest(failures) f
-    where attempts[f.place] + 1 < max_attempts
+    where take_back_stored.attempts[f.place] + 1 < max_attempts
         and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
     insert into pcfarm.failed_attempt (job_id, checkout_id, problem_id, message)
     select jobs[positions[f.place]], checkout_ids[positions[f.place]], problem_ids[f.place], f.message
     from unnest(failures) f
-    where attempts[f.place] + 1 < max_attempts
+    where take_back_stored.attempts[f.place] + 1 < max_attempts
     on conflict do nothing;
 end $$;
 
