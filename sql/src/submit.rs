@@ -283,9 +283,8 @@ impl Loading {
         let grouped = self.grouped == Some(true);
         let client = &self.client;
         if grouped {
-            client.batch_execute(include_str!("../queries/analyze_staged.sql")).await?;
-            let pack = include_str!("../queries/pack_staged.sql");
-            client.execute(pack, &[&self.job, &self.lane, &self.convoy]).await?;
+            let convoy = i32::try_from(self.convoy).unwrap_or(i32::MAX);
+            client.execute(include_str!("../queries/pack_staged.sql"), &[&self.job, &self.lane, &convoy]).await?;
         }
         let register = include_str!("../queries/register_lane.sql");
         client.execute(register, &[&self.job, &self.lane, &self.written, &grouped]).await?;
@@ -319,7 +318,7 @@ mod tests {
     fn the_line_of_a_copy_is_read() {
         let cases = [
             ("COPY problem, line 5, column payload", Some(5)),
-            ("JSON data, line 1: x\nCOPY pcfarm_submitted, line 12, column payload", Some(12)),
+            ("JSON data, line 1: x\nCOPY pcfarm_staged, line 12, column payload", Some(12)),
             ("SQL statement \"select 1\"", None),
         ];
         for (context, expected) in cases {
