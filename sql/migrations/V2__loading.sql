@@ -310,9 +310,10 @@ begin
         if grouped then
             execute format($q$
                 create temporary table pcfarm_staged on commit drop as
-                select row_number() over (%s) as number, q.key::text, q.payload::jsonb, q.group_key::text
-                from (%s
-                ) q$q$, ordering, query);
+                select n.number, coalesce('g' || n.group_key, 'r' || n.number) as member_of, n.key, n.payload
+                from (select row_number() over (%s) as number, q.key::text, q.payload::jsonb, q.group_key::text
+                      from (%s
+                      ) q) n$q$, ordering, query);
             loaded := pcfarm.pack_staged(job, lane, convoy);
             drop table pg_temp.pcfarm_staged;
         else
@@ -387,8 +388,8 @@ begin
     return found_columns;
 end $$;
 
--- Numbers what waits in pcfarm_staged, and puts it into its lane: whole groups, each at the place of its first row; a
--- row without a group is one by itself. Nothing is known about that table, and the number of groups cannot be guessed:
+-- Numbers what waits in pcfarm_staged, and puts it into its lane: whole groups, each at the place of its first row. A
+-- row is a member of 'g' and its group key, or, as a group by itself, of 'r' and its number. Nothing is known about that table, and the number of groups cannot be guessed:
 -- groups are hashed whatever the planner thinks, since anything else sorts all payloads by their group keys first.
 create function pcfarm.pack_staged(job bigint, lane bigint, convoy integer)
 returns bigint language plpgsql set work_mem = '64MB' set enable_mergejoin = off set enable_nestloop = off as $$
@@ -396,9 +397,9 @@ declare
     packed bigint;
 begin
     with groups as (
-        select coalesce('g' || s.group_key, 'r' || s.number) as member_of, min(s.number) as first, count(*) as members
+        select s.member_of, min(s.number) as first, count(*) as members
         from pg_temp.pcfarm_staged s
-        group by 1),
+        group by s.member_of),
     counted as (
         select g.member_of, g.first, g.members, pcfarm.pack(g.members, convoy) over (order by g.first) >> 20 as batch_order
         from groups g),
@@ -409,7 +410,7 @@ begin
     insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
     select job, lane, lane * 10000000000 + row_number() over (order by p.first, s.number), p.batch_order, s.key, s.payload
     from pg_temp.pcfarm_staged s
-    join placed p on p.member_of = coalesce('g' || s.group_key, 'r' || s.number)
+    join placed p on p.member_of = s.member_of
     order by p.first, s.number;
     get diagnostics packed = row_count;
     return packed;

@@ -259,7 +259,11 @@ impl Loading {
         let sink = self.client.copy_in(&statement).await?;
         let mut writer = pin!(BinaryCopyInWriter::new(sink, &TYPES));
         for (number, problem) in (self.written + 1..).zip(problems) {
-            let row: [&(dyn ToSql + Sync); 4] = [&number, &problem.group_key, &problem.key, &problem.payload];
+            let member_of = match &problem.group_key {
+                Some(group) => format!("g{group}"),
+                None => format!("r{number}"),
+            };
+            let row: [&(dyn ToSql + Sync); 4] = [&number, &member_of, &problem.key, &problem.payload];
             writer.as_mut().write(&row).await?;
         }
         writer.finish().await
