@@ -144,7 +144,8 @@ impl Context {
     /// Writes out what loading has left, so that a measurement does not pay for it.
     pub async fn settle(&self, database: &Database) -> anyhow::Result<()> {
         let (client, _connection) = database.connect().await?;
-        client.batch_execute("vacuum (analyze); checkpoint").await?;
+        client.batch_execute("vacuum (analyze)").await?;
+        client.batch_execute("checkpoint").await?;
         Ok(())
     }
 }
