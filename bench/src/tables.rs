@@ -1,5 +1,6 @@
 //! The tables of figures, one module each: what is measured, against what, and what is promised.
 
+pub mod convoys;
 pub mod efficiency;
 pub mod load;
 pub mod throughput;
@@ -8,7 +9,7 @@ use crate::context::Context;
 use crate::report::Report;
 
 /// Every table, in the order in which `all` runs them.
-pub const TABLES: &[&str] = &["throughput", "load", "efficiency"];
+pub const TABLES: &[&str] = &["throughput", "load", "efficiency", "convoys"];
 
 /// Measures one table.
 pub async fn run(table: &'static str, context: &Context, report: &mut Report) -> anyhow::Result<()> {
@@ -16,6 +17,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "throughput" => throughput::run(context, report).await,
         "load" => load::run(context, report).await,
         "efficiency" => efficiency::run(context, report).await,
+        "convoys" => convoys::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }
 }

@@ -21,6 +21,8 @@ const CHECKOUT_SECONDS: &str = "1";
 
 const LONGEST: Duration = Duration::from_secs(1800);
 
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
 const BYTES_EACH: u64 = 2_000;
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
@@ -132,7 +134,14 @@ async fn through_the_farm(
     };
     let before = used();
     open(&farm, job).await;
-    let state = farm.ended(job, LONGEST).await;
+    // Seldom: who asks takes from the cores as well. The time is the database's.
+    let state = loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let state: String = farm.query("select state from pcfarm.job where job_id = $1", &[&job]).await[0].get(0);
+        if state != "open" {
+            break state;
+        }
+    };
     ensure!(state == "done", "the measured job ended as {state}");
     let after = used();
     for ((who, before), after) in ["postgresql", "server", "agent"].into_iter().zip(before).zip(after) {
