@@ -13,10 +13,12 @@
 //!
 //! - [`tables`]: each table of figures, by `pcfarm-bench TABLE`
 //! - [`context`]: the durable PostgreSQL that figures are measured on; [`night`]: a measured job; [`pointer`]: the limit
+//! - [`spin`]: problems of pure computation, and [`direct`]: the same without a farm
 //! - [`report`], [`plot`]: figures, their medians, promises; [`machine`], [`usage`]: what they were measured on, and
 //!   what it cost
 
 pub mod context;
+pub mod direct;
 pub mod farm;
 pub mod machine;
 pub mod nemesis;
@@ -26,6 +28,7 @@ pub mod pointer;
 pub mod program;
 pub mod puzzle;
 pub mod report;
+pub mod spin;
 pub mod tables;
 pub mod truth;
 pub mod usage;

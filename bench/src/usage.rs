@@ -30,6 +30,15 @@ pub fn of_family(pid: u32) -> Usage {
         .fold(Usage::default(), |a, b| Usage { cpu: a.cpu + b.cpu, memory_bytes: a.memory_bytes + b.memory_bytes })
 }
 
+/// Memory that a process has for itself: a backend's resident memory counts every shared buffer that it has touched. Only
+/// Linux tells.
+pub fn private_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
 fn refresh(system: &mut System, which: ProcessesToUpdate<'_>) {
     system.refresh_processes_specifics(which, true, ProcessRefreshKind::nothing().with_cpu().with_memory());
 }

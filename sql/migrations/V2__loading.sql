@@ -227,24 +227,28 @@ begin
     return found_state;
 end $$;
 
--- Greedy packing: groups in order, as many as fit, never split. A group above the size is a convoy by itself.
-create type pcfarm.packing as (convoy bigint, fill bigint);
+-- Greedy packing: groups in order, as many as fit, never split. A group above the size is a convoy by itself. It is
+-- called once for each group of a load, so its state is one number: convoy * 2^20 + how full that one is.
+create function pcfarm.pack_step(state bigint, members bigint, size bigint)
+returns bigint language plpgsql immutable as $$
+begin
+    return case
+        when state is null then least(members, 1048575)
+        when (state & 1048575) + members <= size then state + members
+        else (((state >> 20) + 1) << 20) + least(members, 1048575)
+    end;
+end $$;
 
-create function pcfarm.pack_step(state pcfarm.packing, members bigint, size bigint)
-returns pcfarm.packing language sql immutable as $$
-    select case
-        when state.convoy is null then (0, members)::pcfarm.packing
-        when state.fill + members <= size then (state.convoy, state.fill + members)::pcfarm.packing
-        else (state.convoy + 1, members)::pcfarm.packing
-    end
-$$;
+create aggregate pcfarm.pack(members bigint, size bigint) (sfunc = pcfarm.pack_step, stype = bigint);
+comment on aggregate pcfarm.pack(bigint, bigint) is 'Shifted right by 20, the convoy of the group that came last.';
 
-create function pcfarm.pack_convoy(state pcfarm.packing)
-returns bigint language sql immutable as $$ select state.convoy $$;
-
-create aggregate pcfarm.pack(members bigint, size bigint) (
-    sfunc = pcfarm.pack_step, stype = pcfarm.packing, initcond = '(,)', finalfunc = pcfarm.pack_convoy
-);
+create function pcfarm.convoy_is_too_large(job bigint, batch_order bigint, problems bigint)
+returns bigint language plpgsql immutable as $$
+begin
+    raise exception 'job %: batch order % holds % problems', job, batch_order, problems
+        using errcode = 'program_limit_exceeded',
+              hint = 'A convoy holds at most 100000 problems. Let the query''s group_key be something finer.';
+end $$;
 
 create function pcfarm.convoy_must_be_sensible(convoy integer)
 returns void language plpgsql immutable as $$
@@ -255,22 +259,21 @@ begin
     end if;
 end $$;
 
--- What is handed out at once must fit into a server. In the index's order, whatever the statistics.
-create function pcfarm.convoys_must_be_bounded(job bigint, lane bigint)
+-- What is handed out at once must fit into a server. Of batch orders of one's own; in the index's order, whatever the
+-- statistics.
+create function pcfarm.convoys_must_be_bounded(job bigint)
 returns void language plpgsql set enable_seqscan = off as $$
 declare
     largest record;
 begin
     select p.batch_order, count(*) as problems into largest from pcfarm.problem p
-    where p.job_id = job and p.lane_id = lane
+    where p.job_id = job and p.lane_id = 0
     group by p.batch_order having count(*) > 100000 order by p.batch_order limit 1;
     if found then
         raise exception 'job %: batch order % holds % problems', job, largest.batch_order, largest.problems
             using errcode = 'program_limit_exceeded',
-                  hint = 'A convoy holds at most 100000 problems. '
-                         || case when lane = 0 then 'Give its problems more than one batch order, or let '
-                                                    'pcfarm.assign_batch_order group by something finer.'
-                                 else 'Let the query''s group_key be something finer.' end;
+                  hint = 'A convoy holds at most 100000 problems. Give its problems more than one batch order, or let '
+                         'pcfarm.assign_batch_order group by something finer.';
     end if;
 end $$;
 
@@ -282,7 +285,6 @@ declare
     columns  text[];
     grouped  boolean;
     ordering text;
-    problem  text;
     seen     text;
     of_table text;
 begin
@@ -304,36 +306,26 @@ begin
     ordering := 'order by ' || nullif(concat_ws(', ',
         case when 'priority' = any (columns) then 'priority desc nulls last' end,
         case when 'deadline' = any (columns) then 'deadline asc nulls last' end), '');
-    if grouped then
-        -- Whole groups, each at the place of its most urgent, then first, row.
-        problem := format($q$
-            with numbered as materialized (
-                select q.key::text, q.payload::jsonb, q.group_key::text as group_key,
-                    row_number() over (%1$s) as number
-                from (%2$s
-                ) q),
-            groups as (
-                -- A row without a group is a group by itself.
-                select coalesce('g' || group_key, 'r' || number) as member_of, min(number) as first, count(*) as members
-                from numbered group by 1),
-            packed as (
-                select member_of, first, pcfarm.pack(members, $4) over (order by first) as batch_order from groups)
-            select n.key, n.payload, p.batch_order,
-                row_number() over (order by p.first, n.number) as number
-            from numbered n join packed p on p.member_of = coalesce('g' || n.group_key, 'r' || n.number)
-            order by p.first, n.number$q$, ordering, query);
-    else
-        problem := format($q$
-            select n.key, n.payload, (n.number - 1) / $4 as batch_order, n.number
-            from (select q.key::text, q.payload::jsonb, row_number() over (%s) as number
-                  from (%s
-                  ) q) n$q$, ordering, query);
-    end if;
     begin
-        execute 'insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload) '
-            'select $1, $2, $3 + s.number, s.batch_order, s.key, s.payload from (' || problem || ') s'
-            using job, lane, lane * 10000000000, convoy::bigint;
-        get diagnostics loaded = row_count;
+        if grouped then
+            execute format($q$
+                create temporary table pcfarm_staged on commit drop as
+                select n.number, coalesce('g' || n.group_key, 'r' || n.number) as member_of, n.key, n.payload
+                from (select row_number() over (%s) as number, q.key::text, q.payload::jsonb, q.group_key::text
+                      from (%s
+                      ) q) n$q$, ordering, query);
+            loaded := pcfarm.pack_staged(job, lane, convoy);
+            drop table pg_temp.pcfarm_staged;
+        else
+            execute format($q$
+                insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
+                select $1, $2, $3 + n.number, (n.number - 1) / $4, n.key, n.payload
+                from (select q.key::text, q.payload::jsonb, row_number() over (%s) as number
+                      from (%s
+                      ) q) n$q$, ordering, query)
+                using job, lane, lane * 10000000000, convoy::bigint;
+            get diagnostics loaded = row_count;
+        end if;
     exception when not_null_violation then
         get stacked diagnostics of_table = table_name, seen = column_name;
         if of_table is distinct from 'problem' or seen not in ('key', 'payload') then
@@ -343,6 +335,7 @@ begin
             hint = 'Every problem has a key and a payload. Where there is nothing to say, let the payload be ''null''::jsonb '
                    'or ''{}''::jsonb.';
     end;
+    perform pcfarm.analyze_after_load(loaded);
     perform pcfarm.register_lane(job, lane, loaded, grouped);
     return loaded;
 end $$;
@@ -395,6 +388,46 @@ begin
     return found_columns;
 end $$;
 
+-- Numbers what waits in pcfarm_staged, and puts it into its lane: whole groups, each at the place of its first row. A
+-- row is a member of 'g' and its group key, or, as a group by itself, of 'r' and its number. Nothing is known about that table, and the number of groups cannot be guessed:
+-- groups are hashed whatever the planner thinks, since anything else sorts all payloads by their group keys first.
+create function pcfarm.pack_staged(job bigint, lane bigint, convoy integer)
+returns bigint language plpgsql set work_mem = '64MB' set enable_mergejoin = off set enable_nestloop = off as $$
+declare
+    packed bigint;
+begin
+    with groups as (
+        select s.member_of, min(s.number) as first, count(*) as members
+        from pg_temp.pcfarm_staged s
+        group by s.member_of),
+    counted as (
+        select g.member_of, g.first, g.members, pcfarm.pack(g.members, convoy) over (order by g.first) >> 20 as batch_order
+        from groups g),
+    placed as (
+        select c.member_of, c.first, case when c.members <= 100000 then c.batch_order
+            else pcfarm.convoy_is_too_large(job, c.batch_order, c.members) end as batch_order
+        from counted c)
+    insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
+    select job, lane, lane * 10000000000 + row_number() over (order by p.first, s.number), p.batch_order, s.key, s.payload
+    from pg_temp.pcfarm_staged s
+    join placed p on p.member_of = s.member_of
+    order by p.first, s.number;
+    get diagnostics packed = row_count;
+    return packed;
+end $$;
+
+-- What the planner knows about problems is old after a large load, and autovacuum comes late. Its lock is kept until the
+-- load commits: so it is taken only if nobody has it, and loaders do not wait for each other.
+create function pcfarm.analyze_after_load(loaded bigint)
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if loaded >= 10000
+        and loaded >= (select c.reltuples / 10 from pg_class c where c.oid = 'pcfarm.problem'::regclass)
+    then
+        analyze (skip_locked) pcfarm.problem;
+    end if;
+end $$;
+
 -- The last thing a load does: from here on its problems can be seen, all of them, once it commits.
 create function pcfarm.register_lane(job bigint, lane bigint, problems bigint, grouped boolean)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -404,10 +437,6 @@ begin
     perform pcfarm.lock_for_loading(job);
     if problems = 0 then
         return;
-    end if;
-    -- Convoys of independent problems have the size that was asked for.
-    if grouped and problems > 100000 then
-        perform pcfarm.convoys_must_be_bounded(job, lane);
     end if;
     select p.batch_order into last_order from pcfarm.problem p
     where p.job_id = job and p.lane_id = lane and p.batch_order is not null
@@ -457,7 +486,7 @@ begin
         with row_of as materialized (
             select p.ctid as place, %s as member_of from pcfarm.problem p where p.job_id = $1 and p.lane_id = 0),
         groups as (select member_of, min(place) as first, count(*) as members from row_of group by member_of),
-        packed as (select member_of, first, pcfarm.pack(members, $2) over (order by first) as batch_order from groups),
+        packed as (select member_of, first, pcfarm.pack(members, $2) over (order by first) >> 20 as batch_order from groups),
         ordered as materialized (
             select r.place, p.batch_order from row_of r join packed p using (member_of) order by p.first, r.place)
         update pcfarm.problem p set batch_order = o.batch_order from ordered o where p.ctid = o.place$q$, member)
@@ -513,7 +542,7 @@ begin
                   hint = format('select pcfarm.assign_batch_order(%s, 100) gives them one.', job);
     end if;
     if own > 100000 then
-        perform pcfarm.convoys_must_be_bounded(job, 0);
+        perform pcfarm.convoys_must_be_bounded(job);
     end if;
     if own > 0 then
         insert into pcfarm.lane (job_id, lane_id, kind, job_type, grouped, next_insertion, problems)

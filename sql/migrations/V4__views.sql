@@ -155,7 +155,7 @@ begin
         if f.proname in ('create_job', 'load', 'submit', 'assign_batch_order', 'open_job', 'hold_job', 'release_job',
                 'cancel_job', 'retry_job', 'rerun_job', 'check_loadable', 'load_columns', 'register_lane',
                 'lock_for_loading', 'convoy_must_be_sensible', 'job_type_must_exist', 'no_such_job', 'pack',
-                'pack_step', 'pack_convoy')
+                'pack_step', 'pack_staged', 'convoy_is_too_large', 'analyze_after_load')
             and exists (select from pg_roles where rolname = 'pcfarm_loader')
         then
             execute format('grant execute on routine %s to pcfarm_loader', f.signature);

@@ -1,8 +1,8 @@
 -- Where problems with group keys wait until all are there. The checks are those of pcfarm.problem, so that what is
 -- refused is refused while its number is known.
-create temporary table pcfarm_submitted (
+create temporary table pcfarm_staged (
     number    bigint not null,
-    group_key text,
+    member_of text not null,
     key       text not null constraint key_at_most_1_kib check (octet_length(key) <= 1024),
     payload   jsonb not null constraint payload_at_most_1_mib check (pg_column_size(payload) <= 1048576)
 ) on commit drop

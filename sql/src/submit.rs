@@ -259,7 +259,11 @@ impl Loading {
         let sink = self.client.copy_in(&statement).await?;
         let mut writer = pin!(BinaryCopyInWriter::new(sink, &TYPES));
         for (number, problem) in (self.written + 1..).zip(problems) {
-            let row: [&(dyn ToSql + Sync); 4] = [&number, &problem.group_key, &problem.key, &problem.payload];
+            let member_of = match &problem.group_key {
+                Some(group) => format!("g{group}"),
+                None => format!("r{number}"),
+            };
+            let row: [&(dyn ToSql + Sync); 4] = [&number, &member_of, &problem.key, &problem.payload];
             writer.as_mut().write(&row).await?;
         }
         writer.finish().await
@@ -283,9 +287,8 @@ impl Loading {
         let grouped = self.grouped == Some(true);
         let client = &self.client;
         if grouped {
-            client.batch_execute(include_str!("../queries/analyze_staged.sql")).await?;
-            let pack = include_str!("../queries/pack_staged.sql");
-            client.execute(pack, &[&self.job, &self.lane, &self.convoy]).await?;
+            let convoy = i32::try_from(self.convoy).unwrap_or(i32::MAX);
+            client.execute(include_str!("../queries/pack_staged.sql"), &[&self.job, &self.lane, &convoy]).await?;
         }
         let register = include_str!("../queries/register_lane.sql");
         client.execute(register, &[&self.job, &self.lane, &self.written, &grouped]).await?;
@@ -319,7 +322,7 @@ mod tests {
     fn the_line_of_a_copy_is_read() {
         let cases = [
             ("COPY problem, line 5, column payload", Some(5)),
-            ("JSON data, line 1: x\nCOPY pcfarm_submitted, line 12, column payload", Some(12)),
+            ("JSON data, line 1: x\nCOPY pcfarm_staged, line 12, column payload", Some(12)),
             ("SQL statement \"select 1\"", None),
         ];
         for (context, expected) in cases {

@@ -623,6 +623,36 @@ async fn whatever_runs_with_the_owners_rights_pins_its_search_path_and_is_nobody
 }
 
 #[tokio::test]
+async fn large_loads_tell_the_planner_and_wait_for_nobody() {
+    let queue = queue().await;
+    let loader = login(&queue, "pcfarm_loader").await;
+    let other = queue.database.client().await;
+    other.batch_execute("set lock_timeout = '5s'").await.expect("set");
+    let job = queue.number("select pcfarm.create_job('large', 't')").await;
+    let load = |prefix: &str| {
+        format!(
+            "select pcfarm.load({job}, 'select ''{prefix}'' || g as key, ''1''::jsonb as payload,
+                 (g % 3000)::text as group_key from generate_series(1, 10000) g', 7)"
+        )
+    };
+    // Two in one transaction; somebody else's meanwhile finds the lock of ANALYZE taken, and does without.
+    loader.may("begin").await;
+    loader.may(&load("a")).await;
+    loader.may(&load("b")).await;
+    other.batch_execute(&load("c")).await.expect("loaded");
+    loader.may("commit").await;
+    assert_eq!(
+        queue.number("select reltuples::bigint from pg_class where oid = 'pcfarm.problem'::regclass").await,
+        20_000
+    );
+    assert_eq!(queue.number("select count(*) from pcfarm.problem").await, 30_000);
+    // A thousand groups of four, each a convoy by itself but the last, and two thousand of three, by two.
+    assert_eq!(queue.number("select count(*) from pcfarm.lane where grouped and next_insertion = 2000").await, 3);
+    queue.check().await;
+    loader.gone(&queue).await;
+}
+
+#[tokio::test]
 async fn a_convoy_too_large_to_hand_out_is_refused() {
     let queue = queue().await;
     let rows = "from generate_series(1, 100002) g";

@@ -34,6 +34,9 @@ const KILL_AT: f64 = 0.35;
 /// A night that makes no progress for this long has failed.
 const STALL: Duration = Duration::from_secs(120);
 
+/// Between looks at how far the night is: they take from the cores as well.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -169,7 +172,7 @@ async fn farm_run(client: &Client, farm: &mut Farm, run: &str, variant: Variant,
             killed = Some(kill_one(client, farm, &mut progress).await?);
         }
         farm.check_alive()?;
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(LOOK_EVERY).await;
     }
     progress.finish();
     let row = client

@@ -252,26 +252,45 @@ async fn upload(pool: &Pool, mut messages: Streaming<SubmitRequest>) -> Result<S
     let (open, convoy) = (header.open, (header.convoy != 0).then_some(header.convoy));
     let target = target(header)?;
     let client = Object::take(pool.get().await.map_err(status_code::of_pool)?);
-    let mut loading = match Loading::begin(client, &target, convoy).await.map_err(status_code::of_load)? {
+    let loading = match Loading::begin(client, &target, convoy).await.map_err(status_code::of_load)? {
         Begun::Repeated(job) => return Ok(Submitted { job, problems: 0, repeated: true }),
         Begun::Loading(loading) => loading,
     };
+    // While the database takes one piece, the next is received and checked.
+    let (sender, receiver) = mpsc::channel(1);
+    let ((), loading) = tokio::try_join!(receive(messages, sender), add_all(loading, receiver))?;
+    loading.finish(open).await.map_err(status_code::of_load)
+}
+
+/// Passes problems on until the client has said that they are all.
+async fn receive(mut messages: Streaming<SubmitRequest>, sender: mpsc::Sender<Vec<NewProblem>>) -> Result<(), Status> {
+    let mut arrived = 0;
     loop {
         match next_part(&mut messages).await? {
             None => return Err(Status::invalid_argument("the last message must be the end: nothing was loaded")),
-            Some(Part::End(end)) => {
-                agreed(end.problems, loading.problems())?;
-                return loading.finish(open).await.map_err(status_code::of_load);
-            }
+            Some(Part::End(end)) => return agreed(end.problems, arrived),
             Some(Part::Header(_)) => return Err(Status::invalid_argument("the header comes once, and first")),
             Some(Part::Problems(part)) => {
-                let before = loading.problems();
-                let numbered = (before + 1..).zip(part.problems);
-                let problems = numbered.map(|(number, problem)| checked(number, problem)).collect::<Result<_, _>>()?;
-                loading.add(problems).await.map_err(status_code::of_load)?;
+                let numbered = (arrived + 1..).zip(part.problems);
+                let problems: Vec<_> =
+                    numbered.map(|(number, problem)| checked(number, problem)).collect::<Result<_, _>>()?;
+                arrived += problems.len() as i64;
+                if sender.send(problems).await.is_err() {
+                    return Ok(()); // the other side has failed, and says why
+                }
             }
         }
     }
+}
+
+async fn add_all(
+    mut loading: Box<Loading>,
+    mut receiver: mpsc::Receiver<Vec<NewProblem>>,
+) -> Result<Box<Loading>, Status> {
+    while let Some(problems) = receiver.recv().await {
+        loading.add(problems).await.map_err(status_code::of_load)?;
+    }
+    Ok(loading)
 }
 
 fn agreed(told: i64, arrived: i64) -> Result<(), Status> {

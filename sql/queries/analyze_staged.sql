@@ -1,1 +1,0 @@
-analyze pg_temp.pcfarm_submitted
