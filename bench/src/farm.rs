@@ -102,8 +102,13 @@ impl Farm {
         let port = free_port();
         let listen = format!("127.0.0.1:{port}");
         let lease = LEASE.as_secs().to_string();
-        let mut arguments = vec!["--database-url", &self.url, "--listen", &listen, "--name", name, "--pool-size", "8"];
-        let mut defaults = vec![("--lease", lease.as_str()), ("--heartbeat", "0.5"), ("--checkout-seconds", "1")];
+        let mut arguments = vec!["--database-url", &self.url, "--listen", &listen, "--name", name];
+        let mut defaults = vec![
+            ("--lease", lease.as_str()),
+            ("--heartbeat", "0.5"),
+            ("--checkout-seconds", "1"),
+            ("--pool-size", "8"),
+        ];
         defaults.retain(|(flag, _)| !flags.contains(flag));
         arguments.extend(defaults.into_iter().flat_map(|(flag, value)| [flag, value]));
         arguments.extend(flags);
