@@ -92,11 +92,7 @@ impl Dispatcher {
         match event {
             Event::Work => true,
             Event::Credit(session) => {
-                if !self
-                    .waiting
-                    .iter()
-                    .any(|s| s.workstation_id == session.workstation_id && s.number == session.number)
-                {
+                if session.enqueue() {
                     self.waiting.push_back(session);
                 }
                 false
@@ -107,7 +103,7 @@ impl Dispatcher {
     /// Hands out until nobody waits or nothing is left for those who do.
     async fn serve(&mut self, look: bool) -> anyhow::Result<()> {
         self.look_due |= look;
-        self.waiting.retain(|session| !session.ended.is_cancelled());
+        self.keep_waiting(|session| !session.ended.is_cancelled());
         if !self.waiting.iter().any(|session| session.wants_work()) {
             return Ok(());
         }
@@ -154,7 +150,6 @@ impl Dispatcher {
         let farm = self.farm.clone();
         let mut decisions = Vec::new();
         let sessions: Vec<Arc<Session>> = self.waiting.iter().cloned().collect();
-        let able = farm.sessions();
         for session in sessions {
             if !session.wants_work() || unserved.contains(&session.workstation_id) {
                 continue;
@@ -176,7 +171,7 @@ impl Dispatcher {
                 cores: session.cores,
                 measured: session.speed(&job_type.name),
                 remaining: lane.remaining(),
-                workstations: able.iter().filter(|s| s.controllers.contains(controller)).count(),
+                workstations: farm.able(controller),
                 time_limit: job_type.time_limit,
             });
             if session.holds() > 0 && lane.next_is_suspect(&farm, wanted).await? {
@@ -232,7 +227,17 @@ impl Dispatcher {
                 self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));
             }
         }
-        self.waiting.retain(|session| session.asks_for_work());
+        self.keep_waiting(Session::asks_for_work);
         Ok(true)
+    }
+
+    fn keep_waiting(&mut self, keep: impl Fn(&Session) -> bool) {
+        self.waiting.retain(|session| {
+            let kept = keep(session);
+            if !kept {
+                session.dequeued();
+            }
+            kept
+        });
     }
 }

@@ -62,8 +62,47 @@ pub struct Farm {
     /// Tasks of connections; awaited at the end.
     pub tasks: TaskTracker,
     job_types: RwLock<Arc<HashMap<String, Arc<JobType>>>>,
-    sessions: Mutex<HashMap<WorkstationId, Arc<Session>>>,
+    sessions: Mutex<Sessions>,
     held: Mutex<HashMap<CheckoutId, Arc<Held>>>,
+}
+
+/// The connections, and how many of them can run what: asked for with every hand-out, so it is counted as they come and
+/// go.
+#[derive(Default)]
+struct Sessions {
+    by_workstation: HashMap<WorkstationId, Arc<Session>>,
+    able: HashMap<String, usize>,
+}
+
+impl Sessions {
+    fn insert(&mut self, session: Arc<Session>) -> Option<Arc<Session>> {
+        for controller in &session.controllers {
+            *self.able.entry(controller.clone()).or_default() += 1;
+        }
+        let before = self.by_workstation.insert(session.workstation_id, session);
+        if let Some(before) = &before {
+            self.uncount(before);
+        }
+        before
+    }
+
+    fn remove(&mut self, session: &Session) {
+        if self.by_workstation.get(&session.workstation_id).is_some_and(|s| s.number == session.number) {
+            self.by_workstation.remove(&session.workstation_id);
+            self.uncount(session);
+        }
+    }
+
+    fn uncount(&mut self, session: &Session) {
+        for controller in &session.controllers {
+            if let Some(able) = self.able.get_mut(controller) {
+                *able -= 1;
+                if *able == 0 {
+                    self.able.remove(controller);
+                }
+            }
+        }
+    }
 }
 
 /// What a farm is built from.
@@ -110,30 +149,31 @@ impl Farm {
         Ok(())
     }
 
-    fn lock_sessions(&self) -> std::sync::MutexGuard<'_, HashMap<WorkstationId, Arc<Session>>> {
+    fn lock_sessions(&self) -> std::sync::MutexGuard<'_, Sessions> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn sessions(&self) -> Vec<Arc<Session>> {
-        self.lock_sessions().values().cloned().collect()
+        self.lock_sessions().by_workstation.values().cloned().collect()
     }
 
     pub fn session(&self, workstation: WorkstationId) -> Option<Arc<Session>> {
-        self.lock_sessions().get(&workstation).cloned()
+        self.lock_sessions().by_workstation.get(&workstation).cloned()
+    }
+
+    /// How many of the workstations that are connected can run this.
+    pub fn able(&self, controller: &str) -> usize {
+        self.lock_sessions().able.get(controller).copied().unwrap_or(0)
     }
 
     /// Registers a connection. Returns the one that it takes over from, if that was here.
     pub fn join(&self, session: &Arc<Session>) -> Option<Arc<Session>> {
-        self.lock_sessions().insert(session.workstation_id, session.clone())
+        self.lock_sessions().insert(session.clone())
     }
 
     /// Takes a connection out, unless a newer one has its place already.
     pub fn leave(&self, session: &Arc<Session>) {
-        let mut sessions = self.lock_sessions();
-        if sessions.get(&session.workstation_id).is_some_and(|s| s.number == session.number) {
-            sessions.remove(&session.workstation_id);
-        }
-        drop(sessions);
+        self.lock_sessions().remove(session);
         let ids = session.held();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         for id in ids {

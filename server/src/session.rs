@@ -7,6 +7,7 @@ use pcfarm_proto::v1;
 use pcfarm_sql::presence::Connection;
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +31,8 @@ pub struct Session {
     pub out: Outgoing,
     /// Ends the connection.
     pub ended: CancellationToken,
+    /// It is in the dispatcher's queue.
+    queued: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -76,6 +79,7 @@ impl Session {
             controllers: hello.controllers.iter().cloned().collect(),
             out,
             ended,
+            queued: AtomicBool::new(false),
             state: Mutex::new(State {
                 credit: 0,
                 suspended: hello.state() == v1::WorkstationState::Suspended,
@@ -142,6 +146,16 @@ impl Session {
     pub fn asks_for_work(&self) -> bool {
         let state = self.state();
         state.credit > 0 && !state.suspended && !state.leaving && !state.drained && !self.ended.is_cancelled()
+    }
+
+    /// For the dispatcher: true if it was not in the queue, and is from now on.
+    pub fn enqueue(&self) -> bool {
+        !self.queued.swap(true, Ordering::Relaxed)
+    }
+
+    /// For the dispatcher, which has taken it out.
+    pub fn dequeued(&self) {
+        self.queued.store(false, Ordering::Relaxed);
     }
 
     pub fn spend_credit(&self) {
