@@ -14,12 +14,14 @@
 //! - [`tables`]: each table of figures, by `pcfarm-bench TABLE`
 //! - [`context`]: the durable PostgreSQL that figures are measured on; [`night`]: a measured job; [`pointer`]: the limit
 //! - [`spin`]: problems of pure computation, and [`direct`]: the same without a farm
+//! - [`light`]: thousands of workstations in one process
 //! - [`report`], [`plot`]: figures, their medians, promises; [`machine`], [`usage`]: what they were measured on, and
 //!   what it cost
 
 pub mod context;
 pub mod direct;
 pub mod farm;
+pub mod light;
 pub mod machine;
 pub mod nemesis;
 pub mod night;

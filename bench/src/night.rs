@@ -9,19 +9,13 @@ use crate::usage::{self, Usage};
 use crate::{report::Figures, truth};
 use anyhow::{Context as _, ensure};
 use pcfarm_proto::ids::JobId;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Longest that any measured job may take.
 const LONGEST: Duration = Duration::from_secs(1800);
 
-/// What a night is made of.
-#[derive(Clone, Copy, Debug)]
-pub struct Night {
-    pub problems: u64,
-    pub convoy: u32,
-    /// Most problems a checkout.
-    pub checkout: u32,
-}
+/// A farm's defaults, which the harness has scaled down.
+const RHYTHM: [&str; 8] = ["--lease", "20", "--heartbeat", "5", "--checkout-seconds", "15", "--pool-size", "16"];
 
 /// What became of it.
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +58,7 @@ impl Site {
         client.batch_execute(PAYLOAD).await?;
         client.execute("select pcfarm.create_job_type('noop', 'echo')", &[]).await?;
         let farm = context.farm(&database);
-        let defaults = ["--lease", "20", "--heartbeat", "5", "--checkout-seconds", "15", "--pool-size", "16"];
-        let server = farm.serving("server", &[&defaults, flags].concat()).await;
+        let server = farm.serving("server", &[&RHYTHM, flags].concat()).await;
         let mut agent = farm
             .program("agent", "pcfarm-worker")
             .arguments(["--server", &server.url(), "--hostname", "agent"])
@@ -73,6 +66,19 @@ impl Site {
         agent.start();
         farm.until(Duration::from_secs(20), "select exists (select from pcfarm.workstation)").await;
         Ok(Site { database, farm, server, agent, postmaster: context.postmaster().await? })
+    }
+
+    /// Another server in the place of this one, with other flags; the agent finds it.
+    pub async fn restart_server(&mut self, flags: &[&str]) {
+        self.server.program.kill();
+        let listen = format!("127.0.0.1:{}", self.server.port);
+        let mut server = self.farm.server("server", &[&RHYTHM, flags].concat());
+        server.program = server.program.replacing_argument("--listen", &listen);
+        server.port = self.server.port;
+        server.start().await;
+        self.server = server;
+        let connected = "select exists (select from pcfarm.workstation where silent_since is null and state <> 'dead')";
+        self.farm.until(Duration::from_secs(20), connected).await;
     }
 
     /// Loads a job of no-op problems, not opened yet.
@@ -94,15 +100,42 @@ impl Site {
 
     /// Opens the job and waits until it is done.
     pub async fn crunch(&self, job: JobId) -> anyhow::Result<Measured> {
-        let before = self.usage();
-        self.farm.query("select pcfarm.open_job($1)", &[&job]).await;
-        let state = self.farm.ended(job, LONGEST).await;
-        ensure!(state == "done", "the measured job ended as {state}");
-        let after = self.usage();
+        self.measure(job, "select pcfarm.open_job($1)", None).await
+    }
+
+    /// Lets so many more problems of a job be crunched, about, and holds it then. It is open or was held so before.
+    pub async fn crunch_more(&self, job: JobId, problems: u64) -> anyhow::Result<Measured> {
+        let stored = self.farm.progress(job).await.0;
+        let state = self.farm.query("select state from pcfarm.job where job_id = $1", &[&job]).await;
+        let start = match state[0].get::<_, &str>(0) {
+            "held" => "select pcfarm.release_job($1)",
+            _ => "select pcfarm.open_job($1)",
+        };
+        self.measure(job, start, Some(stored + problems as i64)).await
+    }
+
+    async fn measure(&self, job: JobId, start: &str, until: Option<i64>) -> anyhow::Result<Measured> {
         let (client, _connection) = self.database.connect().await?;
-        let text = "select extract(epoch from max(c.ended_at) - j.opened_at)::float8, sum(c.problems)::bigint
-            from pcfarm.job j join pcfarm.checkout c using (job_id) where j.job_id = $1 group by j.opened_at";
-        let row = client.query_one(text, &[&job]).await?;
+        let before = self.usage();
+        let began: SystemTime = client.query_one("select clock_timestamp()", &[]).await?.get(0);
+        client.query(start, &[&job]).await?;
+        match until {
+            None => {
+                let state = self.farm.ended(job, LONGEST).await;
+                ensure!(state == "done", "the measured job ended as {state}");
+            }
+            Some(problems) => {
+                self.farm.finished(job, problems, LONGEST).await;
+                client.query("select pcfarm.hold_job($1)", &[&job]).await?;
+                let live = "select not exists (select from pcfarm.checkout where job_id = $1 and ended_at is null)";
+                let live = live.replace("$1", &job.to_string());
+                self.farm.until(Duration::from_secs(60), &live).await;
+            }
+        }
+        let after = self.usage();
+        let text = "select extract(epoch from max(c.ended_at) - $2)::float8, sum(c.delivered)::bigint
+            from pcfarm.checkout c where c.job_id = $1 and c.ended_at > $2";
+        let row = client.query_one(text, &[&job, &began]).await?;
         let problems: i64 = row.get(1);
         Ok(Measured {
             seconds: row.get(0),
@@ -111,6 +144,24 @@ impl Site {
             agent: Usage { cpu: after.1.cpu.saturating_sub(before.1.cpu), ..after.1 },
             postgresql: after.2.saturating_sub(before.2),
         })
+    }
+
+    /// Problems a second of each tenth of a job's closed checkouts, in the order in which they ended.
+    pub async fn tenths(&self, job: JobId) -> anyhow::Result<Vec<f64>> {
+        let (client, _connection) = self.database.connect().await?;
+        let text = "
+            with ended as (
+                select c.ended_at, c.problems, sum(c.problems) over (order by c.ended_at, c.checkout_id) as so_far,
+                    sum(c.problems) over () as total
+                from pcfarm.checkout c where c.job_id = $1 and c.ended_at is not null),
+            tenth as (
+                select least(9, (e.so_far - e.problems) * 10 / e.total) as n, sum(e.problems) as problems,
+                    max(e.ended_at) as until
+                from ended e group by 1)
+            select (t.problems / greatest(1e-6, extract(epoch from t.until - coalesce(
+                lag(t.until) over (order by t.n), (select j.opened_at from pcfarm.job j where j.job_id = $1)))))::float8
+            from tenth t order by t.n";
+        Ok(client.query(text, &[&job]).await?.iter().map(|row| row.get(0)).collect())
     }
 
     /// Every invariant, as queries that return no rows; and that so many results are there.

@@ -42,6 +42,15 @@ impl Program {
         self
     }
 
+    /// Gives the flag another value.
+    #[must_use]
+    pub fn replacing_argument(mut self, flag: &str, value: &str) -> Program {
+        if let Some(place) = self.arguments.iter().position(|argument| argument == flag) {
+            self.arguments[place + 1] = value.into();
+        }
+        self
+    }
+
     #[must_use]
     pub fn environment(mut self, name: &str, value: impl Into<OsString>) -> Program {
         self.environment.push((name.to_owned(), value.into()));

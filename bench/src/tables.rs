@@ -1,22 +1,30 @@
 //! The tables of figures, one module each: what is measured, against what, and what is promised.
 
 pub mod convoys;
+pub mod depth;
 pub mod efficiency;
+pub mod latency;
 pub mod load;
+pub mod scale;
+pub mod snapshot;
 pub mod throughput;
 
 use crate::context::Context;
 use crate::report::Report;
 
 /// Every table, in the order in which `all` runs them.
-pub const TABLES: &[&str] = &["throughput", "load", "efficiency", "convoys"];
+pub const TABLES: &[&str] = &["throughput", "depth", "snapshot", "latency", "load", "efficiency", "scale", "convoys"];
 
 /// Measures one table.
 pub async fn run(table: &'static str, context: &Context, report: &mut Report) -> anyhow::Result<()> {
     match table {
         "throughput" => throughput::run(context, report).await,
+        "depth" => depth::run(context, report).await,
+        "snapshot" => snapshot::run(context, report).await,
+        "latency" => latency::run(context, report).await,
         "load" => load::run(context, report).await,
         "efficiency" => efficiency::run(context, report).await,
+        "scale" => scale::run(context, report).await,
         "convoys" => convoys::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }

@@ -1,13 +1,14 @@
 //! The server: hands out convoys, accepts results, recycles, answers people. PostgreSQL is the truth; a server can be
 //! killed at any moment and another one, or the next one, goes on.
 //!
-//! - what it is told: [`settings`]; how it starts and stops: [`run`]
+//! - what it is told: [`settings`]; how it starts and stops: [`run`]; how many files it may open: [`descriptors`]
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]
 //! - watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
 //! - the edge: [`grpc`]
 
 pub mod deliver;
+pub mod descriptors;
 pub mod dispatch;
 pub mod farm;
 pub mod grpc;

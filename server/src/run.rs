@@ -3,7 +3,7 @@
 use crate::farm::{Farm, Parts};
 use crate::reads::Reads;
 use crate::settings::{Database, Settings};
-use crate::{deliver, dispatch, grpc, upkeep, watch};
+use crate::{deliver, descriptors, dispatch, grpc, upkeep, watch};
 use anyhow::Context;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
 use pcfarm_sql::pool::ServerFacts;
@@ -11,7 +11,6 @@ use pcfarm_sql::settings::DatabaseSettings;
 use pcfarm_sql::{connect, migrate, pool, presence};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -92,8 +91,10 @@ async fn serve(
     stopping: CancellationToken,
 ) -> anyhow::Result<()> {
     let facts = prepare_database(&config, &stopping).await?;
+    let mut connections = settings.connections;
+    connections.total = descriptors::make_room(connections.total);
     let listener =
-        TcpListener::bind(settings.listen).await.with_context(|| format!("listening on {}", settings.listen))?;
+        grpc::accept::listen(settings.listen).with_context(|| format!("listening on {}", settings.listen))?;
     let address = listener.local_addr().context("asking for the port")?;
     let pool = pool::pool(config.clone(), settings.pool_size, "pcfarm-server");
     let client = pool.get().await.context("connecting to the database")?;
@@ -134,7 +135,7 @@ async fn serve(
         parts.spawn(upkeep::recycle(farm.clone()));
     }
     let mut serving = JoinSet::new();
-    serving.spawn(grpc::serve::serve(farm.clone(), listener, facts.warnings));
+    serving.spawn(grpc::serve::serve(farm.clone(), listener, connections, facts.warnings));
     // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
     let outcome = tokio::select! {
         biased; // when all is told to stop, the parts end too

@@ -1,6 +1,7 @@
 //! What the server is told: flags over `PCFARM_*` variables over a TOML file over defaults. Filled once, checked whole.
 
 use crate::farm::Rhythm;
+use crate::grpc::accept::Limits;
 use clap::Parser;
 use clap::error::ErrorKind;
 use serde::Deserialize;
@@ -23,6 +24,14 @@ const DEFAULT_CHECKOUT_PROBLEMS: u32 = 10_000;
 
 /// A dispatcher, two acceptors, watching, upkeep and a few people; far below PostgreSQL's default of 100.
 const DEFAULT_POOL_SIZE: usize = 16;
+
+/// Ten thousand workstations, people, and connections that their workstations have replaced but that nobody has closed
+/// yet. More is a matter of memory: a connection costs some 100 KiB.
+const DEFAULT_CONNECTIONS: usize = 12_000;
+
+/// Workstations have an address each, but a whole building may be behind one; less than a tenth of all, so that
+/// one program that has gone astray does not keep the others out.
+const DEFAULT_CONNECTIONS_PER_ADDRESS: usize = 1_000;
 
 /// Where `--embedded` keeps its cluster when it is not told and runs as root.
 const ROOT_EMBEDDED: &str = "/var/lib/pcfarm";
@@ -60,6 +69,12 @@ struct Arguments {
     /// Connections to the database [default: 16]
     #[arg(long, env = "PCFARM_POOL_SIZE", value_name = "N")]
     pool_size: Option<usize>,
+    /// Most connections of agents and people at a time [default: 12000]
+    #[arg(long, env = "PCFARM_CONNECTIONS", value_name = "N")]
+    connections: Option<usize>,
+    /// Most of them from one address [default: 1000]
+    #[arg(long, env = "PCFARM_CONNECTIONS_PER_ADDRESS", value_name = "N")]
+    connections_per_address: Option<usize>,
     /// This server's name, for people [default: the host's name]
     #[arg(long, env = "PCFARM_NAME", value_name = "NAME")]
     name: Option<String>,
@@ -81,6 +96,8 @@ struct File {
     checkout_seconds: Option<String>,
     checkout_problems: Option<u32>,
     pool_size: Option<usize>,
+    connections: Option<usize>,
+    connections_per_address: Option<usize>,
     name: Option<String>,
     no_recycler: Option<bool>,
 }
@@ -100,6 +117,7 @@ pub struct Settings {
     pub listen: SocketAddr,
     pub rhythm: Rhythm,
     pub pool_size: usize,
+    pub connections: Limits,
     pub name: String,
     pub recycler: bool,
 }
@@ -184,11 +202,22 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         Some(directory) => Database::Embedded(embedded_directory(&directory)?),
         None => Database::Url { flag: arguments.database_url, file: file.database_url },
     };
+    let connections = Limits {
+        total: arguments.connections.or(file.connections).unwrap_or(DEFAULT_CONNECTIONS),
+        per_address: arguments
+            .connections_per_address
+            .or(file.connections_per_address)
+            .unwrap_or(DEFAULT_CONNECTIONS_PER_ADDRESS),
+    };
+    if connections.total == 0 || connections.per_address == 0 {
+        return Err("connections and connections_per_address: without any the server serves nobody".to_owned());
+    }
     Ok(Settings {
         database,
         listen,
         rhythm: Rhythm { lease, heartbeat, checkout, checkout_problems: checkout_problems as usize },
         pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(6),
+        connections,
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
     })
@@ -232,6 +261,15 @@ mod tests {
     }
 
     #[test]
+    fn connections_are_limited_in_all_and_from_one_address() {
+        let settings = read(&[], "").expect("sensible");
+        assert!(settings.connections.total > 10_000 && settings.connections.per_address < settings.connections.total);
+        let settings =
+            read(&["--connections", "50"], "connections = 9\nconnections_per_address = 7").expect("sensible");
+        assert_eq!((settings.connections.total, settings.connections.per_address), (50, 7));
+    }
+
+    #[test]
     fn others_are_let_in_only_on_purpose() {
         assert!(read(&["--listen", "0.0.0.0:7070"], "").expect_err("refused").contains("--insecure"));
         assert!(read(&["--listen", "0.0.0.0:7070", "--insecure"], "").is_ok());
@@ -242,5 +280,6 @@ mod tests {
         assert!(read(&["--lease", "2s", "--heartbeat", "2s"], "").expect_err("refused").contains("quarter"));
         assert!(read(&[], "leese = \"1s\"").expect_err("refused").contains("leese"));
         assert!(read(&["--lease", "0"], "").is_err());
+        assert!(read(&["--connections", "0"], "").expect_err("refused").contains("nobody"));
     }
 }

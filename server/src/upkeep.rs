@@ -11,8 +11,10 @@ use tracing::{info, warn};
 
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Nudges come with every closed checkout; this often is enough.
+/// Nudges come with every closed checkout; this often is enough. A sweep looks at every open job: the more there are,
+/// the rarer it is, so that it never takes more than a small part of the time.
 const SWEEP_PAUSE: Duration = Duration::from_millis(50);
+const SWEEP_PAUSE_FACTOR: u32 = 30;
 
 const FOLD: Duration = Duration::from_secs(10);
 
@@ -28,16 +30,18 @@ pub async fn sweep(farm: Arc<Farm>) {
             _ = tick.tick() => {}
             () = farm.upkeep.notified() => {}
         }
+        let began = Instant::now();
         if let Err(error) = end_jobs(&farm).await {
             warn!(error = format!("{error:#}"), "ending jobs failed: trying again");
         }
+        let pause = (began.elapsed() * SWEEP_PAUSE_FACTOR).clamp(SWEEP_PAUSE, SWEEP);
         if folded.elapsed() > FOLD {
             folded = Instant::now();
             if let Err(error) = tidy(&farm, &mut analyzed).await {
                 warn!(error = format!("{error:#}"), "folding counts failed: trying again");
             }
         }
-        tokio::time::sleep(SWEEP_PAUSE).await;
+        farm.stopping.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 }
 

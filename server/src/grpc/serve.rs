@@ -1,6 +1,7 @@
 //! The listening socket: every limit is set here, since tonic's defaults leave most of them open.
 
 use crate::farm::Farm;
+use crate::grpc::accept::{Incoming, Limits};
 use crate::grpc::agent::AgentApi;
 use crate::grpc::farm::FarmApi;
 use crate::grpc::jobs::JobsApi;
@@ -15,10 +16,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 /// Serves until the farm stops, then lets calls end.
-pub async fn serve(farm: Arc<Farm>, listener: TcpListener, warnings: Vec<String>) -> anyhow::Result<()> {
+pub async fn serve(
+    farm: Arc<Farm>,
+    listener: TcpListener,
+    connections: Limits,
+    warnings: Vec<String>,
+) -> anyhow::Result<()> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<AgentServiceServer<AgentApi>>().await;
     health.set_serving::<JobServiceServer<JobsApi>>().await;
@@ -54,10 +59,7 @@ pub async fn serve(farm: Arc<Farm>, listener: TcpListener, warnings: Vec<String>
         .add_service(
             FarmServiceServer::new(FarmApi::new(pool, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            farm.stopping.clone().cancelled_owned(),
-        )
+        .serve_with_incoming_shutdown(Incoming::new(listener, connections), farm.stopping.clone().cancelled_owned())
         .await
         .context("serving")
 }

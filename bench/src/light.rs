@@ -1,0 +1,372 @@
+//! Light agents: thousands of workstations in this process, each with a connection of its own, over the public
+//! protocol. They beat, ask, hold what they get for a while and deliver it; they compute nothing and keep nothing but
+//! what they hold. They connect again as agents do: at once, then ever more slowly.
+
+use pcfarm_proto::v1::agent_message::Message as Out;
+use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
+use pcfarm_proto::v1::server_message::Message as In;
+use pcfarm_proto::{PROTOCOL_VERSION, v1};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant as Moment, sleep, sleep_until, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+use uuid::Uuid;
+
+/// As the agent's link has it.
+const CONNECT_WAIT: Duration = Duration::from_secs(3);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_WAIT: Duration = Duration::from_secs(5);
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
+/// A checkout of a few problems fits; more would only be room that nobody uses.
+const WINDOW_BYTES: u32 = 64 << 10;
+
+/// A beat, a credit and a delivery.
+const OUTBOUND_WAITING: usize = 4;
+
+/// Said of each result, so that a checkout worth the default 15 s is a single problem.
+const BUSY: Duration = Duration::from_secs(15);
+
+/// Until a first Welcome says otherwise.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// How the agents draw work.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// They ask; if not, they only deliver what they hold.
+    pub draw: bool,
+    /// The first time they ask is spread over this.
+    pub spread: Duration,
+    /// How long a checkout is held, give or take a half.
+    pub hold: Duration,
+}
+
+/// What all of them have seen.
+#[derive(Debug, Default)]
+pub struct Book {
+    connected: AtomicI64,
+    hand_outs: AtomicU64,
+    /// Results that were acknowledged, and those that were not taken, whatever the reason.
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    /// Credit sent to checkout received, milliseconds, since it was last asked for.
+    waits_ms: Mutex<Vec<f64>>,
+}
+
+impl Book {
+    /// Welcomed, and not gone since.
+    pub fn connected(&self) -> usize {
+        usize::try_from(self.connected.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    pub fn hand_outs(&self) -> u64 {
+        self.hand_outs.load(Ordering::Relaxed)
+    }
+
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The waits since the last call.
+    pub fn waits_ms(&self) -> Vec<f64> {
+        std::mem::take(&mut *self.waits())
+    }
+
+    fn waits(&self) -> std::sync::MutexGuard<'_, Vec<f64>> {
+        self.waits_ms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Light agents that live as long as this value.
+#[derive(Debug)]
+pub struct Herd {
+    pub book: Arc<Book>,
+    pace: watch::Sender<Pace>,
+    _agents: JoinSet<()>,
+}
+
+impl Herd {
+    /// So many agents, all of which connect at once.
+    pub fn start(url: &str, agents: usize) -> Herd {
+        let book = Arc::<Book>::default();
+        let (pace, paces) = watch::channel(Pace::default());
+        let endpoint = Endpoint::from_shared(url.to_owned())
+            .expect("a server's address")
+            .connect_timeout(CONNECT_WAIT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_WAIT)
+            .keep_alive_while_idle(true)
+            .buffer_size(1)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES);
+        let mut tasks = JoinSet::new();
+        for number in 0..agents {
+            let agent = Agent {
+                number,
+                identity: Uuid::new_v4(),
+                instance: Uuid::new_v4(),
+                held: Vec::new(),
+                asked: None,
+                sequence: 0,
+                heartbeat: HEARTBEAT,
+            };
+            tasks.spawn(agent.live(endpoint.clone(), paces.clone(), book.clone()));
+        }
+        Herd { book, pace, _agents: tasks }
+    }
+
+    /// Tells all of them how to draw work.
+    pub fn pace(&self, pace: Pace) {
+        self.pace.send_replace(pace);
+    }
+
+    /// Waits until so many are connected, and says how long that took.
+    pub async fn connected(&self, agents: usize, within: Duration) -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        while self.book.connected() < agents {
+            anyhow::ensure!(
+                began.elapsed() < within,
+                "after {within:?} {} of {agents} light agents are connected",
+                self.book.connected()
+            );
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok(began.elapsed())
+    }
+}
+
+/// A checkout in an agent's hands.
+#[derive(Debug)]
+struct Held {
+    checkout_id: i64,
+    token: u64,
+    problems: Vec<i64>,
+    /// When it is to be delivered, if it is whole.
+    due: Option<Moment>,
+    /// Delivered and not acknowledged.
+    delivered: bool,
+}
+
+struct Agent {
+    number: usize,
+    identity: Uuid,
+    instance: Uuid,
+    held: Vec<Held>,
+    /// When credit was sent that no checkout has come for.
+    asked: Option<Instant>,
+    sequence: u64,
+    heartbeat: Duration,
+}
+
+/// Counts a connection for as long as it lives.
+struct Connected<'a>(&'a Book);
+
+impl<'a> Connected<'a> {
+    fn new(book: &'a Book) -> Connected<'a> {
+        book.connected.fetch_add(1, Ordering::Relaxed);
+        Connected(book)
+    }
+}
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        self.0.connected.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Agent {
+    async fn live(mut self, endpoint: Endpoint, mut paces: watch::Receiver<Pace>, book: Arc<Book>) {
+        let mut failures = 0;
+        loop {
+            if self.session(&endpoint, &mut paces, &book).await {
+                failures = 0;
+            }
+            let full = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures)).min(LONGEST_DELAY);
+            let luck: f64 = rand::random();
+            sleep(full.mul_f64(1.0 - luck / 2.0)).await;
+            failures += 1;
+        }
+    }
+
+    /// One connection. True if it came to a Welcome.
+    async fn session(&mut self, endpoint: &Endpoint, paces: &mut watch::Receiver<Pace>, book: &Book) -> bool {
+        let Ok(Ok(channel)) = timeout(CONNECT_WAIT, endpoint.connect()).await else { return false };
+        let (out, requests) = mpsc::channel(OUTBOUND_WAITING);
+        if out.try_send(self.hello()).is_err() {
+            return false;
+        }
+        let Ok(response) = AgentServiceClient::new(channel).work(ReceiverStream::new(requests)).await else {
+            return false;
+        };
+        let mut incoming = response.into_inner();
+        // What was under way on the old connection is delivered again on this one.
+        self.held.iter_mut().for_each(|held| held.delivered = false);
+        (self.asked, self.sequence) = (None, 0);
+        let mut connected = None;
+        let mut beat = Moment::now() + self.heartbeat.mul_f64(rand::random());
+        let mut ask = None;
+        paces.mark_changed();
+        loop {
+            let due = self.held.iter().filter(|h| !h.delivered).filter_map(|h| h.due).min();
+            let wake = [Some(beat), due, ask].into_iter().flatten().min().expect("there is always a beat");
+            let said = tokio::select! {
+                message = incoming.message() => match message {
+                    Ok(Some(v1::ServerMessage { message: Some(message) })) => {
+                        if let In::Welcome(welcome) = &message {
+                            connected.get_or_insert_with(|| Connected::new(book));
+                            self.heartbeat = rhythm(welcome);
+                        }
+                        let pace = *paces.borrow();
+                        self.receive(message, pace, book)
+                    }
+                    Ok(_) | Err(_) => return connected.is_some(),
+                },
+                Ok(()) = paces.changed(), if connected.is_some() => {
+                    let pace = *paces.borrow_and_update();
+                    let wait = pace.spread.mul_f64(rand::random());
+                    ask = (pace.draw && self.asked.is_none() && self.held.is_empty()).then(|| Moment::now() + wait);
+                    None
+                }
+                () = sleep_until(wake) => {
+                    let now = Moment::now();
+                    if now >= beat {
+                        beat = now + self.heartbeat;
+                        Some(self.heartbeat())
+                    } else if ask.take_if(|ask| now >= *ask).is_some() {
+                        Some(self.ask())
+                    } else {
+                        self.deliver(now)
+                    }
+                }
+            };
+            // The next is asked for when this one is on its way, as an agent whose hands are empty does.
+            let again = matches!(said, Some(Out::Delivery(_))) && paces.borrow().draw && self.asked.is_none();
+            let said = said.into_iter().chain(again.then(|| self.ask()));
+            for message in said {
+                if out.send(v1::AgentMessage { message: Some(message) }).await.is_err() {
+                    return connected.is_some();
+                }
+            }
+        }
+    }
+
+    fn hello(&self) -> v1::AgentMessage {
+        let hello = v1::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            identity: self.identity.to_string(),
+            instance: self.instance.to_string(),
+            hostname: format!("light-{}", self.number),
+            cores: 1,
+            memory_bytes: 1 << 30,
+            system: "light".to_owned(),
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            controllers: vec!["echo".to_owned()],
+            held: self.holds(),
+            state: v1::WorkstationState::Waiting.into(),
+        };
+        v1::AgentMessage { message: Some(Out::Hello(hello)) }
+    }
+
+    fn holds(&self) -> Vec<v1::HeldCheckout> {
+        self.held.iter().map(|h| v1::HeldCheckout { checkout_id: h.checkout_id, token: h.token }).collect()
+    }
+
+    fn heartbeat(&self) -> Out {
+        Out::Heartbeat(v1::Heartbeat { held: self.holds(), last_sequence: self.sequence })
+    }
+
+    fn ask(&mut self) -> Out {
+        self.asked = Some(Instant::now());
+        Out::Credit(v1::Credit { checkouts: 1 })
+    }
+
+    fn receive(&mut self, message: In, pace: Pace, book: &Book) -> Option<Out> {
+        match message {
+            In::Welcome(welcome) => self.forget(welcome.revoked.iter().map(|r| r.checkout_id)),
+            In::Revoke(revoke) => {
+                self.forget(revoke.revoked.iter().map(|r| r.checkout_id));
+                return (pace.draw && self.asked.is_none() && self.held.is_empty()).then(|| self.ask());
+            }
+            In::Checkout(part) => self.hold(part, pace.hold, book),
+            In::DeliveryAck(ack) => {
+                for verdict in &ack.verdicts {
+                    let taken = matches!(verdict.verdict(), v1::Verdict::Accepted | v1::Verdict::AlreadyAccepted);
+                    book.accepted.fetch_add(u64::from(verdict.accepted), Ordering::Relaxed);
+                    book.refused.fetch_add(u64::from(verdict.refused) + u64::from(!taken), Ordering::Relaxed);
+                }
+                self.forget(ack.verdicts.iter().map(|v| v.checkout_id));
+            }
+            In::Drain(_) => {}
+        }
+        None
+    }
+
+    fn forget(&mut self, gone: impl Iterator<Item = i64>) {
+        for id in gone {
+            self.held.retain(|held| held.checkout_id != id);
+        }
+    }
+
+    fn hold(&mut self, part: v1::Checkout, hold: Duration, book: &Book) {
+        self.sequence = part.sequence;
+        let problems = part.problems.iter().map(|p| p.problem_id);
+        match self.held.iter_mut().find(|held| held.checkout_id == part.checkout_id) {
+            Some(held) => held.problems.extend(problems),
+            None => self.held.push(Held {
+                checkout_id: part.checkout_id,
+                token: part.token,
+                problems: problems.collect(),
+                due: None,
+                delivered: false,
+            }),
+        }
+        if part.more {
+            return;
+        }
+        if let Some(asked) = self.asked.take() {
+            book.waits().push(asked.elapsed().as_secs_f64() * 1e3);
+        }
+        book.hand_outs.fetch_add(1, Ordering::Relaxed);
+        let due = Moment::now() + hold.mul_f64(0.5 + rand::random::<f64>());
+        let held = self.held.iter_mut().find(|held| held.checkout_id == part.checkout_id);
+        held.expect("just put there").due = Some(due);
+    }
+
+    /// Whatever is due, all results at once.
+    fn deliver(&mut self, now: Moment) -> Option<Out> {
+        let due = self.held.iter_mut().filter(|h| !h.delivered && h.due.is_some_and(|due| due <= now));
+        let checkouts: Vec<_> = due
+            .map(|held| {
+                held.delivered = true;
+                let result = |&problem_id: &i64| v1::ProblemResult {
+                    problem_id,
+                    outcome: Some(v1::problem_result::Outcome::Solution(bytes::Bytes::from_static(b"true"))),
+                };
+                v1::CheckoutResults {
+                    checkout_id: held.checkout_id,
+                    token: held.token,
+                    results: held.problems.iter().map(result).collect(),
+                    finished: true,
+                    give_back_reason: String::new(),
+                    busy: (BUSY * u32::try_from(held.problems.len()).unwrap_or(u32::MAX)).try_into().ok(),
+                }
+            })
+            .collect();
+        let delivery_id = checkouts.first()?.checkout_id.unsigned_abs();
+        Some(Out::Delivery(v1::Delivery { delivery_id, checkouts }))
+    }
+}
+
+fn rhythm(welcome: &v1::Welcome) -> Duration {
+    welcome.heartbeat.and_then(|beat| Duration::try_from(beat).ok()).unwrap_or(HEARTBEAT)
+}

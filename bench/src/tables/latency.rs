@@ -1,0 +1,138 @@
+//! Table `latency`: one problem at a time on an idle farm, from its submission to its stored result; and from the commit of
+//! a load in SQL to the first hand-out.
+
+use crate::context::Context;
+use crate::night::Site;
+use crate::plot::{Kind, Plot};
+use crate::report::{Figures, Report, quantile};
+use anyhow::{Context as _, ensure};
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::job_service_client::JobServiceClient;
+use pcfarm_proto::v1::submit_request::Part;
+use std::time::{Duration, Instant, SystemTime};
+use tonic::transport::Channel;
+
+/// Between two submissions: the farm is idle again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Longest that any of them may take.
+const LONGEST: Duration = Duration::from_secs(10);
+
+const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)];
+
+pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    let submissions = context.scaled(1_000, 50);
+    let loads = context.scaled(200, 20);
+    report.note(format!(
+        "{submissions} submissions of a job of one problem over gRPC, one at a time, from the call to the result's commit as \
+         the database's clock has it (one machine); {loads} loads in SQL, from commit to hand-out"
+    ));
+    report.note(
+        "not compared in this run: other queues' figures end at the start of the handler, not at the stored result",
+    );
+    for _ in 0..context.runs {
+        let site = Site::start(context, &[]).await?;
+        let mut figures = Figures::default();
+        submit(&site, submissions, &mut figures).await?;
+        load(&site, loads, &mut figures).await?;
+        site.end(context).await?;
+        report.processed(submissions + loads);
+        report.run(figures);
+    }
+    report.promise_at_most("submit_to_result_p50_ms", 2.0);
+    report.promise_at_most("submit_to_result_p99_ms", 6.0);
+    report.promise_at_most("load_to_hand_out_p99_ms", 50.0);
+    let names = [
+        "submit_to_acknowledged_p50_ms",
+        "submit_to_result_p50_ms",
+        "submit_to_result_p99_ms",
+        "load_to_hand_out_p50_ms",
+        "load_to_hand_out_p99_ms",
+    ];
+    let bars = names.iter().filter_map(|name| Some(((*name).to_owned(), report.median(name)?))).collect();
+    report.plot(Plot {
+        name: "latency".to_owned(),
+        title: "One problem on an idle farm".to_owned(),
+        y: "milliseconds".to_owned(),
+        kind: Kind::Bars(bars),
+    });
+    Ok(())
+}
+
+async fn submit(site: &Site, count: u64, figures: &mut Figures) -> anyhow::Result<()> {
+    let mut jobs = JobServiceClient::new(Channel::from_shared(site.server.url())?.connect().await?);
+    let (client, _connection) = site.database.connect().await?;
+    let stored = client.prepare("select r.accepted_at from pcfarm.result r where r.job_id = $1").await?;
+    let (mut acknowledged, mut results) = (Vec::new(), Vec::new());
+    for n in 0..count {
+        let messages = [header(), problem(n), end()].map(|part| v1::SubmitRequest { part: Some(part) });
+        let (began, clock) = (Instant::now(), SystemTime::now());
+        let answer = jobs.submit(tokio_stream::iter(messages)).await.context("submitting")?.into_inner();
+        acknowledged.push(began.elapsed().as_secs_f64() * 1e3);
+        let deadline = began + LONGEST;
+        let at: SystemTime = loop {
+            if let Some(row) = client.query_opt(&stored, &[&answer.job_id]).await? {
+                break row.get(0);
+            }
+            ensure!(Instant::now() < deadline, "no result of a single problem within {LONGEST:?}");
+            tokio::time::sleep(Duration::from_micros(500)).await;
+        };
+        results.push(at.duration_since(clock).unwrap_or_default().as_secs_f64() * 1e3);
+        tokio::time::sleep(PAUSE).await;
+    }
+    add(figures, "submit_to_acknowledged", &acknowledged);
+    add(figures, "submit_to_result", &results);
+    Ok(())
+}
+
+fn header() -> Part {
+    Part::Header(v1::SubmitHeader {
+        name: "one".to_owned(),
+        job_type: "noop".to_owned(),
+        open: true,
+        ..v1::SubmitHeader::default()
+    })
+}
+
+fn problem(n: u64) -> Part {
+    let payload = format!("{{\"n\": {n}, \"text\": \"{}\"}}", "x".repeat(64)).into();
+    let problem = v1::SubmitProblem { key: n.to_string(), payload, ..v1::SubmitProblem::default() };
+    Part::Problems(v1::SubmitProblems { problems: vec![problem] })
+}
+
+fn end() -> Part {
+    Part::End(v1::SubmitEnd { problems: 1 })
+}
+
+async fn load(site: &Site, count: u64, figures: &mut Figures) -> anyhow::Result<()> {
+    let (client, _connection) = site.database.connect().await?;
+    let submit = client
+        .prepare("select pcfarm.submit('one', 'noop', 'select ''k'' as key, public.pcfarm_payload(1) as payload', 1)")
+        .await?;
+    let mut waits = Vec::new();
+    for _ in 0..count {
+        let job: i64 = client.query_one(&submit, &[]).await?.get(0);
+        let committed = SystemTime::now();
+        let deadline = Instant::now() + LONGEST;
+        let at: SystemTime = loop {
+            let text = "select c.checked_out_at from pcfarm.checkout c where c.job_id = $1";
+            if let Some(row) = client.query_opt(text, &[&job]).await? {
+                break row.get(0);
+            }
+            ensure!(Instant::now() < deadline, "a load was not handed out within {LONGEST:?}");
+            tokio::time::sleep(Duration::from_micros(500)).await;
+        };
+        waits.push(at.duration_since(committed).unwrap_or_default().as_secs_f64() * 1e3);
+        tokio::time::sleep(PAUSE).await;
+    }
+    add(figures, "load_to_hand_out", &waits);
+    Ok(())
+}
+
+fn add(figures: &mut Figures, name: &str, values: &[f64]) {
+    for (label, at) in QUANTILES {
+        if let Some(value) = quantile(values, at) {
+            figures.add(format!("{name}_{label}_ms"), value);
+        }
+    }
+}

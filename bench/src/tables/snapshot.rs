@@ -1,0 +1,108 @@
+//! Table `snapshot`: the rate while somebody's transaction has been open for a hundred thousand hand-outs, and stays so. No
+//! row version that hand-outs leave can be removed meanwhile: the field's classic disease.
+
+use crate::context::{Context, Database};
+use crate::night::Site;
+use crate::plot::{Kind, Plot};
+use crate::report::{Figures, Report};
+use anyhow::Context as _;
+use pcfarm_proto::ids::JobId;
+use pcfarm_sql::connect::ConnectionTask;
+use tokio_postgres::Client;
+
+/// Problems of one of the many small checkouts.
+const SMALL: u64 = 10;
+
+const LARGE: &str = "1000";
+
+const BYTES_EACH: u64 = 1_200;
+
+pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    let hand_outs = context.scaled(100_000, 3_000);
+    let problems = context.scaled(2_000_000, 100_000);
+    context.need_disk((2 * problems + hand_outs * SMALL) * BYTES_EACH, "snapshot")?;
+    report.note(format!(
+        "an idle REPEATABLE READ transaction that has read, open during {hand_outs} hand-outs of {SMALL} problems and then \
+         {problems} problems at 1,000 a checkout"
+    ));
+    for _ in 0..context.runs {
+        let mut figures = Figures::default();
+        let without = full_speed(context, problems, &mut figures, "without").await?;
+        let mut site = Site::start(context, &["--checkout-problems", &SMALL.to_string()]).await?;
+        let small = site.load(hand_outs * SMALL, 1).await?;
+        context.settle(&site.database).await?;
+        let snapshot = open_snapshot(&site.database).await?;
+        let measured = site.crunch(small).await?;
+        let given: i64 =
+            site.farm.number(&format!("select count(*) from pcfarm.checkout where job_id = {small}")).await;
+        figures.add("small_hand_outs", given as f64);
+        figures.add("small_hand_outs_per_second", given as f64 / measured.seconds);
+        site.restart_server(&["--checkout-problems", LARGE]).await;
+        let large = site.load(problems, 1).await?;
+        let measured = site.crunch(large).await?;
+        measured.add_to(&mut figures, "with");
+        let with = tenths(&site, large, &mut figures, "with").await?;
+        still_open(&snapshot.0).await?;
+        drop(snapshot);
+        site.check(large, problems).await?;
+        site.end(context).await?;
+        figures.add_ratio("with_of_without_ratio", "with_per_second", "without_per_second");
+        figures.add_ratio("last_of_first_tenth_ratio", "with_last_tenth_per_second", "with_first_tenth_per_second");
+        context.progress(&format!("with and without a snapshot: {:?}", figures.get("with_of_without_ratio")));
+        report.processed(2 * problems + hand_outs * SMALL);
+        if report.plots().is_empty() {
+            let points = |rates: Vec<f64>| (1..).map(f64::from).zip(rates).collect();
+            report.plot(Plot {
+                name: "tenths".to_owned(),
+                title: "Problems a second, by tenths of two million".to_owned(),
+                y: "problems a second".to_owned(),
+                kind: Kind::Lines {
+                    x: "tenth".to_owned(),
+                    logarithmic: false,
+                    series: vec![
+                        ("without a snapshot".to_owned(), points(without)),
+                        ("under a snapshot".to_owned(), points(with)),
+                    ],
+                },
+            });
+        }
+        report.run(figures);
+    }
+    report.promise_at_least("with_of_without_ratio", 0.95);
+    report.promise_at_least("last_of_first_tenth_ratio", 0.95);
+    Ok(())
+}
+
+async fn full_speed(context: &Context, problems: u64, figures: &mut Figures, name: &str) -> anyhow::Result<Vec<f64>> {
+    let site = Site::start(context, &["--checkout-problems", LARGE]).await?;
+    let job = site.load(problems, 1).await?;
+    context.settle(&site.database).await?;
+    site.crunch(job).await?.add_to(figures, name);
+    let tenths = tenths(&site, job, figures, name).await?;
+    site.end(context).await?;
+    Ok(tenths)
+}
+
+async fn tenths(site: &Site, job: JobId, figures: &mut Figures, name: &str) -> anyhow::Result<Vec<f64>> {
+    let tenths = site.tenths(job).await?;
+    if let [first, .., last] = tenths[..] {
+        figures.add(format!("{name}_first_tenth_per_second"), first);
+        figures.add(format!("{name}_last_tenth_per_second"), last);
+    }
+    Ok(tenths)
+}
+
+/// As an analyst's forgotten transaction: it has read, and does nothing any more.
+async fn open_snapshot(database: &Database) -> anyhow::Result<(Client, ConnectionTask)> {
+    let (client, connection) = database.connect().await?;
+    client.batch_execute("begin isolation level repeatable read").await?;
+    client.query("select count(*) from pcfarm.checkout", &[]).await.context("reading in the snapshot")?;
+    Ok((client, connection))
+}
+
+async fn still_open(client: &Client) -> anyhow::Result<()> {
+    let row =
+        client.query_one("select count(*) from pcfarm.checkout", &[]).await.context("the snapshot was not kept")?;
+    anyhow::ensure!(row.get::<_, i64>(0) == 0, "the snapshot has seen what came after it");
+    client.batch_execute("rollback").await.context("ending the snapshot")
+}
