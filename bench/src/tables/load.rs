@@ -58,7 +58,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         bench.end(context).await?;
         report.run(figures);
     }
-    for (way, _) in WAYS.into_iter().filter(|(way, _)| *way != "copy" && *way != "insert") {
+    for (way, _) in WAYS.into_iter().filter(|(way, _)| !NOT_PROMISED.contains(way)) {
         report.promise_at_least(&format!("{way}_of_copy_ratio"), 0.5);
     }
     let peaks = memory(context, report, problems, many).await?;
@@ -102,6 +102,9 @@ const WAYS: [(&str, Way); 9] = [
     ("csv_grouped", Way::Cli(&["grouped.csv", "--convoy", "30"])),
     ("query", Way::CliQuery),
 ];
+
+/// What the others are compared with; and a file with groups, which is written twice: as it comes, then in its order.
+const NOT_PROMISED: [&str; 3] = ["copy", "insert", "csv_grouped"];
 
 /// A database with the rows that are to be loaded, files of the same rows, and a server.
 struct Bench {

@@ -138,7 +138,9 @@ impl Payload {
                 Ok(json.trim().to_owned())
             }
             Payload::Object { fields, strings } => {
-                let mut object = String::from("{");
+                let cells: usize = fields.iter().map(|(name, column)| name.len() + record[*column].len() + 4).sum();
+                let mut object = String::with_capacity(cells + 2);
+                object.push('{');
                 for (i, (name, column)) in fields.iter().enumerate() {
                     if i > 0 {
                         object.push(',');
@@ -146,7 +148,7 @@ impl Payload {
                     object.push_str(name);
                     object.push(':');
                     let cell = &record[*column];
-                    object.push_str(&if *strings { json_text(cell) } else { json_value(cell) });
+                    if *strings { push_text(&mut object, cell) } else { push_value(&mut object, cell) }
                 }
                 object.push('}');
                 Ok(object)
@@ -159,13 +161,24 @@ fn json_text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
+/// Most cells are texts without anything to escape.
+fn push_text(object: &mut String, text: &str) {
+    if text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+        object.push('"');
+        object.push_str(text);
+        object.push('"');
+    } else {
+        object.push_str(&json_text(text));
+    }
+}
+
 /// A cell's value by the rules that `pcfarm job load --help` tells.
-fn json_value(cell: &str) -> String {
+fn push_value(object: &mut String, cell: &str) {
     match cell {
-        "" => "null".to_owned(),
-        "true" | "false" => cell.to_owned(),
-        _ if is_number(cell) => cell.to_owned(),
-        _ => json_text(cell),
+        "" => object.push_str("null"),
+        "true" | "false" => object.push_str(cell),
+        _ if is_number(cell) => object.push_str(cell),
+        _ => push_text(object, cell),
     }
 }
 
@@ -224,7 +237,9 @@ mod tests {
             ("١", "\"١\""),
         ];
         for (cell, expected) in cases {
-            assert_eq!(json_value(cell), expected, "{cell}");
+            let mut value = String::new();
+            push_value(&mut value, cell);
+            assert_eq!(value, expected, "{cell}");
             let parsed = serde_json::from_str::<serde_json::Value>(expected);
             assert!(parsed.is_ok(), "{cell}");
         }
