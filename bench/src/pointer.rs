@@ -15,7 +15,7 @@ const SCHEMA: &str = "
     create table result (job_id bigint, batch_order bigint, solution jsonb not null, primary key (job_id, batch_order));
     insert into pointer values (1, 0)";
 
-const LOAD: &str = "insert into problem select 1, n, pcfarm_payload(n) from generate_series(0, $1::bigint - 1) n";
+const LOAD: &str = "insert into problem select 1, n, public.pcfarm_payload(n) from generate_series(0, $1::bigint - 1) n";
 
 const TAKE: &str = "
     with taken as (update pointer set next = next + $1 where job_id = 1 returning next - $1 as first)
@@ -26,11 +26,12 @@ const READ: &str = "
     where job_id = 1 and batch_order >= $1 and batch_order < $1 + $2 order by batch_order";
 
 const STORE: &str = "
-    insert into result select 1, r.batch_order, r.solution from unnest($1::bigint[], $2::jsonb[]) r(batch_order, solution)";
+    insert into result
+    select 1, r.batch_order, r.solution::jsonb from (select unnest($1::bigint[]) as batch_order, unnest($2::text[]) as solution) r";
 
 /// A payload whose jsonb has about 100 bytes.
 pub const PAYLOAD: &str = "
-    create function pcfarm_payload(n bigint) returns jsonb immutable language sql as
+    create function public.pcfarm_payload(n bigint) returns jsonb immutable language sql as
     $$ select jsonb_build_object('n', n, 'text', rpad(md5(n::text), 64, 'x')) $$";
 
 /// Loads that many problems.

@@ -81,11 +81,14 @@ create type pcfarm.verdict as (
 -- attempts used before this one; where there is a write-back, the problem's key and where its row is, too. Per failure:
 -- the same, and a message.
 --
+-- Solutions come as text and are parsed one at a time, row by row: an array of jsonb is parsed whole, and the memory that
+-- takes is asked of the system anew with each call, which cost more than the parsing.
+--
 -- Solutions are stored by a plain insert, which costs half of one with ON CONFLICT: when one is there already, that fails
 -- with a unique violation, and the caller comes again with careful = true, under which what is there counts.
 create function pcfarm.accept(
     type text, checkout_ids bigint[], tokens bigint[], closing boolean[], solved integer[],
-    positions integer[], problem_ids bigint[], attempts integer[], solutions jsonb[],
+    positions integer[], problem_ids bigint[], attempts integer[], solutions text[],
     keys text[], home_lanes bigint[], home_orders bigint[],
     failed_positions integer[], failed_ids bigint[], failed_attempts integer[],
     failed_home_lanes bigint[], failed_home_orders bigint[], messages text[], careful boolean)
@@ -115,8 +118,10 @@ begin
     if not careful and true = all (live) then
         insert into pcfarm.result (job_id, problem_id, checkout_id, attempts, failed, solution)
         select jobs[s.position], s.problem_id, checkout_ids[s.position], s.attempts + 1, false,
-            case when job_type.keep_results then s.solution end
-        from unnest(positions, problem_ids, attempts, solutions) as s(position, problem_id, attempts, solution);
+            case when job_type.keep_results then s.solution::jsonb end
+        from (
+            select unnest(positions) as position, unnest(problem_ids) as problem_id, unnest(accept.attempts) as attempts,
+                unnest(solutions) as solution) s;
     else
         -- From here on only those count that are stored by this call.
         with offered as materialized (
@@ -128,7 +133,7 @@ begin
         inserted as (
             insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, solution)
             select jobs[o.position], o.problem_id, checkout_ids[o.position], o.attempts + 1, false,
-                case when job_type.keep_results then o.solution end
+                case when job_type.keep_results then o.solution::jsonb end
             from offered o
             order by jobs[o.position], o.problem_id
             on conflict do nothing
@@ -183,7 +188,7 @@ begin
 
     if job_type.write_back is not null then
         select coalesce(array_agg(f), '{}') into failures
-        from pcfarm.write_back(type, array(select generate_subscripts(keys, 1)::bigint), keys, solutions) f;
+        from pcfarm.write_back(type, array(select generate_subscripts(keys, 1)::bigint), keys, solutions::jsonb[]) f;
         -- The statement's text may have turned durability off, or anything else.
         reset all;
         set local synchronous_commit = on;

@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use postgres_types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
 use std::error::Error;
 
-/// The text of one JSON value. PostgreSQL checks it when it is written.
+/// The text of one JSON value. PostgreSQL checks it when it is written, or, sent as text, when it is cast.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RawJson(pub Bytes);
 
@@ -20,7 +20,7 @@ impl ToSql for RawJson {
         Ok(IsNull::No)
     }
 
-    accepts!(JSON, JSONB);
+    accepts!(JSON, JSONB, TEXT);
     to_sql_checked!();
 }
 

@@ -83,7 +83,7 @@ impl World {
                  array_fill(1, array[cardinality(s.ids)]), s.ids, s.attempts, s.solutions, '{}', '{}', '{}',
                  array_fill(1, array[cardinality(f.ids)]), f.ids, f.attempts, f.lanes, f.orders, f.messages, false)
              from (select coalesce(array_agg(h.problem_id), '{}') as ids, coalesce(array_agg(h.attempts), '{}') as attempts,
-                     coalesce(array_agg('{\"r\": 1}'::jsonb), '{}') as solutions
+                     coalesce(array_agg('{\"r\": 1}'::text), '{}') as solutions
                  from pcfarm.held_problem h where h.checkout_id = $1 and h.problem_id % 3 <> 0) s,
                  (select coalesce(array_agg(h.problem_id), '{}') as ids,
                      coalesce(array_agg(case when $2 then 2 else h.attempts end), '{}') as attempts,

@@ -200,7 +200,7 @@ async fn accepting_and_closing_go_by_index_on_stale_statistics() {
         .await;
     let accept = format!(
         "select pcfarm.accept('t', {live}, array_fill(7, array[8]), array_fill(true, array[8]), array_fill(100, array[8]),
-            array_agg(s.position::integer), array_agg(s.problem_id), array_agg(0), array_agg('1'::jsonb),
+            array_agg(s.position::integer), array_agg(s.problem_id), array_agg(0), array_agg('1'::text),
             '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', CAREFUL)
          from public.delivery s"
     );

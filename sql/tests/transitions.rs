@@ -34,7 +34,7 @@ fn accept_sql(held: &Held, told: &str) -> String {
     let n = held.problems.len();
     format!(
         "select pcfarm.accept('{}', '{{{}}}', '{{{}}}', '{{t}}', array[{n}], array_fill(1, array[{n}]), '{{{}}}', '{{{}}}',
-             array_fill('{told}'::jsonb, array[{n}]), '{{{}}}', '{{{}}}', '{{{}}}',
+             array_fill('{told}'::text, array[{n}]), '{{{}}}', '{{{}}}', '{{{}}}',
              '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false)",
         held.job_type,
         held.checkout_id,

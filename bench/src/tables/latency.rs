@@ -107,7 +107,7 @@ fn end() -> Part {
 async fn load(site: &Site, count: u64, figures: &mut Figures) -> anyhow::Result<()> {
     let (client, _connection) = site.database.connect().await?;
     let submit = client
-        .prepare("select pcfarm.submit('one', 'noop', 'select ''k'' as key, public.pcfarm_payload(1) as payload', 1)")
+        .prepare("select pcfarm.submit('one', 'noop', 'select ''k'' as key, public.pcfarm_payload(1::bigint) as payload', 1)")
         .await?;
     let mut waits = Vec::new();
     for _ in 0..count {
