@@ -191,6 +191,7 @@ create table pcfarm.workstation (
     connected_at   timestamptz not null default clock_timestamp()
 );
 create index workstation_not_dead on pcfarm.workstation (workstation_id) where state <> 'dead';
+create index workstation_dead on pcfarm.workstation (workstation_id) where state = 'dead';
 
 -- Checkouts -------------------------------------------------------------------------------------------------
 --
@@ -245,9 +246,10 @@ create table pcfarm.result (
     solution    jsonb constraint solution_at_most_1_mib check (pg_column_size(solution) <= 1048576),
     -- The second guard, behind the checkout: one accepted result per problem.
     primary key (job_id, problem_id),
-    constraint failed_with_message check (failed = (message is not null)),
-    constraint failed_has_home check (failed = (home_order is not null and home_lane is not null)),
-    constraint failed_has_no_solution check (not (failed and solution is not null))
+    -- One expression: each is evaluated for every result.
+    constraint done_or_failed check (case
+        when failed then message is not null and home_lane is not null and home_order is not null and solution is null
+        else message is null and home_lane is null and home_order is null end)
 );
 create index result_failed on pcfarm.result (job_id, problem_id) where failed;
 

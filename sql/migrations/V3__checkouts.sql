@@ -102,6 +102,7 @@ declare
     failed    integer[] := array_fill(0, array[checkouts]); -- have a result, which says so
     waiting   integer[] := array_fill(0, array[checkouts]); -- may be tried again
     job_type  pcfarm.job_type;
+    moment    timestamptz;
     failures  pcfarm.write_back_failure[] := '{}';
 begin
     perform from pcfarm.checkout c where c.checkout_id = any (checkout_ids) order by c.checkout_id for update;
@@ -115,9 +116,10 @@ begin
         raise exception 'job type % has a write-back now', type using errcode = 'serialization_failure';
     end if;
 
+    moment := clock_timestamp();
     if not careful and true = all (live) then
-        insert into pcfarm.result (job_id, problem_id, checkout_id, attempts, failed, solution)
-        select jobs[s.position], s.problem_id, checkout_ids[s.position], s.attempts + 1, false,
+        insert into pcfarm.result (job_id, problem_id, checkout_id, accepted_at, attempts, failed, solution)
+        select jobs[s.position], s.problem_id, checkout_ids[s.position], moment, s.attempts + 1, false,
             case when job_type.keep_results then s.solution::jsonb end
         from (
             select unnest(positions) as position, unnest(problem_ids) as problem_id, unnest(accept.attempts) as attempts,

@@ -1,8 +1,21 @@
--- Live checkouts in dead hands, whenever they got there, and overdue ones, oldest first after $1. Takes no lock:
--- closing them locks their lanes first.
+-- Live checkouts in dead hands, whenever they got there, and overdue ones, oldest first after $1. Starts from the dead
+-- workstations and from the deadlines, never from the live checkouts: while somebody's snapshot is open, looking through
+-- those walks past every one that has ended. Takes no lock: closing them locks their lanes first.
+with lost as (
+    select c.checkout_id
+    from pcfarm.workstation w
+    cross join lateral (
+        select c.checkout_id from pcfarm.checkout c
+        where c.workstation_id = w.workstation_id and c.ended_at is null and c.checkout_id > $1
+        order by c.checkout_id
+        limit 200) c
+    where w.state = 'dead'
+    union
+    select c.checkout_id from pcfarm.checkout c
+    where c.ended_at is null and c.deadline < clock_timestamp() and c.checkout_id > $1)
 select c.checkout_id, c.workstation_id, w.hostname, w.state = 'dead' as dead
-from pcfarm.checkout c
+from lost l
+join pcfarm.checkout c on c.checkout_id = l.checkout_id and c.ended_at is null
 join pcfarm.workstation w on w.workstation_id = c.workstation_id
-where c.ended_at is null and c.checkout_id > $1 and (w.state = 'dead' or c.deadline < clock_timestamp())
 order by c.checkout_id
 limit 200

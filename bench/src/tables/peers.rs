@@ -1,0 +1,227 @@
+//! Table `peers`: other queues, each at the best settings that were found for it, and PC Farm, with no-op problems on the
+//! same PostgreSQL in the same run. `bench/peers` has their programs, and says what was tried.
+
+use crate::context::Context;
+use crate::night::Site;
+use crate::plot::{Kind, Plot};
+use crate::report::{Figures, Report, shown};
+use anyhow::{Context as _, bail, ensure};
+use serde::Deserialize;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Command;
+
+/// Building and installing all of them, the first time.
+const LONGEST_SETUP: Duration = Duration::from_secs(3600);
+
+/// One run of one peer, its loading included.
+const LONGEST_RUN: Duration = Duration::from_secs(1200);
+
+const BYTES_EACH: u64 = 1_500;
+
+/// What the table knows of a peer before it runs. Counts are such that a run takes some seconds.
+#[derive(Debug)]
+struct Known {
+    name: &'static str,
+    problems: u64,
+    /// It runs handlers by itself; the others are SQL that something must call.
+    has_worker: bool,
+}
+
+const KNOWN: [Known; 13] = [
+    Known { name: "graphile-worker-rust", problems: 400_000, has_worker: true },
+    Known { name: "graphile-worker-node", problems: 400_000, has_worker: true },
+    Known { name: "graphile-worker-node-2", problems: 400_000, has_worker: true },
+    Known { name: "awa", problems: 200_000, has_worker: true },
+    Known { name: "pg-boss", problems: 100_000, has_worker: true },
+    Known { name: "pgqueuer", problems: 100_000, has_worker: true },
+    Known { name: "pgmq-read-100", problems: 400_000, has_worker: false },
+    Known { name: "pgmq-read-1000", problems: 400_000, has_worker: false },
+    Known { name: "pgmq-pop-100", problems: 400_000, has_worker: false },
+    Known { name: "pgmq-pop-1000", problems: 1_000_000, has_worker: false },
+    Known { name: "skip-locked", problems: 400_000, has_worker: false },
+    Known { name: "celery", problems: 20_000, has_worker: true },
+    Known { name: "dask", problems: 20_000, has_worker: true },
+];
+
+const PC_FARM: &str = "pc_farm_per_second";
+const BEST: &str = "best_durable_peer_with_a_worker_per_second";
+
+/// A peer that is installed.
+#[derive(Debug)]
+struct Peer {
+    known: &'static Known,
+    command: Vec<String>,
+}
+
+/// What a peer's program prints.
+#[derive(Debug, Deserialize)]
+struct Outcome {
+    peer: String,
+    version: String,
+    settings: String,
+    problems: u64,
+    seconds: f64,
+    per_second: f64,
+    durable: bool,
+    processes: u32,
+}
+
+pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    let problems = context.scaled(2_000_000, 100_000);
+    context.need_disk(2 * problems * BYTES_EACH, "peers")?;
+    let mut peers = set_up(report).await?;
+    report.note("each in a database of its own, loaded, vacuumed and checkpointed before the clock starts; payloads of about 100 bytes");
+    report.note(format!("PC Farm: {problems} problems, 1,000 a checkout, results of about 100 bytes, every check on"));
+    for _ in 0..context.runs {
+        let mut figures = Figures::default();
+        let mut best: f64 = 0.0;
+        let mut failed = Vec::new();
+        for peer in &peers {
+            match measure(context, peer).await {
+                Ok(outcome) => {
+                    let name = figure(peer.known.name, outcome.durable);
+                    context.progress(&format!("{name}: {}", shown(outcome.per_second)));
+                    figures.add(name, outcome.per_second);
+                    report.note(describe(peer.known.name, &outcome));
+                    report.processed(outcome.problems);
+                    if outcome.durable && peer.known.has_worker {
+                        best = best.max(outcome.per_second);
+                    }
+                }
+                // The others can still be measured; this one would most likely fail again.
+                Err(error) => {
+                    report.skip(peer.known.name, format!("its program failed: {error:#}"));
+                    failed.push(peer.known.name);
+                }
+            }
+        }
+        peers.retain(|peer| !failed.contains(&peer.known.name));
+        figures.add(PC_FARM, pc_farm(context, problems).await?);
+        report.processed(problems);
+        if best > 0.0 {
+            figures.add(BEST, best);
+        }
+        figures.add_ratio("pc_farm_over_best_durable_peer_with_a_worker_ratio", PC_FARM, BEST);
+        report.run(figures);
+    }
+    report.promise_at_least("pc_farm_over_best_durable_peer_with_a_worker_ratio", 4.0);
+    let names = [PC_FARM.to_owned()].into_iter();
+    let names = names.chain(KNOWN.iter().flat_map(|known| [figure(known.name, true), figure(known.name, false)]));
+    let bars = names.filter_map(|name| Some((name.trim_end_matches("_per_second").to_owned(), report.median(&name)?)));
+    report.plot(Plot {
+        name: "rate".to_owned(),
+        title: "No-op problems a second on the same machine".to_owned(),
+        y: "problems a second".to_owned(),
+        kind: Kind::Bars(bars.collect()),
+    });
+    Ok(())
+}
+
+/// A rate that a power failure could take back says so in its name.
+fn figure(name: &str, durable: bool) -> String {
+    let name = name.replace('-', "_");
+    if durable { format!("{name}_per_second") } else { format!("{name}_not_durable_per_second") }
+}
+
+fn describe(name: &str, outcome: &Outcome) -> String {
+    let Outcome { peer, version, settings, problems, processes, .. } = outcome;
+    let processes = if *processes == 1 { String::new() } else { format!(", {processes} processes") };
+    let durable = if outcome.durable { "" } else { "; not durable, for orientation" };
+    format!("{name}: {peer} {version}, {problems} jobs{processes}; {settings}{durable}")
+}
+
+async fn set_up(report: &mut Report) -> anyhow::Result<Vec<Peer>> {
+    let program = repository().join("bench/peers/setup");
+    let output = Command::new(&program).stdin(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true).output();
+    let output = tokio::time::timeout(LONGEST_SETUP, output)
+        .await
+        .with_context(|| format!("{} took longer than {LONGEST_SETUP:?}", program.display()))?
+        .with_context(|| format!("running {}", program.display()))?;
+    ensure!(output.status.success(), "{} ended with {}", program.display(), output.status);
+    let text = String::from_utf8(output.stdout).context("reading what setup says")?;
+    let mut peers = Vec::new();
+    for line in text.lines() {
+        match parse(line)? {
+            Ok(peer) => peers.push(peer),
+            Err((name, why)) => report.skip(name, why),
+        }
+    }
+    Ok(peers)
+}
+
+/// A line of `setup`: a peer, or the name of one that is skipped and why.
+fn parse(line: &str) -> anyhow::Result<Result<Peer, (&str, &str)>> {
+    let mut parts = line.splitn(3, ' ');
+    let (Some(verdict), Some(name), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
+        bail!("setup said {line:?}");
+    };
+    let known = KNOWN.iter().find(|known| known.name == name);
+    let known = known.with_context(|| format!("setup knows a peer {name}, this table does not"))?;
+    match verdict {
+        "ok" => Ok(Ok(Peer { known, command: rest.split_whitespace().map(str::to_owned).collect() })),
+        "skipped" => Ok(Err((name, rest))),
+        _ => bail!("setup said {line:?}"),
+    }
+}
+
+/// The checkout that this runs in, or that it was built from.
+fn repository() -> PathBuf {
+    let built = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    std::env::var_os("PCFARM_BENCH_REPOSITORY").map_or_else(built, PathBuf::from)
+}
+
+async fn measure(context: &Context, peer: &Peer) -> anyhow::Result<Outcome> {
+    let problems = context.scaled(peer.known.problems, peer.known.problems / 20);
+    let database = context.empty_database().await?;
+    let (program, arguments) = peer.command.split_first().context("setup gave no command")?;
+    let output = Command::new(program)
+        .args(arguments)
+        .args(["--database-url", &database.url, "--problems", &problems.to_string()])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(LONGEST_RUN, output).await;
+    context.drop_database(database).await?;
+    let output = output.with_context(|| format!("it took longer than {LONGEST_RUN:?}"))??;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.trim().lines().next_back().unwrap_or("nothing on standard error");
+    ensure!(output.status.success(), "{}: {last}", output.status);
+    let outcome: Outcome = serde_json::from_slice(&output.stdout).context("reading its line")?;
+    ensure!(outcome.problems == problems && outcome.seconds > 0.0, "it measured something else: {outcome:?}");
+    Ok(outcome)
+}
+
+/// As in table `throughput`.
+async fn pc_farm(context: &Context, problems: u64) -> anyhow::Result<f64> {
+    let site = Site::start(context, &["--checkout-problems", "1000"]).await?;
+    let job = site.load(problems, 1).await?;
+    context.settle(&site.database).await?;
+    let measured = site.crunch(job).await?;
+    context.progress(&format!("PC Farm: {}", shown(measured.per_second())));
+    site.check(job, problems).await?;
+    site.end(context).await?;
+    Ok(measured.per_second())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn setup_is_understood() {
+        let peer = parse("ok pgmq-pop-100 /a/peer-pgmq --take 100").unwrap().unwrap();
+        assert_eq!(peer.command, ["/a/peer-pgmq", "--take", "100"]);
+        assert_eq!(parse("skipped celery redis-server is not installed").unwrap().unwrap_err().1, "redis-server is not installed");
+        for wrong in ["ok pgmq-pop-100", "ok unheard /a", "perhaps dask /a"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_durable_is_named_so() {
+        assert_eq!(figure("graphile-worker-node-2", true), "graphile_worker_node_2_per_second");
+        assert_eq!(figure("dask", false), "dask_not_durable_per_second");
+    }
+}
