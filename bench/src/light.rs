@@ -119,6 +119,7 @@ impl Herd {
                 asked: None,
                 sequence: 0,
                 heartbeat: HEARTBEAT,
+                longest_delay: LONGEST_DELAY,
             };
             tasks.spawn(agent.live(endpoint.clone(), paces.clone(), book.clone()));
         }
@@ -166,6 +167,7 @@ struct Agent {
     asked: Option<Instant>,
     sequence: u64,
     heartbeat: Duration,
+    longest_delay: Duration,
 }
 
 /// Counts a connection for as long as it lives.
@@ -191,7 +193,7 @@ impl Agent {
             if self.session(&endpoint, &mut paces, &book).await {
                 failures = 0;
             }
-            let full = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures)).min(LONGEST_DELAY);
+            let full = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures)).min(self.longest_delay);
             let luck: f64 = rand::random();
             sleep(full.mul_f64(1.0 - luck / 2.0)).await;
             failures += 1;
@@ -224,7 +226,7 @@ impl Agent {
                     Ok(Some(v1::ServerMessage { message: Some(message) })) => {
                         if let In::Welcome(welcome) = &message {
                             connected.get_or_insert_with(|| Connected::new(book));
-                            self.heartbeat = rhythm(welcome);
+                            self.learn(welcome);
                         }
                         let pace = *paces.borrow();
                         self.receive(message, pace, book)
@@ -277,6 +279,13 @@ impl Agent {
         v1::AgentMessage { message: Some(Out::Hello(hello)) }
     }
 
+    /// The farm's rhythm: back before a lease is over.
+    fn learn(&mut self, welcome: &v1::Welcome) {
+        let length = |length: Option<prost_types::Duration>| length.and_then(|l| Duration::try_from(l).ok());
+        self.heartbeat = length(welcome.heartbeat).unwrap_or(HEARTBEAT);
+        self.longest_delay = length(welcome.lease).map_or(LONGEST_DELAY, |lease| LONGEST_DELAY.min(lease / 4));
+    }
+
     fn holds(&self) -> Vec<v1::HeldCheckout> {
         self.held.iter().map(|h| v1::HeldCheckout { checkout_id: h.checkout_id, token: h.token }).collect()
     }
@@ -300,9 +309,14 @@ impl Agent {
             In::Checkout(part) => self.hold(part, pace.hold, book),
             In::DeliveryAck(ack) => {
                 for verdict in &ack.verdicts {
-                    let taken = matches!(verdict.verdict(), v1::Verdict::Accepted | v1::Verdict::AlreadyAccepted);
+                    let refused = match verdict.verdict() {
+                        v1::Verdict::Accepted => u64::from(verdict.refused),
+                        // A repetition, whose first time counts.
+                        v1::Verdict::AlreadyAccepted => 0,
+                        v1::Verdict::Unspecified | v1::Verdict::Revoked | v1::Verdict::Unknown => 1,
+                    };
                     book.accepted.fetch_add(u64::from(verdict.accepted), Ordering::Relaxed);
-                    book.refused.fetch_add(u64::from(verdict.refused) + u64::from(!taken), Ordering::Relaxed);
+                    book.refused.fetch_add(refused, Ordering::Relaxed);
                 }
                 self.forget(ack.verdicts.iter().map(|v| v.checkout_id));
             }
@@ -365,8 +379,4 @@ impl Agent {
         let delivery_id = checkouts.first()?.checkout_id.unsigned_abs();
         Some(Out::Delivery(v1::Delivery { delivery_id, checkouts }))
     }
-}
-
-fn rhythm(welcome: &v1::Welcome) -> Duration {
-    welcome.heartbeat.and_then(|beat| Duration::try_from(beat).ok()).unwrap_or(HEARTBEAT)
 }

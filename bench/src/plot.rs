@@ -65,7 +65,10 @@ impl Plot {
             }
             Kind::Lines { x, logarithmic: true, series } => {
                 let (right, top) = extent(series);
-                let left = series.iter().flat_map(|s| &s.1).map(|p| p.0).fold(f64::INFINITY, f64::min).max(1e-9);
+                let left =
+                    series.iter().flat_map(|s| &s.1).map(|p| p.0).fold(f64::INFINITY, f64::min).clamp(1e-9, right);
+                // A scale from a number to itself would have plotters look for its marks for ever.
+                let right = right.max(left * 10.0);
                 let mut chart = self.frame(&area).build_cartesian_2d((left..right).log_scale(), 0.0..top * 1.1)?;
                 chart.configure_mesh().x_desc(x).y_desc(&self.y).draw()?;
                 draw_lines(&mut chart, series)?;

@@ -15,7 +15,8 @@ const SCHEMA: &str = "
     create table result (job_id bigint, batch_order bigint, solution jsonb not null, primary key (job_id, batch_order));
     insert into pointer values (1, 0)";
 
-const LOAD: &str = "insert into problem select 1, n, public.pcfarm_payload(n) from generate_series(0, $1::bigint - 1) n";
+const LOAD: &str =
+    "insert into problem select 1, n, public.pcfarm_payload(n) from generate_series(0, $1::bigint - 1) n";
 
 const TAKE: &str = "
     with taken as (update pointer set next = next + $1 where job_id = 1 returning next - $1 as first)

@@ -3,6 +3,7 @@
 use crate::deliver::Delivered;
 use crate::dispatch;
 use crate::members::Members;
+use crate::registrar;
 use crate::session::Session;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
@@ -10,7 +11,7 @@ use pcfarm_sql::job_types::JobType;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -44,6 +45,7 @@ pub struct Farm {
     pub rhythm: Rhythm,
     pub dispatcher: mpsc::Sender<dispatch::Event>,
     pub acceptors: Vec<mpsc::Sender<Delivered>>,
+    pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
     /// Something ended: jobs may be over.
     pub upkeep: Notify,
@@ -55,6 +57,8 @@ pub struct Farm {
     pub tasks: TaskTracker,
     job_types: RwLock<Arc<HashMap<String, Arc<JobType>>>>,
     sessions: Mutex<Sessions>,
+    /// Since when the one who is being registered has waited for it.
+    registering: Mutex<Option<Instant>>,
     held: Mutex<HashMap<CheckoutId, Arc<Held>>>,
 }
 
@@ -101,6 +105,7 @@ pub struct Parts {
     pub rhythm: Rhythm,
     pub dispatcher: mpsc::Sender<dispatch::Event>,
     pub acceptors: Vec<mpsc::Sender<Delivered>>,
+    pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
     pub stopping: CancellationToken,
 }
@@ -113,6 +118,7 @@ impl Farm {
             rhythm: parts.rhythm,
             dispatcher: parts.dispatcher,
             acceptors: parts.acceptors,
+            registrar: parts.registrar,
             reads: parts.reads,
             upkeep: Notify::new(),
             look_at_sessions: Notify::new(),
@@ -121,6 +127,7 @@ impl Farm {
             tasks: TaskTracker::new(),
             job_types: RwLock::default(),
             sessions: Mutex::default(),
+            registering: Mutex::default(),
             held: Mutex::default(),
         })
     }
@@ -148,6 +155,15 @@ impl Farm {
 
     pub fn session(&self, workstation: WorkstationId) -> Option<Arc<Session>> {
         self.lock_sessions().by_workstation.get(&workstation).cloned()
+    }
+
+    pub fn registering_since(&self, came: Option<Instant>) {
+        *self.registering.lock().unwrap_or_else(PoisonError::into_inner) = came;
+    }
+
+    /// How long those who connect have to wait until they are known: meanwhile their silence is not theirs.
+    pub fn registering_for(&self) -> Duration {
+        self.registering.lock().unwrap_or_else(PoisonError::into_inner).map_or(Duration::ZERO, |came| came.elapsed())
     }
 
     /// How many workstations can run it.

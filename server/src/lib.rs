@@ -4,7 +4,7 @@
 //! - what it is told: [`settings`]; how it starts and stops: [`run`]; how many files it may open: [`descriptors`]
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]
-//! - watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
+//! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
 //! - the edge: [`grpc`]
 
 pub mod deliver;
@@ -14,6 +14,7 @@ pub mod farm;
 pub mod grpc;
 pub mod members;
 pub mod reads;
+pub mod registrar;
 pub mod run;
 pub mod session;
 pub mod settings;

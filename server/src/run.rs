@@ -3,7 +3,7 @@
 use crate::farm::{Farm, Parts};
 use crate::reads::Reads;
 use crate::settings::{Database, Settings};
-use crate::{deliver, descriptors, dispatch, grpc, upkeep, watch};
+use crate::{deliver, descriptors, dispatch, grpc, registrar, upkeep, watch};
 use anyhow::Context;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
 use pcfarm_sql::pool::ServerFacts;
@@ -109,12 +109,14 @@ async fn serve(
     drop(client);
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
     let (acceptors, inboxes): (Vec<_>, Vec<_>) = (0..ACCEPTORS).map(|_| mpsc::channel(deliver::INBOX_LIMIT)).unzip();
+    let (registrar, entries) = mpsc::channel(registrar::ENTRIES_LIMIT);
     let farm = Farm::new(Parts {
         pool,
         server_id,
         rhythm: settings.rhythm.clone(),
         dispatcher,
         acceptors,
+        registrar,
         reads: Reads::new(config.clone(), passwords),
         stopping: stopping.clone(),
     });
@@ -127,6 +129,7 @@ async fn serve(
     for inbox in inboxes {
         parts.spawn(deliver::run(farm.clone(), inbox));
     }
+    parts.spawn(registrar::run(farm.clone(), entries));
     parts.spawn(watch::pulse(farm.clone()));
     parts.spawn(watch::sessions(farm.clone()));
     parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));

@@ -26,8 +26,10 @@ pub const PULSE: Duration = Duration::from_secs(1);
 /// word.
 const STALL: Duration = Duration::from_secs(4);
 
-/// Looks at all sessions' rows, and at what never arrived, every so many pulses.
-const SLOW_ROUND: u32 = 5;
+/// How often a server looks at its sessions' rows and checkouts without having been told to. It reads a row of each: with
+/// thousands of them a look takes a while, so that after one nothing is looked at for some times as long.
+const LOOK: Duration = Duration::from_secs(5);
+const LOOK_PAUSE_FACTOR: u32 = 10;
 
 /// Pulses until the server stops.
 pub async fn pulse(farm: Arc<Farm>) {
@@ -47,6 +49,10 @@ pub async fn pulse(farm: Arc<Farm>) {
             stalled = true;
         }
         last_tick = Instant::now();
+        if farm.registering_for() > STALL {
+            warn!("more workstations connect than can be registered: everybody gets a full lease");
+            stalled = true;
+        }
         match beat(&farm, stalled).await {
             Ok(()) => stalled = false,
             Err(error) => warn!(error = format!("{error:#}"), "the pulse was not written: trying again"),
@@ -84,31 +90,27 @@ async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
 /// Tells agents what was revoked elsewhere, drains and ends sessions whose rows say so, and takes back what never
 /// arrived. Woken by notifications, with a poll behind them.
 pub async fn sessions(farm: Arc<Farm>) {
-    let mut tick = tokio::time::interval(PULSE);
+    let mut tick = tokio::time::interval(LOOK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut round = 0_u32;
     loop {
-        let whole;
         tokio::select! {
             () = farm.stopping.cancelled() => return,
-            _ = tick.tick() => {
-                round = round.wrapping_add(1);
-                whole = round.is_multiple_of(SLOW_ROUND);
-            }
-            () = farm.look_at_sessions.notified() => whole = true,
+            _ = tick.tick() => {}
+            () = farm.look_at_sessions.notified() => {}
         }
-        if let Err(error) = look(&farm, whole).await {
+        let began = Instant::now();
+        if let Err(error) = look(&farm).await {
             warn!(error = format!("{error:#}"), "looking after sessions failed: trying again");
         }
+        let pause = (began.elapsed() * LOOK_PAUSE_FACTOR).min(PULSE);
+        farm.stopping.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 }
 
-async fn look(farm: &Arc<Farm>, whole: bool) -> anyhow::Result<()> {
+async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
     let sessions = farm.sessions();
-    if whole {
-        farm.reload_job_types().await.context("reading the job types")?;
-        mark_unconnected(farm, &sessions).await?;
-    }
+    farm.reload_job_types().await.context("reading the job types")?;
+    mark_unconnected(farm, &sessions).await?;
     if sessions.is_empty() {
         return Ok(());
     }
@@ -131,11 +133,8 @@ async fn look(farm: &Arc<Farm>, whole: bool) -> anyhow::Result<()> {
             }
         }
     }
-    if whole {
-        look_at_rows(farm, &client, &sessions).await?;
-        take_back_unreceived(farm, &client, &sessions).await?;
-    }
-    Ok(())
+    look_at_rows(farm, &client, &sessions).await?;
+    take_back_unreceived(farm, &client, &sessions).await
 }
 
 /// Workstations whose rows name this server but that are not connected to it: their end could not be written down when

@@ -1,5 +1,11 @@
--- Takes the mark back from those that are heard again.
+-- Takes the mark back from those that are heard again. Locked in order, as connecting does it.
+with heard as materialized (
+    select w.workstation_id
+    from unnest($1::bigint[], $2::bigint[]) as s(workstation_id, session)
+    join pcfarm.workstation w on w.workstation_id = s.workstation_id and w.session = s.session
+    where w.silent_since is not null and w.state <> 'dead'
+    order by w.workstation_id
+    for update of w)
 update pcfarm.workstation w set silent_since = null
-from unnest($1::bigint[], $2::bigint[]) as s(workstation_id, session)
-where w.workstation_id = s.workstation_id and w.session = s.session and w.silent_since is not null
-    and w.state <> 'dead'
+from heard h
+where w.workstation_id = h.workstation_id

@@ -1,3 +1,4 @@
-select c.checkout_id, c.token from pcfarm.checkout c
-where c.workstation_id = $1 and c.ended_at is null
-order by c.checkout_id
+-- What these workstations hold, as the database has it.
+select c.workstation_id, c.checkout_id, c.token from pcfarm.checkout c
+where c.workstation_id = any ($1) and c.ended_at is null
+order by c.workstation_id, c.checkout_id

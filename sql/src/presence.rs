@@ -57,41 +57,60 @@ pub struct Connection {
     pub was_dead: bool,
 }
 
-pub async fn connect(client: &ClientWrapper, who: &Introduction, server_id: ServerId) -> Result<Connection, Error> {
+/// Registers these workstations, in one transaction; answers in the same order. An identity may come only once.
+pub async fn connect(
+    client: &ClientWrapper,
+    all: &[&Introduction],
+    server_id: ServerId,
+) -> Result<Vec<Connection>, Error> {
+    fn each<T>(all: &[&Introduction], what: impl Fn(&Introduction) -> T) -> Vec<T> {
+        all.iter().map(|who| what(who)).collect()
+    }
+    let mut positions: Vec<i32> = Vec::new();
+    let mut controllers: Vec<&str> = Vec::new();
+    for (position, who) in (1..).zip(all) {
+        positions.extend(who.controllers.iter().map(|_| position));
+        controllers.extend(who.controllers.iter().map(String::as_str));
+    }
     let rows = client
         .run(
-            include_str!("../queries/connect_workstation.sql"),
+            include_str!("../queries/connect_workstations.sql"),
             &[
-                &who.identity,
-                &who.instance,
-                &who.hostname,
-                &who.cores,
-                &who.memory_bytes,
-                &who.system,
-                &who.agent_version,
-                &who.controllers,
-                &who.state,
+                &each(all, |who| who.identity),
+                &each(all, |who| who.instance),
+                &each(all, |who| who.hostname.clone()),
+                &each(all, |who| who.cores),
+                &each(all, |who| who.memory_bytes),
+                &each(all, |who| who.system.clone()),
+                &each(all, |who| who.agent_version.clone()),
+                &each(all, |who| who.state),
                 &server_id,
+                &positions,
+                &controllers,
             ],
         )
         .await?;
-    let row = &rows[0];
-    Ok(Connection {
-        workstation_id: row.try_get("workstation_id")?,
-        session: row.try_get("session")?,
-        drain: row.try_get("drain")?,
-        same_instance: row.try_get("same_instance")?,
-        was_dead: row.try_get("was_dead")?,
-    })
+    rows.iter()
+        .map(|row| {
+            Ok(Connection {
+                workstation_id: row.try_get("workstation_id")?,
+                session: row.try_get("session")?,
+                drain: row.try_get("drain")?,
+                same_instance: row.try_get("same_instance")?,
+                was_dead: row.try_get("was_dead")?,
+            })
+        })
+        .collect()
 }
 
-/// The workstation's live checkouts and their tokens.
+/// The workstations' live checkouts and their tokens.
 pub async fn live_checkouts(
     client: &ClientWrapper,
-    workstation_id: WorkstationId,
-) -> Result<Vec<(CheckoutId, i64)>, Error> {
-    let rows = client.run(include_str!("../queries/live_checkouts_of.sql"), &[&workstation_id]).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    workstations: &[WorkstationId],
+) -> Result<Vec<(WorkstationId, CheckoutId, i64)>, Error> {
+    let ids: Vec<i64> = workstations.iter().map(|w| w.0).collect();
+    let rows = client.run(include_str!("../queries/live_checkouts_of.sql"), &[&ids]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
 }
 
 /// Live checkouts of these workstations, older than a grace.

@@ -23,8 +23,11 @@ fn introduction(instance: u128) -> Introduction {
 }
 
 async fn connect(queue: &Queue, instance: u128) -> Connection {
-    let connected = presence::connect(&*queue.server().await, &introduction(instance), ServerId(1)).await;
-    connected.expect("connected")
+    connect_one(&*queue.server().await, instance).await
+}
+
+async fn connect_one(client: &deadpool_postgres::ClientWrapper, instance: u128) -> Connection {
+    presence::connect(client, &[&introduction(instance)], ServerId(1)).await.expect("connected")[0]
 }
 
 #[tokio::test]
@@ -58,14 +61,42 @@ async fn of_two_connections_at_once_the_later_one_has_the_newer_session() {
     let (one, two) = (queue.server().await, queue.server().await);
     let waits = backend(&two).await;
     one.batch_execute("begin; select from pcfarm.workstation where hostname = 'pc' for update").await.expect("begun");
-    let who = introduction(20);
-    let (second, first) = tokio::join!(presence::connect(&two, &who, ServerId(1)), async {
+    let (second, first) = tokio::join!(connect_one(&*two, 20), async {
         queue.until_blocked(waits).await;
-        let first = presence::connect(&one, &who, ServerId(1)).await.expect("connected");
+        let first = connect_one(&*one, 20).await;
         one.batch_execute("commit").await.expect("committed");
         first
     });
-    let second = second.expect("connected");
     assert!(!first.same_instance && second.same_instance, "{first:?} {second:?}");
     assert!(second.session > first.session, "{first:?} {second:?}");
+}
+
+#[tokio::test]
+async fn many_are_registered_at_once_each_as_if_alone() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let who = |identity: u128, instance: u128, controllers: &[&str]| Introduction {
+        identity: Uuid::from_u128(identity),
+        hostname: format!("pc-{identity}"),
+        controllers: controllers.iter().map(|&c| c.to_owned()).collect(),
+        ..introduction(instance)
+    };
+    let first = [who(3, 1, &["b", "a"]), who(1, 1, &[]), who(2, 1, &["c"])];
+    let before = presence::connect(&*client, &first.each_ref(), ServerId(1)).await.expect("connected");
+    assert!(before.iter().all(|c| !c.same_instance && !c.was_dead && !c.drain));
+    queue.run("update pcfarm.workstation set state = 'dead' where hostname = 'pc-1'").await;
+    queue.run("update pcfarm.workstation set drain = true, state = 'draining' where hostname = 'pc-2'").await;
+    let second = [who(1, 1, &["x"]), who(4, 1, &["y", "z"]), who(2, 2, &[]), who(3, 1, &["a"])];
+    let after = presence::connect(&*client, &second.each_ref(), ServerId(2)).await.expect("connected");
+    let told: Vec<_> = after.iter().map(|c| (c.same_instance, c.was_dead, c.drain)).collect();
+    assert_eq!(told, [(true, true, false), (false, false, false), (false, false, true), (true, false, false)]);
+    assert_eq!(after[3].workstation_id, before[0].workstation_id);
+    assert_eq!(after[0].workstation_id, before[1].workstation_id);
+    let newest = before.iter().map(|c| c.session).max();
+    assert!(after.iter().all(|c| Some(c.session) > newest));
+    let rows =
+        "select string_agg(concat_ws(' ', hostname, state, server_id, controllers::text), ', ' order by hostname)
+        from pcfarm.workstation where hostname like 'pc-%'";
+    let expected = "pc-1 waiting 2 {x}, pc-2 draining 2 {}, pc-3 waiting 2 {a}, pc-4 waiting 2 {y,z}";
+    assert_eq!(queue.text(rows).await, expected);
 }

@@ -134,7 +134,7 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
         ("end_job", "", format!("({job})"), &[]),
         ("checkout_facts", "", format!("('{ids}')"), &[]),
         ("revoked_checkouts", "", format!("('{ids}')"), &[]),
-        ("live_checkouts_of", "", "(1)".into(), &["checkout_live"]),
+        ("live_checkouts_of", "", "('{1,2}')".into(), &["checkout_live"]),
         ("lost_checkouts", "", "(0)".into(), &[]),
         ("maybe_empty_jobs", "", String::new(), &[]),
     ];

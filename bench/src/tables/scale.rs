@@ -356,6 +356,9 @@ fn growth(report: &mut Report, by: &str, of: &str, points: &[usize]) {
             kept,
         );
     }
+    if whole.len() < 2 {
+        return; // nothing to compare
+    }
     report.plot(Plot {
         name: by.to_owned(),
         title: format!("What a hand-out costs, by {of}"),

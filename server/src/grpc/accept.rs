@@ -337,11 +337,12 @@ mod tests {
         assert!(incoming.pause.is_none(), "one connection's end is no reason to wait");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn who_says_nothing_is_let_go() {
         let (mut incoming, address) = incoming(LIMITS);
         let mut client = TcpStream::connect(address).await.expect("the backlog takes it");
         let mut accepted = incoming.next().await.expect("a connection").expect("accepted");
+        accepted.preface.as_mut().expect("not spoken yet").deadline = Box::pin(sleep(Duration::from_millis(20)));
         client.write_all(b"PRI").await.expect("connected");
         let mut bytes = Vec::new();
         let error = accepted.read_to_end(&mut bytes).await.expect_err("too slow");

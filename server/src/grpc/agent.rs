@@ -4,6 +4,7 @@ use crate::deliver::Delivered;
 use crate::dispatch::Event;
 use crate::farm::Farm;
 use crate::grpc::status_code;
+use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1::agent_message::Message;
@@ -13,7 +14,7 @@ use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::presence::{self, Connection, Introduction};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -56,7 +57,7 @@ impl v1::agent_service_server::AgentService for AgentApi {
         let span = info_span!("session", hostname = who.hostname);
         // A cancelled call must not leave registering half done on a pooled connection: it runs in a task of its own.
         let task = async move {
-            match register(&farm, &hello, &who, &out).await {
+            match register(&farm, &hello, who, &out).await {
                 Ok(session) => converse(&farm, &session, incoming).await,
                 Err(status) => drop(out.send(Err(status)).await),
             }
@@ -112,12 +113,16 @@ fn stored_state(state: WorkstationState) -> &'static str {
 async fn register(
     farm: &Arc<Farm>,
     hello: &v1::Hello,
-    who: &Introduction,
+    who: Introduction,
     out: &Outgoing,
 ) -> Result<Arc<Session>, Status> {
-    let client = farm.pool.get().await.map_err(status_code::of_pool)?;
-    let connection = presence::connect(&client, who, farm.server_id).await.map_err(status_code::of)?;
-    let revoked = settle(farm, &client, hello, &connection).await.map_err(status_code::of)?;
+    let stopping = || Status::unavailable("this server is stopping: connect to another");
+    let cores = who.cores;
+    let (entry, registered) = Entry::connected(who);
+    farm.registrar.send(entry).await.map_err(|_| stopping())?;
+    let Registered { connection, live } = registered.await.map_err(|_| stopping())??;
+    let known = Instant::now();
+    let revoked = settle(farm, hello, &connection, &live).await?;
     let session = Arc::new(Session::new(&connection, hello, out.clone(), farm.stopping.child_token()));
     let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
     hello
@@ -125,14 +130,20 @@ async fn register(
         .iter()
         .filter(|h| !gone.contains(&h.checkout_id))
         .for_each(|h| session.brought(CheckoutId(h.checkout_id)));
-    if let Some(before) = farm.join(&session) {
+    let before = farm.join(&session);
+    if known.elapsed() > farm.rhythm.heartbeat {
+        // By now it may have been marked as one whose row says that it is connected and that is not: its first word
+        // takes that back.
+        session.word_unrecorded();
+    }
+    if let Some(before) = before {
         before.end(if connection.same_instance {
             Status::unavailable("the workstation has connected again")
         } else {
             Status::already_exists("another agent has connected with this workstation's identity")
         });
     }
-    info!(workstation_id = %connection.workstation_id, session = connection.session, cores = who.cores,
+    info!(workstation_id = %connection.workstation_id, session = connection.session, cores,
         held = hello.held.len(), revoked = revoked.len(), was_dead = connection.was_dead, "workstation connected");
     let welcome = v1::Welcome {
         workstation_id: connection.workstation_id.0,
@@ -153,12 +164,10 @@ async fn register(
 /// database does not is gone, and the agent is told.
 async fn settle(
     farm: &Farm,
-    client: &deadpool_postgres::Object,
     hello: &v1::Hello,
     connection: &Connection,
-) -> Result<Vec<v1::Revocation>, tokio_postgres::Error> {
-    let live: HashMap<CheckoutId, i64> =
-        presence::live_checkouts(client, connection.workstation_id).await?.into_iter().collect();
+    live: &HashMap<CheckoutId, i64>,
+) -> Result<Vec<v1::Revocation>, Status> {
     let held: HashMap<CheckoutId, i64> =
         hello.held.iter().map(|h| (CheckoutId(h.checkout_id), h.token.cast_signed())).collect();
     let missing: Vec<CheckoutId> =
@@ -169,7 +178,8 @@ async fn settle(
         } else {
             (Closing::Lost, format!("lost when the agent on workstation {} stopped", connection.workstation_id))
         };
-        for closed in checkout::close(&**client, &missing, how, &why).await? {
+        let client = farm.pool.get().await.map_err(status_code::of_pool)?;
+        for closed in checkout::close(&*client, &missing, how, &why).await.map_err(status_code::of)? {
             warn!(checkout_id = %closed.checkout_id, requeued = closed.requeued, failed = closed.failed, why,
                 "checkout taken back");
             farm.forget(closed.checkout_id);
@@ -216,13 +226,8 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
     session.ended.cancel();
     farm.leave(session);
     info!(workstation_id = %session.workstation_id, session = session.number, reason = status.message(), "connection ended");
-    if let Ok(client) = farm.pool.get().await {
-        let silent = [(session.workstation_id, session.number, session.silence().as_secs_f64())];
-        if let Err(error) = presence::mark_silent(&client, &silent).await {
-            // The next look at all rows finds it.
-            warn!(error = %error, workstation_id = %session.workstation_id, "the end of a connection was not recorded");
-        }
-    }
+    // A registrar that is gone has stopped with its server, whose last pulse says when.
+    drop(farm.registrar.send(Entry::Ended(session.clone())).await);
 }
 
 async fn heard_again(farm: &Farm, session: &Session) {

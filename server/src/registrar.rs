@@ -1,0 +1,144 @@
+//! Writes down who has connected and whose connection has ended. When a server starts again thousands of agents come at
+//! once: those that come while a database call is in flight are registered together by the next one.
+
+use crate::farm::Farm;
+use crate::grpc::status_code;
+use crate::session::Session;
+use pcfarm_proto::ids::{CheckoutId, WorkstationId};
+use pcfarm_sql::presence::{self, Connection, Introduction};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::{mpsc, oneshot};
+use tonic::Status;
+use tracing::warn;
+use uuid::Uuid;
+
+/// Of a workstation that has connected: its connection, and what the database has it hold.
+#[derive(Debug)]
+pub struct Registered {
+    pub connection: Connection,
+    pub live: HashMap<CheckoutId, i64>,
+}
+
+type Answer = oneshot::Sender<Result<Registered, Status>>;
+
+/// What is to be written down.
+pub enum Entry {
+    Connected { who: Introduction, came: Instant, answer: Answer },
+    Ended(Arc<Session>),
+}
+
+impl Entry {
+    /// Who has connected; the answer comes when it has been written down.
+    pub fn connected(who: Introduction) -> (Entry, oneshot::Receiver<Result<Registered, Status>>) {
+        let (answer, registered) = oneshot::channel();
+        (Entry::Connected { who, came: Instant::now(), answer }, registered)
+    }
+}
+
+/// Entries that wait; who finds no room waits with its agent.
+pub const ENTRIES_LIMIT: usize = 1024;
+
+/// Enough that what each costs is its own row, and few enough that nobody waits long for the others.
+const AT_ONCE: usize = 500;
+
+/// Runs until the server stops.
+pub async fn run(farm: Arc<Farm>, mut entries: mpsc::Receiver<Entry>) {
+    let mut gathered = Vec::new();
+    while !farm.stopping.is_cancelled() {
+        // What the last round has left over goes first, with whatever waits already.
+        while gathered.len() < AT_ONCE
+            && let Ok(entry) = entries.try_recv()
+        {
+            gathered.push(entry);
+        }
+        if gathered.is_empty() {
+            tokio::select! {
+                () = farm.stopping.cancelled() => return,
+                _ = entries.recv_many(&mut gathered, AT_ONCE) => {}
+            }
+        }
+        gathered = round(&farm, gathered).await;
+    }
+}
+
+/// Writes these down. Returns those that must wait: an identity that came twice is two registrations, in order.
+async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
+    let mut left = Vec::new();
+    let mut ended = Vec::new();
+    let mut connected = Vec::new();
+    let mut identities: HashSet<Uuid> = HashSet::new();
+    let mut oldest: Option<Instant> = None;
+    for entry in entries {
+        match entry {
+            Entry::Ended(session) => ended.push(session),
+            Entry::Connected { who, came, answer } if identities.insert(who.identity) => {
+                oldest = oldest.min(Some(came)).or(Some(came));
+                connected.push((who, answer));
+            }
+            Entry::Connected { .. } => left.push(entry),
+        }
+    }
+    farm.registering_since(oldest);
+    if !ended.is_empty() {
+        mark_ended(farm, &ended).await;
+    }
+    if !connected.is_empty() {
+        connect(farm, connected).await;
+    }
+    farm.registering_since(None);
+    left
+}
+
+async fn mark_ended(farm: &Farm, ended: &[Arc<Session>]) {
+    let silent: Vec<_> = ended.iter().map(|s| (s.workstation_id, s.number, s.silence().as_secs_f64())).collect();
+    let recorded = async {
+        let client = farm.pool.get().await?;
+        presence::mark_silent(&client, &silent).await?;
+        anyhow::Ok(())
+    };
+    if let Err(error) = recorded.await {
+        // The next look at all rows finds them.
+        let error = format!("{error:#}");
+        warn!(error, connections = silent.len(), "the end of connections was not recorded");
+    }
+}
+
+async fn connect(farm: &Farm, connected: Vec<(Introduction, Answer)>) {
+    let all: Vec<&Introduction> = connected.iter().map(|(who, _)| who).collect();
+    match try_connect(farm, &all).await {
+        Ok(registered) => {
+            for ((_, answer), registered) in connected.into_iter().zip(registered) {
+                // Who has gone meanwhile is missed by the look at all rows.
+                drop(answer.send(Ok(registered)));
+            }
+        }
+        Err(_) if connected.len() > 1 => {
+            // Whatever it was, one agent's words must not keep the others out.
+            for one in connected {
+                Box::pin(connect(farm, vec![one])).await;
+            }
+        }
+        Err(status) => {
+            for (_, answer) in connected {
+                drop(answer.send(Err(status.clone())));
+            }
+        }
+    }
+}
+
+async fn try_connect(farm: &Farm, all: &[&Introduction]) -> Result<Vec<Registered>, Status> {
+    let client = farm.pool.get().await.map_err(status_code::of_pool)?;
+    let connections = presence::connect(&client, all, farm.server_id).await.map_err(status_code::of)?;
+    let ids: Vec<WorkstationId> = connections.iter().map(|c| c.workstation_id).collect();
+    let mut live: HashMap<WorkstationId, HashMap<CheckoutId, i64>> = HashMap::new();
+    for (workstation, checkout, token) in presence::live_checkouts(&client, &ids).await.map_err(status_code::of)? {
+        live.entry(workstation).or_default().insert(checkout, token);
+    }
+    let with_checkouts = |connection: Connection| Registered {
+        live: live.remove(&connection.workstation_id).unwrap_or_default(),
+        connection,
+    };
+    Ok(connections.into_iter().map(with_checkouts).collect())
+}
