@@ -163,7 +163,7 @@ impl Dispatcher {
         let farm = self.farm.clone();
         let job_type = self.lanes.get_mut(key).and_then(|lane| farm.job_type(&lane.open.job_type));
         let Some(job_type) = job_type else {
-            self.lanes.remove(key);
+            self.lanes.remove(&farm, key);
             return Ok(Vec::new());
         };
         let mut decisions: Vec<Decision> = Vec::new();
@@ -204,7 +204,7 @@ impl Dispatcher {
                 // Nothing can be had from it now; it is looked at again with the next look at all lanes.
                 others.push(session);
                 if decisions.is_empty() {
-                    self.lanes.remove(key);
+                    self.lanes.remove(&farm, key);
                 }
                 break;
             };
@@ -264,6 +264,7 @@ impl Dispatcher {
             }
         };
         self.ship(key, ids, decisions);
+        self.lanes.remove_if_drained(&self.farm, key);
         read.map(|()| true)
     }
 
