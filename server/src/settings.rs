@@ -216,7 +216,7 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         database,
         listen,
         rhythm: Rhythm { lease, heartbeat, checkout, checkout_problems: checkout_problems as usize },
-        pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(6),
+        pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(10),
         connections,
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),

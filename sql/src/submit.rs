@@ -1,6 +1,6 @@
 //! Putting problems into a job: what a query returns ([`by_query`], on the user's own connection and with the user's
-//! rights), or what arrives from elsewhere ([`Loading`], piece by piece). Both are one transaction: a job is loaded
-//! whole or not at all, and a repeated idempotency key loads nothing.
+//! rights), or what arrives from elsewhere ([`at_once`], or [`Loading`] piece by piece). Each is one transaction: a job is
+//! loaded whole or not at all, and a repeated idempotency key loads nothing.
 
 use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
@@ -134,6 +134,59 @@ pub enum LoadError {
     Database(#[from] Error),
 }
 
+impl LoadError {
+    /// What goes wrong before any problem is looked at.
+    fn of_target(error: Error) -> LoadError {
+        match error.code() {
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => LoadError::Busy(error),
+            _ => LoadError::Database(error),
+        }
+    }
+}
+
+fn sensible(convoy: Option<u32>) -> Result<u32, LoadError> {
+    let convoy = convoy.unwrap_or(DEFAULT_CONVOY);
+    if (1..=CONVOY_LIMIT).contains(&convoy) { Ok(convoy) } else { Err(LoadError::Convoy(convoy)) }
+}
+
+/// Loads a few problems without group keys in one call, where [`Loading`] takes a connection of its own and a dozen. None:
+/// nothing was loaded, because the database refused a problem, or because somebody else is in the way. [`Loading`] says
+/// which problem it was, and waits.
+pub async fn at_once(
+    client: &ClientWrapper,
+    target: &Target,
+    convoy: Option<u32>,
+    open: bool,
+    problems: &[NewProblem],
+) -> Result<Option<Submitted>, LoadError> {
+    let convoy = sensible(convoy)? as i32;
+    let (job, name, job_type, options) = match target {
+        Target::Job(job) => (Some(job), None, None, None),
+        Target::New { name, job_type, options } => {
+            (None, Some(name), Some(job_type), Some(RawJson(options.clone().into())))
+        }
+    };
+    let keys: Vec<&str> = problems.iter().map(|problem| problem.key.as_str()).collect();
+    let payloads: Vec<&RawJson> = problems.iter().map(|problem| &problem.payload).collect();
+    let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
+    let outcome =
+        client.query_one(&statement, &[&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open]).await;
+    match outcome {
+        Ok(row) => {
+            let (job, repeated) = (row.try_get(0)?, row.try_get(1)?);
+            let problems = if repeated { 0 } else { problems.len() as i64 };
+            Ok(Some(Submitted { job, problems, repeated }))
+        }
+        Err(error) if may_be_one_of_them(&error) || error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Ok(None),
+        Err(error) => Err(LoadError::Database(error)),
+    }
+}
+
+/// Data that is invalid, violates a constraint or goes beyond a limit.
+fn may_be_one_of_them(error: &Error) -> bool {
+    error.code().is_some_and(|state| matches!(&state.code()[..2], "22" | "23" | "54"))
+}
+
 /// How a load begins.
 pub enum Begun {
     /// Nothing is to be loaded: the key had been used.
@@ -158,15 +211,9 @@ pub struct Loading {
 impl Loading {
     /// Takes a connection that is out of its pool (`Object::take`): it may be left in an open transaction.
     pub async fn begin(client: ClientWrapper, target: &Target, convoy: Option<u32>) -> Result<Begun, LoadError> {
-        let convoy = convoy.unwrap_or(DEFAULT_CONVOY);
-        if !(1..=CONVOY_LIMIT).contains(&convoy) {
-            return Err(LoadError::Convoy(convoy));
-        }
+        let convoy = sensible(convoy)?;
         client.batch_execute(BEGIN).await?;
-        let (job, repeated) = find_target(&client, target).await.map_err(|error| match error.code() {
-            Some(&SqlState::LOCK_NOT_AVAILABLE) => LoadError::Busy(error),
-            _ => LoadError::Database(error),
-        })?;
+        let (job, repeated) = find_target(&client, target).await.map_err(LoadError::of_target)?;
         if repeated {
             return Ok(Begun::Repeated(job));
         }

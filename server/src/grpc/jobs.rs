@@ -1,7 +1,12 @@
-//! Jobs for people and their programs. Every call but Submit is made of single statements, so a call that is cancelled
-//! leaves its connection without a transaction; Submit's has left the pool and is closed.
+//! Jobs for people and their programs. Every call but an upload is made of single statements, so a call that is cancelled
+//! leaves its connection without a transaction; an upload's has left the pool and is closed.
+//!
+//! Submit is an upload, piece by piece, unless what comes is complete with its first problems, few and without group
+//! keys: that is one statement. Where this does not succeed, the same messages are an upload, which finds what is wrong.
 
 use super::status_code;
+use crate::dispatch;
+use crate::farm::Farm;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::{JobId, ProblemId};
 use pcfarm_proto::v1::job_service_server::JobService;
@@ -13,12 +18,14 @@ use pcfarm_proto::v1::{
 use pcfarm_proto::{PART_BYTES_TARGET, PAYLOAD_BYTES_LIMIT};
 use pcfarm_sql::jobs::{self, problems, results};
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::submit::{Begun, Loading, NewProblem, Submitted, Target};
+use pcfarm_sql::pool::Kept;
+use pcfarm_sql::submit::{self, Begun, Loading, NewProblem, Submitted, Target};
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_stream::Stream;
@@ -35,11 +42,16 @@ const WAIT_MARGIN: Duration = Duration::from_millis(50);
 
 /// Each upload has a connection to the database and a transaction for itself.
 const UPLOADS: usize = 8;
-const UPLOAD_TURN_TIMEOUT: Duration = Duration::from_secs(30);
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two messages of an upload, as long as its connection is slow and not gone.
 const UPLOAD_PAUSE_LIMIT: Duration = Duration::from_secs(60);
 /// An upload's transaction keeps the whole database from being vacuumed.
 const UPLOAD_LIMIT: Duration = Duration::from_secs(4 * 3600);
+
+/// What is submitted in one statement, and how many at a time: they wait for each other, and leave connections to others.
+const SMALL_PROBLEMS: usize = 500;
+const SMALL_BYTES: usize = 512 << 10;
+const SMALL_AT_ONCE: usize = 4;
 
 const KEY_BYTES_LIMIT: usize = 1024;
 
@@ -47,28 +59,51 @@ const KEY_BYTES_LIMIT: usize = 1024;
 const CHUNKS_WAITING: usize = 2;
 
 pub struct JobsApi {
+    farm: Arc<Farm>,
     pool: Pool,
-    uploads: Arc<Semaphore>,
+    uploads: Semaphore,
+    small: Semaphore,
+    /// Kept for small submissions, while none has it.
+    line: Mutex<Option<Kept>>,
     /// Ends the calls that take as long as their callers like.
     stopping: CancellationToken,
 }
 
 impl JobsApi {
-    pub fn new(pool: Pool, stopping: CancellationToken) -> JobsApi {
-        JobsApi { pool, uploads: Arc::new(Semaphore::new(UPLOADS)), stopping }
+    pub fn new(farm: Arc<Farm>) -> JobsApi {
+        let (pool, stopping) = (farm.pool.clone(), farm.stopping.clone());
+        let (uploads, small) = (Semaphore::new(UPLOADS), Semaphore::new(SMALL_AT_ONCE));
+        JobsApi { farm, pool, uploads, small, line: Mutex::default(), stopping }
     }
 
     async fn client(&self) -> Result<Object, Status> {
         self.pool.get().await.map_err(status_code::of_pool)
     }
 
-    async fn upload_in_turn(&self, messages: Streaming<SubmitRequest>) -> Result<Submitted, Status> {
-        let turn = timeout(UPLOAD_TURN_TIMEOUT, self.uploads.acquire()).await;
-        let _turn = match turn {
-            Ok(turn) => turn.expect("the semaphore is never closed"),
-            Err(_) => return Err(Status::unavailable(format!("this server takes {UPLOADS} loads already: try again"))),
-        };
-        let upload = Box::pin(upload(&self.pool, messages));
+    async fn submitted(&self, messages: Streaming<SubmitRequest>) -> Result<Submitted, Status> {
+        let mut parts = Parts { messages, early: VecDeque::new() };
+        let wanted = wanted(&mut parts).await?;
+        if let Some(problems) = parts.small().await?
+            && let Some(submitted) = self.at_once(&wanted, &problems).await?
+        {
+            return Ok(submitted);
+        }
+        self.upload_in_turn(&wanted, parts).await
+    }
+
+    async fn at_once(&self, wanted: &Wanted, problems: &[NewProblem]) -> Result<Option<Submitted>, Status> {
+        let _turn = in_turn(&self.small).await?;
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut line = line.unwrap_or_else(|| Kept::new(self.pool.clone()));
+        let client = line.client().await.map_err(status_code::of_pool)?;
+        let submitted = submit::at_once(client, &wanted.target, wanted.convoy, wanted.open, problems).await;
+        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
+        submitted.map_err(status_code::of_load)
+    }
+
+    async fn upload_in_turn(&self, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
+        let _turn = in_turn(&self.uploads).await?;
+        let upload = Box::pin(upload(&self.pool, wanted, parts));
         timeout(UPLOAD_LIMIT, upload).await.unwrap_or_else(|_| {
             let hours = UPLOAD_LIMIT.as_secs() / 3600;
             Err(Status::deadline_exceeded(format!("not loaded within {hours} hours: load it in smaller parts")))
@@ -87,9 +122,11 @@ impl JobsApi {
 impl JobService for JobsApi {
     async fn submit(&self, request: Request<Streaming<SubmitRequest>>) -> Result<Response<SubmitResponse>, Status> {
         let submitted = tokio::select! {
-            submitted = self.upload_in_turn(request.into_inner()) => submitted?,
+            submitted = self.submitted(request.into_inner()) => submitted?,
             () = self.stopping.cancelled() => return Err(stopping()),
         };
+        // Sooner than by notification. Full means that the dispatcher has been told often enough.
+        drop(self.farm.dispatcher.try_send(dispatch::Event::Work));
         Ok(Response::new(SubmitResponse {
             job_id: submitted.job.0,
             problems: submitted.problems,
@@ -240,40 +277,89 @@ fn call_timeout(metadata: &MetadataMap) -> Option<Duration> {
     }
 }
 
-/// One job from a stream of messages. Whatever ends it early drops `Loading`, and with it all that was loaded. The
-/// stream's end is no sign that the client has said all: tonic reports a stream that was reset by CANCEL as ended.
-async fn upload(pool: &Pool, mut messages: Streaming<SubmitRequest>) -> Result<Submitted, Status> {
-    let header = match next_part(&mut messages).await? {
+async fn in_turn(turns: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
+    match timeout(TURN_TIMEOUT, turns.acquire()).await {
+        Ok(turn) => Ok(turn.expect("the semaphore is never closed")),
+        Err(_) => Err(Status::unavailable("this server takes as many loads already as it can: try again")),
+    }
+}
+
+/// What a header asks for.
+struct Wanted {
+    target: Target,
+    convoy: Option<u32>,
+    open: bool,
+}
+
+async fn wanted(parts: &mut Parts) -> Result<Wanted, Status> {
+    let header = match parts.next().await? {
         Some(Part::Header(header)) => header,
         Some(Part::Problems(_) | Part::End(_)) | None => {
             return Err(Status::invalid_argument("the first message must be the header"));
         }
     };
     let (open, convoy) = (header.open, (header.convoy != 0).then_some(header.convoy));
-    let target = target(header)?;
+    Ok(Wanted { target: target(header)?, convoy, open })
+}
+
+/// A call's messages. The stream's end is no sign that the client has said all: tonic reports a stream that was reset by
+/// CANCEL as ended.
+struct Parts {
+    messages: Streaming<SubmitRequest>,
+    /// Looked at already, and still to come.
+    early: VecDeque<Option<Part>>,
+}
+
+impl Parts {
+    async fn next(&mut self) -> Result<Option<Part>, Status> {
+        match self.early.pop_front() {
+            Some(part) => Ok(part),
+            None => received(&mut self.messages).await,
+        }
+    }
+
+    /// Everything, if it is little and nothing is wrong with it. It is still to come all the same.
+    async fn small(&mut self) -> Result<Option<Vec<NewProblem>>, Status> {
+        let first = received(&mut self.messages).await?;
+        self.early.push_back(first);
+        let Some(Some(Part::Problems(part))) = self.early.back() else { return Ok(None) };
+        let bytes: usize = part.problems.iter().map(|problem| problem.key.len() + problem.payload.len()).sum();
+        let grouped = part.problems.iter().any(|problem| !problem.group_key.is_empty());
+        if part.problems.len() > SMALL_PROBLEMS || bytes > SMALL_BYTES || grouped {
+            return Ok(None);
+        }
+        let Ok(problems) = checked_all(0, part.problems.clone()) else { return Ok(None) };
+        let second = received(&mut self.messages).await?;
+        let ended = matches!(&second, Some(Part::End(end)) if end.problems == problems.len() as i64);
+        self.early.push_back(second);
+        Ok(ended.then_some(problems))
+    }
+}
+
+/// One job from a stream of messages. Whatever ends it early drops `Loading`, and with it all that was loaded.
+async fn upload(pool: &Pool, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
     let client = Object::take(pool.get().await.map_err(status_code::of_pool)?);
-    let loading = match Loading::begin(client, &target, convoy).await.map_err(status_code::of_load)? {
+    let begun = Loading::begin(client, &wanted.target, wanted.convoy).await;
+    let loading = match begun.map_err(status_code::of_load)? {
         Begun::Repeated(job) => return Ok(Submitted { job, problems: 0, repeated: true }),
         Begun::Loading(loading) => loading,
     };
     // While the database takes one piece, the next is received and checked.
     let (sender, receiver) = mpsc::channel(1);
-    let ((), loading) = tokio::try_join!(receive(messages, sender), add_all(loading, receiver))?;
-    loading.finish(open).await.map_err(status_code::of_load)
+    let ((), loading) = tokio::try_join!(receive(parts, sender), add_all(loading, receiver))?;
+    loading.finish(wanted.open).await.map_err(status_code::of_load)
 }
 
 /// Passes problems on until the client has said that they are all.
-async fn receive(mut messages: Streaming<SubmitRequest>, sender: mpsc::Sender<Vec<NewProblem>>) -> Result<(), Status> {
+async fn receive(mut parts: Parts, sender: mpsc::Sender<Vec<NewProblem>>) -> Result<(), Status> {
     let mut arrived = 0;
     loop {
-        match next_part(&mut messages).await? {
+        match parts.next().await? {
             None => return Err(Status::invalid_argument("the last message must be the end: nothing was loaded")),
             Some(Part::End(end)) => return agreed(end.problems, arrived),
             Some(Part::Header(_)) => return Err(Status::invalid_argument("the header comes once, and first")),
             Some(Part::Problems(part)) => {
-                let numbered = (arrived + 1..).zip(part.problems);
-                let problems: Vec<_> =
-                    numbered.map(|(number, problem)| checked(number, problem)).collect::<Result<_, _>>()?;
+                let problems = checked_all(arrived, part.problems)?;
                 arrived += problems.len() as i64;
                 if sender.send(problems).await.is_err() {
                     return Ok(()); // the other side has failed, and says why
@@ -300,7 +386,7 @@ fn agreed(told: i64, arrived: i64) -> Result<(), Status> {
     Err(Status::invalid_argument(format!("the end tells of {told} problems, but {arrived} came: nothing was loaded")))
 }
 
-async fn next_part(messages: &mut Streaming<SubmitRequest>) -> Result<Option<Part>, Status> {
+async fn received(messages: &mut Streaming<SubmitRequest>) -> Result<Option<Part>, Status> {
     let message = timeout(UPLOAD_PAUSE_LIMIT, messages.message()).await.map_err(|_| {
         Status::deadline_exceeded(format!("nothing came for {} s: nothing was loaded", UPLOAD_PAUSE_LIMIT.as_secs()))
     })??;
@@ -327,6 +413,10 @@ fn target(header: SubmitHeader) -> Result<Target, Status> {
     let options = if header.options.is_empty() { "{}".into() } else { header.options };
     let options = json(&options).map_err(|wrong| Status::invalid_argument(format!("the options: {wrong}")))?.to_owned();
     Ok(Target::New { name: header.name, job_type: header.job_type, options })
+}
+
+fn checked_all(arrived: i64, problems: Vec<SubmitProblem>) -> Result<Vec<NewProblem>, Status> {
+    (arrived + 1..).zip(problems).map(|(number, problem)| checked(number, problem)).collect()
 }
 
 /// A problem that the database will take, or what is wrong with it.

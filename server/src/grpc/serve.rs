@@ -48,7 +48,7 @@ pub async fn serve(
         .add_service(reflection)
         .add_service(limit(AgentServiceServer::new(AgentApi::new(farm.clone()))))
         .add_service(
-            JobServiceServer::new(JobsApi::new(pool.clone(), farm.stopping.clone()))
+            JobServiceServer::new(JobsApi::new(farm.clone()))
                 .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
                 .max_encoding_message_size(MESSAGE_BYTES_LIMIT),
         )
