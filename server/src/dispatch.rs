@@ -24,6 +24,7 @@ use queue::Queue;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 /// What wakes the dispatcher.
@@ -37,6 +38,9 @@ pub enum Event {
 
 /// Behind every notification there is a poll.
 const POLL: Duration = Duration::from_secs(1);
+
+/// Looking at all lanes takes at most about one part in so many of the time, however many jobs there are.
+const LOOK_SHARE: u32 = 20;
 
 /// After a failure of the database.
 const RETRY: Duration = Duration::from_millis(250);
@@ -67,6 +71,8 @@ struct Dispatcher {
     waiting: Queue,
     /// There may be other lanes than those in sight.
     look_due: bool,
+    /// When they may be looked at again.
+    look_from: Instant,
     /// One connection to commit on, one to read ahead on meanwhile.
     committing: Kept,
     reading: Kept,
@@ -79,6 +85,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         lanes: Lanes::default(),
         waiting: Queue::default(),
         look_due: true,
+        look_from: Instant::now(),
         committing: Kept::new(farm.pool.clone()),
         reading: Kept::new(farm.pool.clone()),
     };
@@ -88,6 +95,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
             _ = poll.tick() => dispatcher.look_everywhere(),
+            () = tokio::time::sleep_until(dispatcher.look_from), if dispatcher.look_due && dispatcher.waiting.anybody() => {}
             event = events.recv() => match event {
                 Some(event) => dispatcher.note(event),
                 None => return,
@@ -123,13 +131,15 @@ impl Dispatcher {
     /// Hands out until nobody waits or nothing is left for those who do.
     async fn serve(&mut self, events: &mut mpsc::Receiver<Event>) -> anyhow::Result<()> {
         loop {
-            if self.look_due || self.lanes.stale() {
+            let began = Instant::now();
+            if self.lanes.stale() || (self.look_due && began >= self.look_from) {
                 self.waiting.wake_idle();
                 if self.waiting.is_empty() {
                     return Ok(());
                 }
-                self.lanes.look(&self.farm, &mut self.reading).await?;
                 self.look_due = false;
+                self.lanes.look(&self.farm, &mut self.reading).await?;
+                self.look_from = Instant::now() + (began.elapsed() * LOOK_SHARE).min(POLL);
             }
             let Some(lane) = self.next_lane() else { return Ok(()) };
             let decisions = self.decide(&lane).await?;
