@@ -46,6 +46,10 @@ impl Lanes {
         !self.looked
     }
 
+    pub fn in_sight(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Nothing that is remembered can be trusted.
     pub fn forget(&mut self) {
         *self = Lanes::default();
