@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::submit_request::Part;
-use pcfarm_proto::v1::{JobRequest, SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest};
+use pcfarm_proto::v1::{
+    JobRequest, SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse,
+};
 use real::{Farm, Ran, ended_within, terminate};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -189,7 +191,7 @@ async fn submits_without_their_end(farm: &Farm) -> Test {
     let mut client = JobServiceClient::connect(farm.url.clone()).await?;
 
     let (send, receive) = mpsc::channel(8);
-    for part in [&header, &problems] {
+    for part in [&header, &problems, &problems] {
         send.send(SubmitRequest { part: Some(part.clone()) }).await?;
     }
     tokio::select! {
@@ -213,6 +215,98 @@ async fn submits_without_their_end(farm: &Farm) -> Test {
     }
     assert_eq!(farm.loaded().await?, (0, 0, 0));
     Ok(())
+}
+
+/// What is complete with its first problems is submitted in one statement, anything else piece by piece: nobody can tell
+/// which it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_submit_answers_as_an_upload_does() -> Test {
+    let farm = Farm::start().await?;
+    let client = JobServiceClient::connect(farm.url.clone()).await?;
+    let ended: i64 = farm.sql.query_one("select pcfarm.create_job('e', 'echo')", &[]).await?.get(0);
+    farm.sql.execute("select pcfarm.cancel_job($1)", &[&ended]).await?;
+    let standing = "select pcfarm.create_job('s', 'echo', '{\"standing\": true}')";
+    let standing: i64 = farm.sql.query_one(standing, &[]).await?.get(0);
+    let new = SubmitHeader { name: "n".into(), job_type: "echo".into(), open: true, ..SubmitHeader::default() };
+    let with = |options: &'static str| SubmitHeader { options: options.into(), ..new.clone() };
+    let to = |job_id| SubmitHeader { job_id, ..SubmitHeader::default() };
+    let keyed = |key: &str, group: &str, payload: &str| SubmitProblem {
+        key: key.into(),
+        group_key: group.into(),
+        payload: payload.to_owned().into(),
+    };
+    let good = [keyed("a", "", "1"), keyed("b", "", "{\"b\": 2}")];
+    let with_second = |second: SubmitProblem| [good[0].clone(), second];
+    let long = "k".repeat(1025);
+    let numbers = format!("[{}]", vec!["1"; 200_000].join(","));
+    let cases: Vec<(SubmitHeader, [SubmitProblem; 2], i64, &str)> = vec![
+        (new.clone(), with_second(keyed("b", "", "{")), 2, "problem 2 (key \"b\") has a payload that cannot be stored"),
+        (new.clone(), with_second(keyed("", "", "1")), 2, "problem 2 (key \"\") has no key"),
+        (new.clone(), with_second(keyed(&long, "", "1")), 2, "has a key of 1025 bytes"),
+        (new.clone(), with_second(keyed("b", "", &numbers)), 2, "problem 2 (key \"b\") was refused by the database"),
+        (new.clone(), good.clone(), 3, "the end tells of 3 problems, but 2 came"),
+        (SubmitHeader { convoy: 100_001, ..new.clone() }, good.clone(), 2, "a convoy of 100001 problems"),
+        (SubmitHeader { job_type: "nobody".into(), ..new.clone() }, good.clone(), 2, "there is no job type 'nobody'"),
+        (SubmitHeader { name: "n".repeat(201), ..new.clone() }, good.clone(), 2, "from 1 to 200 characters"),
+        (with("{\"colour\": 1}"), good.clone(), 2, "no such option: 'colour'"),
+        (with("{\"priority\": \"x\"}"), good.clone(), 2, "invalid input syntax for type integer"),
+        (with("[]"), good.clone(), 2, "options must be a JSON object"),
+        (to(ended), good.clone(), 2, "has ended (cancelled)"),
+        (to(777), good.clone(), 2, "there is no job 777"),
+        // What is wrong with the job is told before what is wrong with problems.
+        (to(ended), with_second(keyed("b", "", "{")), 2, "has ended (cancelled)"),
+    ];
+    for (header, problems, told, expected) in cases {
+        let small = submit(&client, &header, &[&problems], told).await.expect_err(expected);
+        let pieces = submit(&client, &header, &[&problems[..1], &problems[1..]], told).await.expect_err(expected);
+        assert!(small.message().contains(expected), "{expected}: {small:?}");
+        assert_eq!((small.code(), small.message()), (pieces.code(), pieces.message()));
+    }
+    assert_eq!(farm.number("select count(*) from pcfarm.problem").await?, 0);
+    assert_eq!(farm.number("select count(*) from pcfarm.job").await?, 2);
+
+    let whole: [&[SubmitProblem]; 1] = [&good];
+    let halves = [&good[..1], &good[1..]];
+    for (options, pieces) in [("{\"idempotency_key\": \"x\"}", &whole[..]), ("{\"idempotency_key\": \"y\"}", &halves)] {
+        let header = with(options);
+        let first = submit(&client, &header, pieces, 2).await?;
+        assert_eq!((first.problems, first.repeated), (2, false));
+        // Whatever comes with it.
+        for (again, told) in [(&whole[..], 2), (&halves, 2), (&whole, 3)] {
+            let again = submit(&client, &header, again, told).await?;
+            assert_eq!((again.job_id, again.problems, again.repeated), (first.job_id, 0, true));
+        }
+        let other = SubmitHeader { name: "other".into(), ..header };
+        let conflicts = [submit(&client, &other, &whole, 2).await, submit(&client, &other, &halves, 2).await];
+        let [small, pieces] = conflicts.map(|refused| refused.expect_err("a key for one job"));
+        assert_eq!((small.code(), small.message()), (Code::AlreadyExists, pieces.message()));
+    }
+    let grouped = [keyed("a", "g", "1"), keyed("b", "h", "2"), keyed("c", "g", "3")];
+    for problems in [&good[..], &grouped] {
+        let mut rows = Vec::new();
+        for header in [new.clone(), to(standing)] {
+            for pieces in [vec![problems], vec![&problems[..1], &problems[1..]]] {
+                let answer = submit(&client, &header, &pieces, problems.len() as i64).await?;
+                assert!(header.job_id == 0 || answer.job_id == standing);
+                rows.push(farm.newest_lane(answer.job_id).await?);
+            }
+        }
+        assert!(rows.iter().all(|lane| *lane == rows[0]), "{rows:#?}");
+    }
+    Ok(())
+}
+
+async fn submit(
+    client: &JobServiceClient<tonic::transport::Channel>,
+    header: &SubmitHeader,
+    pieces: &[&[SubmitProblem]],
+    told: i64,
+) -> Result<SubmitResponse, tonic::Status> {
+    let problems = pieces.iter().map(|piece| Part::Problems(SubmitProblems { problems: piece.to_vec() }));
+    let parts = std::iter::once(Part::Header(header.clone())).chain(problems);
+    let parts = parts.chain([Part::End(SubmitEnd { problems: told })]);
+    let messages: Vec<_> = parts.map(|part| SubmitRequest { part: Some(part) }).collect();
+    Ok(client.clone().submit(tokio_stream::iter(messages)).await?.into_inner())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,6 +16,9 @@ const SWEEP: Duration = Duration::from_secs(1);
 const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 const SWEEP_PAUSE_FACTOR: u32 = 30;
 
+/// What nudges a sweep is about to hand out or has just accepted: that goes first.
+const SWEEP_DELAY: Duration = Duration::from_millis(5);
+
 const FOLD: Duration = Duration::from_secs(10);
 
 /// Ends jobs that are empty, soon after a checkout closed and at least every second.
@@ -28,7 +31,7 @@ pub async fn sweep(farm: Arc<Farm>) {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
             _ = tick.tick() => {}
-            () = farm.upkeep.notified() => {}
+            () = farm.upkeep.notified() => tokio::time::sleep(SWEEP_DELAY).await,
         }
         let began = Instant::now();
         if let Err(error) = end_jobs(&farm).await {

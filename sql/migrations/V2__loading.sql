@@ -702,22 +702,22 @@ comment on function pcfarm.submit is
 -- the caller's connection is wanted by others.
 create function pcfarm.submit_problems(
     job bigint, name text, job_type text, options jsonb, keys text[], payloads jsonb[], convoy integer, open boolean,
-    out submitted bigint, out repeated boolean)
+    out into_job bigint, out repeated boolean)
 language plpgsql set lock_timeout = '100ms' as $$
 declare
     lane bigint;
 begin
-    submitted := job;
+    into_job := job;
     repeated := false;
     if job is null then
-        submitted := pcfarm.create_job(submit_problems.name, submit_problems.job_type, submit_problems.options);
+        into_job := pcfarm.create_job(submit_problems.name, submit_problems.job_type, submit_problems.options);
         if options ? 'idempotency_key' then
             -- Its turn, and then a look in a fresh snapshot, as in pcfarm.submit.
-            perform pg_advisory_xact_lock(hashtextextended('pcfarm.submit', submitted));
+            perform pg_advisory_xact_lock(hashtextextended('pcfarm.submit', into_job));
             select j.state <> 'loading' or exists (
                 select from pcfarm.lane l where l.job_id = j.job_id and l.kind = 'load')
             into repeated
-            from pcfarm.job j where j.job_id = submitted;
+            from pcfarm.job j where j.job_id = into_job;
             if repeated then
                 return;
             end if;
@@ -727,10 +727,10 @@ begin
     end if;
     lane := nextval('pcfarm.lane_number');
     insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
-    select submitted, lane, lane * 10000000000 + n.number, (n.number - 1) / convoy, n.key, n.payload
+    select into_job, lane, lane * 10000000000 + n.number, (n.number - 1) / convoy, n.key, n.payload
     from unnest(keys, payloads) with ordinality as n(key, payload, number);
-    perform pcfarm.register_lane(submitted, lane, cardinality(keys), false);
+    perform pcfarm.register_lane(into_job, lane, cardinality(keys), false);
     if open then
-        perform pcfarm.open_job(submitted);
+        perform pcfarm.open_job(into_job);
     end if;
 end $$;

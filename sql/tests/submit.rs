@@ -4,7 +4,7 @@
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::JobId;
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::submit::{Begun, LoadError, Loading, NewProblem, Submission, Submitted, Target, by_query};
+use pcfarm_sql::submit::{Begun, LoadError, Loading, NewProblem, Submission, Submitted, Target, at_once, by_query};
 use pcfarm_sql::testing::{TestDatabase, database};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
@@ -231,4 +231,36 @@ async fn jobs_that_have_ended_or_are_not_there_are_refused_first() {
     assert!(matches!(Loading::begin(connection, &new_job("{}"), Some(100_001)).await, Err(LoadError::Convoy(100_001))));
     // The caller's connection is out of its transaction again.
     client.batch_execute("create table later ()").await.expect("usable");
+}
+
+#[tokio::test]
+async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
+    let (_database, client, pool) = farm().await;
+    let line = pool.get().await.expect("connected");
+    let keyed = new_job(r#"{"idempotency_key": "k"}"#);
+    let few: Vec<NewProblem> = (0..7).map(|n| problem(&n.to_string(), None)).collect();
+    let done = at_once(&line, &keyed, Some(3), true, &few).await.expect("asked").expect("loaded");
+    assert_eq!((done.problems, done.repeated), (7, false));
+    let mut load = loading(&pool, &new_job("{}"), 3).await;
+    load.add(few.clone()).await.expect("added");
+    let theirs = load.finish(true).await.expect("loaded").job;
+    assert_eq!(convoys(&client, done.job).await, convoys(&client, theirs).await);
+    let again = at_once(&line, &keyed, Some(3), true, &few).await.expect("asked").expect("repeated");
+    assert_eq!(again, Submitted { job: done.job, problems: 0, repeated: true });
+    let more = at_once(&line, &Target::Job(done.job), None, false, &few).await.expect("asked").expect("loaded");
+    assert_eq!((more.job, convoys(&client, more.job).await.len()), (done.job, 14));
+
+    let before = count(&client, "select count(*) from pcfarm.job").await;
+    let broken = [NewProblem { payload: RawJson("{".into()), ..problem("b", None) }];
+    assert_eq!(at_once(&line, &new_job("{}"), None, true, &broken).await.expect("left"), None);
+    // Somebody who is slow has the key.
+    let slow = loading(&pool, &new_job(r#"{"idempotency_key": "slow"}"#), 3).await;
+    let taken = new_job(r#"{"idempotency_key": "slow"}"#);
+    assert_eq!(at_once(&line, &taken, None, true, &few).await.expect("left"), None);
+    drop(slow);
+    assert_eq!(count(&client, "select count(*) from pcfarm.job").await, before);
+    match at_once(&line, &Target::Job(JobId(77)), None, true, &few).await {
+        Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&SqlState::NO_DATA_FOUND)),
+        other => panic!("{other:?}"),
+    }
 }

@@ -57,6 +57,10 @@ const PARTIAL_DELIVERY_EVERY: Duration = Duration::from_secs(1);
 /// How often the state may change in the server's eyes: small checkouts must not make it flicker.
 const STATE_CHANGE_EVERY: Duration = Duration::from_millis(500);
 
+/// How long it must compute before the server is told so: a row in the database, which the result of a lone small problem
+/// would have to wait for.
+const PROCESSING_TOLD_AFTER: Duration = Duration::from_millis(100);
+
 /// How long acknowledgements are waited for after the grace period of a stop.
 const STOP_ACKNOWLEDGE_WAIT: Duration = Duration::from_secs(5);
 
@@ -165,6 +169,8 @@ struct Open {
     heartbeat_due: Duration,
     state: v1::WorkstationState,
     state_due: Duration,
+    /// It computes, and that has not been told.
+    processing_since: Option<Duration>,
     /// Checkouts whose last part is to come.
     arriving: BTreeMap<CheckoutId, v1::Checkout>,
 }
@@ -250,7 +256,9 @@ impl Inventory {
             Session::Open(open) => {
                 due(open.heartbeat_due);
                 if open.state != self.state() {
-                    due(open.state_due);
+                    due(open
+                        .processing_since
+                        .map_or(open.state_due, |since| open.state_due.max(since + PROCESSING_TOLD_AFTER)));
                 }
                 if self.outbox.has_room() {
                     self.held
@@ -331,6 +339,7 @@ impl Inventory {
             heartbeat_due: now + heartbeat_every,
             state: self.state(),
             state_due: now,
+            processing_since: None,
             arriving: BTreeMap::new(),
         });
         self.drained_by_server(welcome.draining.then(|| "it is to be drained".to_owned()));

@@ -152,6 +152,15 @@ impl Farm {
         let row = self.sql.query_one(row, &[]).await?;
         Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
     }
+
+    /// What was loaded last into a job, and how.
+    pub async fn newest_lane(&self, job_id: i64) -> Result<String> {
+        let row = "select format('%s %s %s %s', l.grouped, l.next_insertion, l.problems, array_agg(
+                 (p.batch_order, p.problem_id - l.lane_id * 10000000000, p.key, p.payload) order by p.problem_id))
+             from pcfarm.lane l join pcfarm.problem p using (job_id, lane_id)
+             where l.job_id = $1 group by l.job_id, l.lane_id order by l.lane_id desc limit 1";
+        Ok(self.sql.query_one(row, &[&job_id]).await?.try_get(0)?)
+    }
 }
 
 #[derive(Debug)]

@@ -9,7 +9,8 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 
 use super::held::{Held, Stage};
 use super::{
-    Action, Drain, Inventory, STATE_CHANGE_EVERY, Session, UNACKNOWLEDGED_CHECKOUTS_LIMIT, held_message, key_of,
+    Action, Drain, Inventory, PROCESSING_TOLD_AFTER, STATE_CHANGE_EVERY, Session, UNACKNOWLEDGED_CHECKOUTS_LIMIT,
+    held_message, key_of,
 };
 
 impl Inventory {
@@ -59,10 +60,14 @@ impl Inventory {
             return;
         };
         let draining = state == v1::WorkstationState::Draining;
-        if state == open.state || (now < open.state_due && !draining) {
+        let untold = state == v1::WorkstationState::Processing && state != open.state;
+        open.processing_since = untold.then(|| open.processing_since.unwrap_or(now));
+        let too_early = open.processing_since.is_some_and(|since| now < since + PROCESSING_TOLD_AFTER);
+        if state == open.state || ((now < open.state_due || too_early) && !draining) {
             return;
         }
         open.state = state;
+        open.processing_since = None;
         open.state_due = now + STATE_CHANGE_EVERY;
         self.send(Out::StateChange(v1::StateChange { state: state.into(), reason }));
     }

@@ -149,8 +149,10 @@ use v1::Verdict::{Accepted, AlreadyAccepted, Revoked, Unknown};
 #[test]
 fn a_checkout_is_computed_delivered_and_closed() {
     let mut trial = Trial::open();
-    assert_eq!(trial.on(checkout(1, &[10, 11])), ["compute 1", "state processing"]);
+    assert_eq!(trial.on(checkout(1, &[10, 11])), ["compute 1"]);
     assert_eq!(trial.on(started(1)), [""; 0]);
+    assert!(trial.inventory.deadline(trial.now) <= trial.now + PROCESSING_TOLD_AFTER);
+    assert_eq!(trial.after(PROCESSING_TOLD_AFTER), ["state processing"]);
     assert_eq!(trial.on(checkout(2, &[20])), ["compute 2"]);
     // The second is begun while the first has a tail: room for a third.
     assert_eq!(trial.on(started(2)), ["credit 1"]);
@@ -163,13 +165,22 @@ fn a_checkout_is_computed_delivered_and_closed() {
 }
 
 #[test]
+fn a_lone_quick_problem_changes_no_state() {
+    let mut trial = Trial::open();
+    assert_eq!(trial.on(checkout(1, &[10])), ["compute 1"]);
+    assert_eq!(trial.on(solved(1, &[10])), ["delivery 1: 1 [10] finished", "credit 1"]);
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
+    assert_eq!(trial.after(SECOND), [""; 0]);
+}
+
+#[test]
 fn results_of_a_long_checkout_go_out_about_every_second() {
     let mut trial = Trial::open();
     trial.on(checkout(1, &[10, 11, 12, 13]));
     trial.on(started(1));
     assert_eq!(trial.on(solved(1, &[10])), [""; 0]);
     assert!(trial.inventory.deadline(trial.now) <= trial.now + SECOND);
-    assert_eq!(trial.after(SECOND), ["delivery 1: 1 [10]"]);
+    assert_eq!(trial.after(SECOND), ["delivery 1: 1 [10]", "state processing"]);
     assert_eq!(trial.on(solved(1, &[11])), [""; 0]);
     assert_eq!(trial.on(solved(1, &[12])), [""; 0]);
     assert_eq!(trial.after(SECOND), ["delivery 2: 1 [11, 12]"]);
@@ -234,7 +245,7 @@ fn a_checkout_that_had_not_arrived_whole_is_dropped_with_its_session() {
     assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
     assert_eq!(trial.on(welcome()), ["credit 2"]);
     trial.on(Event::Received(In::Checkout(first)));
-    assert_eq!(trial.on(checkout(1, &[11])), ["compute 1", "state processing"]);
+    assert_eq!(trial.on(checkout(1, &[11])), ["compute 1"]);
     assert_eq!(trial.on(solved(1, &[10, 11])), ["delivery 1: 1 [10, 11] finished", "credit 1"]);
 }
 
@@ -388,12 +399,12 @@ fn take_one(trial: &Trial, id: i64) -> i64 {
 #[test]
 fn one_by_one_each_result_is_acknowledged_before_the_next_problem_starts() {
     let mut trial = Trial::open();
-    assert_eq!(trial.on(one_by_one(1, &[10, 11, 12])), ["compute 1", "state processing"]);
+    assert_eq!(trial.on(one_by_one(1, &[10, 11, 12])), ["compute 1"]);
     assert_eq!(take_one(&trial, 1), 10);
     trial.on(started(1));
     // Delivered at once, and nothing starts however long the answer takes.
     assert_eq!(trial.on(solved(1, &[10])), ["delivery 1: 1 [10]"]);
-    assert_eq!(trial.after(2 * SECOND), [""; 0]);
+    assert_eq!(trial.after(2 * SECOND), ["state processing"]);
     assert_eq!(untaken(&trial, 1), 0);
     // Others run beside it.
     assert_eq!(trial.on(checkout(2, &[20, 21])), ["compute 2"]);
