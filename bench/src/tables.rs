@@ -5,6 +5,7 @@ pub mod depth;
 pub mod efficiency;
 pub mod latency;
 pub mod load;
+pub mod peers;
 pub mod scale;
 pub mod snapshot;
 pub mod throughput;
@@ -13,7 +14,8 @@ use crate::context::Context;
 use crate::report::Report;
 
 /// Every table, in the order in which `all` runs them.
-pub const TABLES: &[&str] = &["throughput", "depth", "snapshot", "latency", "load", "efficiency", "scale", "convoys"];
+pub const TABLES: &[&str] =
+    &["throughput", "depth", "snapshot", "latency", "load", "efficiency", "scale", "peers", "convoys"];
 
 /// Measures one table.
 pub async fn run(table: &'static str, context: &Context, report: &mut Report) -> anyhow::Result<()> {
@@ -25,6 +27,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "load" => load::run(context, report).await,
         "efficiency" => efficiency::run(context, report).await,
         "scale" => scale::run(context, report).await,
+        "peers" => peers::run(context, report).await,
         "convoys" => convoys::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }
