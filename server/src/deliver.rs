@@ -255,7 +255,6 @@ async fn finish(farm: &Farm, batch: &Batch, verdicts: &mut [Verdict]) -> anyhow:
 
 /// Tells agents what became of their deliveries, and forgets what is over.
 async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Verdicts) {
-    let mut closed_any = false;
     for Delivered { session, delivery, from_agent } in deliveries {
         let mut answers = Vec::new();
         for results in &delivery.checkouts {
@@ -271,9 +270,11 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                     reason = verdict.reason, "results refused");
             }
             if verdict.closed || verdict.kind != VerdictKind::Accepted {
-                closed_any = true;
                 session.forget(id);
-                farm.forget(id);
+                match farm.forget(id) {
+                    Some(held) => farm.checkout_closed(held.job_id),
+                    None => farm.upkeep.notify_one(),
+                }
                 if session.holds() == 0 {
                     // Now it can be given what must be alone, or again what need not. Full: there is a poll behind it.
                     drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
@@ -301,9 +302,6 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                 session.end(tonic::Status::resource_exhausted("the agent does not read its acknowledgements"));
             }
         }
-    }
-    if closed_any {
-        farm.upkeep.notify_one();
     }
 }
 

@@ -8,7 +8,7 @@ use crate::session::Session;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::job_types::JobType;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -60,6 +60,8 @@ pub struct Farm {
     /// Since when the one who is being registered has waited for it.
     registering: Mutex<Option<Instant>>,
     held: Mutex<HashMap<CheckoutId, Arc<Held>>>,
+    /// Jobs that the dispatcher has in sight.
+    with_work: Mutex<HashSet<JobId>>,
 }
 
 /// Who is connected, and how many of them have each controller.
@@ -129,6 +131,7 @@ impl Farm {
             sessions: Mutex::default(),
             registering: Mutex::default(),
             held: Mutex::default(),
+            with_work: Mutex::default(),
         })
     }
 
@@ -186,6 +189,18 @@ impl Farm {
         }
     }
 
+    /// Jobs of which something is still to be handed out, as far as this server knows.
+    pub fn set_with_work(&self, jobs: HashSet<JobId>) {
+        *self.with_work.lock().unwrap_or_else(PoisonError::into_inner) = jobs;
+    }
+
+    /// A checkout of this job was closed: it may be over, unless there is more of it. Behind this is a poll.
+    pub fn checkout_closed(&self, job: JobId) {
+        if !self.with_work.lock().unwrap_or_else(PoisonError::into_inner).contains(&job) {
+            self.upkeep.notify_one();
+        }
+    }
+
     pub fn remember(&self, checkout: CheckoutId, held: Held) {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(checkout, Arc::new(held));
     }
@@ -194,8 +209,8 @@ impl Farm {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).get(&checkout).cloned()
     }
 
-    pub fn forget(&self, checkout: CheckoutId) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&checkout);
+    pub fn forget(&self, checkout: CheckoutId) -> Option<Arc<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&checkout)
     }
 
     /// Who accepts this workstation's results: always the same one, so that its deliveries stay in order.

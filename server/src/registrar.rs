@@ -1,5 +1,6 @@
-//! Writes down who has connected and whose connection has ended. When a server starts again thousands of agents come at
-//! once: those that come while a database call is in flight are registered together by the next one.
+//! Writes down who has connected, who is heard again after a silence, and whose connection has ended. When a server
+//! starts again, or was short of time, that is said of thousands at once: those that come while a database call is in
+//! flight are written down together by the next one.
 
 use crate::farm::Farm;
 use crate::grpc::status_code;
@@ -25,7 +26,13 @@ type Answer = oneshot::Sender<Result<Registered, Status>>;
 
 /// What is to be written down.
 pub enum Entry {
-    Connected { who: Introduction, came: Instant, answer: Answer },
+    Connected {
+        who: Introduction,
+        came: Instant,
+        answer: Answer,
+    },
+    /// It had been marked as silent.
+    Heard(Arc<Session>),
     Ended(Arc<Session>),
 }
 
@@ -66,12 +73,13 @@ pub async fn run(farm: Arc<Farm>, mut entries: mpsc::Receiver<Entry>) {
 /// Writes these down. Returns those that must wait: an identity that came twice is two registrations, in order.
 async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
     let mut left = Vec::new();
-    let mut ended = Vec::new();
+    let (mut heard, mut ended) = (Vec::new(), Vec::new());
     let mut connected = Vec::new();
     let mut identities: HashSet<Uuid> = HashSet::new();
     let mut oldest: Option<Instant> = None;
     for entry in entries {
         match entry {
+            Entry::Heard(session) => heard.push(session),
             Entry::Ended(session) => ended.push(session),
             Entry::Connected { who, came, answer } if identities.insert(who.identity) => {
                 oldest = oldest.min(Some(came)).or(Some(came));
@@ -81,6 +89,9 @@ async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
         }
     }
     farm.registering_since(oldest);
+    if !heard.is_empty() {
+        mark_heard(farm, &heard).await;
+    }
     if !ended.is_empty() {
         mark_ended(farm, &ended).await;
     }
@@ -89,6 +100,20 @@ async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
     }
     farm.registering_since(None);
     left
+}
+
+async fn mark_heard(farm: &Farm, heard: &[Arc<Session>]) {
+    let numbers: Vec<_> = heard.iter().map(|s| (s.workstation_id, s.number)).collect();
+    let recorded = async {
+        let client = farm.pool.get().await?;
+        presence::mark_heard(&client, &numbers).await?;
+        anyhow::Ok(())
+    };
+    if let Err(error) = recorded.await {
+        let error = format!("{error:#}");
+        warn!(error, workstations = heard.len(), "words after silence were not recorded: saying so with the next word");
+        heard.iter().for_each(|session| session.word_unrecorded());
+    }
 }
 
 async fn mark_ended(farm: &Farm, ended: &[Arc<Session>]) {

@@ -61,9 +61,9 @@ async fn of_two_connections_at_once_the_later_one_has_the_newer_session() {
     let (one, two) = (queue.server().await, queue.server().await);
     let waits = backend(&two).await;
     one.batch_execute("begin; select from pcfarm.workstation where hostname = 'pc' for update").await.expect("begun");
-    let (second, first) = tokio::join!(connect_one(&*two, 20), async {
+    let (second, first) = tokio::join!(connect_one(&two, 20), async {
         queue.until_blocked(waits).await;
-        let first = connect_one(&*one, 20).await;
+        let first = connect_one(&one, 20).await;
         one.batch_execute("commit").await.expect("committed");
         first
     });
@@ -82,12 +82,12 @@ async fn many_are_registered_at_once_each_as_if_alone() {
         ..introduction(instance)
     };
     let first = [who(3, 1, &["b", "a"]), who(1, 1, &[]), who(2, 1, &["c"])];
-    let before = presence::connect(&*client, &first.each_ref(), ServerId(1)).await.expect("connected");
+    let before = presence::connect(&client, &first.each_ref(), ServerId(1)).await.expect("connected");
     assert!(before.iter().all(|c| !c.same_instance && !c.was_dead && !c.drain));
     queue.run("update pcfarm.workstation set state = 'dead' where hostname = 'pc-1'").await;
     queue.run("update pcfarm.workstation set drain = true, state = 'draining' where hostname = 'pc-2'").await;
     let second = [who(1, 1, &["x"]), who(4, 1, &["y", "z"]), who(2, 2, &[]), who(3, 1, &["a"])];
-    let after = presence::connect(&*client, &second.each_ref(), ServerId(2)).await.expect("connected");
+    let after = presence::connect(&client, &second.each_ref(), ServerId(2)).await.expect("connected");
     let told: Vec<_> = after.iter().map(|c| (c.same_instance, c.was_dead, c.drain)).collect();
     assert_eq!(told, [(true, true, false), (false, false, false), (false, false, true), (true, false, false)]);
     assert_eq!(after[3].workstation_id, before[0].workstation_id);

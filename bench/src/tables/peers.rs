@@ -213,7 +213,10 @@ mod tests {
     fn setup_is_understood() {
         let peer = parse("ok pgmq-pop-100 /a/peer-pgmq --take 100").unwrap().unwrap();
         assert_eq!(peer.command, ["/a/peer-pgmq", "--take", "100"]);
-        assert_eq!(parse("skipped celery redis-server is not installed").unwrap().unwrap_err().1, "redis-server is not installed");
+        assert_eq!(
+            parse("skipped celery redis-server is not installed").unwrap().unwrap_err().1,
+            "redis-server is not installed"
+        );
         for wrong in ["ok pgmq-pop-100", "ok unheard /a", "perhaps dask /a"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

@@ -163,10 +163,11 @@ impl Site {
         }
     }
 
-    async fn measure(&self, seconds: u64) -> Span {
+    async fn measure(&self, seconds: u64) -> anyhow::Result<Span> {
         let before = self.look();
         sleep(Duration::from_secs(seconds)).await;
-        self.since(before)
+        ensure!(self.memory_mib() > 0.0, "the server has ended; it said:\n{}", last_words(self));
+        Ok(self.since(before))
     }
 
     fn memory_mib(&self) -> f64 {
@@ -246,7 +247,7 @@ async fn with_workstations(
     let (site, connecting) = Site::start(context, workstations).await?;
     figures.add(format!("{name}_connect_s"), connecting.as_secs_f64());
     sleep(Duration::from_secs(context.scaled(10, 2))).await; // what connecting has left behind
-    let idle = site.measure(2 * seconds(context)).await;
+    let idle = site.measure(2 * seconds(context)).await?;
     figures.add(format!("{name}_idle_server_core_percent"), idle.server / idle.seconds * 100.0);
     figures.add(format!("{name}_idle_postgresql_core_percent"), idle.postgresql / idle.seconds * 100.0);
 
@@ -261,7 +262,7 @@ async fn with_workstations(
     let hold = workstations as f64 / RATE;
     sleep(Duration::from_secs_f64((2.0 * hold).max(2.0))).await; // everybody has drawn
     drop(site.herd.book.waits_ms());
-    let busy = site.measure(seconds(context)).await;
+    let busy = site.measure(seconds(context)).await?;
     add_waits(figures, &format!("{name}_hand_out"), &site.herd.book.waits_ms());
     add_cost(figures, &name, &idle, &busy);
     figures.add(format!("{name}_memory_mib"), site.memory_mib());
@@ -302,7 +303,13 @@ async fn burst(site: &Site, figures: &mut Figures) -> anyhow::Result<()> {
     site.open().await?;
     for (name, share) in [("burst_half_ms", 0.5), ("burst_99_percent_ms", 0.99)] {
         while ((site.herd.book.hand_outs() - before) as f64) < everybody as f64 * share {
-            ensure!(opened.elapsed() < CONNECT_WAIT, "the burst was not handed out within {CONNECT_WAIT:?}");
+            ensure!(
+                opened.elapsed() < CONNECT_WAIT,
+                "{} of {everybody} were handed out within {CONNECT_WAIT:?}, {} connected; the server said:\n{}",
+                site.herd.book.hand_outs() - before,
+                site.herd.book.connected(),
+                last_words(site)
+            );
             sleep(Duration::from_millis(1)).await;
         }
         figures.add(name, opened.elapsed().as_secs_f64() * 1e3);
@@ -312,6 +319,14 @@ async fn burst(site: &Site, figures: &mut Figures) -> anyhow::Result<()> {
         sleep(Duration::from_millis(100)).await;
     }
     Ok(())
+}
+
+fn last_words(site: &Site) -> String {
+    let log = site.server.program.log();
+    let worth = |line: &&str| !line.contains("workstation connected") && !line.contains("connection ended");
+    let mut lines: Vec<&str> = log.lines().rev().filter(worth).take(20).collect();
+    lines.reverse();
+    lines.join("\n")
 }
 
 /// So many open jobs of so many problems each.
@@ -324,13 +339,13 @@ async fn with_queue(
     name: &str,
 ) -> anyhow::Result<()> {
     let (site, _) = Site::start(context, SOME).await?;
-    let idle = site.measure(seconds(context)).await;
+    let idle = site.measure(seconds(context)).await?;
     site.load(jobs, problems).await?;
     site.open().await?;
     site.draw();
     sleep(Duration::from_secs(1)).await;
     drop(site.herd.book.waits_ms());
-    let busy = site.measure(seconds(context)).await;
+    let busy = site.measure(seconds(context)).await?;
     add_waits(figures, &format!("{name}_hand_out"), &site.herd.book.waits_ms());
     add_cost(figures, name, &idle, &busy);
     report.processed(site.herd.book.accepted());

@@ -16,7 +16,7 @@ const SHAPES: [(u32, u32); 5] = [(1000, 1), (1000, 30), (1000, 1000), (100, 1), 
 const BYTES_EACH: u64 = 1_500;
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
-    let problems = context.scaled(2_000_000, 100_000);
+    let problems = context.scaled(1_000_000, 100_000);
     context.need_disk(2 * problems * BYTES_EACH, "throughput")?;
     report.note(format!("{problems} problems a figure, jsonb of about 100 bytes in and out, one agent on all cores"));
     report.note(

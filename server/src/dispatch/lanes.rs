@@ -46,6 +46,10 @@ impl Lanes {
         !self.looked
     }
 
+    pub fn in_sight(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Nothing that is remembered can be trusted.
     pub fn forget(&mut self) {
         *self = Lanes::default();
@@ -60,9 +64,21 @@ impl Lanes {
         self.lanes.get_mut(key)
     }
 
-    pub fn remove(&mut self, key: &LaneKey) {
+    pub fn remove(&mut self, farm: &Farm, key: &LaneKey) {
         self.lanes.remove(key);
         self.ordered.remove(key.0, key.1);
+        self.tell(farm);
+    }
+
+    /// A lane that was handed out to its end leaves sight, and lets its job end soon.
+    pub fn remove_if_drained(&mut self, farm: &Farm, key: &LaneKey) {
+        if self.lanes.get(key).is_some_and(|lane| lane.at_end && lane.ahead.problems() == 0) {
+            self.remove(farm, key);
+        }
+    }
+
+    fn tell(&self, farm: &Farm) {
+        farm.set_with_work(self.lanes.keys().map(|key| key.0).collect());
     }
 
     /// Reads which lanes there are, keeping what was read ahead where the pointer is where it was.
@@ -95,12 +111,13 @@ impl Lanes {
         }
         self.ordered = Ordered::new(candidates);
         self.looked = true;
+        self.tell(farm);
         Ok(())
     }
 
     /// A hand-out of this lane was refused: somebody else has moved it on, or its job is not open any more.
     pub async fn refresh(&mut self, farm: &Arc<Farm>, line: &mut Kept, key: &LaneKey) -> anyhow::Result<()> {
-        self.remove(key);
+        self.remove(farm, key);
         self.look(farm, line).await
     }
 }

@@ -25,6 +25,11 @@ impl Queue {
         self.waiting.is_empty()
     }
 
+    /// Idle or not.
+    pub fn anybody(&self) -> bool {
+        !self.waiting.is_empty() || !self.idle.is_empty()
+    }
+
     /// The first that still wants work.
     pub fn first(&mut self) -> Option<&Arc<Session>> {
         while self.waiting.front().is_some_and(|session| !session.wants_work()) {

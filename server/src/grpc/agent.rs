@@ -204,7 +204,7 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
         match message {
             Ok(Some(v1::AgentMessage { message: Some(message) })) => {
                 if session.heard() {
-                    heard_again(farm, session).await;
+                    drop(farm.registrar.send(Entry::Heard(session.clone())).await);
                 }
                 if let Err(status) = handle(farm, session, message).await {
                     session.end(status.clone());
@@ -228,18 +228,6 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
     info!(workstation_id = %session.workstation_id, session = session.number, reason = status.message(), "connection ended");
     // A registrar that is gone has stopped with its server, whose last pulse says when.
     drop(farm.registrar.send(Entry::Ended(session.clone())).await);
-}
-
-async fn heard_again(farm: &Farm, session: &Session) {
-    let recorded = async {
-        let client = farm.pool.get().await?;
-        presence::mark_heard(&client, &[(session.workstation_id, session.number)]).await?;
-        anyhow::Ok(())
-    };
-    if let Err(error) = recorded.await {
-        warn!(error = format!("{error:#}"), "a word after silence was not recorded: saying so with the next word");
-        session.word_unrecorded();
-    }
 }
 
 async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> Result<(), Status> {
