@@ -418,7 +418,9 @@ async fn a_server_stops_in_the_middle_of_long_calls() -> Test {
     let mut load = farm.command(&line);
     let mut load = load.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     let mut input = load.stdin.take().context("a pipe")?;
-    input.write_all(b"key,x\na,1\n")?;
+    // More than is kept until it is known to be all.
+    let rows: String = (0..50_000).map(|n| format!("key {n},{n}\n")).collect();
+    input.write_all(format!("key,x\n{rows}").as_bytes())?;
     farm.until_uploading().await?;
     let mut client = JobServiceClient::connect(farm.url.clone()).await?;
     let waiting = client.wait_job(JobRequest { job_id: 1 });
