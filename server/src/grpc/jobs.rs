@@ -52,6 +52,8 @@ const UPLOAD_LIMIT: Duration = Duration::from_secs(4 * 3600);
 const SMALL_PROBLEMS: usize = 500;
 const SMALL_BYTES: usize = 512 << 10;
 const SMALL_AT_ONCE: usize = 4;
+/// What is complete comes at once. Who sends on later is told sooner what is wrong with the job.
+const SMALL_PATIENCE: Duration = Duration::from_millis(20);
 
 const KEY_BYTES_LIMIT: usize = 1024;
 
@@ -320,8 +322,9 @@ impl Parts {
 
     /// Everything, if it is little and nothing is wrong with it. It is still to come all the same.
     async fn small(&mut self) -> Result<Option<Vec<NewProblem>>, Status> {
-        let first = received(&mut self.messages).await?;
-        self.early.push_back(first);
+        if !self.look_ahead().await? {
+            return Ok(None);
+        }
         let Some(Some(Part::Problems(part))) = self.early.back() else { return Ok(None) };
         let bytes: usize = part.problems.iter().map(|problem| problem.key.len() + problem.payload.len()).sum();
         let grouped = part.problems.iter().any(|problem| !problem.group_key.is_empty());
@@ -329,10 +332,19 @@ impl Parts {
             return Ok(None);
         }
         let Ok(problems) = checked_all(0, part.problems.clone()) else { return Ok(None) };
-        let second = received(&mut self.messages).await?;
-        let ended = matches!(&second, Some(Part::End(end)) if end.problems == problems.len() as i64);
-        self.early.push_back(second);
+        if !self.look_ahead().await? {
+            return Ok(None);
+        }
+        let count = problems.len() as i64;
+        let ended = matches!(self.early.back(), Some(Some(Part::End(end))) if end.problems == count);
         Ok(ended.then_some(problems))
+    }
+
+    /// Whether another one is there.
+    async fn look_ahead(&mut self) -> Result<bool, Status> {
+        let Ok(part) = timeout(SMALL_PATIENCE, received(&mut self.messages)).await else { return Ok(false) };
+        self.early.push_back(part?);
+        Ok(true)
     }
 }
 
