@@ -87,6 +87,10 @@ impl Members {
         }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// A write-back wants them.
     pub fn has_keys(&self) -> bool {
         match self {

@@ -5,7 +5,14 @@ import { fileURLToPath } from "node:url";
 import { Logger, run, runMigrations } from "graphile-worker";
 import * as peer from "./peer.mjs";
 
-const options = peer.options({ concurrency: 24, "local-queue": 500, "complete-delay-ms": 0, connections: 25, "node-time": 1 });
+const options = peer.options({
+  runners: 2,
+  concurrency: 24,
+  "local-queue": 5000,
+  "complete-delay-ms": 5,
+  connections: 10,
+  "node-time": 1,
+});
 
 const preset = (events) => ({
   worker: {
@@ -40,17 +47,19 @@ async function main() {
     peer: "graphile-worker (Node.js)",
     version: peer.version("graphile-worker"),
     settings:
-      `localQueue.size ${options["local-queue"]}, concurrentJobs ${options.concurrency}, maxPoolSize ${options.connections}, ` +
+      `${options.runners} runners, each localQueue.size ${options["local-queue"]}, concurrentJobs ${options.concurrency}, maxPoolSize ${options.connections}, ` +
       `completeJobBatchDelay ${options["complete-delay-ms"]}, useNodeTime ${options["node-time"] === 1}`,
     seconds,
     load_seconds,
   });
 }
 
+// A runner fetches only when its local queue is empty: with two of them, one works while the other waits for its jobs.
 async function worker(fetching, handled) {
   const events = new EventEmitter();
   events.once("localQueue:setMode", fetching);
-  await run({ preset: preset(events), taskList: { problem: () => handled() } });
+  const taskList = { problem: () => handled() };
+  await Promise.all(Array.from({ length: options.runners }, () => run({ preset: preset(events), taskList })));
 }
 
 if (process.env.PEER_WORKER) peer.beWorker(worker);
