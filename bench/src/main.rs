@@ -36,7 +36,7 @@ async fn main() -> ExitCode {
     match measure(&Arguments::parse()).await {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {
-            eprintln!("A promise of the README is broken.");
+            eprintln!("A figure is worse than its bound.");
             ExitCode::FAILURE
         }
         Err(error) => {

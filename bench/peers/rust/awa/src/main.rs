@@ -94,7 +94,6 @@ async fn main() -> anyhow::Result<()> {
     .await?;
     let working = began.elapsed();
 
-    worker.shutdown(Duration::from_secs(10)).await;
     let handled = HANDLED.load(Ordering::Relaxed);
     let mut left = 0;
     for physical in queue.physical_queues() {
@@ -120,6 +119,7 @@ async fn main() -> anyhow::Result<()> {
         working,
     }
     .print();
+    worker.shutdown(Duration::from_secs(1)).await;
     Ok(())
 }
 
