@@ -3,11 +3,14 @@
 //! no convoys: what a durable queue could do on this machine if it had to promise nothing.
 
 use crate::context::Database;
+use crate::usage;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
+use pcfarm_sql::connect::ConnectionTask;
 use pcfarm_sql::json::RawJson;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
+use tokio_postgres::Client;
 
 const SCHEMA: &str = "
     create table pointer (job_id bigint primary key, next bigint not null);
@@ -43,43 +46,66 @@ pub async fn load(database: &Database, problems: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes `problems` in ranges of `at_once`, over so many connections, and says how long it took.
-pub async fn run(database: &Database, problems: u64, at_once: u64, connections: usize) -> anyhow::Result<Duration> {
+/// What it took.
+#[derive(Clone, Copy, Debug)]
+pub struct Took {
+    pub time: Duration,
+    /// Of PostgreSQL, on the cores.
+    pub cpu: Duration,
+}
+
+/// Takes the problems in ranges of `at_once`, over so many connections, and measures all but the first ones.
+pub async fn run(
+    database: &Database,
+    postmaster: u32,
+    (warm_up, problems): (u64, u64),
+    at_once: u64,
+    connections: usize,
+) -> anyhow::Result<Took> {
     let mut clients = Vec::new();
     for _ in 0..connections {
         clients.push(database.connect().await?);
     }
+    take_until(&mut clients, warm_up, at_once).await?;
+    let cpu = usage::of_family(postmaster).cpu;
     let began = Instant::now();
-    let mut tasks = JoinSet::new();
-    for (client, connection) in clients {
-        tasks.spawn(async move {
-            let _connection = connection;
-            let (take, read, store) =
-                (client.prepare(TAKE).await?, client.prepare(READ).await?, client.prepare(STORE).await?);
-            let at_once = at_once as i64;
-            loop {
-                let first: i64 = client.query_one(&take, &[&at_once]).await?.get(0);
-                if first >= problems as i64 {
-                    return anyhow::Ok(());
-                }
-                let rows = client.query(&read, &[&first, &at_once]).await?;
-                let orders: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-                // The solution is the payload, copied as a client would write one.
-                let solutions: Vec<RawJson> =
-                    rows.iter().map(|row| RawJson(Bytes::copy_from_slice(&row.get::<_, RawJson>(1).0))).collect();
-                client.execute(&store, &[&orders, &solutions]).await?;
-            }
-        });
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended.context("a client of the limit panicked")??;
-    }
-    let took = began.elapsed();
+    take_until(&mut clients, warm_up + problems, at_once).await?;
+    let took = Took { time: began.elapsed(), cpu: usage::of_family(postmaster).cpu.saturating_sub(cpu) };
     let (client, _connection) = database.connect().await?;
     let stored: i64 = client.query_one("select count(*) from result", &[]).await?.get(0);
-    ensure!(stored as u64 == problems, "the limit stored {stored} results for {problems} problems");
+    ensure!(stored as u64 >= warm_up + problems, "the limit stored {stored} results");
     for statement in ["truncate result", "update pointer set next = 0", "vacuum pointer", "checkpoint"] {
         client.batch_execute(statement).await?;
     }
     Ok(took)
+}
+
+/// The clients come back, as a backend that has ended is not counted any more.
+async fn take_until(clients: &mut Vec<(Client, ConnectionTask)>, problems: u64, at_once: u64) -> anyhow::Result<()> {
+    let mut tasks = JoinSet::new();
+    for (client, connection) in clients.drain(..) {
+        tasks.spawn(async move {
+            take(&client, problems, at_once as i64).await?;
+            anyhow::Ok((client, connection))
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        clients.push(ended.context("a client of the limit panicked")??);
+    }
+    Ok(())
+}
+
+async fn take(client: &Client, problems: u64, at_once: i64) -> anyhow::Result<()> {
+    let (take, read, store) = (client.prepare(TAKE).await?, client.prepare(READ).await?, client.prepare(STORE).await?);
+    while {
+        let first: i64 = client.query_one(&take, &[&at_once]).await?.get(0);
+        let rows = client.query(&read, &[&first, &at_once]).await?;
+        let orders: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        // The solution is the payload, copied as a client would write one.
+        let solutions: Vec<RawJson> =
+            rows.iter().map(|row| RawJson(Bytes::copy_from_slice(&row.get::<_, RawJson>(1).0))).collect();
+        client.execute(&store, &[&orders, &solutions]).await?;
+        first + at_once < problems as i64
+    } {}
+    Ok(())
 }

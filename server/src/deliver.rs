@@ -1,8 +1,10 @@
 //! Accepting what agents deliver: results are stored in bulk, under live checkouts, and acknowledged once committed.
 //!
-//! An acceptor gathers what arrives while its last transaction commits. That a problem belongs to its checkout is
-//! checked here, against what was handed out, which never changes; that the checkout is live is decided by the
-//! database, under the checkout's lock. Nothing is acknowledged before its commit is known.
+//! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work, and what
+//! arrives while all are busy is gathered and shares a transaction. What concerns one checkout is stored in the order in
+//! which it came. That a problem belongs to its checkout is checked here, against what was handed out, which never
+//! changes; that the checkout is live is decided by the database, under the checkout's lock. Nothing is acknowledged
+//! before its commit is known.
 
 mod batch;
 mod store;
@@ -17,12 +19,13 @@ use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 use pcfarm_sql::checkout::{self, Closing, HeldProblem, Verdict, VerdictKind};
 use pcfarm_sql::job_types::JobType;
-use std::collections::HashMap;
+use pcfarm_sql::pool::Kept;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use store::Lines;
 use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
 use tokio_postgres::error::SqlState;
 use tracing::{debug, error, info, warn};
 
@@ -35,11 +38,17 @@ pub struct Delivered {
     pub from_agent: bool,
 }
 
-/// Deliveries that wait for one acceptor. Each is bounded by the message size.
-pub const INBOX_LIMIT: usize = 32;
+/// Deliveries on their way to the acceptor, and those that wait there for a line. Each is bounded by the message size.
+pub const INBOX_LIMIT: usize = 8;
+const WAITING_LIMIT: usize = 64;
 
-/// Results that are gathered, unless a single delivery brings more.
-const RESULTS_AT_ONCE: usize = 16_000;
+/// Transactions at a time. With two, a core was idle for a fifth of the time; with more than four, results wait longer and
+/// nothing is stored sooner.
+pub const LINES: usize = 4;
+
+/// Results of one transaction, unless a single delivery brings more: with fewer, each pays more for its commit; with more,
+/// the other lines are idle.
+const RESULTS_AT_ONCE: usize = 5_000;
 
 /// Pauses between tries while the database does not answer.
 const RETRY: [Duration; 4] =
@@ -49,26 +58,99 @@ const RETRY: [Duration; 4] =
 const TRIES_IN_LINE: usize = 3;
 const ASIDE_RETRY: Duration = Duration::from_secs(5);
 
-/// Runs until the server stops and its inbox is empty.
+/// Runs until the server stops and what has come is stored.
 pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
-    let mut lines = Lines::new(&farm.pool);
+    let mut acceptor = Acceptor {
+        idle: (0..LINES).map(|_| Kept::new(farm.pool.clone())).collect(),
+        farm: farm.clone(),
+        waiting: VecDeque::new(),
+        working: JoinSet::new(),
+        busy: HashSet::new(),
+    };
+    let mut stopping = false;
     loop {
-        let first = tokio::select! {
+        tokio::select! {
             biased;
-            first = inbox.recv() => first,
-            () = farm.stopping.cancelled() => None,
-        };
-        let Some(first) = first else { return };
-        let mut results = results_in(&first);
-        let mut deliveries = vec![first];
-        while results < RESULTS_AT_ONCE
-            && let Ok(next) = inbox.try_recv()
-        {
-            results += results_in(&next);
-            deliveries.push(next);
+            Some(ended) = acceptor.working.join_next() => acceptor.free(ended),
+            Some(delivered) = inbox.recv(), if acceptor.waiting.len() < WAITING_LIMIT => acceptor.waiting.push_back(delivered),
+            () = farm.stopping.cancelled(), if !stopping => stopping = true,
+            else => return,
         }
-        accept_all(&farm, &mut lines, deliveries).await;
+        while acceptor.waiting.len() < WAITING_LIMIT
+            && let Ok(delivered) = inbox.try_recv()
+        {
+            acceptor.waiting.push_back(delivered);
+        }
+        acceptor.store();
+        if stopping && acceptor.working.is_empty() {
+            return;
+        }
     }
+}
+
+/// Who stores what.
+struct Acceptor {
+    farm: Arc<Farm>,
+    idle: Vec<Kept>,
+    waiting: VecDeque<Delivered>,
+    working: JoinSet<(Kept, Vec<CheckoutId>)>,
+    /// Checkouts that a line works on.
+    busy: HashSet<CheckoutId>,
+}
+
+impl Acceptor {
+    /// Gives every free line what it can store.
+    fn store(&mut self) {
+        while !self.idle.is_empty() {
+            let deliveries = self.next_batch();
+            if deliveries.is_empty() {
+                return;
+            }
+            let mut line = self.idle.pop().expect("a line is free");
+            let checkouts: Vec<CheckoutId> = deliveries.iter().flat_map(checkouts_of).collect();
+            self.busy.extend(&checkouts);
+            let farm = self.farm.clone();
+            self.working.spawn(async move {
+                accept_all(&farm, &mut line, deliveries).await;
+                (line, checkouts)
+            });
+        }
+    }
+
+    /// What may share a transaction, in order. A delivery waits for those before it that are about a checkout of its own.
+    fn next_batch(&mut self) -> Vec<Delivered> {
+        let (mut results, mut batch, mut left) = (0, Vec::new(), VecDeque::new());
+        let mut behind: HashSet<CheckoutId> = HashSet::new();
+        for delivered in self.waiting.drain(..) {
+            let is_free = |checkout: CheckoutId| !self.busy.contains(&checkout) && !behind.contains(&checkout);
+            if results < RESULTS_AT_ONCE && checkouts_of(&delivered).all(is_free) {
+                results += results_in(&delivered);
+                batch.push(delivered);
+            } else {
+                behind.extend(checkouts_of(&delivered));
+                left.push_back(delivered);
+            }
+        }
+        self.waiting = left;
+        batch
+    }
+
+    fn free(&mut self, ended: Result<(Kept, Vec<CheckoutId>), JoinError>) {
+        match ended {
+            Ok((line, checkouts)) => {
+                for checkout in checkouts {
+                    self.busy.remove(&checkout);
+                }
+                self.idle.push(line);
+            }
+            // A bug, on which the server stops, to be started whole again.
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+}
+
+fn checkouts_of(delivered: &Delivered) -> impl Iterator<Item = CheckoutId> {
+    delivered.delivery.checkouts.iter().map(|c| CheckoutId(c.checkout_id))
 }
 
 fn results_in(delivered: &Delivered) -> usize {
@@ -77,10 +159,10 @@ fn results_in(delivered: &Delivered) -> usize {
 
 /// Stores and acknowledges. Goes on trying while the database is away; agents keep what is not acknowledged, so giving
 /// up, when the server stops, loses nothing.
-async fn accept_all(farm: &Arc<Farm>, lines: &mut Lines, mut deliveries: Vec<Delivered>) {
+async fn accept_all(farm: &Arc<Farm>, line: &mut Kept, mut deliveries: Vec<Delivered>) {
     let mut tries = 0;
     loop {
-        match try_accept_all(farm, lines, &deliveries).await {
+        match try_accept_all(farm, line, &deliveries).await {
             Ok(verdicts) => return acknowledge(farm, deliveries, &verdicts).await,
             Err(error) if is_outdated(&error) && tries < TRIES_IN_LINE => {
                 debug!(error = format!("{error:#}"), "the job types have changed");
@@ -92,7 +174,7 @@ async fn accept_all(farm: &Arc<Farm>, lines: &mut Lines, mut deliveries: Vec<Del
             Err(error) if is_refusal(&error) && deliveries.len() > 1 => {
                 // One of them is at fault, and the others need not wait for it.
                 for delivered in deliveries {
-                    Box::pin(accept_all(farm, lines, vec![delivered])).await;
+                    Box::pin(accept_all(farm, line, vec![delivered])).await;
                 }
                 return;
             }
@@ -118,14 +200,14 @@ async fn accept_all(farm: &Arc<Farm>, lines: &mut Lines, mut deliveries: Vec<Del
 /// Goes on with a delivery that the database refuses, without holding up others, until it is stored or its agent is
 /// gone: that one keeps it, and delivers it again.
 async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
-    let mut lines = Lines::new(&farm.pool);
+    let mut line = Kept::new(farm.pool.clone());
     loop {
         tokio::select! {
             () = delivered.session.ended.cancelled() => return,
             () = tokio::time::sleep(ASIDE_RETRY) => {}
         }
         let alone = [delivered];
-        match try_accept_all(&farm, &mut lines, &alone).await {
+        match try_accept_all(&farm, &mut line, &alone).await {
             Ok(verdicts) => return acknowledge(&farm, alone.into(), &verdicts).await,
             Err(error) => warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again"),
         }
@@ -148,7 +230,7 @@ fn is_outdated(error: &anyhow::Error) -> bool {
 
 type Verdicts = HashMap<CheckoutId, Verdict>;
 
-async fn try_accept_all(farm: &Arc<Farm>, lines: &mut Lines, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
+async fn try_accept_all(farm: &Arc<Farm>, line: &mut Kept, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
     recall_unknown(farm, deliveries).await?;
     let mut verdicts = Verdicts::new();
     // One job type per transaction: its write-back is in it.
@@ -170,7 +252,7 @@ async fn try_accept_all(farm: &Arc<Farm>, lines: &mut Lines, deliveries: &[Deliv
         batch.add(checkout_id, &held, results, job_type.writes_back);
     }
     for (job_type, mut batch) in batches.into_values() {
-        let mut accepted = store::store(farm, lines, &job_type, &mut batch).await?;
+        let mut accepted = store::store(farm, line, &job_type, &mut batch, RESULTS_AT_ONCE).await?;
         for verdict in &mut accepted {
             let strangers = batch.refused(verdict.checkout_id);
             if strangers > 0 {

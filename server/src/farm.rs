@@ -44,7 +44,7 @@ pub struct Farm {
     pub server_id: ServerId,
     pub rhythm: Rhythm,
     pub dispatcher: mpsc::Sender<dispatch::Event>,
-    pub acceptors: Vec<mpsc::Sender<Delivered>>,
+    pub acceptor: mpsc::Sender<Delivered>,
     pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
     /// Something ended: jobs may be over.
@@ -106,7 +106,7 @@ pub struct Parts {
     pub server_id: ServerId,
     pub rhythm: Rhythm,
     pub dispatcher: mpsc::Sender<dispatch::Event>,
-    pub acceptors: Vec<mpsc::Sender<Delivered>>,
+    pub acceptor: mpsc::Sender<Delivered>,
     pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
     pub stopping: CancellationToken,
@@ -119,7 +119,7 @@ impl Farm {
             server_id: parts.server_id,
             rhythm: parts.rhythm,
             dispatcher: parts.dispatcher,
-            acceptors: parts.acceptors,
+            acceptor: parts.acceptor,
             registrar: parts.registrar,
             reads: parts.reads,
             upkeep: Notify::new(),
@@ -211,11 +211,5 @@ impl Farm {
 
     pub fn forget(&self, checkout: CheckoutId) -> Option<Arc<Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&checkout)
-    }
-
-    /// Who accepts this workstation's results: always the same one, so that its deliveries stay in order.
-    pub fn acceptor(&self, workstation: WorkstationId) -> &mpsc::Sender<Delivered> {
-        let n = workstation.0.unsigned_abs() as usize % self.acceptors.len();
-        &self.acceptors[n]
     }
 }

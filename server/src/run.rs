@@ -27,9 +27,6 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long to wait for a database that is not up yet.
 const DATABASE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Two: one gathers while the other commits, and a workstation's deliveries stay in order.
-const ACCEPTORS: usize = 2;
-
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let stopping = CancellationToken::new();
@@ -108,14 +105,14 @@ async fn serve(
     let server_id = presence::start_server(&client, &settings.name, &address.to_string(), version).await?;
     drop(client);
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
-    let (acceptors, inboxes): (Vec<_>, Vec<_>) = (0..ACCEPTORS).map(|_| mpsc::channel(deliver::INBOX_LIMIT)).unzip();
+    let (acceptor, inbox) = mpsc::channel(deliver::INBOX_LIMIT);
     let (registrar, entries) = mpsc::channel(registrar::ENTRIES_LIMIT);
     let farm = Farm::new(Parts {
         pool,
         server_id,
         rhythm: settings.rhythm.clone(),
         dispatcher,
-        acceptors,
+        acceptor,
         registrar,
         reads: Reads::new(config.clone(), passwords),
         stopping: stopping.clone(),
@@ -126,9 +123,7 @@ async fn serve(
 
     let mut parts = JoinSet::new();
     parts.spawn(dispatch::run(farm.clone(), events));
-    for inbox in inboxes {
-        parts.spawn(deliver::run(farm.clone(), inbox));
-    }
+    parts.spawn(deliver::run(farm.clone(), inbox));
     parts.spawn(registrar::run(farm.clone(), entries));
     parts.spawn(watch::pulse(farm.clone()));
     parts.spawn(watch::sessions(farm.clone()));

@@ -22,7 +22,7 @@ const DEFAULT_CHECKOUT: Duration = Duration::from_secs(15);
 /// Larger checkouts save nothing that can be measured, and a lost one is so much to do again.
 const DEFAULT_CHECKOUT_PROBLEMS: u32 = 10_000;
 
-/// A dispatcher, two acceptors, watching, upkeep and a few people; far below PostgreSQL's default of 100.
+/// A dispatcher, the acceptor's lines, watching, upkeep and a few people; far below PostgreSQL's default of 100.
 const DEFAULT_POOL_SIZE: usize = 16;
 
 /// Ten thousand workstations, people, and connections that their workstations have replaced but that nobody has closed

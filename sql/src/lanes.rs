@@ -3,8 +3,11 @@
 use crate::json::{JsonSlice, RawJson};
 use bytes::BytesMut;
 use deadpool_postgres::ClientWrapper;
+use futures_util::TryStreamExt;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
+use std::pin::pin;
 use std::time::SystemTime;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
 /// A lane of an open job that has something to hand out.
@@ -89,6 +92,9 @@ pub struct Portion {
     pub only_small: bool,
 }
 
+/// Rows that room is made for before they come.
+const ROWS_RESERVED: usize = 20_001;
+
 /// As PostgreSQL stores it: smaller ones are in their row, uncompressed.
 const SMALL_PAYLOAD_BYTES: i32 = 1900;
 
@@ -117,16 +123,20 @@ pub async fn coming_problems(client: &ClientWrapper, lane: &OpenLane, portion: P
 async fn coming_small(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
     let statement = client.prepare_cached(include_str!("../queries/coming_problems.sql")).await?;
     let Portion { from, problems: limit, .. } = portion;
-    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit, &SMALL_PAYLOAD_BYTES]).await?;
-    let mut problems = Vec::with_capacity(rows.len());
+    let parameters: [&(dyn ToSql + Sync); 5] = [&lane.job_id, &lane.lane_id, &from, &limit, &SMALL_PAYLOAD_BYTES];
+    // Row by row as they come: many rows at once are out of the processor's cache when they are looked at.
+    let mut rows = pin!(client.query_raw(&statement, parameters).await?);
+    let mut problems = Vec::with_capacity(usize::try_from(limit).unwrap_or(0).min(ROWS_RESERVED));
     let mut payloads = Payloads::default();
-    for row in &rows {
-        let Some(payload) = row.try_get::<_, Option<JsonSlice<'_>>>(3)? else {
-            return Ok(Coming { problems, to_the_end: false });
-        };
-        problems.push(coming_problem(lane, row, payloads.keep(payload))?);
+    let mut cut_short = false;
+    while let Some(row) = rows.try_next().await? {
+        match row.try_get::<_, Option<JsonSlice<'_>>>(3)? {
+            Some(payload) if !cut_short => problems.push(coming_problem(lane, &row, payloads.keep(payload))?),
+            _ => cut_short = true,
+        }
     }
-    Ok(Coming { problems, to_the_end: (rows.len() as i64) < limit })
+    let to_the_end = !cut_short && (problems.len() as i64) < limit;
+    Ok(Coming { problems, to_the_end })
 }
 
 fn coming_problem(lane: &OpenLane, row: &Row, payload: RawJson) -> Result<ComingProblem, Error> {

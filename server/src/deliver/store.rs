@@ -1,9 +1,8 @@
-//! Storing results: as few transactions as they fit, two at a time, and what cannot be stored is found by halves and
-//! fails alone.
+//! Storing results: as few transactions as they fit, and what cannot be stored is found by halves and fails alone.
 
 use super::batch::{self, Batch};
 use crate::farm::Farm;
-use deadpool_postgres::{ClientWrapper, Pool};
+use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{CheckoutId, ProblemId};
 use pcfarm_sql::checkout::{self, Acceptance, Home, Verdict};
 use pcfarm_sql::job_types::JobType;
@@ -13,60 +12,25 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tracing::debug;
 
-/// Results of one transaction: with more, a second line is idle while the first one works; with fewer, each pays more
-/// for its commit.
-const RESULTS_EACH: std::ops::RangeInclusive<usize> = 1_000..=5_000;
-
-/// Connections of one acceptor: while one waits for the disk, the other works.
-pub struct Lines {
-    first: Kept,
-    second: Kept,
-}
-
-impl Lines {
-    pub fn new(pool: &Pool) -> Lines {
-        Lines { first: Kept::new(pool.clone()), second: Kept::new(pool.clone()) }
-    }
-}
-
-/// Stores one job type's results.
+/// Stores one job type's results, in transactions of at most about so many.
 pub(super) async fn store(
     farm: &Farm,
-    lines: &mut Lines,
+    line: &mut Kept,
     job_type: &JobType,
     batch: &mut Batch,
+    results_each: usize,
 ) -> anyhow::Result<Vec<Verdict>> {
+    let mut verdicts = Vec::new();
     if job_type.writes_back {
         // An administrator's SQL runs there: the connection is reset before anybody else has it.
         let client = farm.pool.get().await?;
-        let mut verdicts = Vec::new();
-        for acceptance in batch.acceptances(*RESULTS_EACH.end()) {
+        for acceptance in batch.acceptances(results_each) {
             verdicts.extend(store_one(farm, &client, job_type, acceptance).await?);
         }
         return Ok(verdicts);
     }
-    let half = batch.results().div_ceil(2);
-    let mut first = batch.acceptances(half.clamp(*RESULTS_EACH.start(), *RESULTS_EACH.end()));
-    let second = first.split_off(first.len().div_ceil(2));
-    let (first, second) = tokio::join!(
-        store_on(farm, &mut lines.first, job_type, first),
-        store_on(farm, &mut lines.second, job_type, second)
-    );
-    let mut verdicts = first?;
-    verdicts.extend(second?);
-    Ok(verdicts)
-}
-
-async fn store_on(
-    farm: &Farm,
-    line: &mut Kept,
-    job_type: &JobType,
-    acceptances: Vec<Acceptance>,
-) -> anyhow::Result<Vec<Verdict>> {
-    let mut verdicts = Vec::new();
-    for acceptance in acceptances {
-        let client = line.client().await?;
-        match store_one(farm, client, job_type, acceptance).await {
+    for acceptance in batch.acceptances(results_each) {
+        match store_one(farm, line.client().await?, job_type, acceptance).await {
             Ok(stored) => verdicts.extend(stored),
             Err(error) => {
                 line.let_go();

@@ -17,7 +17,7 @@ use tracing::error;
 pub type LaneKey = (JobId, LaneId);
 
 /// Problems and large payload that one reading ahead is for, at least.
-const AHEAD_PROBLEMS: usize = 2_000;
+const AHEAD_PROBLEMS: usize = 4_000;
 const AHEAD_BYTES: usize = 8 << 20;
 
 /// Most problems that one reading ahead is for, unless a convoy is larger.
@@ -140,7 +140,7 @@ impl Lane {
 
     /// Is enough ahead for a checkout of so many, as far as there is any?
     pub fn has_ahead(&self, wanted: usize) -> bool {
-        self.at_end || self.ahead.problems() > wanted || self.ahead.bytes() >= AHEAD_BYTES
+        self.at_end || self.ahead.problems() >= wanted || self.ahead.bytes() >= AHEAD_BYTES
     }
 
     /// Must the next convoy be the only one in its workstation's hands?
@@ -158,8 +158,9 @@ impl Lane {
     /// Reads on, so that what is ahead suffices for about so many problems.
     pub async fn read_ahead(&mut self, line: &mut Kept, wanted: usize) -> anyhow::Result<()> {
         let client = line.client().await.context("getting a connection")?;
-        let missing = (wanted + 1).saturating_sub(self.ahead.problems());
-        let mut limit = missing.clamp(AHEAD_PROBLEMS, AHEAD_PROBLEMS_LIMIT);
+        let missing = wanted.saturating_sub(self.ahead.problems());
+        // One more, by which a convoy that ends there is seen to be whole.
+        let mut limit = missing.clamp(AHEAD_PROBLEMS, AHEAD_PROBLEMS_LIMIT) + 1;
         let mut bytes = AHEAD_BYTES;
         let mut only_small = true;
         loop {

@@ -139,7 +139,7 @@ async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
     if all {
         shipment.session.add_credit(1);
     }
-    if farm.acceptor(shipment.session.workstation_id).send(delivered).await.is_err() {
+    if farm.acceptor.send(delivered).await.is_err() {
         debug!("the server is stopping");
     }
     if all {

@@ -239,8 +239,7 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
         }
         Message::Delivery(delivery) => {
             let delivered = Delivered { session: session.clone(), delivery, from_agent: true };
-            let acceptor = farm.acceptor(session.workstation_id);
-            acceptor.send(delivered).await.map_err(|_| Status::unavailable("this server is stopping"))?;
+            farm.acceptor.send(delivered).await.map_err(|_| Status::unavailable("this server is stopping"))?;
         }
         Message::Heartbeat(heartbeat) => {
             let held = heartbeat.held.iter().map(|h| CheckoutId(h.checkout_id)).collect();

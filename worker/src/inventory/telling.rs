@@ -39,7 +39,9 @@ impl Inventory {
                     Stage::Computing { .. } => !complete && held.partial_is_due(now, self.part_bytes_target),
                     Stage::Closing => false,
                 };
-                if due && room > 0 {
+                // A complete one is not cut in two, if it fits a delivery: the second piece would have to wait for the first.
+                let fits = !complete || parts.is_empty() || held.pending_bytes() <= room;
+                if due && room > 0 && fits {
                     let (part, bytes) = held.cut(room, now);
                     room = room.saturating_sub(bytes);
                     parts.push(part);
