@@ -78,8 +78,8 @@ create type pcfarm.verdict as (
 --
 -- Per checkout, in ascending id: its token, whether it is to be closed if all its problems have results now, and how many
 -- solutions of it there are. Per solution, in ascending problem id: the position of its checkout in checkout_ids and
--- attempts used before this one; where there is a write-back, the problem's key and where its row is, too. Per failure:
--- the same, and a message.
+-- attempts used before this one, which may be left out where none has been used; where there is a write-back, the
+-- problem's key and where its row is, too. Per failure: the same, and a message.
 --
 -- Solutions come as text and are parsed one at a time, row by row: an array of jsonb is parsed whole, and the memory that
 -- takes is asked of the system anew with each call, which cost more than the parsing.
@@ -98,6 +98,8 @@ declare
     -- Per checkout.
     live      boolean[];
     jobs      bigint[];
+    -- Of all, if it is one: looking it up costs time for every result.
+    job       bigint;
     offered   integer[] := solved;
     failed    integer[] := array_fill(0, array[checkouts]); -- have a result, which says so
     waiting   integer[] := array_fill(0, array[checkouts]); -- may be tried again
@@ -120,11 +122,17 @@ begin
     if job_type.write_back is not null and cardinality(keys) <> cardinality(positions) then
         raise exception 'job type % has a write-back now', type using errcode = 'serialization_failure';
     end if;
+    if cardinality(attempts) = 0 and (careful or job_type.write_back is not null or false = any (live)) then
+        attempts := array_fill(0, array[cardinality(positions)]);
+    end if;
 
     moment := clock_timestamp();
     if not careful and true = all (live) then
+        if jobs[1] = all (jobs) then
+            job := jobs[1];
+        end if;
         insert into pcfarm.result (job_id, problem_id, checkout_id, accepted_at, attempts, failed, solution)
-        select jobs[s.position], s.problem_id, checkout_ids[s.position], moment, s.attempts + 1, false,
+        select coalesce(job, jobs[s.position]), s.problem_id, checkout_ids[s.position], moment, coalesce(s.attempts, 0) + 1, false,
             case when job_type.keep_results then s.solution::jsonb end
         from (
             select unnest(positions) as position, unnest(problem_ids) as problem_id, unnest(accept.attempts) as attempts,

@@ -143,6 +143,7 @@ async fn try_accept(
     let position = |checkout: usize| i32::try_from(checkout + 1).expect("an acceptance has few checkouts");
     let mut counts = vec![0i32; checkouts.len()];
     solved.iter().for_each(|s| counts[s.checkout] += 1);
+    let attempts = if solved.iter().all(|s| s.attempts == 0) { Vec::new() } else { column(solved, |s| s.attempts) };
     let homes: Vec<&Home> = solved.iter().filter_map(|s| s.home.as_deref()).collect();
     let rows = client
         .query(
@@ -155,7 +156,7 @@ async fn try_accept(
                 &counts,
                 &column(solved, |s| position(s.checkout)),
                 &column(solved, |s| s.problem_id.0),
-                &column(solved, |s| s.attempts),
+                &attempts,
                 &column(solved, |s| &s.solution),
                 &column(&homes, |h| h.key.as_str()),
                 &column(&homes, |h| h.lane.0),
