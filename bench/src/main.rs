@@ -61,7 +61,8 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<bool> {
         TABLES.iter().copied().filter(|table| arguments.table == "all" || arguments.table == *table).collect();
     let mut kept = true;
     let mut documents: Vec<Value> = Vec::new();
-    let mut pages = format!("Measured on {}.\n", context.machine.text());
+    let mut pages = String::new();
+    let mut worse = Vec::new();
     for table in wanted {
         let mut report = Report::new(table, arguments.quick);
         let outcome = tables::run(table, &context, &mut report).await;
@@ -81,6 +82,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<bool> {
             plots(&report, path)?;
         }
         pages += &format!("\n{}", report.markdown());
+        worse.extend(report.broken().map(|bound| format!("- {table}: {bound}\n")));
         documents.push(report.json(&context.machine));
     }
     if let Some(path) = &arguments.json {
@@ -89,7 +91,11 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<bool> {
         std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
     }
     if let Some(path) = &arguments.markdown {
-        std::fs::write(path, pages).with_context(|| format!("writing {}", path.display()))?;
+        let worse = if worse.is_empty() { "- none\n".to_owned() } else { worse.concat() };
+        let head = include_str!("results.md");
+        let machine = context.machine.text();
+        let text = format!("{head}Measured on {machine}.\n\nWorse than its bound:\n\n{worse}{pages}");
+        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(kept)
 }

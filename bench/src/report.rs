@@ -43,7 +43,7 @@ pub struct Skipped {
     pub why: String,
 }
 
-/// Something that the README promises, and whether these runs kept it.
+/// A bound that a figure should keep, and whether these runs kept it.
 #[derive(Clone, Debug)]
 pub struct Promise {
     pub text: String,
@@ -134,6 +134,11 @@ impl Report {
         self.seconds = self.started.elapsed().as_secs_f64();
     }
 
+    /// What was found worse than it should be.
+    pub fn broken(&self) -> impl Iterator<Item = &str> {
+        self.promises.iter().filter(|promise| !promise.kept).map(|promise| promise.text.as_str())
+    }
+
     pub fn promises_kept(&self) -> bool {
         self.promises.iter().all(|promise| promise.kept)
     }
@@ -222,7 +227,7 @@ impl Report {
         list("Read with:", self.notes.clone());
         list("Skipped:", self.skipped.iter().map(|s| format!("{}: {}", s.what, s.why)).collect());
         list(
-            "Promises:",
+            "Bounds:",
             self.promises
                 .iter()
                 .map(|p| format!("{}: {}", if p.kept { "kept" } else { "**broken**" }, p.text))

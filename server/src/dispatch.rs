@@ -20,6 +20,7 @@ use lanes::{LaneKey, Lanes};
 use pcfarm_proto::ids::{BatchOrder, CheckoutId};
 use pcfarm_sql::checkout::{self, HandOut};
 use pcfarm_sql::pool::Kept;
+use pcfarm_sql::submit::Fresh;
 use queue::Queue;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +35,8 @@ pub enum Event {
     Credit(Arc<Session>),
     /// There may be more to hand out, or less.
     Work,
+    /// Problems that this server has just committed.
+    Fresh(Box<Fresh>),
 }
 
 /// Behind every notification there is a poll.
@@ -42,6 +45,12 @@ const POLL: Duration = Duration::from_secs(1);
 /// Between two looks, for each lane in sight: a look at a lane takes about 10 µs of PostgreSQL's time, so that however many
 /// jobs there are, looking at them takes a twentieth of it, and with few of them nobody waits.
 const LOOK_PAUSE_EACH: Duration = Duration::from_micros(200);
+
+/// How much longer a look at all lanes may wait when what it would find first is known.
+const FRESH_PAUSE: Duration = Duration::from_millis(5);
+
+/// With more lanes in sight, fresh ones wait for the next look: what they hold stays in the database meanwhile.
+const FRESH_LANES_LIMIT: usize = 64;
 
 /// After a failure of the database.
 const RETRY: Duration = Duration::from_millis(250);
@@ -120,6 +129,22 @@ impl Dispatcher {
         match event {
             Event::Work => self.look_due = true,
             Event::Credit(session) => self.waiting.join(session),
+            Event::Fresh(fresh) => self.add(*fresh),
+        }
+    }
+
+    /// Takes a fresh lane into sight without looking, if somebody waits for it.
+    fn add(&mut self, fresh: Fresh) {
+        let in_sight =
+            self.waiting.anybody() && self.lanes.in_sight() < FRESH_LANES_LIMIT && self.lanes.add(&self.farm, fresh);
+        if !in_sight {
+            self.look_due = true;
+            return;
+        }
+        self.waiting.wake_idle();
+        if !self.look_due {
+            // Its own notification is on its way, and can wait.
+            self.look_from = self.look_from.max(Instant::now() + FRESH_PAUSE);
         }
     }
 

@@ -59,8 +59,8 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Folds counts, and analyses after large loads. Not in the load itself: ANALYZE's lock would make loaders wait for each
-/// other's commit.
+/// Folds counts, and analyses after large loads: a load does so itself, unless somebody else is at it just then, and what
+/// came by COPY has not.
 async fn tidy(farm: &Farm, analyzed: &mut Option<LaneId>) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;

@@ -699,13 +699,15 @@ comment on function pcfarm.submit is
 
 -- A submission that fits in one message, in one call: what a server otherwise does step by step for an upload, with the
 -- same functions. A job is given by its id, or created. Whoever would have to wait is told so soon (lock_not_available):
--- the caller's connection is wanted by others.
+-- the caller's connection is wanted by others. Returns what its server needs to hand it out without looking: the lane, the
+-- payloads as they are stored, in order, and what the job's rows say; ready if it may be handed out now.
+create type pcfarm.job_facts as (
+    name text, job_type text, priority integer, deadline timestamptz, parameters jsonb, ready boolean);
+
 create function pcfarm.submit_problems(
     job bigint, name text, job_type text, options jsonb, keys text[], payloads jsonb[], convoy integer, open boolean,
-    out into_job bigint, out repeated boolean)
+    out into_job bigint, out repeated boolean, out into_lane bigint, out stored jsonb[], out facts pcfarm.job_facts)
 language plpgsql set lock_timeout = '100ms' as $$
-declare
-    lane bigint;
 begin
     into_job := job;
     repeated := false;
@@ -725,12 +727,19 @@ begin
     else
         perform pcfarm.check_loadable(job);
     end if;
-    lane := nextval('pcfarm.lane_number');
-    insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
-    select into_job, lane, lane * 10000000000 + n.number, (n.number - 1) / convoy, n.key, n.payload
-    from unnest(keys, payloads) with ordinality as n(key, payload, number);
-    perform pcfarm.register_lane(into_job, lane, cardinality(keys), false);
+    into_lane := nextval('pcfarm.lane_number');
+    with inserted as (
+        insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
+        select into_job, into_lane, into_lane * 10000000000 + n.number, (n.number - 1) / convoy, n.key, n.payload
+        from unnest(keys, payloads) with ordinality as n(key, payload, number)
+        returning problem_id, payload)
+    select array_agg(i.payload order by i.problem_id) into stored from inserted i;
+    perform pcfarm.register_lane(into_job, into_lane, cardinality(keys), false);
     if open then
         perform pcfarm.open_job(into_job);
     end if;
+    select j.name, j.job_type, j.priority, j.deadline, j.parameters,
+        j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp()
+    into facts
+    from pcfarm.job j where j.job_id = into_job;
 end $$;

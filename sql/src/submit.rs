@@ -3,13 +3,14 @@
 //! loaded whole or not at all, and a repeated idempotency key loads nothing.
 
 use crate::json::RawJson;
+use crate::lanes::{ComingProblem, OpenLane};
 use deadpool_postgres::ClientWrapper;
-use pcfarm_proto::ids::{JobId, LaneId};
+use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
 use postgres_types::{ToSql, Type};
 use std::pin::pin;
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Error};
+use tokio_postgres::{Client, Error, Row};
 
 /// Problems per convoy where none are given.
 pub const DEFAULT_CONVOY: u32 = 100;
@@ -149,16 +150,23 @@ fn sensible(convoy: Option<u32>) -> Result<u32, LoadError> {
     if (1..=CONVOY_LIMIT).contains(&convoy) { Ok(convoy) } else { Err(LoadError::Convoy(convoy)) }
 }
 
+/// A lane that was just committed, and all that is in it.
+#[derive(Clone, Debug)]
+pub struct Fresh {
+    pub lane: OpenLane,
+    pub problems: Vec<ComingProblem>,
+}
+
 /// Loads a few problems without group keys in one call, where [`Loading`] takes a connection of its own and a dozen. None:
 /// nothing was loaded, because the database refused a problem, or because somebody else is in the way. [`Loading`] says
-/// which problem it was, and waits.
+/// which problem it was, and waits. With it comes the new lane, if it may be handed out now.
 pub async fn at_once(
     client: &ClientWrapper,
     target: &Target,
     convoy: Option<u32>,
     open: bool,
     problems: &[NewProblem],
-) -> Result<Option<Submitted>, LoadError> {
+) -> Result<Option<(Submitted, Option<Fresh>)>, LoadError> {
     let convoy = sensible(convoy)? as i32;
     let (job, name, job_type, options) = match target {
         Target::Job(job) => (Some(job), None, None, None),
@@ -174,12 +182,48 @@ pub async fn at_once(
     match outcome {
         Ok(row) => {
             let (job, repeated) = (row.try_get(0)?, row.try_get(1)?);
+            let fresh = if row.try_get("ready")? { Some(fresh(job, &row, &keys, convoy.into())?) } else { None };
             let problems = if repeated { 0 } else { problems.len() as i64 };
-            Ok(Some(Submitted { job, problems, repeated }))
+            Ok(Some((Submitted { job, problems, repeated }, fresh)))
         }
         Err(error) if may_be_one_of_them(&error) || error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Ok(None),
         Err(error) => Err(LoadError::Database(error)),
     }
+}
+
+fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Error> {
+    let lane: LaneId = row.try_get("into_lane")?;
+    let payloads: Vec<RawJson> = row.try_get("stored")?;
+    let problem = |(number, (key, payload)): (i64, (&&str, RawJson))| {
+        let batch_order = BatchOrder(number / convoy);
+        ComingProblem {
+            problem_id: ProblemId(lane.0 * LANE_PROBLEMS_LIMIT + number + 1),
+            batch_order,
+            key: (*key).to_owned(),
+            payload,
+            attempts: 0,
+            alone: false,
+            grouped: false,
+            home_lane: lane,
+            home_order: batch_order,
+        }
+    };
+    let problems: Vec<ComingProblem> = (0..).zip(keys.iter().zip(payloads)).map(problem).collect();
+    let lane = OpenLane {
+        job_id: job,
+        job_name: row.try_get("name")?,
+        priority: row.try_get("priority")?,
+        deadline: row.try_get("deadline")?,
+        parameters: row.try_get("parameters")?,
+        lane_id: lane,
+        job_type: row.try_get("job_type")?,
+        came_back: false,
+        first: false,
+        next_extraction: BatchOrder(0),
+        next_insertion: BatchOrder(problems.last().map_or(0, |last| last.batch_order.0 + 1)),
+        problems: problems.len() as i64,
+    };
+    Ok(Fresh { lane, problems })
 }
 
 /// Data that is invalid, violates a constraint or goes beyond a limit.

@@ -2,8 +2,9 @@
 #![cfg(feature = "testing")]
 
 use deadpool_postgres::{Object, Pool};
-use pcfarm_proto::ids::JobId;
+use pcfarm_proto::ids::{BatchOrder, JobId};
 use pcfarm_sql::json::RawJson;
+use pcfarm_sql::lanes::{Portion, coming_problems, open_lanes};
 use pcfarm_sql::submit::{Begun, LoadError, Loading, NewProblem, Submission, Submitted, Target, at_once, by_query};
 use pcfarm_sql::testing::{TestDatabase, database};
 use tokio_postgres::Client;
@@ -239,24 +240,37 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     let line = pool.get().await.expect("connected");
     let keyed = new_job(r#"{"idempotency_key": "k"}"#);
     let few: Vec<NewProblem> = (0..7).map(|n| problem(&n.to_string(), None)).collect();
-    let done = at_once(&line, &keyed, Some(3), true, &few).await.expect("asked").expect("loaded");
+    let (done, fresh) = at_once(&line, &keyed, Some(3), true, &few).await.expect("asked").expect("loaded");
     assert_eq!((done.problems, done.repeated), (7, false));
+    // A server that hands it out without looking sees what it would have seen.
+    let fresh = fresh.expect("open, so to be handed out");
+    let [seen] = &open_lanes(&line).await.expect("looked")[..] else { panic!("one lane is open") };
+    assert_eq!(format!("{:?}", fresh.lane), format!("{seen:?}"));
+    let portion = Portion { from: BatchOrder(0), problems: 100, bytes: 1 << 20, only_small: true };
+    let coming = coming_problems(&line, seen, portion).await.expect("read");
+    assert!(coming.to_the_end);
+    assert_eq!(format!("{:?}", fresh.problems), format!("{:?}", coming.problems));
     let mut load = loading(&pool, &new_job("{}"), 3).await;
     load.add(few.clone()).await.expect("added");
     let theirs = load.finish(true).await.expect("loaded").job;
     assert_eq!(convoys(&client, done.job).await, convoys(&client, theirs).await);
-    let again = at_once(&line, &keyed, Some(3), true, &few).await.expect("asked").expect("repeated");
+    let (again, fresh) = at_once(&line, &keyed, Some(3), true, &few).await.expect("asked").expect("repeated");
     assert_eq!(again, Submitted { job: done.job, problems: 0, repeated: true });
-    let more = at_once(&line, &Target::Job(done.job), None, false, &few).await.expect("asked").expect("loaded");
+    assert!(fresh.is_none());
+    let (more, fresh) =
+        at_once(&line, &Target::Job(done.job), None, false, &few).await.expect("asked").expect("loaded");
     assert_eq!((more.job, convoys(&client, more.job).await.len()), (done.job, 14));
+    assert!(fresh.is_some(), "its job is open");
+    let (_, fresh) = at_once(&line, &new_job("{}"), None, false, &few).await.expect("asked").expect("loaded");
+    assert!(fresh.is_none(), "its job is loading");
 
     let before = count(&client, "select count(*) from pcfarm.job").await;
     let broken = [NewProblem { payload: RawJson("{".into()), ..problem("b", None) }];
-    assert_eq!(at_once(&line, &new_job("{}"), None, true, &broken).await.expect("left"), None);
+    assert!(at_once(&line, &new_job("{}"), None, true, &broken).await.expect("left").is_none());
     // Somebody who is slow has the key.
     let slow = loading(&pool, &new_job(r#"{"idempotency_key": "slow"}"#), 3).await;
     let taken = new_job(r#"{"idempotency_key": "slow"}"#);
-    assert_eq!(at_once(&line, &taken, None, true, &few).await.expect("left"), None);
+    assert!(at_once(&line, &taken, None, true, &few).await.expect("left").is_none());
     drop(slow);
     assert_eq!(count(&client, "select count(*) from pcfarm.job").await, before);
     match at_once(&line, &Target::Job(JobId(77)), None, true, &few).await {

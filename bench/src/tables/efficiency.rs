@@ -27,8 +27,8 @@ const BYTES_EACH: u64 = 2_000;
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let cores = context.machine.cores;
-    let seconds = context.scaled(30, 3);
-    let flights = context.scaled(100_000, 2_000);
+    let seconds = context.scaled(15, 3);
+    let flights = context.scaled(50_000, 2_000);
     let most = seconds as u128 * cores as u128 * 1_000_000 / SIZES.map(|(_, size)| size.as_micros())[1];
     context.need_disk(most as u64 * BYTES_EACH + flights * 20_000, "efficiency")?;
     report.note("efficiency: wall time of the direct program over that of the farm, on all cores, which PostgreSQL, server and agent share");

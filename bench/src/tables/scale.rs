@@ -80,7 +80,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
 
 /// How long each figure is measured for.
 fn seconds(context: &Context) -> u64 {
-    context.scaled(15, 3)
+    context.scaled(8, 3)
 }
 
 /// Raises the limit of open files, and leaves out what it does not allow.
@@ -246,7 +246,7 @@ async fn with_workstations(
     let name = format!("workstations_{workstations}");
     let (site, connecting) = Site::start(context, workstations).await?;
     figures.add(format!("{name}_connect_s"), connecting.as_secs_f64());
-    sleep(Duration::from_secs(context.scaled(10, 2))).await; // what connecting has left behind
+    sleep(Duration::from_secs(context.scaled(5, 2))).await; // what connecting has left behind
     let idle = site.measure(2 * seconds(context)).await?;
     figures.add(format!("{name}_idle_server_core_percent"), idle.server / idle.seconds * 100.0);
     figures.add(format!("{name}_idle_postgresql_core_percent"), idle.postgresql / idle.seconds * 100.0);

@@ -39,6 +39,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         figures.add("small_hand_outs_per_second", given as f64 / measured.seconds);
         site.restart_server(&["--checkout-problems", LARGE]).await;
         let large = site.load(problems, 1).await?;
+        context.settle(&site.database).await?;
         let measured = site.crunch(large).await?;
         measured.add_to(&mut figures, "with");
         let with = tenths(&site, large, &mut figures, "with").await?;

@@ -70,6 +70,11 @@ impl Ordered {
         place.map(|&place| &self.candidates[place])
     }
 
+    pub fn add(&mut self, candidate: Candidate) {
+        self.candidates.push(candidate);
+        *self = Ordered::new(std::mem::take(&mut self.candidates));
+    }
+
     pub fn remove(&mut self, job_id: JobId, lane_id: LaneId) {
         self.candidates.retain(|c| (c.job_id, c.lane_id) != (job_id, lane_id));
         *self = Ordered::new(std::mem::take(&mut self.candidates));

@@ -8,8 +8,10 @@ use super::convoys::{Ahead, Taken};
 use crate::farm::Farm;
 use anyhow::Context;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
+use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::lanes::{self, OpenLane, Portion};
 use pcfarm_sql::pool::Kept;
+use pcfarm_sql::submit::Fresh;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tracing::error;
@@ -93,15 +95,7 @@ impl Lanes {
                 continue;
             };
             let key = (open.job_id, open.lane_id);
-            candidates.push(Candidate {
-                job_id: open.job_id,
-                lane_id: open.lane_id,
-                priority: open.priority,
-                deadline: open.deadline,
-                came_back: open.came_back,
-                first: open.first,
-                controller: job_type.controller.clone(),
-            });
+            candidates.push(candidate(&open, &job_type));
             let ahead = match before.remove(&key) {
                 Some(lane) if lane.next == open.next_extraction => lane.ahead,
                 _ => Ahead::default(),
@@ -115,10 +109,38 @@ impl Lanes {
         Ok(())
     }
 
+    /// Takes in a lane that has just been committed, whole. False: only a look can tell.
+    pub fn add(&mut self, farm: &Farm, fresh: Fresh) -> bool {
+        let Fresh { lane: open, problems } = fresh;
+        let key = (open.job_id, open.lane_id);
+        let Some(job_type) = farm.job_type(&open.job_type) else { return false };
+        if self.stale() || self.lanes.contains_key(&key) {
+            return false;
+        }
+        self.ordered.add(candidate(&open, &job_type));
+        let mut ahead = Ahead::default();
+        ahead.extend(problems, true);
+        self.lanes.insert(key, Lane { next: open.next_extraction, ahead, open, at_end: true });
+        self.tell(farm);
+        true
+    }
+
     /// A hand-out of this lane was refused: somebody else has moved it on, or its job is not open any more.
     pub async fn refresh(&mut self, farm: &Arc<Farm>, line: &mut Kept, key: &LaneKey) -> anyhow::Result<()> {
         self.remove(farm, key);
         self.look(farm, line).await
+    }
+}
+
+fn candidate(open: &OpenLane, job_type: &JobType) -> Candidate {
+    Candidate {
+        job_id: open.job_id,
+        lane_id: open.lane_id,
+        priority: open.priority,
+        deadline: open.deadline,
+        came_back: open.came_back,
+        first: open.first,
+        controller: job_type.controller.clone(),
     }
 }
 

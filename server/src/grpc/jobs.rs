@@ -19,7 +19,7 @@ use pcfarm_proto::{PART_BYTES_TARGET, PAYLOAD_BYTES_LIMIT};
 use pcfarm_sql::jobs::{self, problems, results};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::pool::Kept;
-use pcfarm_sql::submit::{self, Begun, Loading, NewProblem, Submitted, Target};
+use pcfarm_sql::submit::{self, Begun, Fresh, Loading, NewProblem, Submitted, Target};
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -82,18 +82,26 @@ impl JobsApi {
         self.pool.get().await.map_err(status_code::of_pool)
     }
 
-    async fn submitted(&self, messages: Streaming<SubmitRequest>) -> Result<Submitted, Status> {
+    /// What was submitted, and what the dispatcher should know of it.
+    async fn submitted(&self, messages: Streaming<SubmitRequest>) -> Result<(Submitted, dispatch::Event), Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
         let wanted = wanted(&mut parts).await?;
         if let Some(problems) = parts.small().await?
-            && let Some(submitted) = self.at_once(&wanted, &problems).await?
+            && let Some((submitted, fresh)) = self.at_once(&wanted, &problems).await?
         {
-            return Ok(submitted);
+            return Ok((
+                submitted,
+                fresh.map_or(dispatch::Event::Work, |fresh| dispatch::Event::Fresh(Box::new(fresh))),
+            ));
         }
-        self.upload_in_turn(&wanted, parts).await
+        Ok((self.upload_in_turn(&wanted, parts).await?, dispatch::Event::Work))
     }
 
-    async fn at_once(&self, wanted: &Wanted, problems: &[NewProblem]) -> Result<Option<Submitted>, Status> {
+    async fn at_once(
+        &self,
+        wanted: &Wanted,
+        problems: &[NewProblem],
+    ) -> Result<Option<(Submitted, Option<Fresh>)>, Status> {
         let _turn = in_turn(&self.small).await?;
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut line = line.unwrap_or_else(|| Kept::new(self.pool.clone()));
@@ -123,12 +131,12 @@ impl JobsApi {
 #[tonic::async_trait]
 impl JobService for JobsApi {
     async fn submit(&self, request: Request<Streaming<SubmitRequest>>) -> Result<Response<SubmitResponse>, Status> {
-        let submitted = tokio::select! {
+        let (submitted, news) = tokio::select! {
             submitted = self.submitted(request.into_inner()) => submitted?,
             () = self.stopping.cancelled() => return Err(stopping()),
         };
         // Sooner than by notification. Full means that the dispatcher has been told often enough.
-        drop(self.farm.dispatcher.try_send(dispatch::Event::Work));
+        drop(self.farm.dispatcher.try_send(news));
         Ok(Response::new(SubmitResponse {
             job_id: submitted.job.0,
             problems: submitted.problems,
