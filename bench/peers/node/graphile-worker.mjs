@@ -7,7 +7,7 @@ import * as peer from "./peer.mjs";
 
 const options = peer.options({
   runners: 2,
-  concurrency: 24,
+  concurrency: 100,
   "local-queue": 5000,
   "complete-delay-ms": 5,
   connections: 10,

@@ -4,7 +4,7 @@ import { fileURLToPath } from "node:url";
 import { PgBoss } from "pg-boss";
 import * as peer from "./peer.mjs";
 
-const options = peer.options({ batch: 1000, workers: 2, connections: 4 });
+const options = peer.options({ batch: 1000, workers: 4, connections: 8 });
 const QUEUE = "problem";
 
 // Nothing is scheduled, and what watches over the queues would only take time from them.

@@ -60,7 +60,7 @@ async def wait_until_empty(options, handled) -> None:
 
 
 def main() -> None:
-    options = peer.arguments(__doc__, batch=1000, connections=4)
+    options = peer.arguments(__doc__, batch=1000, connections=8)
     load_seconds = uvloop.run(load(options))
     # Without locks: each count has one writer.
     handled = [multiprocessing.Value("q", 0, lock=False) for _ in range(options.processes)]

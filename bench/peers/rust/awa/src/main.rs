@@ -20,11 +20,11 @@ struct Arguments {
     /// Handlers at a time, over all queues.
     #[arg(long, default_value_t = 1024)]
     concurrency: u32,
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 2)]
     claimers: u16,
     #[arg(long, default_value_t = 512)]
     claim_batch: usize,
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 4)]
     shards: i16,
     #[arg(long, default_value_t = 1)]
     stripes: usize,

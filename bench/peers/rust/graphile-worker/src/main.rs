@@ -15,13 +15,13 @@ struct Arguments {
     #[command(flatten)]
     load: Load,
     /// Handlers at a time.
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, default_value_t = 100)]
     concurrency: usize,
     /// Jobs that one fetch takes.
     #[arg(long, default_value_t = 5_000)]
     local_queue: usize,
     /// Fetchers side by side.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 2)]
     local_queues: usize,
     /// How long completions are gathered for one statement.
     #[arg(long, default_value_t = 5)]
