@@ -25,8 +25,10 @@ const LOAD: &str = "
 
 const READ: &str = "select n, payload from direct.problem where n > $1 and n <= $1 + $2 order by n";
 
-const STORE: &str =
-    "insert into direct.result select r.n, r.solution from unnest($1::bigint[], $2::jsonb[]) r (n, solution)";
+/// As the farm does it, which is the quickest way known.
+const STORE: &str = "
+    insert into direct.result
+    select r.n, r.solution::jsonb from (select unnest($1::bigint[]) as n, unnest($2::text[]) as solution) r";
 
 /// Chunks between reading and solving, and between solving and writing: one in hand, one coming.
 const AHEAD: usize = 2;

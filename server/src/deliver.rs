@@ -17,6 +17,7 @@ use anyhow::Context;
 use batch::Batch;
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
+use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_sql::checkout::{self, Closing, HeldProblem, Verdict, VerdictKind};
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::pool::Kept;
@@ -46,9 +47,10 @@ const WAITING_LIMIT: usize = 64;
 /// they wait for each other: the table that they all append to grows one at a time.
 pub const LINES: usize = 3;
 
-/// Results of one transaction, unless a single delivery brings more: with fewer, each pays more for its commit; with more,
-/// the other lines are idle.
+/// Results of one transaction, and bytes of them, unless a single delivery brings more: with fewer, each pays more for its
+/// commit; with more, the other lines are idle.
 const RESULTS_AT_ONCE: usize = 5_000;
+const BYTES_AT_ONCE: usize = 8 << 20;
 
 /// Pauses between tries while the database does not answer.
 const RETRY: [Duration; 4] =
@@ -102,12 +104,12 @@ impl Acceptor {
     /// Gives every free line what it can store.
     fn store(&mut self) {
         while !self.idle.is_empty() {
-            let deliveries = self.next_batch();
+            let deliveries = next_batch(&mut self.waiting, &self.busy);
             if deliveries.is_empty() {
                 return;
             }
             let mut line = self.idle.pop().expect("a line is free");
-            let checkouts: Vec<CheckoutId> = deliveries.iter().flat_map(checkouts_of).collect();
+            let checkouts: Vec<CheckoutId> = deliveries.iter().flat_map(Delivered::checkouts).collect();
             self.busy.extend(&checkouts);
             let farm = self.farm.clone();
             self.working.spawn(async move {
@@ -115,24 +117,6 @@ impl Acceptor {
                 (line, checkouts)
             });
         }
-    }
-
-    /// What may share a transaction, in order. A delivery waits for those before it that are about a checkout of its own.
-    fn next_batch(&mut self) -> Vec<Delivered> {
-        let (mut results, mut batch, mut left) = (0, Vec::new(), VecDeque::new());
-        let mut behind: HashSet<CheckoutId> = HashSet::new();
-        for delivered in self.waiting.drain(..) {
-            let is_free = |checkout: CheckoutId| !self.busy.contains(&checkout) && !behind.contains(&checkout);
-            if results < RESULTS_AT_ONCE && checkouts_of(&delivered).all(is_free) {
-                results += results_in(&delivered);
-                batch.push(delivered);
-            } else {
-                behind.extend(checkouts_of(&delivered));
-                left.push_back(delivered);
-            }
-        }
-        self.waiting = left;
-        batch
     }
 
     fn free(&mut self, ended: Result<(Kept, Vec<CheckoutId>), JoinError>) {
@@ -149,12 +133,50 @@ impl Acceptor {
     }
 }
 
-fn checkouts_of(delivered: &Delivered) -> impl Iterator<Item = CheckoutId> {
-    delivered.delivery.checkouts.iter().map(|c| CheckoutId(c.checkout_id))
+/// What may share a transaction, in order. A delivery waits for those before it that are about a checkout of its own.
+fn next_batch<D: AboutCheckouts>(waiting: &mut VecDeque<D>, busy: &HashSet<CheckoutId>) -> Vec<D> {
+    let (mut results, mut bytes, mut batch, mut left) = (0, 0, Vec::new(), VecDeque::new());
+    let mut behind: HashSet<CheckoutId> = HashSet::new();
+    for delivery in waiting.drain(..) {
+        let has_room = results < RESULTS_AT_ONCE && bytes < BYTES_AT_ONCE;
+        let is_free = |checkout: CheckoutId| !busy.contains(&checkout) && !behind.contains(&checkout);
+        if has_room && delivery.checkouts().all(is_free) {
+            results += delivery.results();
+            bytes += delivery.bytes();
+            batch.push(delivery);
+        } else {
+            behind.extend(delivery.checkouts());
+            left.push_back(delivery);
+        }
+    }
+    *waiting = left;
+    batch
 }
 
-fn results_in(delivered: &Delivered) -> usize {
-    delivered.delivery.checkouts.iter().map(|c| c.results.len()).sum()
+/// What decides which deliveries share a transaction.
+trait AboutCheckouts {
+    fn checkouts(&self) -> impl Iterator<Item = CheckoutId>;
+    fn results(&self) -> usize;
+    fn bytes(&self) -> usize;
+}
+
+impl AboutCheckouts for Delivered {
+    fn checkouts(&self) -> impl Iterator<Item = CheckoutId> {
+        self.delivery.checkouts.iter().map(|c| CheckoutId(c.checkout_id))
+    }
+
+    fn results(&self) -> usize {
+        self.delivery.checkouts.iter().map(|c| c.results.len()).sum()
+    }
+
+    fn bytes(&self) -> usize {
+        let solutions = self.delivery.checkouts.iter().flat_map(|c| &c.results).map(|result| match &result.outcome {
+            Some(Outcome::Solution(solution)) => solution.len(),
+            Some(Outcome::Failure(message)) => message.len(),
+            None => 0,
+        });
+        solutions.sum()
+    }
 }
 
 /// Stores and acknowledges. Goes on trying while the database is away; agents keep what is not acknowledged, so giving
@@ -215,11 +237,13 @@ async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
     }
 }
 
-/// The database has answered, and the answer was no: others may fare better. When it is away or shutting down, nobody
-/// does.
+/// The database has answered, and the answer was no: others may fare better. When it is away, shutting down, or out of
+/// disk or memory, nobody does.
 fn is_refusal(error: &anyhow::Error) -> bool {
     let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
-    code.is_some_and(|code| *code == SqlState::QUERY_CANCELED || !matches!(&code.code()[..2], "08" | "57"))
+    code.is_some_and(|code| {
+        *code == SqlState::QUERY_CANCELED || !matches!(&code.code()[..2], "08" | "53" | "57" | "58")
+    })
 }
 
 /// The server's copy of a job type is older than the database's.
@@ -391,5 +415,55 @@ fn measure(farm: &Farm, session: &Session, results: &v1::CheckoutResults) {
     let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok());
     if let (Some(held), Some(busy)) = (farm.recall(CheckoutId(results.checkout_id)), busy) {
         session.measured(&held.job_type, results.results.len(), busy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Delivery(&'static str, &'static [i64], usize, usize);
+
+    impl AboutCheckouts for Delivery {
+        fn checkouts(&self) -> impl Iterator<Item = CheckoutId> {
+            self.1.iter().map(|&id| CheckoutId(id))
+        }
+
+        fn results(&self) -> usize {
+            self.2
+        }
+
+        fn bytes(&self) -> usize {
+            self.3
+        }
+    }
+
+    /// What goes next, and what stays.
+    fn batch(busy: &[i64], deliveries: Vec<Delivery>) -> (String, String) {
+        let mut waiting = VecDeque::from(deliveries);
+        let busy = busy.iter().map(|&id| CheckoutId(id)).collect();
+        let names = |of: &mut dyn Iterator<Item = &Delivery>| of.map(|d| d.0).collect::<String>();
+        let next = next_batch(&mut waiting, &busy);
+        (names(&mut next.iter()), names(&mut waiting.iter()))
+    }
+
+    #[test]
+    fn what_is_about_one_checkout_stays_in_order() {
+        let shape = |next: &str, left: &str| (next.to_owned(), left.to_owned());
+        let few = |name, checkouts| Delivery(name, checkouts, 10, 10);
+        // Nothing in the way: they share.
+        assert_eq!(batch(&[], vec![few("a", &[1]), few("b", &[1, 2]), few("c", &[3])]), shape("abc", ""));
+        // Checkout 1 is being stored: its own wait, and who comes behind them for another of theirs.
+        assert_eq!(
+            batch(&[1], vec![few("a", &[1, 2]), few("b", &[2, 3]), few("c", &[3]), few("d", &[4])]),
+            shape("d", "abc")
+        );
+        // No room is no reason for the next part of a checkout to overtake.
+        let many = |name, checkouts| Delivery(name, checkouts, RESULTS_AT_ONCE, 10);
+        assert_eq!(batch(&[], vec![many("a", &[1]), few("b", &[2]), few("c", &[2])]), shape("a", "bc"));
+        let heavy = |name, checkouts| Delivery(name, checkouts, 1, BYTES_AT_ONCE);
+        assert_eq!(batch(&[], vec![heavy("a", &[1]), few("b", &[2])]), shape("a", "b"));
+        assert_eq!(batch(&[1], vec![few("a", &[1])]), shape("", "a"));
     }
 }

@@ -227,7 +227,11 @@ impl Dispatcher {
                     others.push(session);
                     break;
                 }
-                lane.read_ahead(&mut self.reading, wanted).await?;
+                if let Err(error) = lane.read_ahead(&mut self.reading, wanted).await {
+                    others.push(session);
+                    self.waiting.put_first(others);
+                    return Err(error);
+                }
             }
             let is_its_own = |d: &Decision| d.session.workstation_id == session.workstation_id;
             if lane.next_is_suspect() && (session.holds() > 0 || decisions.iter().any(is_its_own)) {
@@ -246,7 +250,8 @@ impl Dispatcher {
             };
             problems += taken.problems.len();
             // Problems taken ahead wait for those in the works: their time adds up.
-            let seconds = job_type.time_limit.map(|limit| limit.as_secs_f64() * (session.holds() + 1) as f64);
+            let before = session.holds() + decisions.iter().filter(|d| is_its_own(d)).count();
+            let seconds = job_type.time_limit.map(|limit| limit.as_secs_f64() * (before + 1) as f64);
             let hand_out = HandOut {
                 from,
                 to: taken.to,

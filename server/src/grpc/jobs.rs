@@ -5,7 +5,7 @@
 //! keys: that is one statement. Where this does not succeed, the same messages are an upload, which finds what is wrong.
 
 use super::status_code;
-use crate::dispatch;
+use crate::dispatch::Event;
 use crate::farm::Farm;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::{JobId, ProblemId};
@@ -57,6 +57,9 @@ const SMALL_PATIENCE: Duration = Duration::from_millis(20);
 
 const KEY_BYTES_LIMIT: usize = 1024;
 
+/// Payload that goes to the dispatcher by the side of the database: thousands of these may wait there.
+const FRESH_BYTES: usize = 8 << 10;
+
 /// Chunks of results that wait for a slow reader.
 const CHUNKS_WAITING: usize = 2;
 
@@ -83,18 +86,15 @@ impl JobsApi {
     }
 
     /// What was submitted, and what the dispatcher should know of it.
-    async fn submitted(&self, messages: Streaming<SubmitRequest>) -> Result<(Submitted, dispatch::Event), Status> {
+    async fn submitted(&self, messages: Streaming<SubmitRequest>) -> Result<(Submitted, Event), Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
         let wanted = wanted(&mut parts).await?;
         if let Some(problems) = parts.small().await?
             && let Some((submitted, fresh)) = self.at_once(&wanted, &problems).await?
         {
-            return Ok((
-                submitted,
-                fresh.map_or(dispatch::Event::Work, |fresh| dispatch::Event::Fresh(Box::new(fresh))),
-            ));
+            return Ok((submitted, fresh.map_or(Event::Work, |fresh| Event::Fresh(Box::new(fresh)))));
         }
-        Ok((self.upload_in_turn(&wanted, parts).await?, dispatch::Event::Work))
+        Ok((self.upload_in_turn(&wanted, parts).await?, Event::Work))
     }
 
     async fn at_once(

@@ -138,6 +138,9 @@ impl Held {
                 }
             })
             .count();
+        // Speed is measured on each piece by itself.
+        let busy = self.busy.mul_f64(count as f64 / self.pending.len().max(1) as f64);
+        self.busy = self.busy.saturating_sub(busy);
         let results = if count == self.pending.len() {
             std::mem::take(&mut self.pending)
         } else {
@@ -145,7 +148,6 @@ impl Held {
         };
         self.pending_bytes -= bytes;
         self.cut_at = now;
-        let busy = std::mem::take(&mut self.busy);
         let mut part = v1::CheckoutResults {
             checkout_id: self.checkout.key.checkout_id.0,
             token: self.checkout.key.token,
