@@ -1,5 +1,6 @@
 //! The limit: a queue pointer in SQL and nothing around it. Clients on the database take the next range, read its
-//! problems, send results for all of them and commit. No membership, no attempts, no counts, no leases, no workstations,
+//! problems and send results for all of them, each a statement that commits by itself: in one transaction they would wait
+//! for each other at the pointer. No membership, no attempts, no counts, no leases, no workstations,
 //! no convoys: what a durable queue could do on this machine if it had to promise nothing.
 
 use crate::context::Database;

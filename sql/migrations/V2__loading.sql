@@ -734,6 +734,10 @@ begin
         from unnest(keys, payloads) with ordinality as n(key, payload, number)
         returning problem_id, payload)
     select array_agg(i.payload order by i.problem_id) into stored from inserted i;
+    if open then
+        -- Before it is shared: of two that share it neither could open it.
+        perform from pcfarm.job j where j.job_id = into_job for update;
+    end if;
     perform pcfarm.register_lane(into_job, into_lane, cardinality(keys), false);
     if open then
         perform pcfarm.open_job(into_job);

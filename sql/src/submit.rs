@@ -381,6 +381,10 @@ impl Loading {
             let convoy = i32::try_from(self.convoy).unwrap_or(i32::MAX);
             client.execute(include_str!("../queries/pack_staged.sql"), &[&self.job, &self.lane, &convoy]).await?;
         }
+        if open {
+            // Before it is shared: of two loads that share it neither could open it.
+            client.execute(include_str!("../queries/lock_job.sql"), &[&self.job]).await?;
+        }
         let register = include_str!("../queries/register_lane.sql");
         client.execute(register, &[&self.job, &self.lane, &self.written, &grouped]).await?;
         if open {

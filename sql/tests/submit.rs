@@ -278,3 +278,18 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
         other => panic!("{other:?}"),
     }
 }
+
+#[tokio::test]
+async fn two_uploads_may_open_one_job() {
+    let (_database, client, pool) = farm().await;
+    let job: i64 = client.query_one("select pcfarm.create_job('n', 't')", &[]).await.expect("created").get(0);
+    let target = Target::Job(JobId(job));
+    let few: Vec<NewProblem> = (0..7).map(|n| problem(&n.to_string(), None)).collect();
+    for _ in 0..10 {
+        let (mut one, mut other) = (loading(&pool, &target, 3).await, loading(&pool, &target, 3).await);
+        one.add(few.clone()).await.expect("added");
+        other.add(few.clone()).await.expect("added");
+        let (one, other) = tokio::join!(one.finish(true), other.finish(true));
+        assert_eq!((one.expect("loaded").problems, other.expect("loaded").problems), (7, 7));
+    }
+}

@@ -92,7 +92,10 @@ impl JobsApi {
         if let Some(problems) = parts.small().await?
             && let Some((submitted, fresh)) = self.at_once(&wanted, &problems).await?
         {
-            return Ok((submitted, fresh.map_or(Event::Work, |fresh| Event::Fresh(Box::new(fresh)))));
+            let is_light =
+                |fresh: &Fresh| fresh.problems.iter().map(|p| p.payload.0.len()).sum::<usize>() <= FRESH_BYTES;
+            let news = fresh.filter(is_light).map_or(Event::Work, |fresh| Event::Fresh(Box::new(fresh)));
+            return Ok((submitted, news));
         }
         Ok((self.upload_in_turn(&wanted, parts).await?, Event::Work))
     }

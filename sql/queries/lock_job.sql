@@ -1,0 +1,1 @@
+select from pcfarm.job j where j.job_id = $1 for update
