@@ -46,6 +46,9 @@ const POLL: Duration = Duration::from_secs(1);
 /// jobs there are, looking at them takes a twentieth of it, and with few of them nobody waits.
 const LOOK_PAUSE_EACH: Duration = Duration::from_micros(200);
 
+/// Before a look for a lane that was refused: its job may be in somebody's hands for as long as they think.
+const REFUSED_PAUSE: Duration = Duration::from_millis(2);
+
 /// How much longer a look at all lanes may wait when what it would find first is known.
 const FRESH_PAUSE: Duration = Duration::from_millis(5);
 
@@ -173,8 +176,10 @@ impl Dispatcher {
                 continue;
             }
             if !self.commit(&lane, decisions).await? {
-                self.lanes.refresh(&self.farm, &mut self.reading, &lane).await?;
-                self.waiting.wake_idle();
+                // Somebody else has moved the lane on, or its job is locked or not open any more.
+                self.lanes.remove(&self.farm, &lane);
+                self.look_due = true;
+                self.look_from = self.look_from.max(Instant::now() + REFUSED_PAUSE);
             }
             while let Ok(event) = events.try_recv() {
                 self.note(event);

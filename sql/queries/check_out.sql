@@ -1,9 +1,10 @@
 -- Hands out consecutive convoys of one lane as checkouts: one statement, so nobody ever waits for a server that
--- thinks or is frozen. The job's row is shared with other hand-outs and loads and excludes cancel and hold. The
--- first checkout must start where the lane's newest one ends; of two servers that start at the same place the
--- unique key lets one through. No row, or a unique violation, means: look at the lane again.
+-- thinks or is frozen. The job's row is shared with other hand-outs and loads and excludes cancel and hold; whoever has
+-- it locked holds up this job and no other. The first checkout must start where the lane's newest one ends; of two
+-- servers that start at the same place the unique key lets one through. No row, or a unique violation, means: look at the
+-- lane again.
 with job as materialized (
-    select j.job_id from pcfarm.job j where j.job_id = $1 and j.state = 'open' for share)
+    select j.job_id from pcfarm.job j where j.job_id = $1 and j.state = 'open' for share skip locked)
 insert into pcfarm.checkout (job_id, lane_id, job_type, from_order, to_order, problems, workstation_id, token, deadline)
 select j.job_id, $2, $3, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,
     clock_timestamp() + h.seconds * interval '1 second'

@@ -124,12 +124,6 @@ impl Lanes {
         self.tell(farm);
         true
     }
-
-    /// A hand-out of this lane was refused: somebody else has moved it on, or its job is not open any more.
-    pub async fn refresh(&mut self, farm: &Arc<Farm>, line: &mut Kept, key: &LaneKey) -> anyhow::Result<()> {
-        self.remove(farm, key);
-        self.look(farm, line).await
-    }
 }
 
 fn candidate(open: &OpenLane, job_type: &JobType) -> Candidate {
