@@ -171,3 +171,9 @@ async fn check_durable(config: &Config) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// The checkout that this runs in, or that it was built from.
+pub fn repository() -> PathBuf {
+    let built = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    std::env::var_os("PCFARM_BENCH_REPOSITORY").map_or_else(built, PathBuf::from)
+}

@@ -275,6 +275,7 @@ impl Agent {
             controllers: vec!["echo".to_owned()],
             held: self.holds(),
             state: v1::WorkstationState::Waiting.into(),
+            ..v1::Hello::default()
         };
         v1::AgentMessage { message: Some(Out::Hello(hello)) }
     }

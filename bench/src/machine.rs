@@ -97,9 +97,11 @@ fn fsyncs_per_second(directory: &Path) -> std::io::Result<f64> {
     Ok(f64::from(writes) / began.elapsed().as_secs_f64())
 }
 
-/// Of the checkout that this runs in, if it is one.
+/// Of the checkout that this was built from, if it is one; and whether that has been changed since.
 fn commit() -> Option<String> {
-    let output = std::process::Command::new("git").args(["rev-parse", "--short", "HEAD"]).output().ok()?;
+    let mut git = std::process::Command::new("git");
+    git.arg("-C").arg(crate::context::repository()).args(["describe", "--always", "--dirty", "--exclude=*"]);
+    let output = git.output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
     (output.status.success() && !text.is_empty()).then_some(text)
 }

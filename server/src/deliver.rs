@@ -2,7 +2,8 @@
 //!
 //! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work, and what
 //! arrives while all are busy is gathered and shares a transaction. What concerns one checkout is stored in the order in
-//! which it came. That a problem belongs to its checkout is checked here, against what was handed out, which never
+//! which it came, unless the database refuses it: what is then put aside may be overtaken, and if its checkout is closed
+//! meanwhile, comes back as any other problem without a result. That a problem belongs to its checkout is checked here, against what was handed out, which never
 //! changes; that the checkout is live is decided by the database, under the checkout's lock. Nothing is acknowledged
 //! before its commit is known.
 
@@ -276,7 +277,7 @@ async fn try_accept_all(farm: &Arc<Farm>, line: &mut Kept, deliveries: &[Deliver
         batch.add(checkout_id, &held, results, job_type.writes_back);
     }
     for (job_type, mut batch) in batches.into_values() {
-        let mut accepted = store::store(farm, line, &job_type, &mut batch, RESULTS_AT_ONCE).await?;
+        let mut accepted = store::store(farm, line, &job_type, &mut batch).await?;
         for verdict in &mut accepted {
             let strangers = batch.refused(verdict.checkout_id);
             if strangers > 0 {
@@ -381,8 +382,8 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                     Some(held) => farm.checkout_closed(held.job_id),
                     None => farm.upkeep.notify_one(),
                 }
-                if session.holds() == 0 {
-                    // Now it can be given what must be alone, or again what need not. Full: there is a poll behind it.
+                if session.holds() <= session.prefetch.unwrap_or(0) && session.wants_work() {
+                    // Now it can be given what it had no room for, or what must be alone. Full: there is a poll behind it.
                     drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
                 }
             }
@@ -414,7 +415,8 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
 fn measure(farm: &Farm, session: &Session, results: &v1::CheckoutResults) {
     let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok());
     if let (Some(held), Some(busy)) = (farm.recall(CheckoutId(results.checkout_id)), busy) {
-        session.measured(&held.job_type, results.results.len(), busy);
+        let checkout = CheckoutId(results.checkout_id);
+        session.measured(checkout, &held.job_type, results.results.len(), busy, results.finished);
     }
 }
 

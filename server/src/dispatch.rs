@@ -67,9 +67,6 @@ const HAND_OUTS_AT_ONCE: usize = 64;
 /// Problems that one call commits, unless a single checkout has more: what is read for the next one has to fit in memory.
 const PROBLEMS_AT_ONCE: usize = 16_000;
 
-/// Sessions that are passed over in one call because another lane is better for them.
-const OTHERS_LIMIT: usize = 256;
-
 /// One checkout that has been decided on but not committed. Its credit is spent.
 struct Decision {
     session: Arc<Session>,
@@ -108,7 +105,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
             _ = poll.tick() => dispatcher.look_everywhere(),
-            () = tokio::time::sleep_until(dispatcher.look_from), if dispatcher.look_due && dispatcher.waiting.anybody() => {}
+            () = tokio::time::sleep_until(dispatcher.look_from), if dispatcher.look_due && !dispatcher.waiting.is_empty() => {}
             event = events.recv() => match event {
                 Some(event) => dispatcher.note(event),
                 None => return,
@@ -139,12 +136,11 @@ impl Dispatcher {
     /// Takes a fresh lane into sight without looking, if somebody waits for it.
     fn add(&mut self, fresh: Fresh) {
         let in_sight =
-            self.waiting.anybody() && self.lanes.in_sight() < FRESH_LANES_LIMIT && self.lanes.add(&self.farm, fresh);
+            !self.waiting.is_empty() && self.lanes.in_sight() < FRESH_LANES_LIMIT && self.lanes.add(&self.farm, fresh);
         if !in_sight {
             self.look_due = true;
             return;
         }
-        self.waiting.wake_idle();
         if !self.look_due {
             // Its own notification is on its way, and can wait.
             self.look_from = self.look_from.max(Instant::now() + FRESH_PAUSE);
@@ -161,7 +157,6 @@ impl Dispatcher {
     async fn serve(&mut self, events: &mut mpsc::Receiver<Event>) -> anyhow::Result<()> {
         loop {
             if self.lanes.stale() || (self.look_due && Instant::now() >= self.look_from) {
-                self.waiting.wake_idle();
                 if self.waiting.is_empty() {
                     return Ok(());
                 }
@@ -170,8 +165,9 @@ impl Dispatcher {
                 let lanes = u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX);
                 self.look_from = Instant::now() + LOOK_PAUSE_EACH.saturating_mul(lanes).min(POLL);
             }
-            let Some(lane) = self.next_lane() else { return Ok(()) };
-            let decisions = self.decide(&lane).await?;
+            let lanes = &self.lanes;
+            let Some((lane, kinds)) = self.waiting.turn(|controllers| lanes.best(controllers)) else { return Ok(()) };
+            let decisions = self.decide(&lane, &kinds).await?;
             if decisions.is_empty() {
                 continue;
             }
@@ -187,94 +183,82 @@ impl Dispatcher {
         }
     }
 
-    /// The lane that the first in the queue is to be served from; those who can be given nothing now are set aside.
-    fn next_lane(&mut self) -> Option<LaneKey> {
-        while let Some(session) = self.waiting.first() {
-            match self.lanes.best(&session.controllers) {
-                Some(best) => return Some(best),
-                None => self.waiting.set_idle(),
-            }
-        }
-        None
-    }
-
     /// Checkouts from this lane for those who wait and would be served from it: one turn each, round by round. None if
     /// the lane has come to its end, which is then out of sight, or if nobody could take what comes next.
-    async fn decide(&mut self, key: &LaneKey) -> anyhow::Result<Vec<Decision>> {
+    async fn decide(&mut self, key: &LaneKey, kinds: &[Arc<str>]) -> anyhow::Result<Vec<Decision>> {
         let farm = self.farm.clone();
         let job_type = self.lanes.get_mut(key).and_then(|lane| farm.job_type(&lane.open.job_type));
-        let Some(job_type) = job_type else {
+        let (Some(job_type), Some(lane)) = (job_type, self.lanes.get_mut(key)) else {
             self.lanes.remove(&farm, key);
             return Ok(Vec::new());
         };
+        let workstations = farm.workstations_with(&job_type.controller);
         let mut decisions: Vec<Decision> = Vec::new();
         let mut problems = 0;
-        let mut others = Vec::new();
-        while decisions.len() < HAND_OUTS_AT_ONCE && problems < PROBLEMS_AT_ONCE && others.len() < OTHERS_LIMIT {
-            let Some(session) = self.waiting.pop() else { break };
-            if self.lanes.best(&session.controllers).as_ref() != Some(key) {
-                others.push(session);
-                continue;
-            }
-            let lane = self.lanes.get_mut(key).expect("the best lane is in sight");
-            let wanted = size::wanted(&size::Situation {
+        while decisions.len() < HAND_OUTS_AT_ONCE && problems < PROBLEMS_AT_ONCE {
+            let Some(waiting) = self.waiting.pop(kinds) else { break };
+            let session = &waiting.session;
+            let situation = size::Situation {
                 aim: farm.rhythm.checkout,
                 limit: farm.rhythm.checkout_problems,
                 cores: session.cores,
                 measured: session.speed(&job_type.name),
                 remaining: lane.remaining(),
-                workstations: farm.workstations_with(&job_type.controller),
+                workstations,
                 time_limit: job_type.time_limit,
-            });
+            };
+            let wanted = size::wanted(&situation);
+            let is_its_own = |d: &Decision| d.session.workstation_id == session.workstation_id;
+            let in_hand = session.holds() + decisions.iter().filter(|d| is_its_own(d)).count();
+            if !size::has_room(&situation, in_hand, session.prefetch, wanted) {
+                // It asks again when it holds less.
+                self.waiting.leave(session);
+                continue;
+            }
             if !lane.has_ahead(wanted) {
                 if !decisions.is_empty() {
                     // What is decided need not wait for the reading.
-                    others.push(session);
+                    self.waiting.put_back(waiting);
                     break;
                 }
                 if let Err(error) = lane.read_ahead(&mut self.reading, wanted).await {
-                    others.push(session);
-                    self.waiting.put_first(others);
+                    self.waiting.put_back(waiting);
                     return Err(error);
                 }
             }
-            let is_its_own = |d: &Decision| d.session.workstation_id == session.workstation_id;
-            if lane.next_is_suspect() && (session.holds() > 0 || decisions.iter().any(is_its_own)) {
+            if lane.next_is_suspect() && in_hand > 0 {
                 // It asks again when it holds nothing.
-                self.waiting.leave(&session);
+                self.waiting.leave(session);
                 continue;
             }
             let from = lane.next();
             let Some(taken) = lane.take(wanted) else {
                 // Nothing can be had from it now; it is looked at again with the next look at all lanes.
-                others.push(session);
+                self.waiting.put_back(waiting);
                 if decisions.is_empty() {
                     self.lanes.remove(&farm, key);
                 }
                 break;
             };
             problems += taken.problems.len();
-            // Problems taken ahead wait for those in the works: their time adds up.
-            let before = session.holds() + decisions.iter().filter(|d| is_its_own(d)).count();
-            let seconds = job_type.time_limit.map(|limit| limit.as_secs_f64() * (before + 1) as f64);
+            let limits = size::time_limits(in_hand, session.prefetch);
             let hand_out = HandOut {
                 from,
                 to: taken.to,
                 problems: i32::try_from(taken.problems.len()).expect("a checkout's size is bounded"),
                 workstation_id: session.workstation_id,
                 token: rand::random(),
-                seconds,
+                seconds: job_type.time_limit.map(|limit| limit.as_secs_f64() * limits as f64),
             };
             session.spend_credit();
             // A checkout that must be alone is the last that it gets, and asks for what follows when it is done.
             if session.wants_work() && !taken.suspect {
-                self.waiting.push(session.clone());
+                self.waiting.put_last(session.clone());
             } else {
-                self.waiting.leave(&session);
+                self.waiting.leave(session);
             }
-            decisions.push(Decision { session, from, taken, hand_out });
+            decisions.push(Decision { session: waiting.session, from, taken, hand_out });
         }
-        self.waiting.put_first(others);
         Ok(decisions)
     }
 
@@ -291,7 +275,7 @@ impl Dispatcher {
         };
         let reading = async {
             // As much again will be wanted soon, if anybody still waits.
-            if !self.waiting.is_empty() && !lane.has_ahead(handed_out / 2) {
+            if self.waiting.wants(lane.controller()) && !lane.has_ahead(handed_out / 2) {
                 lane.read_ahead(&mut self.reading, handed_out).await?;
             }
             anyhow::Ok(())

@@ -8,7 +8,7 @@ use crate::session::Session;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::job_types::JobType;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -60,8 +60,8 @@ pub struct Farm {
     /// Since when the one who is being registered has waited for it.
     registering: Mutex<Option<Instant>>,
     held: Mutex<HashMap<CheckoutId, Arc<Held>>>,
-    /// Jobs that the dispatcher has in sight.
-    with_work: Mutex<HashSet<JobId>>,
+    /// Jobs that the dispatcher has in sight, and how many lanes of each.
+    with_work: Mutex<HashMap<JobId, usize>>,
 }
 
 /// Who is connected, and how many of them have each controller.
@@ -189,14 +189,33 @@ impl Farm {
         }
     }
 
-    /// Jobs of which something is still to be handed out, as far as this server knows.
-    pub fn set_with_work(&self, jobs: HashSet<JobId>) {
-        *self.with_work.lock().unwrap_or_else(PoisonError::into_inner) = jobs;
+    fn lock_with_work(&self) -> std::sync::MutexGuard<'_, HashMap<JobId, usize>> {
+        self.with_work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The jobs of all lanes from which something is still to be handed out, as far as this server knows.
+    pub fn lanes_in_sight(&self, jobs: impl Iterator<Item = JobId>) {
+        let mut with_work = self.lock_with_work();
+        with_work.clear();
+        jobs.for_each(|job| *with_work.entry(job).or_default() += 1);
+    }
+
+    pub fn lane_in_sight(&self, job: JobId) {
+        *self.lock_with_work().entry(job).or_default() += 1;
+    }
+
+    pub fn lane_out_of_sight(&self, job: JobId) {
+        let mut with_work = self.lock_with_work();
+        let lanes = with_work.get(&job).copied().unwrap_or(0);
+        match lanes {
+            0 | 1 => with_work.remove(&job),
+            more => with_work.insert(job, more - 1),
+        };
     }
 
     /// A checkout of this job was closed: it may be over, unless there is more of it. Behind this is a poll.
     pub fn checkout_closed(&self, job: JobId) {
-        if !self.with_work.lock().unwrap_or_else(PoisonError::into_inner).contains(&job) {
+        if !self.lock_with_work().contains_key(&job) {
             self.upkeep.notify_one();
         }
     }
@@ -207,6 +226,13 @@ impl Farm {
 
     pub fn recall(&self, checkout: CheckoutId) -> Option<Arc<Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).get(&checkout).cloned()
+    }
+
+    /// Forgets checkouts of workstations that are not connected here. What is needed of them is read again.
+    pub fn forget_strangers(&self) {
+        let sessions = self.lock_sessions();
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.retain(|_, held| sessions.by_workstation.contains_key(&held.workstation_id));
     }
 
     pub fn forget(&self, checkout: CheckoutId) -> Option<Arc<Held>> {

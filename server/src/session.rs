@@ -5,8 +5,8 @@ use crate::dispatch::size::{self, Speed};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1;
 use pcfarm_sql::presence::Connection;
-use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +27,10 @@ pub struct Session {
     pub number: i64,
     pub cores: u32,
     pub controllers: HashSet<String>,
+    /// The same for all that have the same controllers.
+    pub kind: Arc<str>,
+    /// Checkouts that it always wants beside the one in the works. None: it has not said, and means its credit.
+    pub prefetch: Option<usize>,
     pub out: Outgoing,
     /// Ends the connection.
     pub ended: CancellationToken,
@@ -66,16 +70,21 @@ struct State {
     alone: HashSet<CheckoutId>,
     /// What the agent's last heartbeat said it holds.
     reported: Option<Report>,
+    /// Results so far of checkouts that are not finished, and the cores' time that they took.
+    measuring: HashMap<CheckoutId, (usize, Duration)>,
     speeds: HashMap<String, Speed>,
 }
 
 impl Session {
     pub fn new(connection: &Connection, hello: &v1::Hello, out: Outgoing, ended: CancellationToken) -> Session {
+        let controllers: BTreeSet<&str> = hello.controllers.iter().map(String::as_str).collect();
         Session {
             workstation_id: connection.workstation_id,
             number: connection.session,
             cores: hello.cores.max(1),
-            controllers: hello.controllers.iter().cloned().collect(),
+            kind: controllers.iter().flat_map(|name| [name, "\0"]).collect::<String>().into(),
+            controllers: controllers.into_iter().map(str::to_owned).collect(),
+            prefetch: hello.prefetch.and_then(|prefetch| usize::try_from(prefetch).ok()),
             out,
             ended,
             state: Mutex::new(State {
@@ -90,6 +99,7 @@ impl Session {
                 sent: HashMap::new(),
                 alone: HashSet::new(),
                 reported: None,
+                measuring: HashMap::new(),
                 speeds: HashMap::new(),
             }),
         }
@@ -203,6 +213,7 @@ impl Session {
     pub fn forget(&self, checkout: CheckoutId) -> bool {
         let mut state = self.state();
         state.alone.remove(&checkout);
+        state.measuring.remove(&checkout);
         state.sent.remove(&checkout).is_some()
     }
 
@@ -237,8 +248,17 @@ impl Session {
         self.state().speeds.get(job_type).copied()
     }
 
-    pub fn measured(&self, job_type: &str, problems: usize, busy: Duration) {
+    /// Results have come, which took its cores so long. A checkout is measured as a whole, when it is finished: how much
+    /// the next one may grow depends on its size.
+    pub fn measured(&self, checkout: CheckoutId, job_type: &str, problems: usize, busy: Duration, finished: bool) {
         let mut state = self.state();
+        let (all, spent) = state.measuring.entry(checkout).or_default();
+        *all += problems;
+        *spent += busy;
+        if !finished {
+            return;
+        }
+        let (problems, busy) = state.measuring.remove(&checkout).unwrap_or_default();
         let before = state.speeds.get(job_type).copied();
         if let Some(speed) = size::updated(before, problems, busy, self.cores) {
             state.speeds.insert(job_type.to_owned(), speed);

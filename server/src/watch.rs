@@ -111,6 +111,7 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
     let sessions = farm.sessions();
     farm.reload_job_types().await.context("reading the job types")?;
     mark_unconnected(farm, &sessions).await?;
+    farm.forget_strangers();
     if sessions.is_empty() {
         return Ok(());
     }

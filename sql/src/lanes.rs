@@ -72,6 +72,13 @@ pub struct ComingProblem {
     pub home_order: BatchOrder,
 }
 
+impl ComingProblem {
+    /// About how much memory it takes.
+    pub fn bytes(&self) -> usize {
+        size_of::<ComingProblem>() + self.payload.0.len() + self.key.len()
+    }
+}
+
 /// What comes next in a lane.
 #[derive(Debug)]
 pub struct Coming {

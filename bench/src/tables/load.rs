@@ -63,7 +63,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     }
     let peaks = memory(context, report, problems, many).await?;
     report.run(peaks);
-    for name in ["csv_client", "csv_server", "csv_backend", "sql_backend"] {
+    for name in NOT_GROWING {
         report.promise_at_most(&format!("{name}_growth_mib"), GROWTH_MIB);
     }
     report.promise_at_most("sql_grouped_backend_many_mib", GROUPED_MIB);
@@ -105,6 +105,10 @@ const WAYS: [(&str, Way); 9] = [
 
 /// What the others are compared with; and a file with groups, which is written twice: as it comes, then in its order.
 const NOT_PROMISED: [&str; 3] = ["copy", "insert", "csv_grouped"];
+
+/// Processes that hold no more at ten million problems than at one.
+const NOT_GROWING: [&str; 7] =
+    ["csv_client", "csv_server", "csv_backend", "ndjson_client", "ndjson_server", "ndjson_backend", "sql_backend"];
 
 /// A database with the rows that are to be loaded, files of the same rows, and a server.
 struct Bench {
@@ -231,6 +235,23 @@ impl Bench {
         }
     }
 
+    /// What client, server and the largest backend have for themselves while a file is loaded, at most.
+    async fn file_peaks(&self, file: &str) -> anyhow::Result<[u64; 3]> {
+        let mut cli = self.cli(&self.farm.path(file), &[]);
+        let mut peaks = [0; 3];
+        cli.start();
+        let programs = [cli.pid(), self.server.program.pid()];
+        while cli.runs() {
+            for (peak, pid) in peaks.iter_mut().zip(programs) {
+                *peak = (*peak).max(pid.and_then(usage::private_bytes).unwrap_or(0));
+            }
+            peaks[2] = peaks[2].max(largest_backend(&self.client).await?);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        ended(&mut cli).await?;
+        Ok(peaks)
+    }
+
     async fn copy(&self) -> anyhow::Result<Duration> {
         let mut file = File::open(self.farm.path("source.txt")).await.context("opening the rows for COPY")?;
         let began = Instant::now();
@@ -296,9 +317,9 @@ async fn memory(context: &Context, report: &mut Report, few: u64, many: u64) -> 
         for (name, peak) in peaks(context, problems).await? {
             figures.add(format!("{name}_{label}_mib"), peak as f64 / f64::from(1 << 20));
         }
-        report.processed(3 * problems);
+        report.processed(4 * problems);
     }
-    for name in ["csv_client", "csv_server", "csv_backend", "sql_backend", "sql_grouped_backend"] {
+    for name in NOT_GROWING.into_iter().chain(["sql_grouped_backend"]) {
         if let (Some(few), Some(many)) =
             (figures.get(&format!("{name}_few_mib")), figures.get(&format!("{name}_many_mib")))
         {
@@ -316,27 +337,26 @@ async fn peaks(context: &Context, problems: u64) -> anyhow::Result<Vec<(&'static
         return Ok(Vec::new());
     }
     let bench = Bench::empty(context, problems).await?;
+    let rows = made(problems, false);
     let columns = "key, payload ->> 'n' as n, payload ->> 'text' as text";
-    bench
-        .write(
+    let mut found = Vec::new();
+    for (names, file, copy) in [
+        (
+            ["csv_client", "csv_server", "csv_backend"],
             "many.csv",
-            &format!("copy (select {columns} from ({}) q) to stdout (format csv, header)", made(problems, false)),
-        )
-        .await?;
-    let mut cli = bench.cli(&bench.farm.path("many.csv"), &[]);
-    let mut csv = [0; 3];
-    cli.start();
-    let programs = [cli.pid(), bench.server.program.pid()];
-    while cli.runs() {
-        for (peak, pid) in csv.iter_mut().zip(programs) {
-            *peak = (*peak).max(pid.and_then(usage::private_bytes).unwrap_or(0));
-        }
-        csv[2] = csv[2].max(largest_backend(&bench.client).await?);
-        tokio::time::sleep(LOOK_EVERY).await;
+            format!("copy (select {columns} from ({rows}) q) to stdout (format csv, header)"),
+        ),
+        (
+            ["ndjson_client", "ndjson_server", "ndjson_backend"],
+            "many.ndjson",
+            format!("copy (select json_build_object('key', key, 'payload', payload) from ({rows}) q) to stdout"),
+        ),
+    ] {
+        bench.empty_queue().await?;
+        bench.write(file, &copy).await?;
+        found.extend(names.into_iter().zip(bench.file_peaks(file).await?));
+        std::fs::remove_file(bench.farm.path(file)).context("removing what was loaded")?;
     }
-    ended(&mut cli).await?;
-    std::fs::remove_file(bench.farm.path("many.csv")).context("removing what was loaded")?;
-    let mut found: Vec<_> = ["csv_client", "csv_server", "csv_backend"].into_iter().zip(csv).collect();
     for (name, grouped) in [("sql_backend", false), ("sql_grouped_backend", true)] {
         bench.empty_queue().await?;
         // A backend of its own, that has done nothing else.

@@ -1,13 +1,12 @@
 //! Table `peers`: other queues, each at the best settings that were found for it, and PC Farm, with no-op problems on the
 //! same PostgreSQL in the same run. `bench/peers` has their programs, and says what was tried.
 
-use crate::context::Context;
+use crate::context::{Context, repository};
 use crate::night::Site;
 use crate::plot::{Kind, Plot};
 use crate::report::{Figures, Report, shown};
 use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Command;
@@ -164,12 +163,6 @@ fn parse(line: &str) -> anyhow::Result<Result<Peer, (&str, &str)>> {
         "skipped" => Ok(Err((name, rest))),
         _ => bail!("setup said {line:?}"),
     }
-}
-
-/// The checkout that this runs in, or that it was built from.
-fn repository() -> PathBuf {
-    let built = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    std::env::var_os("PCFARM_BENCH_REPOSITORY").map_or_else(built, PathBuf::from)
 }
 
 async fn measure(context: &Context, peer: &Peer) -> anyhow::Result<Outcome> {

@@ -49,6 +49,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         site.end(context).await?;
         figures.add_ratio("with_of_without_ratio", "with_per_second", "without_per_second");
         figures.add_ratio("last_of_first_tenth_ratio", "with_last_tenth_per_second", "with_first_tenth_per_second");
+        figures.add_ratio("last_tenth_of_without_ratio", "with_last_tenth_per_second", "without_last_tenth_per_second");
         context.progress(&format!("with and without a snapshot: {:?}", figures.get("with_of_without_ratio")));
         report.processed(2 * problems + hand_outs * SMALL);
         if report.plots().is_empty() {
@@ -71,6 +72,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     }
     report.promise_at_least("with_of_without_ratio", 0.95);
     report.promise_at_least("last_of_first_tenth_ratio", 0.95);
+    report.promise_at_least("last_tenth_of_without_ratio", 0.95);
     Ok(())
 }
 

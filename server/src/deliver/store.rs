@@ -1,5 +1,6 @@
 //! Storing results: as few transactions as they fit, and what cannot be stored is found by halves and fails alone.
 
+use super::RESULTS_AT_ONCE;
 use super::batch::{self, Batch};
 use crate::farm::Farm;
 use deadpool_postgres::ClientWrapper;
@@ -12,24 +13,23 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tracing::debug;
 
-/// Stores one job type's results, in transactions of at most about so many.
+/// Stores one job type's results.
 pub(super) async fn store(
     farm: &Farm,
     line: &mut Kept,
     job_type: &JobType,
     batch: &mut Batch,
-    results_each: usize,
 ) -> anyhow::Result<Vec<Verdict>> {
     let mut verdicts = Vec::new();
     if job_type.writes_back {
         // An administrator's SQL runs there: the connection is reset before anybody else has it.
         let client = farm.pool.get().await?;
-        for acceptance in batch.acceptances(results_each) {
+        for acceptance in batch.acceptances(RESULTS_AT_ONCE) {
             verdicts.extend(store_one(farm, &client, job_type, acceptance).await?);
         }
         return Ok(verdicts);
     }
-    for acceptance in batch.acceptances(results_each) {
+    for acceptance in batch.acceptances(RESULTS_AT_ONCE) {
         match store_one(farm, line.client().await?, job_type, acceptance).await {
             Ok(stored) => verdicts.extend(stored),
             Err(error) => {

@@ -2,7 +2,7 @@
 
 use pcfarm_proto::ids::{JobId, LaneId};
 use std::cmp::Ordering;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::SystemTime;
 
 /// What decides a lane's place.
@@ -42,42 +42,59 @@ fn rank(candidate: &Candidate) -> u8 {
     }
 }
 
-/// Candidates in the order of service, and for each controller the first that needs it.
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Candidate) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Candidate) -> Ordering {
+        order(self, other)
+    }
+}
+
+/// For each controller, the candidates that need it in the order of service. Each step costs the same however many jobs
+/// there are, or the logarithm of that.
 #[derive(Debug, Default)]
 pub struct Ordered {
-    candidates: Vec<Candidate>,
-    first: HashMap<String, usize>,
+    by_controller: HashMap<String, BTreeSet<Candidate>>,
 }
 
 impl Ordered {
-    pub fn new(mut candidates: Vec<Candidate>) -> Ordered {
-        candidates.sort_by(order);
-        let mut first = HashMap::new();
-        for (place, candidate) in candidates.iter().enumerate() {
-            if !first.contains_key(&candidate.controller) {
-                first.insert(candidate.controller.clone(), place);
-            }
-        }
-        Ordered { candidates, first }
+    pub fn new(candidates: Vec<Candidate>) -> Ordered {
+        let mut ordered = Ordered::default();
+        candidates.into_iter().for_each(|candidate| ordered.add(candidate));
+        ordered
     }
 
     /// The first that a workstation with these controllers can run.
     pub fn choose(&self, controllers: &HashSet<String>) -> Option<&Candidate> {
-        let place = match controllers.len() <= self.first.len() {
-            true => controllers.iter().filter_map(|controller| self.first.get(controller)).min(),
-            false => self.first.iter().filter(|(known, _)| controllers.contains(*known)).map(|(_, place)| place).min(),
-        };
-        place.map(|&place| &self.candidates[place])
+        match controllers.len() <= self.by_controller.len() {
+            true => controllers.iter().filter_map(|known| self.by_controller.get(known)?.first()).min(),
+            false => self.first().filter(|first| controllers.contains(&first.controller)).min(),
+        }
+    }
+
+    /// The first of each controller.
+    pub fn first(&self) -> impl Iterator<Item = &Candidate> {
+        self.by_controller.values().filter_map(BTreeSet::first)
     }
 
     pub fn add(&mut self, candidate: Candidate) {
-        self.candidates.push(candidate);
-        *self = Ordered::new(std::mem::take(&mut self.candidates));
+        match self.by_controller.get_mut(&candidate.controller) {
+            Some(candidates) => candidates.insert(candidate),
+            None => self.by_controller.entry(candidate.controller.clone()).or_default().insert(candidate),
+        };
     }
 
-    pub fn remove(&mut self, job_id: JobId, lane_id: LaneId) {
-        self.candidates.retain(|c| (c.job_id, c.lane_id) != (job_id, lane_id));
-        *self = Ordered::new(std::mem::take(&mut self.candidates));
+    pub fn remove(&mut self, candidate: &Candidate) {
+        if let Some(candidates) = self.by_controller.get_mut(&candidate.controller) {
+            candidates.remove(candidate);
+            if candidates.is_empty() {
+                self.by_controller.remove(&candidate.controller);
+            }
+        }
     }
 }
 
@@ -100,7 +117,7 @@ mod tests {
 
     fn ordered(mut lanes: Vec<Candidate>) -> Vec<(i64, i64)> {
         lanes.reverse();
-        Ordered::new(lanes).candidates.iter().map(|l| (l.job_id.0, l.lane_id.0)).collect()
+        Ordered::new(lanes).by_controller["echo"].iter().map(|l| (l.job_id.0, l.lane_id.0)).collect()
     }
 
     #[test]
@@ -122,14 +139,15 @@ mod tests {
 
     #[test]
     fn a_workstation_gets_what_it_can_run() {
-        let mut lanes = Ordered::new(vec![Candidate { controller: "airline".to_owned(), ..lane(1, 1) }, lane(2, 2)]);
+        let airline = Candidate { controller: "airline".to_owned(), ..lane(1, 1) };
+        let mut lanes = Ordered::new(vec![airline.clone(), lane(2, 2)]);
         let chosen = |lanes: &Ordered, names: &[&str]| {
             lanes.choose(&names.iter().map(|&name| name.to_owned()).collect()).map(|c| c.job_id.0)
         };
         assert_eq!(chosen(&lanes, &["echo"]), Some(2));
         assert_eq!(chosen(&lanes, &["echo", "airline", "sleep"]), Some(1));
         assert_eq!(chosen(&lanes, &[]), None);
-        lanes.remove(JobId(1), LaneId(1));
+        lanes.remove(&airline);
         assert_eq!(chosen(&lanes, &["airline"]), None);
         assert_eq!(chosen(&lanes, &["airline", "echo"]), Some(2));
     }

@@ -48,7 +48,7 @@ impl Ahead {
             let whole = rows.partition_point(|problem| problem.batch_order < cut);
             rows.truncate(whole);
         }
-        self.bytes += rows.iter().map(bytes_of).sum::<usize>();
+        self.bytes += rows.iter().map(ComingProblem::bytes).sum::<usize>();
         let any = !rows.is_empty();
         self.problems.extend(rows);
         any
@@ -70,7 +70,7 @@ impl Ahead {
             if convoy == 0 {
                 break;
             }
-            let convoy_bytes: usize = self.problems.range(..convoy).map(bytes_of).sum();
+            let convoy_bytes: usize = self.problems.range(..convoy).map(ComingProblem::bytes).sum();
             let fits = taken.len() + convoy <= wanted && bytes + convoy_bytes <= CHECKOUT_BYTES_LIMIT;
             if !taken.is_empty() && (!fits || alone || self.is_alone(convoy)) {
                 break;
@@ -93,10 +93,6 @@ impl Ahead {
     fn is_alone(&self, convoy: usize) -> bool {
         self.problems.range(..convoy).any(|problem| problem.alone)
     }
-}
-
-fn bytes_of(problem: &ComingProblem) -> usize {
-    problem.payload.0.len() + problem.key.len()
 }
 
 #[cfg(test)]

@@ -22,6 +22,9 @@ pub type LaneKey = (JobId, LaneId);
 const AHEAD_PROBLEMS: usize = 4_000;
 const AHEAD_BYTES: usize = 8 << 20;
 
+/// What a lane that is not next may keep of it: as much as a small submission brings.
+const AHEAD_KEPT_BYTES: usize = 32 << 10;
+
 /// Most problems that one reading ahead is for, unless a convoy is larger.
 const AHEAD_PROBLEMS_LIMIT: usize = 20_000;
 
@@ -30,6 +33,7 @@ const CONVOY_PROBLEMS_LIMIT: usize = 200_000;
 
 pub struct Lane {
     pub open: OpenLane,
+    candidate: Candidate,
     ahead: Ahead,
     next: BatchOrder,
     /// What is ahead goes to the end of the lane as it was when it was read.
@@ -59,7 +63,7 @@ impl Lanes {
 
     /// The best of those that a workstation with these controllers can run.
     pub fn best(&self, controllers: &HashSet<String>) -> Option<LaneKey> {
-        self.ordered.choose(controllers).map(|best| (best.job_id, best.lane_id))
+        self.ordered.choose(controllers).map(key_of)
     }
 
     pub fn get_mut(&mut self, key: &LaneKey) -> Option<&mut Lane> {
@@ -67,9 +71,10 @@ impl Lanes {
     }
 
     pub fn remove(&mut self, farm: &Farm, key: &LaneKey) {
-        self.lanes.remove(key);
-        self.ordered.remove(key.0, key.1);
-        self.tell(farm);
+        if let Some(lane) = self.lanes.remove(key) {
+            self.ordered.remove(&lane.candidate);
+            farm.lane_out_of_sight(key.0);
+        }
     }
 
     /// A lane that was handed out to its end leaves sight, and lets its job end soon.
@@ -79,15 +84,12 @@ impl Lanes {
         }
     }
 
-    fn tell(&self, farm: &Farm) {
-        farm.set_with_work(self.lanes.keys().map(|key| key.0).collect());
-    }
-
-    /// Reads which lanes there are, keeping what was read ahead where the pointer is where it was.
+    /// Reads which lanes there are, keeping what was read ahead where the pointer is where it was and somebody is to be
+    /// served from it next: memory does not grow with the jobs.
     pub async fn look(&mut self, farm: &Arc<Farm>, line: &mut Kept) -> anyhow::Result<()> {
         let open = lanes::open_lanes(line.client().await?).await.context("reading the open lanes")?;
         let mut before = std::mem::take(&mut self.lanes);
-        let mut candidates = Vec::with_capacity(open.len());
+        self.ordered = Ordered::default();
         for open in open {
             let Some(job_type) = farm.job_type(&open.job_type) else {
                 // A job type younger than our copy of them.
@@ -95,17 +97,23 @@ impl Lanes {
                 continue;
             };
             let key = (open.job_id, open.lane_id);
-            candidates.push(candidate(&open, &job_type));
             let ahead = match before.remove(&key) {
                 Some(lane) if lane.next == open.next_extraction => lane.ahead,
                 _ => Ahead::default(),
             };
+            let candidate = candidate(&open, &job_type);
+            self.ordered.add(candidate.clone());
             // A retry lane may have grown.
-            self.lanes.insert(key, Lane { next: open.next_extraction, ahead, open, at_end: false });
+            self.lanes.insert(key, Lane { next: open.next_extraction, candidate, ahead, open, at_end: false });
         }
-        self.ordered = Ordered::new(candidates);
+        let next: HashSet<LaneKey> = self.ordered.first().map(key_of).collect();
+        for (key, lane) in &mut self.lanes {
+            if lane.ahead.bytes() > AHEAD_KEPT_BYTES && !next.contains(key) {
+                lane.ahead = Ahead::default();
+            }
+        }
         self.looked = true;
-        self.tell(farm);
+        farm.lanes_in_sight(self.lanes.keys().map(|key| key.0));
         Ok(())
     }
 
@@ -117,13 +125,18 @@ impl Lanes {
         if self.stale() || self.lanes.contains_key(&key) {
             return false;
         }
-        self.ordered.add(candidate(&open, &job_type));
+        let candidate = candidate(&open, &job_type);
+        self.ordered.add(candidate.clone());
         let mut ahead = Ahead::default();
         ahead.extend(problems, true);
-        self.lanes.insert(key, Lane { next: open.next_extraction, ahead, open, at_end: true });
-        self.tell(farm);
+        self.lanes.insert(key, Lane { next: open.next_extraction, candidate, ahead, open, at_end: true });
+        farm.lane_in_sight(key.0);
         true
     }
+}
+
+fn key_of(candidate: &Candidate) -> LaneKey {
+    (candidate.job_id, candidate.lane_id)
 }
 
 fn candidate(open: &OpenLane, job_type: &JobType) -> Candidate {
@@ -139,6 +152,11 @@ fn candidate(open: &OpenLane, job_type: &JobType) -> Candidate {
 }
 
 impl Lane {
+    /// What a workstation needs to run it.
+    pub fn controller(&self) -> &str {
+        &self.candidate.controller
+    }
+
     /// Where the next checkout starts.
     pub fn next(&self) -> BatchOrder {
         self.next

@@ -5,6 +5,9 @@ use std::time::Duration;
 /// A checkout is at most this much larger than what its workstation's speed was measured on.
 const GROWTH_LIMIT: f64 = 16.0;
 
+/// What a workstation holds beside the usual should be done within this, or a quarter of the time limit.
+const AHEAD: Duration = Duration::from_secs(1);
+
 /// What is known when a workstation asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
@@ -46,9 +49,26 @@ pub fn wanted(situation: &Situation) -> usize {
             worth.min(speed.problems as f64 * GROWTH_LIMIT) as usize
         }
     };
-    // Each has one checkout in the works and one ahead.
+    // Half of what is left: there is a next time, at which more is known.
     let share = situation.remaining / (2 * situation.workstations.max(1));
     by_speed.min(share).clamp(1, situation.limit.max(1))
+}
+
+/// May a workstation that holds `in_hand` checkouts be given one more, of so many problems? It gave credit for many when
+/// they were short: those that are long, or nobody knows, would pile up there while others have nothing to do.
+pub fn has_room(situation: &Situation, in_hand: usize, prefetch: Option<usize>, problems: usize) -> bool {
+    if prefetch.is_none_or(|prefetch| in_hand <= prefetch) {
+        return true;
+    }
+    let Some(speed) = situation.measured else { return false };
+    let ahead = (in_hand * problems) as f64 / speed.problems_per_second;
+    ahead <= situation.time_limit.map_or(AHEAD, |limit| AHEAD.min(limit / 4)).as_secs_f64()
+}
+
+/// Checkouts wait for those in the works, and their time limits add up: for how many of them a new one has time. What is
+/// held beside the usual takes a part of one's time, see [`has_room`].
+pub fn time_limits(in_hand: usize, prefetch: Option<usize>) -> usize {
+    1 + in_hand.min(prefetch.map_or(usize::MAX, |prefetch| prefetch.saturating_add(1)))
 }
 
 /// A moving average of the speed, with the newest checkout weighing a half.
@@ -104,6 +124,26 @@ mod tests {
     fn a_time_limit_leaves_room() {
         let time_limit = Some(Duration::from_secs(20));
         assert_eq!(wanted(&Situation { time_limit, ..situation() }), 500);
+    }
+
+    #[test]
+    fn credit_for_short_checkouts_is_none_for_long_ones() {
+        let rate = |problems_per_second| Some(Speed { problems_per_second, problems: 1000 });
+        let short = Situation { measured: rate(100_000.0), ..situation() };
+        assert!(has_room(&short, 31, Some(1), 1000), "a third of a second");
+        assert!(!has_room(&short, 31, Some(1), 10_000));
+        assert!(has_room(&short, 1, Some(1), 10_000), "as many as it wants in any case");
+        assert!(has_room(&short, 31, None, 10_000), "as many as it says");
+        let tight = Situation { time_limit: Some(Duration::from_secs(1)), ..short };
+        assert!(!has_room(&tight, 31, Some(1), 1000));
+        let unknown = Situation { measured: None, ..situation() };
+        assert!(has_room(&unknown, 1, Some(1), 4) && !has_room(&unknown, 2, Some(1), 4));
+    }
+
+    #[test]
+    fn time_adds_up_for_what_is_usually_ahead() {
+        assert_eq!([0, 1, 2, 31].map(|in_hand| time_limits(in_hand, Some(1))), [1, 2, 3, 3]);
+        assert_eq!(time_limits(31, None), 32);
     }
 
     #[test]
