@@ -68,7 +68,7 @@ impl Reads {
             .entry(role.to_owned())
             .or_insert_with(|| {
                 let config = self.login(role);
-                pcfarm_sql::pool::pool(config, CONNECTIONS_PER_ROLE, "pcfarm related reads")
+                pcfarm_sql::pool::pool_for_queries(config, CONNECTIONS_PER_ROLE, "pcfarm related reads")
             })
             .clone()
     }

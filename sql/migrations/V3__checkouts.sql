@@ -202,6 +202,8 @@ begin
     end if;
 
     if job_type.write_back is not null then
+        -- The caller's plans go by index alone. This statement is not ours, and may read what it likes as it likes.
+        perform set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true);
         select coalesce(array_agg(f), '{}') into failures
         from pcfarm.write_back(type, array(select generate_subscripts(keys, 1)::bigint), keys, solutions::jsonb[]) f;
         -- The statement's text may have turned durability off, or anything else.

@@ -26,6 +26,11 @@ const DEFAULTS: &str = "-c statement_timeout=30s -c lock_timeout=5s -c idle_in_t
 const FIXED: &str = "-c synchronous_commit=on -c search_path=pg_catalog,pg_temp -c default_transaction_isolation=read\\ committed \
      -c timezone=UTC -c datestyle=ISO,YMD -c intervalstyle=postgres -c bytea_output=hex -c standard_conforming_strings=on";
 
+/// Where nothing runs but our own statements, each of which has its index. A plan is made once for a connection, often while
+/// a table is empty, and reading all of an empty table costs nothing: with a hundred thousand checkouts a night that plan
+/// would be the end of it. An administrator's SQL is planned as ever.
+pub const BY_INDEX: &str = "-c enable_seqscan=off -c enable_bitmapscan=off";
+
 /// Run on a connection before it is handed out again. The first statement fails, and so discards the connection, when a
 /// cancelled caller left a transaction open: only then is now() older than the statement. Deallocating is left out, as
 /// the statement cache lives on.
@@ -34,9 +39,13 @@ const RECYCLE: &str = "select 1 / (pg_catalog.now() operator(pg_catalog.=) pg_ca
      select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences";
 
 /// The configuration with our session settings: for the pool, and for connections beside it.
-pub fn session_config(mut config: Config, application_name: &str) -> Config {
+pub fn session_config(config: Config, application_name: &str) -> Config {
+    with_options(config, application_name, DEFAULTS)
+}
+
+fn with_options(mut config: Config, application_name: &str, defaults: &str) -> Config {
     let given = config.get_options().unwrap_or("");
-    let options = format!("{DEFAULTS} {given} {FIXED}");
+    let options = format!("{defaults} {given} {FIXED}");
     config.options(options);
     if config.get_application_name().is_none() {
         config.application_name(application_name);
@@ -57,11 +66,19 @@ pub fn session_config(mut config: Config, application_name: &str) -> Config {
     config
 }
 
-/// Connects lazily: building it never fails for want of a server.
+/// For our own statements. Connects lazily: building it never fails for want of a server.
 pub fn pool(config: Config, size: usize, application_name: &str) -> Pool {
+    pool_of(with_options(config, application_name, &format!("{DEFAULTS} {BY_INDEX}")), size)
+}
+
+/// For an administrator's queries; else the same.
+pub fn pool_for_queries(config: Config, size: usize, application_name: &str) -> Pool {
+    pool_of(session_config(config, application_name), size)
+}
+
+fn pool_of(config: Config, size: usize) -> Pool {
     let recycling_method = RecyclingMethod::Custom(RECYCLE.to_owned());
-    let manager =
-        Manager::from_config(session_config(config, application_name), NoTls, ManagerConfig { recycling_method });
+    let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method });
     Pool::builder(manager)
         .max_size(size.max(1))
         .runtime(Runtime::Tokio1)

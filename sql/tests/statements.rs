@@ -8,7 +8,7 @@ use queue::{Queue, queue};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use tokio_postgres::{AsyncMessage, Client};
+use tokio_postgres::{AsyncMessage, Client, Config};
 
 fn texts(folder: &str) -> BTreeMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
@@ -153,9 +153,58 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
     }
 }
 
+/// The worst that can be planned for: nothing is there yet, and PostgreSQL knows it.
+#[tokio::test]
+async fn what_was_planned_on_an_empty_farm_goes_by_index() {
+    let queue = queue().await;
+    queue.run("vacuum (analyze) pcfarm.checkout, pcfarm.problem, pcfarm.requeued, pcfarm.result").await;
+    let pool = pcfarm_sql::pool::pool(queue.database.config(), 1, "statements-test");
+    let client = pool.get().await.expect("connected");
+    client.batch_execute("set plan_cache_mode = force_generic_plan").await.expect("set");
+    let out = "(bigint, bigint, text, bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
+    let queries = texts("queries");
+    for (name, types, values) in [
+        ("check_out", out, "(1, 1, 't', '{0}', '{1}', '{1}', '{1}', '{7}', '{null}')"),
+        ("coming_problems", "", "(1, 1, 0, 1000, 1900)"),
+        ("coming_requeued", "", "(1, 1, 0, 1000, 1000000)"),
+        ("open_lanes", "", ""),
+        ("exhaust_lanes", "", ""),
+        ("maybe_empty_jobs", "", ""),
+        ("checkout_facts", "", "('{1}')"),
+        ("held_problems", "", "('{1}')"),
+        ("revoked_checkouts", "", "('{1}')"),
+        ("live_checkouts_of", "", "('{1}')"),
+        ("lost_checkouts", "", "(0)"),
+    ] {
+        let plan = explained(&client, &queries[&format!("{name}.sql")], types, values).await;
+        grows_with_nothing(name, &plan);
+    }
+    drop(client);
+    let accept = "select pcfarm.accept('t', '{1}', '{7}', '{true}', '{1}', '{1}', '{1}', '{}', '{1}', '{}', '{}', '{}',
+        '{}', '{}', '{}', '{}', '{}', '{}', false)";
+    let config = queue.database.config();
+    let options = format!("{} {}", config.get_options().unwrap_or_default(), pcfarm_sql::pool::BY_INDEX);
+    let plans = plans_of(&config.clone().options(options), accept).await;
+    assert!(plans.contains("pcfarm.checkout c"), "{plans}");
+    grows_with_nothing("accept", &plans);
+}
+
+/// Neither a table that grows is read from end to end, nor all that a lane has ever handed out.
+fn grows_with_nothing(name: &str, plan: &str) {
+    for table in ["checkout", "problem", "requeued", "result"] {
+        for scan in ["Seq Scan", "Bitmap Heap Scan"] {
+            assert!(!plan.contains(&format!("{scan} on {table} ")), "{name} reads all of {table}:\n{plan}");
+        }
+    }
+}
+
 /// What PostgreSQL did inside a function, as auto_explain tells it.
 async fn inner_plans(queue: &Queue, statement: &str) -> String {
-    let (client, mut connection) = connect(&queue.database.config()).await.expect("connected");
+    plans_of(&queue.database.config(), statement).await
+}
+
+async fn plans_of(config: &Config, statement: &str) -> String {
+    let (client, mut connection) = connect(config).await.expect("connected");
     let watch =
         "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
         set auto_explain.log_analyze = on; set auto_explain.log_timing = off; set client_min_messages = log";
