@@ -75,6 +75,13 @@ struct State {
     speeds: HashMap<String, Speed>,
 }
 
+impl State {
+    fn wants_work(&self) -> bool {
+        let able = !self.suspended && !self.leaving && !self.drained;
+        able && self.credit > 0 && self.alone.is_empty()
+    }
+}
+
 impl Session {
     pub fn new(connection: &Connection, hello: &v1::Hello, out: Outgoing, ended: CancellationToken) -> Session {
         let controllers: BTreeSet<&str> = hello.controllers.iter().map(String::as_str).collect();
@@ -148,14 +155,20 @@ impl Session {
 
     /// May it be handed something now? Not while it holds what must be alone.
     pub fn wants_work(&self) -> bool {
-        let state = self.state();
-        let able = !state.suspended && !state.leaving && !state.drained && !self.ended.is_cancelled();
-        able && state.credit > 0 && state.alone.is_empty()
+        self.state().wants_work() && !self.ended.is_cancelled()
     }
 
-    /// Says that the dispatcher has it in its queue, or not any more. True if it was so before.
-    pub fn mark_queued(&self, queued: bool) -> bool {
-        std::mem::replace(&mut self.state().queued, queued)
+    /// Enters the dispatcher's queue. False if it is there already, or wants nothing.
+    pub fn enter_queue(&self) -> bool {
+        let mut state = self.state();
+        let enters = !state.queued && state.wants_work() && !self.ended.is_cancelled();
+        state.queued |= enters;
+        enters
+    }
+
+    /// It is not in the dispatcher's queue any more.
+    pub fn leave_queue(&self) {
+        self.state().queued = false;
     }
 
     pub fn spend_credit(&self) {

@@ -24,7 +24,7 @@ pub struct Waiting {
 impl Queue {
     /// Puts a session that asks for work at the end, unless it is here already.
     pub fn join(&mut self, session: Arc<Session>) {
-        if session.wants_work() && !session.mark_queued(true) {
+        if session.enter_queue() {
             self.put_last(session);
         }
     }
@@ -47,7 +47,7 @@ impl Queue {
 
     /// It was taken out and does not come back before it asks again.
     pub fn leave(&self, session: &Session) {
-        session.mark_queued(false);
+        session.leave_queue();
     }
 
     pub fn is_empty(&self) -> bool {
@@ -98,7 +98,7 @@ impl Queue {
 fn has_first(line: &mut VecDeque<Waiting>) -> bool {
     while line.front().is_some_and(|first| !first.session.wants_work()) {
         if let Some(gone) = line.pop_front() {
-            gone.session.mark_queued(false);
+            gone.session.leave_queue();
         }
     }
     !line.is_empty()

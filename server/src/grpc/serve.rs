@@ -40,8 +40,7 @@ pub async fn serve(
         .http2_max_pending_accept_reset_streams(Some(20))
         .http2_max_local_error_reset_streams(Some(256))
         .http2_max_header_list_size(16 << 10)
-        // For people's programs: agents that fall silent are found by their leases.
-        .http2_keepalive_interval(Some(Duration::from_secs(60)))
+        .http2_keepalive_interval(Some(Duration::from_secs(20)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)
