@@ -94,10 +94,13 @@ impl Context {
             .await
     }
 
-    /// The version of the cluster, for reports.
-    pub async fn postgresql_version(&self) -> anyhow::Result<String> {
+    /// Notes the version of the cluster, and the day.
+    pub async fn look(&mut self) -> anyhow::Result<()> {
         let (client, _connection) = connect(&self.cluster().await?.config()).await?;
-        Ok(client.query_one("show server_version", &[]).await?.get(0))
+        let text = "select current_setting('server_version'), (now() at time zone 'UTC')::date::text";
+        let row = client.query_one(text, &[]).await?;
+        (self.machine.postgresql, self.machine.date) = (row.get(0), row.get(1));
+        Ok(())
     }
 
     /// Of the postmaster, whose children are the backends.

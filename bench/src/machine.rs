@@ -22,6 +22,8 @@ pub struct Machine {
     /// Writes of 8 KiB that this many times a second reach the disk before the next begins.
     pub fsyncs_per_second: Option<f64>,
     pub commit: Option<String>,
+    /// The day, in UTC, once it is known.
+    pub date: Option<String>,
 }
 
 impl Machine {
@@ -42,6 +44,7 @@ impl Machine {
             postgresql: None,
             fsyncs_per_second: fsyncs_per_second(directory).ok(),
             commit: commit(),
+            date: None,
         }
     }
 
@@ -55,6 +58,8 @@ impl Machine {
             "fsyncs_per_second": self.fsyncs_per_second.map(f64::round),
             "pc_farm": env!("CARGO_PKG_VERSION"),
             "commit": self.commit,
+            "date": self.date,
+            "text": self.text(),
         })
     }
 
@@ -80,6 +85,7 @@ impl Machine {
             postgresql: None,
             fsyncs_per_second: None,
             commit: None,
+            date: None,
         }
     }
 }

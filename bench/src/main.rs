@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use clap::Parser;
 use pcfarm_bench::context::Context;
-use pcfarm_bench::report::Report;
+use pcfarm_bench::report::{self, Report};
 use pcfarm_bench::tables::{self, TABLES};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
@@ -26,9 +26,9 @@ struct Arguments {
     /// Where to write the JSON document; plots go beside it
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Where to write all figures as a page (RESULTS.md is made so)
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
+    /// Where to keep each table's document and plots, and make RESULTS.md of all that are there
+    #[arg(long, value_name = "DIRECTORY")]
+    record: Option<PathBuf>,
 }
 
 #[tokio::main]
@@ -55,14 +55,12 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<bool> {
         .context("making a temporary directory")?;
     let runs = arguments.runs.map_or(if arguments.quick { 1 } else { 3 }, usize::from);
     let mut context = Context::new(directory.path(), arguments.quick, runs);
-    context.machine.postgresql = Some(context.postgresql_version().await?);
+    context.look().await?;
     println!("{}", context.machine.text());
     let wanted: Vec<&'static str> =
         TABLES.iter().copied().filter(|table| arguments.table == "all" || arguments.table == *table).collect();
     let mut kept = true;
     let mut documents: Vec<Value> = Vec::new();
-    let mut pages = String::new();
-    let mut worse = Vec::new();
     for table in wanted {
         let mut report = Report::new(table, arguments.quick);
         let outcome = tables::run(table, &context, &mut report).await;
@@ -78,30 +76,58 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<bool> {
         }
         println!("\n{}", report.text());
         kept &= report.promises_kept();
+        let document = report.json(&context.machine);
         if let Some(path) = &arguments.json {
             plots(&report, path)?;
         }
-        pages += &format!("\n{}", report.markdown());
-        worse.extend(report.broken().map(|bound| format!("- {table}: {bound}\n")));
-        documents.push(report.json(&context.machine));
+        if let Some(directory) = &arguments.record {
+            // At once: the tables together take more than an hour.
+            let path = directory.join("results").join(format!("{table}.json"));
+            plots(&report, &path)?;
+            write_json(&path, &document)?;
+            write_results(directory)?;
+        }
+        documents.push(document);
     }
     if let Some(path) = &arguments.json {
-        let document = if arguments.table == "all" { together(&documents, &context) } else { documents.remove(0) };
-        let text = serde_json::to_string_pretty(&document).context("writing JSON")?;
-        std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
-    }
-    if let Some(path) = &arguments.markdown {
-        let worse = if worse.is_empty() { "- none\n".to_owned() } else { worse.concat() };
-        let head = include_str!("results.md");
-        let machine = context.machine.text();
-        let text = format!("{head}Measured on {machine}.\n\nWorse than its bound:\n\n{worse}{pages}");
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+        let document = if arguments.table == "all" { together(&documents) } else { documents.remove(0) };
+        write_json(path, &document)?;
     }
     Ok(kept)
 }
 
+fn write_json(path: &Path, document: &Value) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(document).context("writing JSON")?;
+    std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+}
+
+/// Makes `RESULTS.md` of the last document of each table.
+fn write_results(directory: &Path) -> anyhow::Result<()> {
+    let mut documents: Vec<Value> = Vec::new();
+    for table in TABLES {
+        let path = directory.join("results").join(format!("{table}.json"));
+        if let Ok(text) = std::fs::read_to_string(&path) {
+            documents.push(serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?);
+        }
+    }
+    let mut machines: Vec<&str> =
+        documents.iter().filter_map(|document| document["machine"]["text"].as_str()).collect();
+    machines.dedup_by_key(|text| text.split(", PostgreSQL").next().unwrap_or_default().to_owned());
+    let worse: String = documents
+        .iter()
+        .flat_map(|document| report::broken(document).into_iter().map(move |bound| (&document["table"], bound)))
+        .map(|(table, bound)| format!("- {}: {bound}\n", table.as_str().unwrap_or_default()))
+        .collect();
+    let worse = if worse.is_empty() { "- none\n".to_owned() } else { worse };
+    let pages: String = documents.iter().map(|document| format!("\n{}", report::page(document))).collect();
+    let head = include_str!("results.md");
+    let text = format!("{head}Measured on {}.\n\nWorse than its bound:\n\n{worse}{pages}", machines.join("; and on "));
+    let path = directory.join("RESULTS.md");
+    std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+}
+
 /// One document for all tables; a figure's name leads with its table's.
-fn together(documents: &[Value], context: &Context) -> Value {
+fn together(documents: &[Value]) -> Value {
     let mut figures = serde_json::Map::new();
     for document in documents {
         let table = document["table"].as_str().unwrap_or_default();
@@ -111,8 +137,8 @@ fn together(documents: &[Value], context: &Context) -> Value {
     }
     json!({
         "table": "all",
-        "quick": context.quick,
-        "machine": context.machine.json(),
+        "quick": documents.iter().any(|document| document["quick"] == true),
+        "machine": documents.first().map(|document| &document["machine"]),
         "figures": figures,
         "tables": documents,
     })

@@ -137,11 +137,6 @@ impl Report {
         self.seconds = self.started.elapsed().as_secs_f64();
     }
 
-    /// What was found worse than it should be.
-    pub fn broken(&self) -> impl Iterator<Item = &str> {
-        self.promises.iter().filter(|promise| !promise.kept).map(|promise| promise.text.as_str())
-    }
-
     pub fn promises_kept(&self) -> bool {
         self.promises.iter().all(|promise| promise.kept)
     }
@@ -170,6 +165,7 @@ impl Report {
             "machine": machine.json(),
             "seconds": self.seconds,
             "processed": self.processed,
+            "names": self.names(),
             "figures": figures,
             "runs": self.runs.iter().map(Figures::json).collect::<Vec<_>>(),
             "notes": self.notes,
@@ -205,39 +201,49 @@ impl Report {
         }
         text
     }
+}
 
-    /// The same for `RESULTS.md`.
-    pub fn markdown(&self) -> String {
-        let label = if self.quick { " (quick)" } else { "" };
-        let mut text =
-            format!("## {}{label}\n\n| figure | median | least | most |\n| --- | ---: | ---: | ---: |\n", self.table);
-        for name in self.names() {
-            let values: Vec<f64> = self.runs.iter().filter_map(|run| run.get(name)).collect();
-            let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-            let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let median = median(values).unwrap_or(f64::NAN);
-            text += &format!("| {name} | {} | {} | {} |\n", shown(median), shown(least), shown(most));
-        }
-        text += &format!("\n{} runs, {:.0} s, {} processed.\n", self.runs.len(), self.seconds, self.processed);
-        let mut list = |title: &str, lines: Vec<String>| {
-            if !lines.is_empty() {
-                text += &format!(
-                    "\n{title}\n\n{}\n",
-                    lines.iter().map(|l| format!("- {l}")).collect::<Vec<_>>().join("\n")
-                );
-            }
-        };
-        list("Read with:", self.notes.clone());
-        list("Skipped:", self.skipped.iter().map(|s| format!("{}: {}", s.what, s.why)).collect());
-        list(
-            "Bounds:",
-            self.promises
-                .iter()
-                .map(|p| format!("{}: {}", if p.kept { "kept" } else { "**broken**" }, p.text))
-                .collect(),
-        );
-        text
+/// A table's document as a part of `RESULTS.md`.
+pub fn page(document: &Value) -> String {
+    let texts = |of: &Value| of.as_array().cloned().unwrap_or_default();
+    let text_of = |of: &Value| of.as_str().unwrap_or_default().to_owned();
+    let label = if document["quick"] == true { " (quick)" } else { "" };
+    let mut text = format!(
+        "## {}{label}\n\n| figure | median | least | most |\n| --- | ---: | ---: | ---: |\n",
+        text_of(&document["table"])
+    );
+    let runs = texts(&document["runs"]);
+    for name in texts(&document["names"]).iter().map(text_of) {
+        let values: Vec<f64> = runs.iter().filter_map(|run| run[&name].as_f64()).collect();
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let median = median(values).unwrap_or(f64::NAN);
+        text += &format!("| {name} | {} | {} | {} |\n", shown(median), shown(least), shown(most));
     }
+    let (seconds, processed) = (document["seconds"].as_f64().unwrap_or_default(), &document["processed"]);
+    text += &format!("\n{} runs, {seconds:.0} s, {processed} processed; commit ", runs.len());
+    text += &format!("{}, {}.\n", text_of(&document["machine"]["commit"]), text_of(&document["machine"]["date"]));
+    let mut list = |title: &str, lines: Vec<String>| {
+        if !lines.is_empty() {
+            let lines: Vec<String> = lines.iter().map(|line| format!("- {line}")).collect();
+            text += &format!("\n{title}\n\n{}\n", lines.join("\n"));
+        }
+    };
+    list("Read with:", texts(&document["notes"]).iter().map(text_of).collect());
+    let skipped = |s: &Value| format!("{}: {}", text_of(&s["what"]), text_of(&s["why"]));
+    list("Skipped:", texts(&document["skipped"]).iter().map(skipped).collect());
+    let promise = |p: &Value| {
+        let kept = if p["kept"] == true { "kept" } else { "**broken**" };
+        format!("{kept}: {}", text_of(&p["promise"]))
+    };
+    list("Bounds:", texts(&document["promises"]).iter().map(promise).collect());
+    text
+}
+
+/// The bounds of a table's document that were not kept.
+pub fn broken(document: &Value) -> Vec<String> {
+    let promises = document["promises"].as_array().into_iter().flatten();
+    promises.filter(|p| p["kept"] != true).filter_map(|p| Some(p["promise"].as_str()?.to_owned())).collect()
 }
 
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
@@ -296,8 +302,11 @@ mod tests {
         assert!(report.promises_kept());
         report.promise_at_most("rate_per_second", 1.5);
         report.promise_at_least("missing", 0.5);
-        let broken: Vec<&str> = report.broken().collect();
-        assert_eq!(broken, ["rate_per_second is at most 1.500: 2.000", "missing is at least 0.500: not measured"]);
+        let document = report.json(&Machine::for_tests());
+        assert_eq!(
+            broken(&document),
+            ["rate_per_second is at most 1.500: 2.000", "missing is at least 0.500: not measured"]
+        );
         let document = report.json(&Machine::for_tests());
         assert_eq!(document["figures"]["rate_per_second"], json!(2.0));
         assert_eq!(document["figures"].as_object().map(|figures| figures.len()), Some(3));

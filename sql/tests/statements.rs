@@ -184,7 +184,7 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
         '{}', '{}', '{}', '{}', '{}', '{}', false)";
     let config = queue.database.config();
     let options = format!("{} {}", config.get_options().unwrap_or_default(), pcfarm_sql::pool::BY_INDEX);
-    let plans = plans_of(&config.clone().options(options), accept).await;
+    let plans = plans_of(config.clone().options(options), accept).await;
     assert!(plans.contains("pcfarm.checkout c"), "{plans}");
     grows_with_nothing("accept", &plans);
 }
