@@ -28,10 +28,13 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     report.note("every check is on: membership, attempts, counts, heartbeats, recycler; the invariants' queries ran after each run");
     // The first night on a new cluster pays for its files, whoever spends it.
     one_night(context, SHAPES[0], (warm_up, problems)).await?;
-    for _ in 0..context.runs {
+    for run in 0..context.runs {
         let mut figures = Figures::default();
         limits(context, report, &mut figures, (warm_up, problems)).await?;
-        for (checkout, convoy) in SHAPES {
+        // Each run begins with another one: a machine is slower after some work than after other.
+        let mut shapes = SHAPES;
+        shapes.rotate_left(run % SHAPES.len());
+        for (checkout, convoy) in shapes {
             let measured = one_night(context, (checkout, convoy), (warm_up, problems)).await?;
             context.progress(&format!("{}: {:.0} a second", name(checkout, convoy), measured.per_second()));
             measured.add_to(&mut figures, &name(checkout, convoy));
