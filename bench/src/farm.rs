@@ -76,6 +76,12 @@ impl Farm {
         Farm::with(url, config, None)
     }
 
+    /// The same, with its files under this directory.
+    pub fn at_in(url: String, config: Config, directory: &Path) -> Farm {
+        let directory = tempfile::Builder::new().prefix("farm-").tempdir_in(directory).expect("a directory");
+        Farm { url, config, connection: Mutex::new(None), directory, _database: None }
+    }
+
     fn with(url: String, config: Config, database: Option<TestDatabase>) -> Farm {
         let directory = tempfile::Builder::new().prefix("pcfarm-bench-").tempdir().expect("a temporary directory");
         Farm { url, config, connection: Mutex::new(None), directory, _database: database }

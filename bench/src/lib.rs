@@ -8,6 +8,7 @@
 //! - [`puzzle`]: the problems that tests load, what `fault-agent` makes of them, and the same computed directly
 //! - [`truth`]: what must be true of the database at any time, and when jobs have ended
 //! - [`nemesis`]: faults at random moments, from a seed
+//! - [`chaos`]: the fault harness, by `pcfarm-chaos`; [`postgres`]: PostgreSQL's processes, to be hurt
 //!
 //! How fast it is:
 //!
@@ -18,6 +19,7 @@
 //! - [`report`], [`plot`]: figures, their medians, promises; [`machine`], [`usage`]: what they were measured on, and
 //!   what it cost
 
+pub mod chaos;
 pub mod context;
 pub mod direct;
 pub mod farm;
@@ -27,6 +29,7 @@ pub mod nemesis;
 pub mod night;
 pub mod plot;
 pub mod pointer;
+pub mod postgres;
 pub mod program;
 pub mod puzzle;
 pub mod report;

@@ -4,6 +4,7 @@
 
 use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
+use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_proto::v1::server_message::Message as In;
 use pcfarm_proto::{PROTOCOL_VERSION, v1};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -86,6 +87,42 @@ impl Book {
     }
 }
 
+/// What light agents make of problems.
+pub trait Work: std::fmt::Debug + Send + Sync + 'static {
+    fn controller(&self) -> &'static str;
+
+    /// `author` names the agent and the checkout.
+    fn solve(&self, author: &str, checkout_id: i64, problem: &v1::Problem) -> Outcome;
+
+    /// What became of a checkout that was delivered whole: stored, or refused for good.
+    fn told(&self, delivered: Delivered, accepted: bool);
+}
+
+/// A checkout that was delivered whole.
+#[derive(Clone, Debug)]
+pub struct Delivered {
+    pub author: String,
+    pub checkout_id: i64,
+    /// Its problems that were solved and did not fail.
+    pub solved: Vec<i64>,
+}
+
+/// Nothing: every problem's solution is `true`.
+#[derive(Debug)]
+pub struct Nothing;
+
+impl Work for Nothing {
+    fn controller(&self) -> &'static str {
+        "echo"
+    }
+
+    fn solve(&self, _author: &str, _checkout_id: i64, _problem: &v1::Problem) -> Outcome {
+        Outcome::Solution(bytes::Bytes::from_static(b"true"))
+    }
+
+    fn told(&self, _delivered: Delivered, _accepted: bool) {}
+}
+
 /// Light agents that live as long as this value.
 #[derive(Debug)]
 pub struct Herd {
@@ -95,20 +132,23 @@ pub struct Herd {
 }
 
 impl Herd {
-    /// So many agents, all of which connect at once.
-    pub fn start(url: &str, agents: usize) -> Herd {
+    /// So many agents, all of which connect at once, to one of these servers each.
+    pub fn start(urls: &[String], agents: usize, work: Arc<dyn Work>) -> Herd {
         let book = Arc::<Book>::default();
         let (pace, paces) = watch::channel(Pace::default());
-        let endpoint = Endpoint::from_shared(url.to_owned())
-            .expect("a server's address")
-            .connect_timeout(CONNECT_WAIT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-            .keep_alive_timeout(KEEPALIVE_WAIT)
-            .keep_alive_while_idle(true)
-            .buffer_size(1)
-            .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES);
+        let endpoint = |url: &String| {
+            Endpoint::from_shared(url.clone())
+                .expect("a server's address")
+                .connect_timeout(CONNECT_WAIT)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+                .keep_alive_timeout(KEEPALIVE_WAIT)
+                .keep_alive_while_idle(true)
+                .buffer_size(1)
+                .initial_stream_window_size(WINDOW_BYTES)
+                .initial_connection_window_size(WINDOW_BYTES)
+        };
+        let endpoints: Arc<[Endpoint]> = urls.iter().map(endpoint).collect();
         let mut tasks = JoinSet::new();
         for number in 0..agents {
             let agent = Agent {
@@ -120,8 +160,9 @@ impl Herd {
                 sequence: 0,
                 heartbeat: HEARTBEAT,
                 longest_delay: LONGEST_DELAY,
+                work: work.clone(),
             };
-            tasks.spawn(agent.live(endpoint.clone(), paces.clone(), book.clone()));
+            tasks.spawn(agent.live(endpoints.clone(), paces.clone(), book.clone()));
         }
         Herd { book, pace, _agents: tasks }
     }
@@ -151,7 +192,8 @@ impl Herd {
 struct Held {
     checkout_id: i64,
     token: u64,
-    problems: Vec<i64>,
+    /// Each with what was made of it.
+    problems: Vec<(i64, Outcome)>,
     /// When it is to be delivered, if it is whole.
     due: Option<Moment>,
     /// Delivered and not acknowledged.
@@ -168,6 +210,7 @@ struct Agent {
     sequence: u64,
     heartbeat: Duration,
     longest_delay: Duration,
+    work: Arc<dyn Work>,
 }
 
 /// Counts a connection for as long as it lives.
@@ -187,12 +230,14 @@ impl Drop for Connected<'_> {
 }
 
 impl Agent {
-    async fn live(mut self, endpoint: Endpoint, mut paces: watch::Receiver<Pace>, book: Arc<Book>) {
+    async fn live(mut self, endpoints: Arc<[Endpoint]>, mut paces: watch::Receiver<Pace>, book: Arc<Book>) {
         let mut failures = 0;
+        let mut turn = self.number;
         loop {
-            if self.session(&endpoint, &mut paces, &book).await {
+            if self.session(&endpoints[turn % endpoints.len()], &mut paces, &book).await {
                 failures = 0;
             }
+            turn += 1;
             let full = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures)).min(self.longest_delay);
             let luck: f64 = rand::random();
             sleep(full.mul_f64(1.0 - luck / 2.0)).await;
@@ -272,7 +317,7 @@ impl Agent {
             memory_bytes: 1 << 30,
             system: "light".to_owned(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-            controllers: vec!["echo".to_owned()],
+            controllers: vec![self.work.controller().to_owned()],
             held: self.holds(),
             state: v1::WorkstationState::Waiting.into(),
             ..v1::Hello::default()
@@ -318,12 +363,34 @@ impl Agent {
                     };
                     book.accepted.fetch_add(u64::from(verdict.accepted), Ordering::Relaxed);
                     book.refused.fetch_add(refused, Ordering::Relaxed);
+                    self.tell(verdict);
                 }
                 self.forget(ack.verdicts.iter().map(|v| v.checkout_id));
             }
             In::Drain(_) => {}
         }
         None
+    }
+
+    /// The token is in it: a database that was restored gives ids again.
+    fn author(&self, checkout_id: i64, token: u64) -> String {
+        format!("light-{}/{checkout_id}/{token:x}", self.number)
+    }
+
+    /// Says what became of a checkout, if that is certain.
+    fn tell(&self, verdict: &v1::CheckoutVerdict) {
+        let accepted = match verdict.verdict() {
+            v1::Verdict::Accepted if verdict.refused == 0 => true,
+            v1::Verdict::AlreadyAccepted => true,
+            v1::Verdict::Revoked | v1::Verdict::Unknown => false,
+            v1::Verdict::Accepted | v1::Verdict::Unspecified => return,
+        };
+        let delivered = |held: &&Held| held.checkout_id == verdict.checkout_id && held.delivered;
+        let Some(held) = self.held.iter().find(delivered) else { return };
+        let (author, checkout_id) = (self.author(held.checkout_id, held.token), held.checkout_id);
+        let solved = held.problems.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Solution(_)));
+        let solved = solved.map(|(problem_id, _)| *problem_id).collect();
+        self.work.told(Delivered { author, checkout_id, solved }, accepted);
     }
 
     fn forget(&mut self, gone: impl Iterator<Item = i64>) {
@@ -334,13 +401,15 @@ impl Agent {
 
     fn hold(&mut self, part: v1::Checkout, hold: Duration, book: &Book) {
         self.sequence = part.sequence;
-        let problems = part.problems.iter().map(|p| p.problem_id);
+        let author = self.author(part.checkout_id, part.token);
+        let solved = |p: &v1::Problem| (p.problem_id, self.work.solve(&author, part.checkout_id, p));
+        let problems: Vec<_> = part.problems.iter().map(solved).collect();
         match self.held.iter_mut().find(|held| held.checkout_id == part.checkout_id) {
             Some(held) => held.problems.extend(problems),
             None => self.held.push(Held {
                 checkout_id: part.checkout_id,
                 token: part.token,
-                problems: problems.collect(),
+                problems,
                 due: None,
                 delivered: false,
             }),
@@ -363,9 +432,9 @@ impl Agent {
         let checkouts: Vec<_> = due
             .map(|held| {
                 held.delivered = true;
-                let result = |&problem_id: &i64| v1::ProblemResult {
-                    problem_id,
-                    outcome: Some(v1::problem_result::Outcome::Solution(bytes::Bytes::from_static(b"true"))),
+                let result = |(problem_id, outcome): &(i64, Outcome)| v1::ProblemResult {
+                    problem_id: *problem_id,
+                    outcome: Some(outcome.clone()),
                 };
                 v1::CheckoutResults {
                     checkout_id: held.checkout_id,

@@ -132,6 +132,19 @@ impl Program {
         }
     }
 
+    /// Waits until it has ended, and kills it when that takes too long. True: it ended by itself.
+    pub async fn ended_or_killed(&mut self, within: Duration) -> bool {
+        let deadline = Instant::now() + within;
+        while self.runs() {
+            if Instant::now() > deadline {
+                self.kill();
+                return false;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        true
+    }
+
     /// Waits until it has written this.
     pub async fn says(&mut self, text: &str, within: Duration) {
         let deadline = Instant::now() + within;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pcfarm_bench::farm::{Farm, LONG, SOON};
-use pcfarm_bench::light::{Herd, Pace};
+use pcfarm_bench::light::{Herd, Nothing, Pace};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -26,7 +26,7 @@ async fn a_herd_is_back_after_its_server_was_killed_and_nobody_is_dead() {
     let farm = Farm::new().await;
     farm.job_type("noop", "echo", json!({})).await;
     let mut server = farm.serving("a", &["--lease", LEASE, "--checkout-problems", "4"]).await;
-    let herd = Herd::start(&server.url(), HERD);
+    let herd = Herd::start(&[server.url()], HERD, std::sync::Arc::new(Nothing));
     herd.connected(HERD, LONG).await.expect("a herd");
     let job =
         farm.submit("noop", "select i::text as key, to_jsonb(i) as payload from generate_series(1, 4000) i", 1).await;
@@ -51,12 +51,12 @@ async fn a_herd_is_back_after_its_server_was_killed_and_nobody_is_dead() {
 async fn one_address_gets_its_connections_and_no_more() {
     let farm = Farm::new().await;
     let mut server = farm.serving("a", &["--connections-per-address", "20"]).await;
-    let herd = Herd::start(&server.url(), 30);
+    let herd = Herd::start(&[server.url()], 30, std::sync::Arc::new(Nothing));
     server.program.says("too many connections", SOON).await;
     herd.connected(20, LONG).await.expect("as many as may");
     assert_eq!(herd.book.connected(), 20);
     drop(herd);
     // Their places are free again.
-    let herd = Herd::start(&server.url(), 20);
+    let herd = Herd::start(&[server.url()], 20, std::sync::Arc::new(Nothing));
     herd.connected(20, LONG).await.expect("as many as before");
 }

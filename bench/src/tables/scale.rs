@@ -3,7 +3,7 @@
 
 use crate::context::{Context, Database};
 use crate::farm::{Farm, Server};
-use crate::light::{Herd, Pace};
+use crate::light::{Herd, Nothing, Pace};
 use crate::plot::{Kind, Plot};
 use crate::pointer::PAYLOAD;
 use crate::report::{Figures, Report, quantile};
@@ -11,6 +11,7 @@ use crate::truth;
 use crate::usage;
 use anyhow::{Context as _, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
@@ -142,7 +143,7 @@ impl Site {
         let flags = ["--lease", &lease, "--heartbeat", "5", "--checkout-seconds", "15", "--pool-size", "16"];
         let limits = ["--connections", &connections, "--connections-per-address", &connections];
         let server = farm.serving("server", &[&flags[..], &limits[..]].concat()).await;
-        let herd = Herd::start(&server.url(), workstations);
+        let herd = Herd::start(&[server.url()], workstations, Arc::new(Nothing));
         let took = herd.connected(workstations, CONNECT_WAIT).await?;
         let postmaster = context.postmaster().await?;
         Ok((Site { database, farm, server, herd, workstations, postmaster }, took))

@@ -1,0 +1,482 @@
+//! What can go wrong with a farm, how it is brought about, and how it is made good again.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use pcfarm_sql::connect::{ConnectionTask, connect};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rustix::process::{Pid, Signal};
+use tokio_postgres::Client;
+
+use super::link::Weather;
+use super::oracle::Void;
+use super::world::{HEARTBEAT, LEASE, World};
+use crate::postgres;
+use crate::program::Program;
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    // Processes
+    KillServer,
+    FreezeServer,
+    RestartServer,
+    KillAgent,
+    FreezeAgent,
+    RestartAgent,
+    KillRecycler,
+    FreezeRecycler,
+    /// A second agent with the credentials of one that runs.
+    CopiedCredentials,
+    // PostgreSQL
+    CrashPostgresql,
+    KillPostmaster,
+    RestartPostgresql,
+    /// For twice the lease.
+    FreezePostgresql,
+    TerminateBackends,
+    /// Everybody's connections are ended and somebody else takes all of them.
+    TakeConnections,
+    LockJobs,
+    /// A transaction that has read and does nothing any more.
+    KeepSnapshot,
+    FillDataDisk,
+    FillLogDisk,
+    /// What was committed since is gone; the same farm goes on with an older database.
+    RestoreBackup,
+    // Links
+    CutDatabaseLink,
+    SilenceDatabaseLink,
+    SlowDatabaseLink,
+    RefuseDatabaseLink,
+    /// A commit whose reply is eaten.
+    EatReplies,
+    CutDoor,
+    SilenceToServer,
+    SilenceFromServer,
+    SlowDoor,
+    RefuseDoor,
+    // Clocks
+    MoveServerClock,
+    MoveAgentClock,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 32] = [
+        Kind::KillServer,
+        Kind::FreezeServer,
+        Kind::RestartServer,
+        Kind::KillAgent,
+        Kind::FreezeAgent,
+        Kind::RestartAgent,
+        Kind::KillRecycler,
+        Kind::FreezeRecycler,
+        Kind::CopiedCredentials,
+        Kind::CrashPostgresql,
+        Kind::KillPostmaster,
+        Kind::RestartPostgresql,
+        Kind::FreezePostgresql,
+        Kind::TerminateBackends,
+        Kind::TakeConnections,
+        Kind::LockJobs,
+        Kind::KeepSnapshot,
+        Kind::FillDataDisk,
+        Kind::FillLogDisk,
+        Kind::RestoreBackup,
+        Kind::CutDatabaseLink,
+        Kind::SilenceDatabaseLink,
+        Kind::SlowDatabaseLink,
+        Kind::RefuseDatabaseLink,
+        Kind::EatReplies,
+        Kind::CutDoor,
+        Kind::SilenceToServer,
+        Kind::SilenceFromServer,
+        Kind::SlowDoor,
+        Kind::RefuseDoor,
+        Kind::MoveServerClock,
+        Kind::MoveAgentClock,
+    ];
+
+    /// In lower case with hyphens, as reports and the command line have it.
+    pub fn name(self) -> String {
+        let mut name = String::new();
+        for letter in format!("{self:?}").chars() {
+            if letter.is_uppercase() && !name.is_empty() {
+                name.push('-');
+            }
+            name.push(letter.to_ascii_lowercase());
+        }
+        name
+    }
+
+    fn hits(self) -> Hits {
+        match self {
+            Kind::KillServer
+            | Kind::FreezeServer
+            | Kind::RestartServer
+            | Kind::CutDatabaseLink
+            | Kind::SilenceDatabaseLink
+            | Kind::SlowDatabaseLink
+            | Kind::RefuseDatabaseLink
+            | Kind::EatReplies
+            | Kind::CutDoor
+            | Kind::SilenceToServer
+            | Kind::SilenceFromServer
+            | Kind::SlowDoor
+            | Kind::RefuseDoor
+            | Kind::MoveServerClock => Hits::Server,
+            Kind::KillAgent
+            | Kind::FreezeAgent
+            | Kind::RestartAgent
+            | Kind::CopiedCredentials
+            | Kind::MoveAgentClock => Hits::Agent,
+            Kind::KillRecycler | Kind::FreezeRecycler => Hits::Recycler,
+            Kind::CrashPostgresql
+            | Kind::KillPostmaster
+            | Kind::RestartPostgresql
+            | Kind::FreezePostgresql
+            | Kind::TerminateBackends
+            | Kind::TakeConnections
+            | Kind::LockJobs
+            | Kind::KeepSnapshot
+            | Kind::FillDataDisk
+            | Kind::FillLogDisk
+            | Kind::RestoreBackup => Hits::Database,
+        }
+    }
+}
+
+/// Whom a kind of fault hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Hits {
+    Server,
+    Agent,
+    Recycler,
+    Database,
+}
+
+/// One fault of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fault {
+    pub kind: Kind,
+    /// Which of those that it may hit.
+    pub victim: usize,
+    pub length: Duration,
+    /// Until the next one.
+    pub pause: Duration,
+    /// Anything else that it has to choose.
+    pub luck: u32,
+}
+
+impl Fault {
+    /// Two faults of one target wait for each other.
+    pub fn target(&self) -> (Hits, usize) {
+        (self.kind.hits(), self.victim)
+    }
+}
+
+/// From well under a heartbeat to twice the lease, in milliseconds.
+const LENGTH_MS: std::ops::Range<u64> = 50..4_500;
+const PAUSE_MS: std::ops::Range<u64> = 300..2_500;
+
+/// Faults from a seed: the same seed, the same faults in the same order.
+#[derive(Debug)]
+pub struct Nemesis {
+    random: StdRng,
+    kinds: Vec<Kind>,
+    /// Kinds that have not had their turn: each has one before any has a second.
+    left: Vec<Kind>,
+}
+
+impl Nemesis {
+    pub fn new(seed: u64, kinds: &[Kind]) -> Nemesis {
+        Nemesis { random: StdRng::seed_from_u64(seed), kinds: kinds.to_vec(), left: Vec::new() }
+    }
+
+    pub fn next(&mut self, count: impl Fn(Hits) -> usize) -> Fault {
+        if self.left.is_empty() {
+            self.left.clone_from(&self.kinds);
+        }
+        let place = self.random.random_range(0..self.left.len());
+        let kind = self.left.swap_remove(place);
+        let victim = self.random.random_range(0..count(kind.hits()).max(1));
+        let length = Duration::from_millis(self.random.random_range(LENGTH_MS));
+        let pause = Duration::from_millis(self.random.random_range(PAUSE_MS));
+        let length = match kind {
+            Kind::FreezePostgresql => LEASE * 2,
+            Kind::RestoreBackup => length.max(LEASE),
+            _ => length,
+        };
+        Fault { kind, victim, length, pause, luck: self.random.random() }
+    }
+}
+
+/// How a fault is made good again.
+pub enum Remedy {
+    Nothing,
+    StartServer(usize),
+    StartAgent(usize),
+    StartRecycler(usize),
+    ThawServer(usize),
+    ThawAgent(usize),
+    ThawRecycler(usize),
+    StartPostgresql,
+    ThawPostgresql(Vec<Pid>),
+    /// What was held is let go.
+    LetGo(Vec<(Client, ConnectionTask)>),
+    EndImpostor(Box<Program>),
+    EmptyDisk(usize),
+    /// With what was committed since the backup void.
+    RestoreBackup(std::time::Instant),
+    ClearDatabaseLink(usize),
+    ClearDoor(usize),
+    StopEating(usize),
+    ServerClock(usize),
+    AgentClock(usize),
+}
+
+/// What a fault came to.
+pub enum Struck {
+    Done(Remedy),
+    /// This machine cannot do that, and why.
+    Skipped(String),
+}
+
+/// How long a program may take to end in good order.
+const STOP_WAIT: Duration = Duration::from_secs(20);
+
+fn done(remedy: Remedy) -> anyhow::Result<Struck> {
+    Ok(Struck::Done(remedy))
+}
+
+/// Brings it about.
+pub async fn strike(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
+    let victim = fault.victim;
+    match fault.kind {
+        Kind::KillServer => {
+            world.servers[victim].server.program.kill();
+            done(Remedy::StartServer(victim))
+        }
+        Kind::FreezeServer => {
+            world.servers[victim].server.program.freeze();
+            done(Remedy::ThawServer(victim))
+        }
+        Kind::RestartServer => {
+            let program = &mut world.servers[victim].server.program;
+            program.terminate();
+            program.ended(STOP_WAIT).await;
+            done(Remedy::StartServer(victim))
+        }
+        Kind::KillAgent => {
+            world.agents[victim].kill();
+            done(Remedy::StartAgent(victim))
+        }
+        Kind::FreezeAgent => {
+            world.agents[victim].freeze();
+            done(Remedy::ThawAgent(victim))
+        }
+        Kind::RestartAgent => {
+            world.agents[victim].terminate();
+            done(Remedy::StartAgent(victim))
+        }
+        Kind::KillRecycler => {
+            world.recyclers[victim].kill();
+            done(Remedy::StartRecycler(victim))
+        }
+        Kind::FreezeRecycler => {
+            world.recyclers[victim].freeze();
+            done(Remedy::ThawRecycler(victim))
+        }
+        Kind::CopiedCredentials => done(Remedy::EndImpostor(Box::new(world.impostor(victim)?))),
+        Kind::CrashPostgresql => {
+            world.cluster.crash().await?;
+            done(Remedy::StartPostgresql)
+        }
+        Kind::KillPostmaster => {
+            let postmaster = postgres::postmaster(world.cluster.directory())?;
+            postgres::signal(&[postmaster], Signal::KILL);
+            done(Remedy::StartPostgresql)
+        }
+        Kind::RestartPostgresql => {
+            let postmaster = postgres::postmaster(world.cluster.directory())?;
+            postgres::signal(&[postmaster], Signal::INT);
+            postgres::gone(postmaster, STOP_WAIT).await;
+            done(Remedy::StartPostgresql)
+        }
+        Kind::FreezePostgresql => done(Remedy::ThawPostgresql(postgres::freeze(world.cluster.directory())?)),
+        Kind::TerminateBackends => {
+            terminate_backends(world).await?;
+            done(Remedy::Nothing)
+        }
+        Kind::TakeConnections => {
+            let mut taken = Vec::new();
+            terminate_backends(world).await?;
+            while let Ok(Ok(one)) = tokio::time::timeout(HEARTBEAT, connect(&world.config)).await {
+                taken.push(one);
+            }
+            done(Remedy::LetGo(taken))
+        }
+        Kind::LockJobs => {
+            let one = world.database().await?;
+            let lock = "begin; select from pcfarm.job where ended_at is null order by random() limit 3 for update";
+            one.0.batch_execute(lock).await.context("locking jobs")?;
+            done(Remedy::LetGo(vec![one]))
+        }
+        Kind::KeepSnapshot => {
+            let one = world.database().await?;
+            one.0.batch_execute("begin isolation level repeatable read; select count(*) from pcfarm.result").await?;
+            done(Remedy::LetGo(vec![one]))
+        }
+        Kind::FillDataDisk => fill_disk(world, 0),
+        Kind::FillLogDisk => fill_disk(world, 1),
+        Kind::RestoreBackup => {
+            if !world.workload.pause(STOP_WAIT).await {
+                world.workload.resume();
+                return Ok(Struck::Skipped("clients were not done in time".to_owned()));
+            }
+            world.back_up().await?;
+            done(Remedy::RestoreBackup(std::time::Instant::now()))
+        }
+        Kind::CutDatabaseLink => {
+            world.servers[victim].database.cut();
+            done(Remedy::Nothing)
+        }
+        Kind::SilenceDatabaseLink => {
+            let (silent_up, silent_down) = [(true, true), (true, false), (false, true)][fault.luck as usize % 3];
+            let weather = Weather { silent_up, silent_down, ..Weather::default() };
+            world.servers[victim].database.weather(weather);
+            done(Remedy::ClearDatabaseLink(victim))
+        }
+        Kind::SlowDatabaseLink => {
+            let delay = Duration::from_millis(u64::from(fault.luck % 300) + 5);
+            world.servers[victim].database.weather(Weather { delay, ..Weather::default() });
+            done(Remedy::ClearDatabaseLink(victim))
+        }
+        Kind::RefuseDatabaseLink => {
+            world.servers[victim].database.weather(Weather { closed: true, ..Weather::default() });
+            world.servers[victim].database.cut();
+            done(Remedy::ClearDatabaseLink(victim))
+        }
+        Kind::EatReplies => {
+            world.servers[victim].database.swallow_replies(1 + fault.luck % 8);
+            done(Remedy::StopEating(victim))
+        }
+        Kind::CutDoor => {
+            world.servers[victim].door.cut();
+            done(Remedy::Nothing)
+        }
+        Kind::SilenceToServer => {
+            world.servers[victim].door.weather(Weather { silent_up: true, ..Weather::default() });
+            done(Remedy::ClearDoor(victim))
+        }
+        Kind::SilenceFromServer => {
+            world.servers[victim].door.weather(Weather { silent_down: true, ..Weather::default() });
+            done(Remedy::ClearDoor(victim))
+        }
+        Kind::SlowDoor => {
+            let delay = Duration::from_millis(u64::from(fault.luck % 300) + 5);
+            world.servers[victim].door.weather(Weather { delay, ..Weather::default() });
+            done(Remedy::ClearDoor(victim))
+        }
+        Kind::RefuseDoor => {
+            world.servers[victim].door.weather(Weather { closed: true, ..Weather::default() });
+            world.servers[victim].door.cut();
+            done(Remedy::ClearDoor(victim))
+        }
+        Kind::MoveServerClock | Kind::MoveAgentClock => match &world.clocks {
+            Err(why) => Ok(Struck::Skipped(why.clone())),
+            Ok(_) => {
+                let shift =
+                    *[-86_400_i64, -3_600, -5, 5, 3_600, 86_400].get(fault.luck as usize % 6).expect("there are six");
+                if fault.kind == Kind::MoveServerClock {
+                    world.move_server_clock(victim, shift)?;
+                    done(Remedy::ServerClock(victim))
+                } else {
+                    world.move_agent_clock(victim, shift)?;
+                    done(Remedy::AgentClock(victim))
+                }
+            }
+        },
+    }
+}
+
+async fn terminate_backends(world: &World) -> anyhow::Result<()> {
+    let (client, _connection) = world.database().await?;
+    let text = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and backend_type = 'client backend'";
+    client.query(text, &[]).await.context("terminating backends")?;
+    Ok(())
+}
+
+fn fill_disk(world: &World, which: usize) -> anyhow::Result<Struck> {
+    match &world.disks {
+        Err(why) => Ok(Struck::Skipped(why.clone())),
+        Ok(disks) => {
+            disks[which].fill()?;
+            done(Remedy::EmptyDisk(which))
+        }
+    }
+}
+
+/// Makes it good again.
+pub async fn remedy(world: &mut World, remedy: Remedy) -> anyhow::Result<()> {
+    match remedy {
+        Remedy::Nothing => {}
+        Remedy::StartServer(victim) => world.servers[victim].server.program.start(),
+        Remedy::StartAgent(victim) => {
+            world.agents[victim].ended_or_killed(STOP_WAIT).await;
+            world.agents[victim].start();
+        }
+        Remedy::StartRecycler(victim) => world.recyclers[victim].start(),
+        Remedy::ThawServer(victim) => world.servers[victim].server.program.thaw(),
+        Remedy::ThawAgent(victim) => world.agents[victim].thaw(),
+        Remedy::ThawRecycler(victim) => world.recyclers[victim].thaw(),
+        Remedy::StartPostgresql => world.cluster.start_again().await?,
+        Remedy::ThawPostgresql(processes) => postgres::thaw(&processes),
+        Remedy::LetGo(held) => drop(held),
+        Remedy::EndImpostor(mut impostor) => impostor.kill(),
+        Remedy::EmptyDisk(which) => {
+            if let Ok(disks) = &world.disks {
+                disks[which].empty();
+            }
+            // A full log disk ends PostgreSQL.
+            world.postgresql_runs().await?;
+        }
+        Remedy::RestoreBackup(from) => {
+            world.restore().await?;
+            world.voids.push(Void { from, to: std::time::Instant::now() });
+            world.workload.resume();
+        }
+        Remedy::ClearDatabaseLink(victim) => world.servers[victim].database.weather(Weather::default()),
+        Remedy::ClearDoor(victim) => world.servers[victim].door.weather(Weather::default()),
+        Remedy::StopEating(victim) => world.servers[victim].database.stop_swallowing(),
+        Remedy::ServerClock(victim) => world.move_server_clock(victim, 0)?,
+        Remedy::AgentClock(victim) => world.move_agent_clock(victim, 0)?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn a_seed_says_it_all_and_every_kind_has_its_turn() {
+        let faults = |seed| {
+            let mut nemesis = Nemesis::new(seed, &Kind::ALL);
+            (0..64).map(|_| nemesis.next(|_| 3)).collect::<Vec<_>>()
+        };
+        assert_eq!(faults(1), faults(1));
+        assert_ne!(faults(1), faults(2));
+        let kinds: HashSet<Kind> = faults(3)[..32].iter().map(|fault| fault.kind).collect();
+        assert_eq!(kinds.len(), 32);
+    }
+
+    #[test]
+    fn kinds_have_names() {
+        assert_eq!(Kind::EatReplies.name(), "eat-replies");
+        let names: HashSet<String> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        assert_eq!(names.len(), Kind::ALL.len());
+    }
+}

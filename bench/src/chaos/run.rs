@@ -1,0 +1,217 @@
+//! One run of the harness: a farm at work, one fault after the other, everybody well again, and the oracle's judgement.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::faults::{Fault, Hits, Kind, Nemesis, Remedy, Struck, remedy, strike};
+use super::oracle::Judgement;
+use super::world::World;
+
+/// What a run does.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub faults: usize,
+    pub kinds: Vec<Kind>,
+}
+
+/// What it came to.
+#[derive(Debug)]
+pub struct Outcome {
+    pub plan: Plan,
+    /// Injected, by kind.
+    pub injected: BTreeMap<Kind, usize>,
+    /// Not injected, by kind, and why.
+    pub skipped: BTreeMap<Kind, (usize, String)>,
+    pub judgement: Judgement,
+    /// Until the last job had ended, after everybody was well again.
+    pub recovered: Duration,
+    pub took: Duration,
+}
+
+/// Faults that there are at a time.
+const AT_ONCE: usize = 3;
+
+const TICK: Duration = Duration::from_millis(20);
+
+/// A farm that is well again should be done by then.
+const RECOVERY: Duration = Duration::from_secs(120);
+
+/// A fault or its remedy may meet a farm that another one has hit.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Pending {
+    due: Instant,
+    fault: Fault,
+    remedy: Remedy,
+}
+
+/// Runs it in this directory, which keeps journals and logs.
+pub async fn run(directory: &Path, plan: Plan) -> anyhow::Result<Outcome> {
+    let began = Instant::now();
+    let mut world = World::start(directory, plan.seed).await.context("starting a farm")?;
+    let mut nemesis = Nemesis::new(plan.seed, &plan.kinds);
+    let mut outcome = Outcome {
+        plan: plan.clone(),
+        injected: BTreeMap::new(),
+        skipped: BTreeMap::new(),
+        judgement: Judgement::default(),
+        recovered: Duration::ZERO,
+        took: Duration::ZERO,
+    };
+    let mut pending: Vec<Pending> = Vec::new();
+    sleep(Duration::from_secs(2)).await; // some work is under way
+    for number in 1..=plan.faults {
+        let fault = nemesis.next(|hits| world.count(hits));
+        while pending.len() >= AT_ONCE || pending.iter().any(|other| other.fault.target() == fault.target()) {
+            tick(&mut world, &mut pending).await?;
+        }
+        eprintln!("{:7.2} s {number:4} {} {}", began.elapsed().as_secs_f64(), fault.kind.name(), fault.victim);
+        world.supervise(&busy(&pending));
+        match patiently(&mut world, &fault).await? {
+            Struck::Done(remedy) => {
+                *outcome.injected.entry(fault.kind).or_default() += 1;
+                pending.push(Pending { due: Instant::now() + fault.length, fault, remedy });
+            }
+            Struck::Skipped(why) => outcome.skipped.entry(fault.kind).or_insert((0, why)).0 += 1,
+        }
+        let next = Instant::now() + fault.pause;
+        while Instant::now() < next {
+            tick(&mut world, &mut pending).await?;
+        }
+    }
+    while !pending.is_empty() {
+        tick(&mut world, &mut pending).await?;
+    }
+    let healed = Instant::now();
+    world.supervise(&[]);
+    let World { workload, .. } = &mut world;
+    let ended = std::mem::replace(workload, super::workload::Workload::none()).end(RECOVERY).await;
+    ensure!(ended, "clients are not done {RECOVERY:?} after everybody is well");
+    let all_ended = wait_for_jobs(&mut world).await;
+    outcome.recovered = healed.elapsed();
+    let stopped = world.stop().await;
+    outcome.judgement = world.judge().await?;
+    world.keep_logs();
+    outcome.judgement.wrong.extend(all_ended.err().map(|error| format!("{error:#}")));
+    outcome.judgement.wrong.extend(stopped);
+    outcome.took = began.elapsed();
+    Ok(outcome)
+}
+
+fn busy(pending: &[Pending]) -> Vec<(Hits, usize)> {
+    pending.iter().map(|pending| pending.fault.target()).collect()
+}
+
+/// A fault that needs the database waits until that answers.
+async fn patiently(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match strike(world, fault).await {
+            Err(_) if Instant::now() < deadline => sleep(Duration::from_millis(200)).await,
+            outcome => return outcome.with_context(|| format!("bringing about {}", fault.kind.name())),
+        }
+    }
+}
+
+/// Makes good what is due, and starts what has ended by itself.
+async fn tick(world: &mut World, pending: &mut Vec<Pending>) -> anyhow::Result<()> {
+    sleep(TICK).await;
+    while let Some(place) = pending.iter().position(|pending| Instant::now() >= pending.due) {
+        let Pending { fault, remedy: due, .. } = pending.swap_remove(place);
+        remedy(world, due).await.with_context(|| format!("making {} good again", fault.kind.name()))?;
+    }
+    world.supervise(&busy(pending));
+    Ok(())
+}
+
+async fn wait_for_jobs(world: &mut World) -> anyhow::Result<()> {
+    let deadline = Instant::now() + RECOVERY;
+    loop {
+        world.supervise(&[]);
+        let open = async {
+            let (client, _connection) = world.database().await?;
+            anyhow::Ok(
+                client.query_one("select count(*) from pcfarm.job where ended_at is null", &[]).await?.get::<_, i64>(0),
+            )
+        };
+        let open = open.await;
+        if matches!(open, Ok(0)) {
+            return Ok(());
+        }
+        let why = open.map_or_else(|error| format!("{error:#}"), |open| format!("{open} jobs have not ended"));
+        ensure!(Instant::now() < deadline, "{RECOVERY:?} after everybody is well: {why}\n{}", world.farm.state().await);
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
+impl Outcome {
+    pub fn injected(&self) -> usize {
+        self.injected.values().sum()
+    }
+
+    pub fn json(&self) -> Value {
+        let names = |found: &[String]| json!(found.iter().take(20).collect::<Vec<_>>());
+        let Judgement { lost, doubled, applied_from_revoked, wrong, jobs, problems, verdicts } = &self.judgement;
+        let kinds: serde_json::Map<String, Value> =
+            self.injected.iter().map(|(kind, count)| (kind.name(), json!(count))).collect();
+        let skipped: Vec<Value> = self
+            .skipped
+            .iter()
+            .map(|(kind, (count, why))| json!({"what": kind.name(), "times": count, "why": why}))
+            .collect();
+        json!({
+            "table": "chaos",
+            "seed": self.plan.seed,
+            "seconds": self.took.as_secs_f64(),
+            "recovery_seconds": self.recovered.as_secs_f64(),
+            "processed": problems,
+            "jobs": jobs,
+            "acknowledgements": verdicts,
+            "faults": self.injected(),
+            "kinds": kinds,
+            "skipped": skipped,
+            "lost": lost.len(),
+            "doubled": doubled.len(),
+            "applied_from_revoked": applied_from_revoked.len(),
+            "wrong": wrong.len(),
+            "found": {
+                "lost": names(lost),
+                "doubled": names(doubled),
+                "applied_from_revoked": names(applied_from_revoked),
+                "wrong": names(wrong),
+            },
+        })
+    }
+
+    pub fn text(&self) -> String {
+        let Judgement { lost, doubled, applied_from_revoked, wrong, jobs, problems, verdicts } = &self.judgement;
+        let mut text = format!(
+            "seed {}: {} faults of {} kinds in {:.0} s; {jobs} jobs of {problems} problems, {verdicts} acknowledgements; \
+             all done {:.1} s after everybody was well\n",
+            self.plan.seed,
+            self.injected(),
+            self.injected.len(),
+            self.took.as_secs_f64(),
+            self.recovered.as_secs_f64(),
+        );
+        for (kind, count) in &self.injected {
+            text += &format!("  {:4} {}\n", count, kind.name());
+        }
+        for (kind, (count, why)) in &self.skipped {
+            text += &format!("  skipped {count} times: {}: {why}\n", kind.name());
+        }
+        for (name, found) in
+            [("lost", lost), ("doubled", doubled), ("applied from revoked", applied_from_revoked), ("wrong", wrong)]
+        {
+            text += &format!("  {name}: {}\n", found.len());
+            found.iter().take(20).for_each(|found| text += &format!("    {found}\n"));
+        }
+        text
+    }
+}

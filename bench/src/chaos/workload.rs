@@ -1,0 +1,284 @@
+//! Clients that submit jobs all the time, over gRPC and in SQL, and write down what they asked for and what they were
+//! told. What nobody answers is asked again with the same idempotency key, until somebody does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pcfarm_proto::ids::JobId;
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::job_service_client::JobServiceClient;
+use pcfarm_proto::v1::submit_request::Part;
+use pcfarm_sql::connect::connect;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::Config;
+use tonic::Code;
+use tonic::transport::Endpoint;
+
+use super::journal::{Journal, Known, Submission};
+
+/// Longest that a call may take before its caller gives up and asks somebody else.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Jobs that have not ended, beyond which clients wait.
+const OPEN_JOBS: i64 = 40;
+
+const PAUSE_MS: std::ops::Range<u64> = 20..200;
+
+/// What clients do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Submit.
+    Go,
+    /// Submit nothing new; what was begun is brought to an end.
+    Wait,
+    /// The same, and then end.
+    End,
+}
+
+/// Clients at work.
+#[derive(Debug)]
+pub struct Workload {
+    order: watch::Sender<Order>,
+    /// Clients that wait.
+    waiting: watch::Receiver<usize>,
+    clients: JoinSet<()>,
+    count: usize,
+}
+
+struct Client {
+    number: usize,
+    random: StdRng,
+    endpoints: Vec<Endpoint>,
+    database: Config,
+    journal: Arc<Journal>,
+}
+
+impl Workload {
+    /// `servers` are the addresses that clients know, `database` is for those who load with SQL.
+    pub fn start(seed: u64, clients: usize, servers: &[String], database: &Config, journal: &Arc<Journal>) -> Workload {
+        let (order, orders) = watch::channel(Order::Go);
+        let (waits, waiting) = watch::channel(0);
+        let endpoints: Vec<Endpoint> = servers
+            .iter()
+            .map(|url| Endpoint::from_shared(url.clone()).expect("a server's address").connect_timeout(PATIENCE))
+            .collect();
+        let mut tasks = JoinSet::new();
+        for number in 0..clients {
+            let client = Client {
+                number,
+                random: StdRng::seed_from_u64(seed.wrapping_add(1 + number as u64)),
+                endpoints: endpoints.clone(),
+                database: database.clone(),
+                journal: journal.clone(),
+            };
+            tasks.spawn(client.work(orders.clone(), waits.clone()));
+        }
+        Workload { order, waiting, clients: tasks, count: clients }
+    }
+
+    /// Nobody.
+    pub fn none() -> Workload {
+        let (order, _) = watch::channel(Order::End);
+        let (_, waiting) = watch::channel(0);
+        Workload { order, waiting, clients: JoinSet::new(), count: 0 }
+    }
+
+    /// Lets every client end what it has begun. False: it took too long, as with a farm that is down.
+    pub async fn pause(&mut self, within: Duration) -> bool {
+        self.order.send_replace(Order::Wait);
+        let count = self.count;
+        timeout(within, self.waiting.wait_for(|waiting| *waiting == count)).await.is_ok_and(|all| all.is_ok())
+    }
+
+    pub fn resume(&self) {
+        self.order.send_replace(Order::Go);
+    }
+
+    /// Lets every client end what it has begun, and itself. False: it took too long.
+    pub async fn end(mut self, within: Duration) -> bool {
+        self.order.send_replace(Order::End);
+        let all = async { while self.clients.join_next().await.is_some() {} };
+        timeout(within, all).await.is_ok()
+    }
+}
+
+/// A way to ask for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// One message holds all.
+    AtOnce,
+    InParts,
+    Sql,
+    /// It goes away before it has said all: nothing may be left of it.
+    Torn,
+}
+
+impl Client {
+    async fn work(mut self, mut orders: watch::Receiver<Order>, waits: watch::Sender<usize>) {
+        let mut number = 0;
+        loop {
+            let order = *orders.borrow_and_update();
+            match order {
+                Order::End => return,
+                Order::Wait => {
+                    waits.send_modify(|waiting| *waiting += 1);
+                    let changed = orders.changed().await;
+                    waits.send_modify(|waiting| *waiting -= 1);
+                    if changed.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                Order::Go => {}
+            }
+            if self.is_enough().await {
+                sleep(Duration::from_millis(200)).await;
+                continue;
+            }
+            number += 1;
+            self.submit(number).await;
+            sleep(Duration::from_millis(self.random.random_range(PAUSE_MS))).await;
+        }
+    }
+
+    /// A farm that is not asked for less would be asked for ever more.
+    async fn is_enough(&self) -> bool {
+        let count = async {
+            let (client, _connection) = connect(&self.database).await.ok()?;
+            let text = "select count(*) from pcfarm.job where ended_at is null";
+            client.query_one(text, &[]).await.ok()?.try_get::<_, i64>(0).ok()
+        };
+        match timeout(PATIENCE, count).await {
+            Ok(Some(open)) => open > OPEN_JOBS,
+            // It cannot be asked: that is no reason to stop asking the servers.
+            Ok(None) | Err(_) => false,
+        }
+    }
+
+    async fn submit(&mut self, number: u32) {
+        let way = *[Way::AtOnce, Way::AtOnce, Way::AtOnce, Way::InParts, Way::InParts, Way::Sql, Way::Torn]
+            .choose(&mut self.random)
+            .expect("there are some");
+        let key = format!("client {} job {number}", self.number);
+        let job_type = *["plain", "counted", "flaky"].choose(&mut self.random).expect("there are some");
+        let count = self.random.random_range(1..120);
+        let ms = self.random.random_range(0..40_u64);
+        let problems: Vec<(String, String)> = (0..count)
+            .map(|n| {
+                let fails = u32::from(job_type == "flaky" && n % 5 == 0);
+                let payload = json!({"n": n, "ms": ms, "fails": fails});
+                (format!("{key} problem {n}"), payload.to_string())
+            })
+            .collect();
+        let convoy = self.random.random_range(1..20);
+        let submission = Submission { key, job_type, problems, known: Known::Started };
+        let place = self.journal.begin(submission.clone());
+        if way == Way::Torn {
+            drop(timeout(PATIENCE, self.tear(&submission, convoy)).await);
+            return self.journal.end(place, Known::Refused);
+        }
+        loop {
+            let asked = async {
+                match way {
+                    Way::Sql => self.load(&submission, convoy).await,
+                    _ => self.upload(&submission, convoy, way == Way::AtOnce).await,
+                }
+            };
+            let known = timeout(PATIENCE, asked).await.unwrap_or(Known::Unknown);
+            self.journal.end(place, known);
+            if known != Known::Unknown {
+                return;
+            }
+            let pause = Duration::from_millis(self.random.random_range(PAUSE_MS));
+            sleep(pause).await;
+        }
+    }
+
+    async fn upload(&mut self, submission: &Submission, convoy: u32, at_once: bool) -> Known {
+        let endpoint = self.endpoints.choose(&mut self.random).expect("there are servers");
+        let Ok(channel) = endpoint.connect().await else { return Known::Unknown };
+        let messages = messages(submission, convoy, if at_once { usize::MAX } else { 25 });
+        match JobServiceClient::new(channel).submit(tokio_stream::iter(messages)).await {
+            Ok(answer) => Known::Done(JobId(answer.into_inner().job_id)),
+            Err(status) => match status.code() {
+                Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition | Code::PermissionDenied => {
+                    eprintln!("{} was refused: {}", submission.key, status.message());
+                    Known::Refused
+                }
+                _ => Known::Unknown,
+            },
+        }
+    }
+
+    /// Everything but the end, and then silence.
+    async fn tear(&mut self, submission: &Submission, convoy: u32) {
+        let endpoint = self.endpoints.choose(&mut self.random).expect("there are servers");
+        let Ok(channel) = endpoint.connect().await else { return };
+        let mut messages = messages(submission, convoy, 25);
+        messages.pop();
+        let longest = Duration::from_millis(self.random.random_range(PAUSE_MS));
+        let stream = tokio_stream::StreamExt::chain(tokio_stream::iter(messages), tokio_stream::pending());
+        drop(timeout(longest, JobServiceClient::new(channel).submit(stream)).await);
+    }
+
+    async fn load(&self, submission: &Submission, convoy: u32) -> Known {
+        let Ok((client, _connection)) = connect(&self.database).await else { return Known::Unknown };
+        let rows: Vec<_> =
+            submission.problems.iter().map(|(key, payload)| format!("({}, {})", text(key), text(payload))).collect();
+        let query =
+            format!("select v.key, v.payload::jsonb as payload from (values {}) as v(key, payload)", rows.join(", "));
+        let options = json!({"idempotency_key": submission.key}).to_string();
+        let convoy = convoy.cast_signed();
+        let asked = "select pcfarm.submit($1, $2, $3, $4, $5::text::jsonb)";
+        match client.query_one(asked, &[&submission.key, &submission.job_type, &query, &convoy, &options]).await {
+            Ok(row) => Known::Done(row.get(0)),
+            Err(error) => {
+                let class = error.code().map(|state| state.code()[..2].to_owned());
+                match class.as_deref() {
+                    Some("22" | "23" | "42" | "P0") => {
+                        eprintln!("{} was refused: {error:?}", submission.key);
+                        Known::Refused
+                    }
+                    _ => Known::Unknown,
+                }
+            }
+        }
+    }
+}
+
+fn text(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+fn messages(submission: &Submission, convoy: u32, each: usize) -> Vec<v1::SubmitRequest> {
+    let header = v1::SubmitHeader {
+        name: submission.key.clone(),
+        job_type: submission.job_type.to_owned(),
+        options: json!({"idempotency_key": submission.key}).to_string().into(),
+        convoy,
+        open: true,
+        ..v1::SubmitHeader::default()
+    };
+    let problem = |(key, payload): &(String, String)| v1::SubmitProblem {
+        key: key.clone(),
+        payload: payload.clone().into(),
+        ..v1::SubmitProblem::default()
+    };
+    let parts = submission
+        .problems
+        .chunks(each.min(submission.problems.len()))
+        .map(|part| Part::Problems(v1::SubmitProblems { problems: part.iter().map(problem).collect() }));
+    let end = Part::End(v1::SubmitEnd { problems: submission.problems.len() as i64 });
+    [Part::Header(header)]
+        .into_iter()
+        .chain(parts)
+        .chain([end])
+        .map(|part| v1::SubmitRequest { part: Some(part) })
+        .collect()
+}

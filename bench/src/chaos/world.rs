@@ -1,0 +1,487 @@
+//! A whole farm for the harness to hurt: PostgreSQL, servers, agents, recyclers, light agents, clients, and a link that
+//! can be disturbed wherever two of them talk.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::problem_result::Outcome;
+use pcfarm_sql::cluster::{Cluster, ClusterOptions};
+use pcfarm_sql::connect::{ConnectionTask, connect};
+use pcfarm_sql::testing::url_of;
+use serde_json::json;
+use tokio_postgres::{Client, Config};
+
+use super::faults::Hits;
+use super::journal::{Journal, Told, Verdict};
+use super::link::{Link, Target};
+use super::oracle::{self, Judgement, Void};
+use super::workload::Workload;
+use crate::farm::{Farm, Server};
+use crate::light::{self, Herd, Pace};
+use crate::postgres;
+use crate::program::Program;
+use crate::puzzle::{Puzzle, digest};
+
+/// Everybody's heartbeat and lease: a tenth of the defaults.
+pub const HEARTBEAT: Duration = Duration::from_millis(500);
+pub const LEASE: Duration = Duration::from_secs(2);
+
+const SERVERS: usize = 3;
+const AGENTS: usize = 4;
+const RECYCLERS: usize = 2;
+const LIGHT_AGENTS: usize = 60;
+const CLIENTS: usize = 4;
+
+const STOP_WAIT: Duration = Duration::from_secs(20);
+
+/// Bytes, from large to a page.
+const FILL_PIECES: [u64; 3] = [16 << 20, 256 << 10, 4 << 10];
+
+/// Few, so that they run out.
+const CONNECTIONS: u32 = 90;
+
+/// Room for all that a run writes, on each of the two small disks.
+const DATA_DISK_MIB: u32 = 1536;
+const LOG_DISK_MIB: u32 = 512;
+
+const DATABASE: &str = "chaos";
+
+/// Light agents hold a checkout for about as long as an agent computes one.
+const PACE: Pace = Pace { draw: true, spread: Duration::from_millis(500), hold: Duration::from_millis(150) };
+
+/// What clients' job types need: a write-back that counts, since a result that is stored twice cannot be seen in a table
+/// with a key.
+const SCHEMA: &str = "
+    create schema chaos;
+    create table chaos.applied (key text primary key, times integer not null);
+    create role chaos_writer nologin;
+    grant usage on schema chaos to chaos_writer;
+    grant select, insert, update on chaos.applied to chaos_writer;
+    select pcfarm.create_job_type('plain', 'digest', '{\"max_attempts\": 100}');
+    select pcfarm.create_job_type('flaky', 'digest', '{\"max_attempts\": 100}');
+    select pcfarm.create_job_type('counted', 'digest', '{\"max_attempts\": 100, \"write_role\": \"chaos_writer\"}');
+    select pcfarm.set_write_back('counted', $$
+        insert into chaos.applied as a (key, times) select k, 1 from unnest($1) as u(k)
+        where $2 is not null on conflict (key) do update set times = a.times + 1 $$)";
+
+/// A server between its two links.
+pub struct Served {
+    pub server: Server,
+    /// Between it and the database.
+    pub database: Link,
+    /// Between it and agents and clients.
+    pub door: Link,
+    /// Read by its clock, if that can be moved.
+    pub clock: Option<PathBuf>,
+}
+
+/// What light agents do in a run: they solve puzzles, and write down what became of them.
+#[derive(Debug)]
+struct Puzzled(Arc<Journal>);
+
+impl light::Work for Puzzled {
+    fn controller(&self) -> &'static str {
+        "digest"
+    }
+
+    fn solve(&self, author: &str, checkout_id: i64, problem: &v1::Problem) -> Outcome {
+        let text = std::str::from_utf8(&problem.payload).unwrap_or_default();
+        let puzzle: Puzzle = serde_json::from_str(text).unwrap_or_default();
+        if problem.attempt <= puzzle.fails {
+            return Outcome::Failure(format!("no luck in attempt {}", problem.attempt));
+        }
+        let digest = digest(&problem.key, text);
+        let solution = json!({"digest": digest, "checkout": checkout_id, "attempt": problem.attempt, "author": author});
+        Outcome::Solution(solution.to_string().into())
+    }
+
+    fn told(&self, delivered: light::Delivered, accepted: bool) {
+        let light::Delivered { author, checkout_id, solved } = delivered;
+        let verdict = if accepted { Verdict::Accepted } else { Verdict::Refused };
+        self.0.told(Told { author, checkout_id, problems: solved, verdict, at: Instant::now() });
+    }
+}
+
+/// A disk of its own, small enough to be filled.
+#[derive(Debug)]
+pub struct SmallDisk {
+    pub path: PathBuf,
+}
+
+pub struct World {
+    pub farm: Farm,
+    pub cluster: Cluster,
+    /// Straight to the database.
+    pub config: Config,
+    pub servers: Vec<Served>,
+    pub agents: Vec<Program>,
+    pub recyclers: Vec<Program>,
+    pub herd: Herd,
+    pub workload: Workload,
+    pub journal: Arc<Journal>,
+    /// Of data and of log, or why there are none.
+    pub disks: Result<[SmallDisk; 2], String>,
+    /// What moves a program's clock, or why nothing does.
+    pub clocks: Result<PathBuf, String>,
+    /// Times whose acknowledgements an older database has made void.
+    pub voids: Vec<Void>,
+    /// What was seen to go wrong.
+    wrong: Vec<String>,
+    /// How many there have been.
+    impostors: usize,
+    directory: PathBuf,
+}
+
+impl World {
+    /// Everything runs when this returns.
+    pub async fn start(directory: &Path, seed: u64) -> anyhow::Result<World> {
+        let disks = small_disks(directory);
+        let clocks = faketime();
+        let cluster = start_postgresql(directory, disks.as_ref().ok()).await?;
+        cluster.create_database_if_missing(DATABASE).await?;
+        let mut config = cluster.config();
+        config.dbname(DATABASE);
+        {
+            let (mut client, _connection) = connect(&config).await?;
+            pcfarm_sql::migrate::migrate(&mut client).await.context("migrating")?;
+            client.batch_execute(SCHEMA).await.context("making the job types")?;
+        }
+        let socket = cluster.socket_directory().join(format!(".s.PGSQL.{}", port_of(&config)));
+        let farm = Farm::at_in(url_of(&config), config.clone(), directory);
+        let mut servers = Vec::new();
+        for name in ["a", "b", "c"].into_iter().take(SERVERS) {
+            servers.push(start_server(&farm, name, &config, &socket, clocks.as_ref().ok(), directory).await?);
+        }
+        let doors: Vec<String> = servers.iter().map(|served| format!("http://{}", served.door.address)).collect();
+        let agents: Vec<Program> = (0..AGENTS)
+            .map(|n| agent(&farm, &format!("agent{n}"), &doors, clocks.as_ref().ok()))
+            .collect::<anyhow::Result<_>>()?;
+        let recyclers = (0..RECYCLERS).map(|n| farm.recycler(&format!("recycler{n}"), &["--every", "1"])).collect();
+        let journal = Arc::new(Journal::at(&directory.join("journal"))?);
+        let herd = Herd::start(&doors, LIGHT_AGENTS, Arc::new(Puzzled(journal.clone())));
+        herd.pace(PACE);
+        let workload = Workload::start(seed, CLIENTS, &doors, &config, &journal);
+        let mut world = World {
+            farm,
+            cluster,
+            config,
+            servers,
+            agents,
+            recyclers,
+            herd,
+            workload,
+            journal,
+            disks,
+            clocks,
+            voids: Vec::new(),
+            wrong: Vec::new(),
+            impostors: 0,
+            directory: directory.to_owned(),
+        };
+        world.agents.iter_mut().chain(&mut world.recyclers).for_each(Program::start);
+        Ok(world)
+    }
+
+    pub fn doors(&self) -> Vec<String> {
+        self.servers.iter().map(|served| format!("http://{}", served.door.address)).collect()
+    }
+
+    pub async fn database(&self) -> anyhow::Result<(Client, ConnectionTask)> {
+        connect(&self.config).await.context("connecting to the database")
+    }
+}
+
+/// Small disks for data and log, if this machine lets us mount any.
+fn small_disks(directory: &Path) -> Result<[SmallDisk; 2], String> {
+    let mount = |name: &str, mib: u32| {
+        let path = directory.join(name);
+        std::fs::create_dir(&path).map_err(|error| format!("making {}: {error}", path.display()))?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={mib}m,mode=0711"), "tmpfs"]).arg(&path);
+        let output = mount.output().map_err(|error| format!("mount: {error}"))?;
+        match output.status.success() {
+            true => Ok(SmallDisk { path }),
+            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        }
+    };
+    Ok([mount("data-disk", DATA_DISK_MIB)?, mount("log-disk", LOG_DISK_MIB)?])
+}
+
+impl SmallDisk {
+    fn filler(&self) -> PathBuf {
+        self.path.join("filler")
+    }
+
+    /// Takes all of it, in ever smaller pieces: PostgreSQL takes some meanwhile.
+    pub fn fill(&self) -> anyhow::Result<()> {
+        let file = File::create(self.filler())?;
+        let mut filled = 0;
+        for piece in FILL_PIECES {
+            while rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), filled, piece).is_ok() {
+                filled += piece;
+            }
+        }
+        ensure!(filled > 0, "a disk could not be filled");
+        Ok(())
+    }
+
+    pub fn empty(&self) {
+        drop(std::fs::remove_file(self.filler()));
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg("--lazy").arg(&self.path).status());
+    }
+}
+
+/// The library that moves a program's clock, as Debian's package `faketime` has it.
+fn faketime() -> Result<PathBuf, String> {
+    let directories = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
+    let found = directories.map(|directory| directory.join("faketime/libfaketimeMT.so.1")).find(|path| path.exists());
+    found.ok_or_else(|| "libfaketime is not installed".to_owned())
+}
+
+/// Nobody's clock is moved before the harness writes to its file.
+fn with_clock(program: Program, library: &Path, clock: &Path) -> anyhow::Result<Program> {
+    std::fs::write(clock, "+0").with_context(|| format!("writing {}", clock.display()))?;
+    Ok(program
+        .environment("LD_PRELOAD", library)
+        .environment("FAKETIME_TIMESTAMP_FILE", clock)
+        .environment("FAKETIME_NO_CACHE", "1")
+        // Deadlines and waits go by this one, on a machine whose clock is set, too.
+        .environment("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        .environment("DONT_FAKE_MONOTONIC", "1"))
+}
+
+async fn start_postgresql(directory: &Path, disks: Option<&[SmallDisk; 2]>) -> anyhow::Result<Cluster> {
+    let place = disks.map_or(directory, |[data, _]| data.path.as_path()).join("postgresql");
+    let settings = [
+        ("max_connections", CONNECTIONS.to_string()),
+        ("shared_buffers", "64MB".to_owned()),
+        ("max_wal_size", "128MB".to_owned()),
+        ("min_wal_size", "64MB".to_owned()),
+        // What is dead must be seen to be.
+        ("autovacuum_naptime", "5s".to_owned()),
+    ];
+    let options = ClusterOptions {
+        dies_with_process: true,
+        settings: settings.map(|(name, value)| (name.to_owned(), value)).into(),
+        ..ClusterOptions::new(place)
+    };
+    let mut cluster = Cluster::start(options).await.context("starting PostgreSQL")?;
+    if let Some([_, log]) = disks {
+        // The log moves to a disk of its own while nothing runs.
+        cluster.crash().await?;
+        let here = cluster.directory().join("data/pg_wal");
+        let there = log.path.join("pg_wal");
+        let moved = Command::new("mv").arg(&here).arg(&there).status().context("moving the log")?;
+        ensure!(moved.success(), "the log could not be moved");
+        std::os::unix::fs::symlink(&there, &here).context("pointing to the log")?;
+        cluster.start_again().await.context("starting PostgreSQL with its log elsewhere")?;
+    }
+    Ok(cluster)
+}
+
+fn port_of(config: &Config) -> u16 {
+    config.get_ports().first().copied().unwrap_or(5432)
+}
+
+async fn start_server(
+    farm: &Farm,
+    name: &str,
+    config: &Config,
+    socket: &Path,
+    library: Option<&PathBuf>,
+    directory: &Path,
+) -> anyhow::Result<Served> {
+    let database = Link::to(Target::Unix(socket.to_owned())).await?;
+    let mut through = Config::new();
+    through
+        .host(database.address.ip().to_string())
+        .port(database.address.port())
+        .user(config.get_user().unwrap_or_default())
+        .dbname(config.get_dbname().unwrap_or_default());
+    let url = url_of(&through);
+    let mut server = farm.server(name, &[]);
+    server.program = server.program.replacing_argument("--database-url", &url);
+    let clock = library.map(|_| directory.join(format!("{name}.clock")));
+    if let (Some(library), Some(clock)) = (library, &clock) {
+        server.program = with_clock(server.program, library, clock)?;
+    }
+    let door = Link::to(Target::Tcp(([127, 0, 0, 1], server.port).into())).await?;
+    server.start().await;
+    Ok(Served { server, database, door, clock })
+}
+
+fn agent(farm: &Farm, name: &str, doors: &[String], library: Option<&PathBuf>) -> anyhow::Result<Program> {
+    let agent = farm
+        .program(name, "fault-agent")
+        .arguments(["--server", &doors.join(","), "--cores", "2", "--hostname", name])
+        .arguments(["--state-dir".as_ref(), farm.path(&format!("{name}.state")).as_os_str()])
+        .environment("FAULT_AGENT_JOURNAL", farm.path(&format!("{name}.journal")));
+    match library {
+        Some(library) => with_clock(agent, library, &farm.path(&format!("{name}.clock"))),
+        None => Ok(agent),
+    }
+}
+
+impl World {
+    pub fn count(&self, hits: Hits) -> usize {
+        match hits {
+            Hits::Server => self.servers.len(),
+            Hits::Agent => self.agents.len(),
+            Hits::Recycler => self.recyclers.len(),
+            Hits::Database => 1,
+        }
+    }
+
+    /// Starts what has ended by itself, as a service manager does, but for those that a fault has hit. Only an agent may
+    /// end by itself: when another one has its credentials.
+    pub fn supervise(&mut self, busy: &[(Hits, usize)]) {
+        let is_free = |hits, place| !busy.contains(&(hits, place));
+        for (place, served) in self.servers.iter_mut().enumerate() {
+            if is_free(Hits::Server, place) && !served.server.program.runs() {
+                self.wrong.push(format!("server {} ended by itself", served.server.program.name));
+                served.server.program.start();
+            }
+        }
+        for (place, recycler) in self.recyclers.iter_mut().enumerate() {
+            if is_free(Hits::Recycler, place) && !recycler.runs() {
+                self.wrong.push(format!("{} ended by itself", recycler.name));
+                recycler.start();
+            }
+        }
+        for (place, agent) in self.agents.iter_mut().enumerate() {
+            if is_free(Hits::Agent, place) && !agent.runs() {
+                agent.start();
+            }
+        }
+    }
+
+    /// A second agent with the credentials of this one.
+    pub fn impostor(&mut self, victim: usize) -> anyhow::Result<Program> {
+        self.impostors += 1;
+        let (name, original) = (format!("impostor{}", self.impostors), &self.agents[victim].name);
+        let copied = Command::new("cp")
+            .arg("-a")
+            .arg(self.farm.path(&format!("{original}.state")))
+            .arg(self.farm.path(&format!("{name}.state")))
+            .status()
+            .context("copying an agent's state")?;
+        ensure!(copied.success(), "an agent's state could not be copied");
+        let mut impostor = agent(&self.farm, &name, &self.doors(), None)?;
+        impostor.start();
+        Ok(impostor)
+    }
+
+    pub fn move_server_clock(&self, victim: usize, seconds: i64) -> anyhow::Result<()> {
+        let clock = self.servers[victim].clock.as_ref().context("this server's clock cannot be moved")?;
+        std::fs::write(clock, format!("{seconds:+}")).context("moving a clock")
+    }
+
+    pub fn move_agent_clock(&self, victim: usize, seconds: i64) -> anyhow::Result<()> {
+        let clock = self.farm.path(&format!("{}.clock", self.agents[victim].name));
+        std::fs::write(clock, format!("{seconds:+}")).context("moving a clock")
+    }
+
+    /// Whatever has become of PostgreSQL, it runs when this returns.
+    pub async fn postgresql_runs(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.database().await.is_err() {
+            ensure!(Instant::now() < deadline, "PostgreSQL does not come back");
+            if postgres::postmaster(self.cluster.directory()).is_err() {
+                drop(self.cluster.start_again().await);
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    }
+
+    fn data(&self) -> [PathBuf; 2] {
+        let data = self.cluster.directory().join("data");
+        let log = data.join("pg_wal");
+        [data, std::fs::canonicalize(&log).unwrap_or(log)]
+    }
+
+    /// Copies data and log of a PostgreSQL that has been killed: what a disk would hold after a power failure.
+    pub async fn back_up(&mut self) -> anyhow::Result<()> {
+        self.cluster.crash().await?;
+        for (from, name) in self.data().iter().zip(["backup-data", "backup-log"]) {
+            copy(from, &self.directory.join(name))?;
+        }
+        self.cluster.start_again().await.context("starting PostgreSQL after a backup")
+    }
+
+    /// Puts the copy in the place of what has come since.
+    pub async fn restore(&mut self) -> anyhow::Result<()> {
+        self.cluster.crash().await?;
+        // What the killed one has left says who it was; the backup's is of another one.
+        let left = self.cluster.directory().join("data/postmaster.pid");
+        let of_the_killed = std::fs::read(&left).ok();
+        for (to, name) in self.data().iter().zip(["backup-data", "backup-log"]) {
+            copy(&self.directory.join(name), to)?;
+        }
+        match of_the_killed {
+            Some(text) => std::fs::write(&left, text).context("keeping postmaster.pid")?,
+            None => std::fs::remove_file(&left).context("removing the backup's postmaster.pid")?,
+        }
+        self.cluster.start_again().await.context("starting PostgreSQL on a backup")
+    }
+
+    /// Stops everybody in good order. Says who did not.
+    pub async fn stop(&mut self) -> Vec<String> {
+        self.herd.pace(Pace::default());
+        let mut wrong = std::mem::take(&mut self.wrong);
+        let servers = self.servers.iter_mut().map(|served| &mut served.server.program);
+        for program in self.agents.iter_mut().chain(servers).chain(&mut self.recyclers) {
+            program.terminate();
+            if !program.ended_or_killed(STOP_WAIT).await {
+                wrong.push(format!("{} has not stopped within {STOP_WAIT:?}", program.name));
+            }
+            if program.log().contains("panicked at") {
+                wrong.push(format!("{} has panicked", program.name));
+            }
+        }
+        wrong
+    }
+
+    /// Whoever asked for a directory to be kept finds logs and journals in it.
+    pub fn keep_logs(&self) {
+        drop(Command::new("cp").arg("-a").arg(self.farm.path("")).arg(self.directory.join("programs")).status());
+    }
+
+    pub async fn judge(&self) -> anyhow::Result<Judgement> {
+        let (client, _connection) = self.database().await?;
+        let names = (0..self.agents.len()).map(|n| format!("agent{n}"));
+        let names = names.chain((1..=self.impostors).map(|n| format!("impostor{n}")));
+        let journals: Vec<String> = names
+            .map(|name| std::fs::read_to_string(self.farm.path(&format!("{name}.journal"))).unwrap_or_default())
+            .collect();
+        let (submissions, told) = (self.journal.submissions(), self.journal.verdicts());
+        oracle::judge(&client, &submissions, &told, &oracle::solved(&journals), &self.voids).await
+    }
+}
+
+/// Makes `to` what `from` is; a link stays a link.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let output = Command::new("rsync").args(["-a", "--delete"]).arg(from.join("")).arg(to.join("")).output();
+    let output = match output {
+        Ok(output) => output,
+        Err(_) => {
+            // Without rsync: all of it anew.
+            if to.exists() {
+                std::fs::remove_dir_all(to).with_context(|| format!("removing {}", to.display()))?;
+            }
+            Command::new("cp").arg("-a").arg(from).arg(to).output().context("cp")?
+        }
+    };
+    ensure!(output.status.success(), "copying {}: {}", from.display(), String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
