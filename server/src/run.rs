@@ -5,6 +5,8 @@ use crate::reads::Reads;
 use crate::settings::{Database, Settings};
 use crate::{deliver, descriptors, dispatch, grpc, registrar, upkeep, watch};
 use anyhow::Context;
+use deadpool_postgres::{Pool, PoolError};
+use pcfarm_proto::ids::ServerId;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
 use pcfarm_sql::pool::ServerFacts;
 use pcfarm_sql::settings::DatabaseSettings;
@@ -26,6 +28,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long to wait for a database that is not up yet.
 const DATABASE_DEADLINE: Duration = Duration::from_secs(30);
+const DATABASE_RETRY: Duration = Duration::from_secs(1);
 
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
@@ -94,16 +97,8 @@ async fn serve(
         grpc::accept::listen(settings.listen).with_context(|| format!("listening on {}", settings.listen))?;
     let address = listener.local_addr().context("asking for the port")?;
     let pool = pool::pool(config.clone(), settings.pool_size, "pcfarm-server");
-    let client = pool.get().await.context("connecting to the database")?;
-    // However many checkouts a restored copy brings.
-    client.batch_execute("set statement_timeout = 0").await.context("preparing to look at the database")?;
-    let revoked = pcfarm_sql::upkeep::recognise_database(&*client, facts.system_identifier, facts.timeline).await?;
-    if revoked > 0 {
-        warn!(revoked, "this database is a restored copy or a promoted standby: checkouts given before were revoked");
-    }
-    let version = env!("CARGO_PKG_VERSION");
-    let server_id = presence::start_server(&client, &settings.name, &address.to_string(), version).await?;
-    drop(client);
+    let server_id =
+        patiently(&stopping, async || register(settings, &pool, &facts, &address.to_string()).await).await?;
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
     let (acceptor, inbox) = mpsc::channel(deliver::INBOX_LIMIT);
     let (registrar, entries) = mpsc::channel(registrar::ENTRIES_LIMIT);
@@ -117,7 +112,7 @@ async fn serve(
         reads: Reads::new(config.clone(), passwords),
         stopping: stopping.clone(),
     });
-    farm.reload_job_types().await.context("reading the job types")?;
+    patiently(&stopping, async || farm.reload_job_types().await.context("reading the job types")).await?;
     info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
         checkout = ?settings.rhythm.checkout, recycler = settings.recycler, "serving");
 
@@ -165,28 +160,57 @@ async fn stop(farm: &Arc<Farm>, mut parts: JoinSet<()>, mut serving: JoinSet<any
     farm.pool.close();
 }
 
+/// Does it again while the database is away, or goes away in the middle of it.
+async fn patiently<T>(
+    stopping: &CancellationToken,
+    mut act: impl AsyncFnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let started = tokio::time::Instant::now();
+    loop {
+        match act().await {
+            Err(error) if started.elapsed() < DATABASE_DEADLINE && !stopping.is_cancelled() && is_away(&error) => {
+                warn!(error = format!("{error:#}"), "the database does not answer: trying again");
+                tokio::time::sleep(DATABASE_RETRY).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Not reached, lost, starting, stopping, full: another time it may do.
+fn is_away(error: &anyhow::Error) -> bool {
+    let busy = error.chain().any(|cause| matches!(cause.downcast_ref(), Some(PoolError::Timeout(_))));
+    let lost = error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>())
+        .is_some_and(|error| error.code().is_none_or(|code| matches!(&code.code()[..2], "08" | "53" | "57" | "58")));
+    busy || lost
+}
+
 /// Waits for the database, checks that it keeps what it commits, brings its schema up to date.
 async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
     let config = pool::session_config(config.clone(), "pcfarm-server");
-    let started = tokio::time::Instant::now();
-    let (mut client, _connection) = loop {
-        match connect::connect(&config).await {
-            Ok(connected) => break connected,
-            Err(error) if started.elapsed() < DATABASE_DEADLINE && !stopping.is_cancelled() => {
-                warn!(
-                    error = format!("{:#}", anyhow::Error::from(error)),
-                    "the database does not answer: trying again"
-                );
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            Err(error) => return Err(error).context("connecting to the database"),
+    patiently(stopping, async || {
+        let (mut client, _connection) = connect::connect(&config).await.context("connecting to the database")?;
+        let facts = pool::check_server(&client).await.context("checking the database server")?;
+        let ran = migrate::migrate(&mut client).await.context("bringing the schema up to date")?;
+        for warning in &facts.warnings {
+            warn!("{warning}");
         }
-    };
-    let facts = pool::check_server(&client).await.context("checking the database server")?;
-    for warning in &facts.warnings {
-        warn!("{warning}");
+        info!(version = facts.version, migrations = ran, "database is ready");
+        Ok(facts)
+    })
+    .await
+}
+
+/// Says to the database who serves, from when on.
+async fn register(settings: &Settings, pool: &Pool, facts: &ServerFacts, address: &str) -> anyhow::Result<ServerId> {
+    let client = pool.get().await.context("connecting to the database")?;
+    // However many checkouts a restored copy brings.
+    client.batch_execute("set statement_timeout = 0").await.context("preparing to look at the database")?;
+    let revoked = pcfarm_sql::upkeep::recognise_database(&*client, facts.system_identifier, facts.timeline).await?;
+    if revoked > 0 {
+        warn!(revoked, "this database is a restored copy or a promoted standby: checkouts given before were revoked");
     }
-    let ran = migrate::migrate(&mut client).await.context("bringing the schema up to date")?;
-    info!(version = facts.version, migrations = ran, "database is ready");
-    Ok(facts)
+    Ok(presence::start_server(&client, &settings.name, address, env!("CARGO_PKG_VERSION")).await?)
 }
