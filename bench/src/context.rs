@@ -3,6 +3,7 @@
 
 use crate::farm::Farm;
 use crate::machine::Machine;
+use crate::postgres;
 use anyhow::{Context as _, bail, ensure};
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
 use pcfarm_sql::connect::{ConnectionTask, connect};
@@ -105,11 +106,8 @@ impl Context {
 
     /// Of the postmaster, whose children are the backends.
     pub async fn postmaster(&self) -> anyhow::Result<u32> {
-        let (client, _connection) = connect(&self.cluster().await?.config()).await?;
-        let path: String = client.query_one("show data_directory", &[]).await?.get(0);
-        let text =
-            std::fs::read_to_string(Path::new(&path).join("postmaster.pid")).context("reading postmaster.pid")?;
-        text.lines().next().and_then(|line| line.trim().parse().ok()).context("postmaster.pid has no process id")
+        let postmaster = postgres::postmaster(self.cluster().await?.directory())?;
+        Ok(postmaster.as_raw_nonzero().get().unsigned_abs())
     }
 
     /// A new and empty database.

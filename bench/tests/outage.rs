@@ -1,12 +1,11 @@
 //! PostgreSQL dies or stands still in the middle: nothing is lost or doubled, and no workstation is blamed for it.
 
-use std::path::Path;
 use std::time::Duration;
 
 use pcfarm_bench::farm::{Farm, LEASE, LONG, SOON};
+use pcfarm_bench::postgres;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
 use pcfarm_sql::testing;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 const CHARGED: &str = "select count(*) from pcfarm.requeued where attempts + losses > 0";
@@ -48,29 +47,10 @@ async fn postgresql_stands_still_for_twice_the_lease() {
     let _agents: Vec<_> = ["one", "two", "three"].map(|name| farm.working(name, &[&a, &b])).into();
     let job = farm.submit_sleeps("digest", 2500, 10, 10).await;
     farm.finished(job, 200, LONG).await;
-    let postgresql = processes(cluster.directory());
-    signal(&postgresql, Signal::STOP);
+    let postgresql = postgres::freeze(cluster.directory()).expect("a running cluster");
     tokio::time::sleep(LEASE * 2).await; // the outage itself
-    signal(&postgresql, Signal::CONT);
+    postgres::thaw(&postgresql);
     assert_eq!(farm.ended(job, LONG).await, "done");
     assert_eq!(farm.number(CHARGED).await, 0, "an outage cost problems something");
     farm.check(&[job]).await;
-}
-
-/// The postmaster and, once that stands still, its children.
-fn processes(directory: &Path) -> Vec<Pid> {
-    let file = std::fs::read_to_string(directory.join("data/postmaster.pid")).expect("a running cluster has one");
-    let postmaster: i32 = file.lines().next().and_then(|line| line.trim().parse().ok()).expect("its first line");
-    let postmaster = Pid::from_raw(postmaster).expect("a process id");
-    signal(&[postmaster], Signal::STOP);
-    let path = format!("/proc/{0}/task/{0}/children", postmaster.as_raw_nonzero());
-    let children = std::fs::read_to_string(path).expect("this kernel lists children");
-    let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-    std::iter::once(postmaster).chain(children).collect()
-}
-
-fn signal(processes: &[Pid], signal: Signal) {
-    for pid in processes {
-        let _ = kill_process(*pid, signal); // backends come and go
-    }
 }

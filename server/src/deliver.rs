@@ -1,11 +1,11 @@
 //! Accepting what agents deliver: results are stored in bulk, under live checkouts, and acknowledged once committed.
 //!
-//! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work, and what
-//! arrives while all are busy is gathered and shares a transaction. What concerns one checkout is stored in the order in
-//! which it came, unless the database refuses it: what is then put aside may be overtaken, and if its checkout is closed
-//! meanwhile, comes back as any other problem without a result. That a problem belongs to its checkout is checked here, against what was handed out, which never
-//! changes; that the checkout is live is decided by the database, under the checkout's lock. Nothing is acknowledged
-//! before its commit is known.
+//! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work, and
+//! what arrives while all are busy is gathered and shares a transaction. What concerns one checkout is stored in the
+//! order in which it came, unless the database refuses it: what is then put aside may be overtaken, and if its checkout
+//! is closed meanwhile, comes back as any other problem without a result. That a problem belongs to its checkout is
+//! checked here, against what was handed out, which never changes; that the checkout is live is decided by the
+//! database, under the checkout's lock. Nothing is acknowledged before its commit is known.
 
 mod batch;
 mod store;

@@ -150,7 +150,9 @@ impl Dispatcher {
     /// Sessions whose event was lost, lanes that nobody told of.
     fn look_everywhere(&mut self) {
         self.look_due = true;
-        self.farm.sessions().into_iter().for_each(|session| self.waiting.join(session));
+        let sessions = self.farm.sessions();
+        self.waiting.prune(sessions.len());
+        sessions.into_iter().for_each(|session| self.waiting.join(session));
     }
 
     /// Hands out until nobody waits or nothing is left for those who do.

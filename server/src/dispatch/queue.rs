@@ -50,6 +50,24 @@ impl Queue {
         session.leave_queue();
     }
 
+    /// Lets go of those who want no work any more, wherever they stand, if there are more here than are connected: who
+    /// goes away while others wait before it would stay for as long as they do.
+    pub fn prune(&mut self, connected: usize) {
+        if self.lines.values().map(VecDeque::len).sum::<usize>() <= connected {
+            return;
+        }
+        for line in self.lines.values_mut() {
+            line.retain(|waiting| {
+                let stays = waiting.session.wants_work();
+                if !stays {
+                    waiting.session.leave_queue();
+                }
+                stays
+            });
+        }
+        self.lines.retain(|_, line| !line.is_empty());
+    }
+
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
@@ -186,5 +204,19 @@ mod tests {
         sessions[1].set_suspended(false);
         queue.join(sessions[1].clone());
         assert_eq!(popped(&mut queue, &kinds), Some(2), "it may ask again");
+    }
+
+    #[test]
+    fn who_went_away_behind_others_is_let_go() {
+        let sessions = [session(1, &["a"]), session(2, &["a"]), session(3, &["a"])];
+        let mut queue = queue(&sessions);
+        sessions[1].ended.cancel();
+        queue.prune(3);
+        assert_eq!(Arc::strong_count(&sessions[1]), 2, "as many are here as are connected");
+        queue.prune(2);
+        assert_eq!(Arc::strong_count(&sessions[1]), 1, "nobody but the test has it");
+        let (_, kinds) = queue.turn(with(&["a"])).expect("there is work");
+        assert_eq!((popped(&mut queue, &kinds), popped(&mut queue, &kinds)), (Some(1), Some(3)));
+        assert_eq!(popped(&mut queue, &kinds), None);
     }
 }
