@@ -5,10 +5,14 @@ mod faults;
 mod journal;
 mod link;
 mod oracle;
+mod planted;
 mod run;
+mod score;
 mod workload;
 mod world;
 
 pub use faults::Kind;
 pub use oracle::Judgement;
-pub use run::{Outcome, Plan, run};
+pub use planted::{PLANTED, Planted};
+pub use run::{Outcome, Plan, RECOVERY, run};
+pub use score::{Score, score};

@@ -95,6 +95,21 @@ impl Context {
             .await
     }
 
+    /// The same again, for a measurement that hurts it.
+    pub async fn cluster_of_its_own(&self) -> anyhow::Result<Cluster> {
+        let number = {
+            let mut databases = self.databases.lock().await;
+            *databases += 1;
+            *databases
+        };
+        let options = ClusterOptions {
+            dies_with_process: true,
+            settings: vec![("max_connections".to_owned(), CONNECTIONS.to_owned())],
+            ..ClusterOptions::new(self.directory.join(format!("postgresql-{number}")))
+        };
+        Cluster::start(options).await.context("starting PostgreSQL")
+    }
+
     /// Notes the version of the cluster, and the day.
     pub async fn look(&mut self) -> anyhow::Result<()> {
         let (client, _connection) = connect(&self.cluster().await?.config()).await?;

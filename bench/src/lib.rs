@@ -7,8 +7,9 @@
 //!   and started again
 //! - [`puzzle`]: the problems that tests load, what `fault-agent` makes of them, and the same computed directly
 //! - [`truth`]: what must be true of the database at any time, and when jobs have ended
-//! - [`nemesis`]: faults at random moments, from a seed
-//! - [`chaos`]: the fault harness, by `pcfarm-chaos`; [`postgres`]: PostgreSQL's processes, to be hurt
+//! - [`chaos`]: the fault harness and the bugs that it must find, by `pcfarm-chaos`; [`postgres`]: PostgreSQL's processes,
+//!   to be hurt
+//! - `simulate`: the decisions of agents and servers on a clock that jumps, from a seed; only with the feature `faults`
 //!
 //! How fast it is:
 //!
@@ -25,7 +26,6 @@ pub mod direct;
 pub mod farm;
 pub mod light;
 pub mod machine;
-pub mod nemesis;
 pub mod night;
 pub mod plot;
 pub mod pointer;
@@ -33,6 +33,8 @@ pub mod postgres;
 pub mod program;
 pub mod puzzle;
 pub mod report;
+#[cfg(feature = "faults")]
+pub mod simulate;
 pub mod spin;
 pub mod tables;
 pub mod truth;

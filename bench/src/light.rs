@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant as Moment, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
 use uuid::Uuid;
 
@@ -87,9 +88,35 @@ impl Book {
     }
 }
 
+/// How an agent behaves. None but the first is as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    Honest,
+    /// It takes its time, and delivers what was revoked meanwhile all the same.
+    Dawdles,
+    /// It delivers each checkout under a wrong token first, and then with a result for a problem that is not its.
+    Forges,
+    /// It keeps checkouts that have a time limit until they are revoked.
+    Hoards,
+    /// It delivers the first half of a checkout by itself, and then all of it.
+    Repeats,
+}
+
+/// How much longer those who dawdle hold what they have.
+const DAWDLE: u32 = 8;
+
+/// The ids of a delivery that must not be accepted, and of one that is repeated. Others have a checkout's.
+const FORGERY: u64 = u64::MAX;
+const HALF: u64 = u64::MAX - 1;
+
 /// What light agents make of problems.
 pub trait Work: std::fmt::Debug + Send + Sync + 'static {
     fn controller(&self) -> &'static str;
+
+    /// Of the agent of this number.
+    fn manner(&self, _agent: usize) -> Manner {
+        Manner::Honest
+    }
 
     /// `author` names the agent and the checkout.
     fn solve(&self, author: &str, checkout_id: i64, problem: &v1::Problem) -> Outcome;
@@ -128,12 +155,18 @@ impl Work for Nothing {
 pub struct Herd {
     pub book: Arc<Book>,
     pace: watch::Sender<Pace>,
+    silenced: Vec<CancellationToken>,
     _agents: JoinSet<()>,
 }
 
 impl Herd {
     /// So many agents, all of which connect at once, to one of these servers each.
     pub fn start(urls: &[String], agents: usize, work: Arc<dyn Work>) -> Herd {
+        Herd::named("light", urls, agents, work)
+    }
+
+    /// The same; their host names begin with this.
+    pub fn named(name: &str, urls: &[String], agents: usize, work: Arc<dyn Work>) -> Herd {
         let book = Arc::<Book>::default();
         let (pace, paces) = watch::channel(Pace::default());
         let endpoint = |url: &String| {
@@ -150,9 +183,12 @@ impl Herd {
         };
         let endpoints: Arc<[Endpoint]> = urls.iter().map(endpoint).collect();
         let mut tasks = JoinSet::new();
-        for number in 0..agents {
+        let silenced: Vec<CancellationToken> = (0..agents).map(|_| CancellationToken::new()).collect();
+        for (number, silenced) in silenced.iter().cloned().enumerate() {
             let agent = Agent {
                 number,
+                hostname: format!("{name}-{number}"),
+                silenced,
                 identity: Uuid::new_v4(),
                 instance: Uuid::new_v4(),
                 held: Vec::new(),
@@ -160,11 +196,22 @@ impl Herd {
                 sequence: 0,
                 heartbeat: HEARTBEAT,
                 longest_delay: LONGEST_DELAY,
+                manner: work.manner(number),
+                elsewhere: None,
                 work: work.clone(),
             };
             tasks.spawn(agent.live(endpoints.clone(), paces.clone(), book.clone()));
         }
-        Herd { book, pace, _agents: tasks }
+        Herd { book, pace, silenced, _agents: tasks }
+    }
+
+    pub fn agents(&self) -> usize {
+        self.silenced.len()
+    }
+
+    /// This agent says no more and hears no more, for good; its connection stays open.
+    pub fn silence(&self, agent: usize) {
+        self.silenced[agent].cancel();
     }
 
     /// Tells all of them how to draw work.
@@ -198,10 +245,14 @@ struct Held {
     due: Option<Moment>,
     /// Delivered and not acknowledged.
     delivered: bool,
+    /// What comes before an honest delivery has been said.
+    prefaced: bool,
 }
 
 struct Agent {
     number: usize,
+    hostname: String,
+    silenced: CancellationToken,
     identity: Uuid,
     instance: Uuid,
     held: Vec<Held>,
@@ -210,6 +261,9 @@ struct Agent {
     sequence: u64,
     heartbeat: Duration,
     longest_delay: Duration,
+    manner: Manner,
+    /// A problem that it had before, and has not any more.
+    elsewhere: Option<i64>,
     work: Arc<dyn Work>,
 }
 
@@ -247,6 +301,9 @@ impl Agent {
 
     /// One connection. True if it came to a Welcome.
     async fn session(&mut self, endpoint: &Endpoint, paces: &mut watch::Receiver<Pace>, book: &Book) -> bool {
+        if self.silenced.is_cancelled() {
+            return std::future::pending().await;
+        }
         let Ok(Ok(channel)) = timeout(CONNECT_WAIT, endpoint.connect()).await else { return false };
         let (out, requests) = mpsc::channel(OUTBOUND_WAITING);
         if out.try_send(self.hello()).is_err() {
@@ -266,7 +323,9 @@ impl Agent {
         loop {
             let due = self.held.iter().filter(|h| !h.delivered).filter_map(|h| h.due).min();
             let wake = [Some(beat), due, ask].into_iter().flatten().min().expect("there is always a beat");
+            let silenced = self.silenced.clone();
             let said = tokio::select! {
+                () = silenced.cancelled() => std::future::pending().await,
                 message = incoming.message() => match message {
                     Ok(Some(v1::ServerMessage { message: Some(message) })) => {
                         if let In::Welcome(welcome) = &message {
@@ -312,7 +371,7 @@ impl Agent {
             protocol_version: PROTOCOL_VERSION,
             identity: self.identity.to_string(),
             instance: self.instance.to_string(),
-            hostname: format!("light-{}", self.number),
+            hostname: self.hostname.clone(),
             cores: 1,
             memory_bytes: 1 << 30,
             system: "light".to_owned(),
@@ -348,11 +407,13 @@ impl Agent {
     fn receive(&mut self, message: In, pace: Pace, book: &Book) -> Option<Out> {
         match message {
             In::Welcome(welcome) => self.forget(welcome.revoked.iter().map(|r| r.checkout_id)),
+            In::Revoke(_) if self.manner == Manner::Dawdles => {}
             In::Revoke(revoke) => {
                 self.forget(revoke.revoked.iter().map(|r| r.checkout_id));
                 return (pace.draw && self.asked.is_none() && self.held.is_empty()).then(|| self.ask());
             }
             In::Checkout(part) => self.hold(part, pace.hold, book),
+            In::DeliveryAck(ack) if matches!(ack.delivery_id, FORGERY | HALF) => {}
             In::DeliveryAck(ack) => {
                 for verdict in &ack.verdicts {
                     let refused = match verdict.verdict() {
@@ -395,6 +456,8 @@ impl Agent {
 
     fn forget(&mut self, gone: impl Iterator<Item = i64>) {
         for id in gone {
+            let held = self.held.iter().find(|held| held.checkout_id == id);
+            self.elsewhere = held.and_then(|held| Some(held.problems.first()?.0)).or(self.elsewhere);
             self.held.retain(|held| held.checkout_id != id);
         }
     }
@@ -412,6 +475,7 @@ impl Agent {
                 problems,
                 due: None,
                 delivered: false,
+                prefaced: !matches!(self.manner, Manner::Forges | Manner::Repeats),
             }),
         }
         if part.more {
@@ -421,16 +485,62 @@ impl Agent {
             book.waits().push(asked.elapsed().as_secs_f64() * 1e3);
         }
         book.hand_outs.fetch_add(1, Ordering::Relaxed);
+        if self.manner == Manner::Hoards && part.time_limit.is_some() {
+            return;
+        }
+        let hold = if self.manner == Manner::Dawdles { hold * DAWDLE } else { hold };
         let due = Moment::now() + hold.mul_f64(0.5 + rand::random::<f64>());
         let held = self.held.iter_mut().find(|held| held.checkout_id == part.checkout_id);
         held.expect("just put there").due = Some(due);
     }
 
+    /// Of a checkout that is due: some of it, or all under a wrong token. Whatever the answer to that is, it must not have
+    /// been accepted.
+    fn preface(&mut self, now: Moment) -> Option<Out> {
+        let held = self.held.iter_mut().find(|h| !h.prefaced && h.due.is_some_and(|due| due <= now))?;
+        held.prefaced = true;
+        if self.manner == Manner::Repeats {
+            return half(held);
+        }
+        let (checkout_id, token) = (held.checkout_id, held.token ^ 1);
+        let author = format!("forger-{}/{checkout_id}/{token:x}", self.number);
+        let forged = |(problem_id, outcome): &(i64, Outcome)| {
+            let problem = v1::Problem { problem_id: *problem_id, attempt: u32::MAX, ..v1::Problem::default() };
+            let outcome = match outcome {
+                Outcome::Solution(_) => self.work.solve(&author, checkout_id, &problem),
+                Outcome::Failure(_) => outcome.clone(),
+            };
+            v1::ProblemResult { problem_id: *problem_id, outcome: Some(outcome) }
+        };
+        let results: Vec<_> = held.problems.iter().map(forged).collect();
+        let solved = held.problems.iter().map(|(problem_id, _)| *problem_id).collect();
+        self.work.told(Delivered { author, checkout_id, solved }, false);
+        let checkouts = vec![v1::CheckoutResults { checkout_id, token, results, ..v1::CheckoutResults::default() }];
+        Some(Out::Delivery(v1::Delivery { delivery_id: FORGERY, checkouts }))
+    }
+
+    /// A result for a problem that this agent does not hold.
+    fn of_elsewhere(&self, checkout_id: i64) -> Option<v1::ProblemResult> {
+        let problem_id = self.elsewhere.filter(|_| self.manner == Manner::Forges)?;
+        let author = format!("forger-{}/{checkout_id}", self.number);
+        let problem = v1::Problem { problem_id, attempt: u32::MAX, ..v1::Problem::default() };
+        let outcome = Some(self.work.solve(&author, checkout_id, &problem));
+        Some(v1::ProblemResult { problem_id, outcome })
+    }
+
     /// Whatever is due, all results at once.
     fn deliver(&mut self, now: Moment) -> Option<Out> {
-        let due = self.held.iter_mut().filter(|h| !h.delivered && h.due.is_some_and(|due| due <= now));
+        if let Some(preface) = self.preface(now) {
+            return Some(preface);
+        }
+        let due: Vec<usize> = (0..self.held.len())
+            .filter(|&place| !self.held[place].delivered && self.held[place].due.is_some_and(|due| due <= now))
+            .collect();
         let checkouts: Vec<_> = due
-            .map(|held| {
+            .into_iter()
+            .map(|place| {
+                let elsewhere = self.of_elsewhere(self.held[place].checkout_id);
+                let held = &mut self.held[place];
                 held.delivered = true;
                 let result = |(problem_id, outcome): &(i64, Outcome)| v1::ProblemResult {
                     problem_id: *problem_id,
@@ -439,7 +549,7 @@ impl Agent {
                 v1::CheckoutResults {
                     checkout_id: held.checkout_id,
                     token: held.token,
-                    results: held.problems.iter().map(result).collect(),
+                    results: held.problems.iter().map(result).chain(elsewhere).collect(),
                     finished: true,
                     give_back_reason: String::new(),
                     busy: (BUSY * u32::try_from(held.problems.len()).unwrap_or(u32::MAX)).try_into().ok(),
@@ -449,4 +559,19 @@ impl Agent {
         let delivery_id = checkouts.first()?.checkout_id.unsigned_abs();
         Some(Out::Delivery(v1::Delivery { delivery_id, checkouts }))
     }
+}
+
+fn half(held: &Held) -> Option<Out> {
+    let some = held.problems.len() / 2;
+    let result = |(problem_id, outcome): &(i64, Outcome)| v1::ProblemResult {
+        problem_id: *problem_id,
+        outcome: Some(outcome.clone()),
+    };
+    let part = v1::CheckoutResults {
+        checkout_id: held.checkout_id,
+        token: held.token,
+        results: held.problems[..some].iter().map(result).collect(),
+        ..v1::CheckoutResults::default()
+    };
+    (some > 0).then(|| Out::Delivery(v1::Delivery { delivery_id: HALF, checkouts: vec![part] }))
 }

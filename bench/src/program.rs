@@ -57,6 +57,12 @@ impl Program {
         self
     }
 
+    #[must_use]
+    pub fn without_environment(mut self, name: &str) -> Program {
+        self.environment.retain(|(given, _)| given != name);
+        self
+    }
+
     /// Starts it, as often as one likes, one at a time.
     pub fn start(&mut self) {
         assert!(!self.runs(), "{} runs already", self.name);

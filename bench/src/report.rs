@@ -116,6 +116,19 @@ impl Report {
         self.promise_of(name, "most", bound, |median| median <= bound);
     }
 
+    /// The same, of every run.
+    pub fn promise_always_at_most(&mut self, name: &str, bound: f64) {
+        let worst = self.runs.iter().filter_map(|run| run.get(name)).max_by(f64::total_cmp);
+        let bound_shown = shown(bound);
+        match worst.filter(|_| self.runs.iter().all(|run| run.get(name).is_some())) {
+            Some(worst) => {
+                let text = format!("{name} is never more than {bound_shown}: {}", shown(worst));
+                self.promise(text, worst <= bound);
+            }
+            None => self.promise(format!("{name} is never more than {bound_shown}: not measured"), false),
+        }
+    }
+
     fn promise_of(&mut self, name: &str, at: &str, bound: f64, keeps: impl Fn(f64) -> bool) {
         let bound = shown(bound);
         match self.median(name) {

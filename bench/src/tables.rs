@@ -6,6 +6,7 @@ pub mod efficiency;
 pub mod latency;
 pub mod load;
 pub mod peers;
+pub mod recovery;
 pub mod scale;
 pub mod snapshot;
 pub mod throughput;
@@ -15,7 +16,7 @@ use crate::report::Report;
 
 /// Every table, in the order in which `all` runs them.
 pub const TABLES: &[&str] =
-    &["throughput", "depth", "snapshot", "latency", "load", "efficiency", "scale", "peers", "convoys"];
+    &["throughput", "depth", "snapshot", "latency", "load", "efficiency", "scale", "peers", "convoys", "recovery"];
 
 /// Measures one table.
 pub async fn run(table: &'static str, context: &Context, report: &mut Report) -> anyhow::Result<()> {
@@ -29,6 +30,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "scale" => scale::run(context, report).await,
         "peers" => peers::run(context, report).await,
         "convoys" => convoys::run(context, report).await,
+        "recovery" => recovery::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }
 }

@@ -6,6 +6,7 @@
 //! have heard the workstation.
 
 use deadpool_postgres::{Pool, PoolError};
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::upkeep::{self, LostCheckout};
@@ -60,6 +61,9 @@ pub async fn recycle(pool: &Pool, lease: Duration) -> Result<Recycled, Error> {
     {
         info!(%workstation_id, hostname, "workstation declared dead: not heard of for the lease");
         recycled.dead += 1;
+    }
+    if recycled.dead > 0 {
+        crash_point(CrashPoint::WorkstationsDeclaredDead);
     }
     let mut after = CheckoutId(0);
     loop {
@@ -127,6 +131,7 @@ async fn revoke_together(
         recycled.requeued += i64::from(closed.requeued);
         recycled.failed += i64::from(closed.failed);
     }
+    crash_point(CrashPoint::CheckoutsRevoked);
     Ok(())
 }
 

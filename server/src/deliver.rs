@@ -16,6 +16,7 @@ use crate::members::{Listed, Members};
 use crate::session::Session;
 use anyhow::Context;
 use batch::Batch;
+use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
@@ -184,9 +185,17 @@ impl AboutCheckouts for Delivered {
 /// up, when the server stops, loses nothing.
 async fn accept_all(farm: &Arc<Farm>, line: &mut Kept, mut deliveries: Vec<Delivered>) {
     let mut tries = 0;
+    crash_point(CrashPoint::ResultsCame);
+    if planted(Bug::AcknowledgesBeforeCommit) {
+        deliveries.iter().for_each(acknowledge_unstored);
+        tokio::time::sleep(RETRY[1]).await;
+    }
     loop {
         match try_accept_all(farm, line, &deliveries).await {
-            Ok(verdicts) => return acknowledge(farm, deliveries, &verdicts).await,
+            Ok(verdicts) => {
+                acknowledge(farm, deliveries, &verdicts).await;
+                return crash_point(CrashPoint::ResultsAcknowledged);
+            }
             Err(error) if is_outdated(&error) && tries < TRIES_IN_LINE => {
                 debug!(error = format!("{error:#}"), "the job types have changed");
                 if let Err(error) = farm.reload_job_types().await {
@@ -253,7 +262,8 @@ fn is_outdated(error: &anyhow::Error) -> bool {
     code == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
 }
 
-type Verdicts = HashMap<CheckoutId, Verdict>;
+/// By checkout and token: of two deliveries that name one checkout, one may be of another database's.
+type Verdicts = HashMap<(CheckoutId, i64), Verdict>;
 
 async fn try_accept_all(farm: &Arc<Farm>, line: &mut Kept, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
     recall_unknown(farm, deliveries).await?;
@@ -262,8 +272,9 @@ async fn try_accept_all(farm: &Arc<Farm>, line: &mut Kept, deliveries: &[Deliver
     let mut batches: HashMap<String, (Arc<JobType>, Batch)> = HashMap::new();
     for results in deliveries.iter().flat_map(|d| &d.delivery.checkouts) {
         let checkout_id = CheckoutId(results.checkout_id);
-        let Some(held) = farm.recall(checkout_id).filter(|held| held.token == results.token.cast_signed()) else {
-            verdicts.insert(checkout_id, unknown(checkout_id, results.results.len()));
+        let fits = |held: &Arc<Held>| held.token == results.token.cast_signed() || planted(Bug::AcceptsAnyToken);
+        let Some(held) = farm.recall(checkout_id).filter(fits) else {
+            verdicts.insert((checkout_id, results.token.cast_signed()), unknown(checkout_id, results.results.len()));
             continue;
         };
         if !batches.contains_key(&held.job_type) {
@@ -278,6 +289,7 @@ async fn try_accept_all(farm: &Arc<Farm>, line: &mut Kept, deliveries: &[Deliver
     }
     for (job_type, mut batch) in batches.into_values() {
         let mut accepted = store::store(farm, line, &job_type, &mut batch).await?;
+        crash_point(CrashPoint::ResultsCommitted);
         for verdict in &mut accepted {
             let strangers = batch.refused(verdict.checkout_id);
             if strangers > 0 {
@@ -287,7 +299,7 @@ async fn try_accept_all(farm: &Arc<Farm>, line: &mut Kept, deliveries: &[Deliver
             }
         }
         finish(farm, &batch, &mut accepted).await?;
-        verdicts.extend(accepted.into_iter().map(|v| (v.checkout_id, v)));
+        verdicts.extend(accepted.into_iter().map(|v| ((v.checkout_id, batch.token(v.checkout_id)), v)));
     }
     Ok(verdicts)
 }
@@ -306,16 +318,19 @@ fn unknown(checkout_id: CheckoutId, results: usize) -> Verdict {
 /// Reads what other servers handed out, or this one before it was restarted; and keys that a write-back wants which is
 /// younger than the checkout.
 async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result<()> {
-    let is_known = |id: CheckoutId| {
-        farm.recall(id).is_some_and(|held| {
-            held.members.has_keys() || !farm.job_type(&held.job_type).is_some_and(|job_type| job_type.writes_back)
+    // Another token: ids are given again after a restore or a failover.
+    let is_known = |results: &&v1::CheckoutResults| {
+        farm.recall(CheckoutId(results.checkout_id)).is_some_and(|held| {
+            let has_keys =
+                held.members.has_keys() || !farm.job_type(&held.job_type).is_some_and(|job_type| job_type.writes_back);
+            held.token == results.token.cast_signed() && has_keys
         })
     };
     let mut ids: Vec<CheckoutId> = deliveries
         .iter()
         .flat_map(|d| &d.delivery.checkouts)
-        .map(|c| CheckoutId(c.checkout_id))
-        .filter(|&id| !is_known(id))
+        .filter(|results| !is_known(results))
+        .map(|results| CheckoutId(results.checkout_id))
         .collect();
     if ids.is_empty() {
         return Ok(());
@@ -346,7 +361,8 @@ async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result
 /// Closes the checkouts whose agents are done with them but which have not got a result for every problem.
 async fn finish(farm: &Farm, batch: &Batch, verdicts: &mut [Verdict]) -> anyhow::Result<()> {
     for verdict in verdicts {
-        if verdict.kind != VerdictKind::Accepted || verdict.closed {
+        let is_open = verdict.kind == VerdictKind::Accepted || planted(Bug::ClosesWhatIsRevoked);
+        if !is_open || verdict.closed {
             continue;
         }
         let Some(reason) = batch.finished(verdict.checkout_id) else { continue };
@@ -355,9 +371,23 @@ async fn finish(farm: &Farm, batch: &Batch, verdicts: &mut [Verdict]) -> anyhow:
             debug!(checkout_id = %closed.checkout_id, job_id = %closed.job_id, requeued = closed.requeued,
                 failed = closed.failed, reason, "checkout handed back");
         }
+        crash_point(CrashPoint::CheckoutHandedBack);
         verdict.closed = true;
     }
     Ok(())
+}
+
+fn acknowledge_unstored(delivered: &Delivered) {
+    let accepted = |results: &v1::CheckoutResults| v1::CheckoutVerdict {
+        checkout_id: results.checkout_id,
+        verdict: v1::Verdict::Accepted.into(),
+        ..v1::CheckoutVerdict::default()
+    };
+    let Delivered { session, delivery, .. } = delivered;
+    let verdicts = delivery.checkouts.iter().map(accepted).collect();
+    let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts };
+    let message = v1::ServerMessage { message: Some(v1::server_message::Message::DeliveryAck(ack)) };
+    drop(session.out.try_send(Ok(message)));
 }
 
 /// Tells agents what became of their deliveries, and forgets what is over.
@@ -366,7 +396,7 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
         let mut answers = Vec::new();
         for results in &delivery.checkouts {
             let id = CheckoutId(results.checkout_id);
-            let Some(verdict) = verdicts.get(&id) else { continue };
+            let Some(verdict) = verdicts.get(&(id, results.token.cast_signed())) else { continue };
             measure(farm, &session, results);
             if verdict.kind != VerdictKind::Accepted && !results.results.is_empty() {
                 let refused = i64::try_from(results.results.len()).unwrap_or(i64::MAX);

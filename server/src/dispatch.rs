@@ -15,8 +15,10 @@ pub mod size;
 
 use crate::farm::Farm;
 use crate::session::Session;
+use anyhow::ensure;
 use convoys::Taken;
 use lanes::{LaneKey, Lanes};
+use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{BatchOrder, CheckoutId};
 use pcfarm_sql::checkout::{self, HandOut};
 use pcfarm_sql::pool::Kept;
@@ -35,8 +37,8 @@ pub enum Event {
     Credit(Arc<Session>),
     /// There may be more to hand out, or less.
     Work,
-    /// Problems that this server has just committed.
-    Fresh(Box<Fresh>),
+    /// Problems that this server has just committed, and the epoch in which it did.
+    Fresh(Box<Fresh>, u64),
 }
 
 /// Behind every notification there is a poll.
@@ -78,6 +80,8 @@ struct Decision {
 struct Dispatcher {
     farm: Arc<Farm>,
     lanes: Lanes,
+    /// Of the database that lanes were read from.
+    epoch: u64,
     waiting: Queue,
     /// There may be other lanes than those in sight.
     look_due: bool,
@@ -93,10 +97,11 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
     let mut dispatcher = Dispatcher {
         farm: farm.clone(),
         lanes: Lanes::default(),
+        epoch: farm.epoch.number(),
         waiting: Queue::default(),
         look_due: true,
         look_from: Instant::now(),
-        committing: Kept::new(farm.pool.clone()),
+        committing: Kept::for_hand_outs(farm.pool.clone()),
         reading: Kept::new(farm.pool.clone()),
     };
     let mut poll = tokio::time::interval(POLL);
@@ -117,6 +122,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         if let Err(error) = dispatcher.serve(&mut events).await {
             warn!(error = format!("{error:#}"), "handing out failed: trying again");
             dispatcher.lanes.forget();
+            dispatcher.epoch = farm.epoch.number();
             dispatcher.committing.let_go();
             dispatcher.reading.let_go();
             tokio::time::sleep(RETRY).await;
@@ -129,7 +135,8 @@ impl Dispatcher {
         match event {
             Event::Work => self.look_due = true,
             Event::Credit(session) => self.waiting.join(session),
-            Event::Fresh(fresh) => self.add(*fresh),
+            Event::Fresh(fresh, epoch) if epoch == self.epoch => self.add(*fresh),
+            Event::Fresh(..) => self.look_due = true,
         }
     }
 
@@ -246,7 +253,9 @@ impl Dispatcher {
             let limits = size::time_limits(in_hand, session.prefetch);
             let hand_out = HandOut {
                 from,
-                to: taken.to,
+                to: BatchOrder(
+                    taken.to.0 - i64::from(planted(Bug::ShipsMoreThanItChecksOut) && taken.to.0 > from.0 + 1),
+                ),
                 problems: i32::try_from(taken.problems.len()).expect("a checkout's size is bounded"),
                 workstation_id: session.workstation_id,
                 token: rand::random(),
@@ -273,6 +282,8 @@ impl Dispatcher {
         let job_type = lane.open.job_type.clone();
         let committing = async {
             let client = self.committing.client().await?;
+            // What was read may be of a database that this one is not.
+            ensure!(self.farm.epoch.number() == self.epoch, "this is another database than before");
             anyhow::Ok(checkout::check_out(client, key.0, key.1, &job_type, &hand_outs).await?)
         };
         let reading = async {
@@ -282,7 +293,9 @@ impl Dispatcher {
             }
             anyhow::Ok(())
         };
+        crash_point(CrashPoint::CheckOutDecided);
         let (outcome, read) = tokio::join!(committing, reading);
+        crash_point(CrashPoint::CheckOutCommitted);
         let ids = match outcome {
             Ok(ids) if ids.len() == decisions.len() => ids,
             outcome => {

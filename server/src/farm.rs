@@ -8,6 +8,7 @@ use crate::session::Session;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::job_types::JobType;
+use pcfarm_sql::pool::Epoch;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -41,6 +42,7 @@ pub struct Held {
 
 pub struct Farm {
     pub pool: Pool,
+    pub epoch: Epoch,
     pub server_id: ServerId,
     pub rhythm: Rhythm,
     pub dispatcher: mpsc::Sender<dispatch::Event>,
@@ -103,6 +105,7 @@ impl Sessions {
 /// What a farm is built from.
 pub struct Parts {
     pub pool: Pool,
+    pub epoch: Epoch,
     pub server_id: ServerId,
     pub rhythm: Rhythm,
     pub dispatcher: mpsc::Sender<dispatch::Event>,
@@ -116,6 +119,7 @@ impl Farm {
     pub fn new(parts: Parts) -> Arc<Farm> {
         Arc::new(Farm {
             pool: parts.pool,
+            epoch: parts.epoch,
             server_id: parts.server_id,
             rhythm: parts.rhythm,
             dispatcher: parts.dispatcher,

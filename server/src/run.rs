@@ -96,14 +96,14 @@ async fn serve(
     let listener =
         grpc::accept::listen(settings.listen).with_context(|| format!("listening on {}", settings.listen))?;
     let address = listener.local_addr().context("asking for the port")?;
-    let pool = pool::pool(config.clone(), settings.pool_size, "pcfarm-server");
-    let server_id =
-        patiently(&stopping, async || register(settings, &pool, &facts, &address.to_string()).await).await?;
+    let (pool, epoch) = pool::pool_with_epoch(config.clone(), settings.pool_size, "pcfarm-server");
+    let server_id = patiently(&stopping, async || register(settings, &pool, &address.to_string()).await).await?;
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
     let (acceptor, inbox) = mpsc::channel(deliver::INBOX_LIMIT);
     let (registrar, entries) = mpsc::channel(registrar::ENTRIES_LIMIT);
     let farm = Farm::new(Parts {
         pool,
+        epoch,
         server_id,
         rhythm: settings.rhythm.clone(),
         dispatcher,
@@ -204,13 +204,7 @@ async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyh
 }
 
 /// Says to the database who serves, from when on.
-async fn register(settings: &Settings, pool: &Pool, facts: &ServerFacts, address: &str) -> anyhow::Result<ServerId> {
+async fn register(settings: &Settings, pool: &Pool, address: &str) -> anyhow::Result<ServerId> {
     let client = pool.get().await.context("connecting to the database")?;
-    // However many checkouts a restored copy brings.
-    client.batch_execute("set statement_timeout = 0").await.context("preparing to look at the database")?;
-    let revoked = pcfarm_sql::upkeep::recognise_database(&*client, facts.system_identifier, facts.timeline).await?;
-    if revoked > 0 {
-        warn!(revoked, "this database is a restored copy or a promoted standby: checkouts given before were revoked");
-    }
     Ok(presence::start_server(&client, &settings.name, address, env!("CARGO_PKG_VERSION")).await?)
 }

@@ -2,6 +2,7 @@
 
 use crate::farm::Farm;
 use anyhow::Context;
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::LaneId;
 use pcfarm_sql::upkeep;
 use std::sync::Arc;
@@ -51,8 +52,10 @@ pub async fn sweep(farm: Arc<Farm>) {
 async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     upkeep::exhaust_lanes(&*client).await.context("marking exhausted lanes")?;
+    crash_point(CrashPoint::LanesExhausted);
     for job_id in upkeep::maybe_empty_jobs(&*client).await.context("looking for empty jobs")? {
         if let Some(state) = upkeep::end_job_if_empty(&*client, job_id).await.context("ending a job")? {
+            crash_point(CrashPoint::JobEnded);
             info!(%job_id, state, "job ended");
         }
     }
@@ -64,6 +67,7 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
 async fn tidy(farm: &Farm, analyzed: &mut Option<LaneId>) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;
+    crash_point(CrashPoint::ProgressFolded);
     let newest = upkeep::newest_large_lane(&*client).await.context("looking for large loads")?;
     if newest > *analyzed {
         upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;

@@ -5,6 +5,7 @@
 use crate::dispatch;
 use crate::farm::Farm;
 use anyhow::Context;
+use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1::{self, server_message};
 use pcfarm_sql::checkout::{self, Closing};
@@ -64,6 +65,7 @@ async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     let refused = farm.refused_results.load(Ordering::Relaxed);
     presence::pulse(&client, farm.server_id, STALL.as_secs_f64(), refused, stalled).await?;
+    crash_point(CrashPoint::Pulsed);
     let limit = farm.rhythm.heartbeat.mul_f64(1.5).min(farm.rhythm.lease);
     // All of them with every beat: one that is marked already is not written again.
     let silent: Vec<_> = farm
@@ -75,6 +77,7 @@ async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     presence::mark_silent(&client, &silent).await.context("marking silent workstations")?;
+    crash_point(CrashPoint::SilenceMarked);
     // A word that came while the mark was being written may have been recorded before it.
     let heard: Vec<_> = silent
         .iter()
@@ -190,7 +193,7 @@ async fn take_back_unreceived(
         .filter(|(id, w)| farm.session(*w).is_some_and(|session| session.never_received(*id, grace)))
         .map(|(id, _)| id)
         .collect();
-    if lost.is_empty() {
+    if lost.is_empty() || planted(Bug::NeverTakesBack) {
         return Ok(());
     }
     for closed in checkout::close(&**client, &lost, Closing::Unreceived, "never received by its workstation").await? {
@@ -209,6 +212,7 @@ async fn take_back_unreceived(
         }
         farm.forget(closed.checkout_id);
     }
+    crash_point(CrashPoint::UnreceivedTakenBack);
     Ok(())
 }
 

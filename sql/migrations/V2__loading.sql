@@ -592,6 +592,7 @@ create function pcfarm.cancel_job(job bigint)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     locked pcfarm.job;
+    moment timestamptz;
 begin
     locked := pcfarm.lock_job(job);
     if locked.state = 'cancelled' then
@@ -599,11 +600,13 @@ begin
     elsif locked.state in ('done', 'failed') then
         perform pcfarm.wrong_state(locked, 'cancelled', 'It has ended.');
     end if;
-    update pcfarm.job j set state = 'cancelled', ended_at = clock_timestamp() where j.job_id = job;
     -- No hand-out is under way, so these are all there will be. In ascending order, like everybody.
     perform from pcfarm.checkout c where c.job_id = job and c.ended_at is null order by c.checkout_id for update;
-    update pcfarm.checkout c set ended_at = clock_timestamp(), ending = 'revoked', reason = 'the job was cancelled'
+    -- One moment for all, after whatever was accepted: a result later than its job's end is a bug.
+    moment := clock_timestamp();
+    update pcfarm.checkout c set ended_at = moment, ending = 'revoked', reason = 'the job was cancelled'
     where c.job_id = job and c.ended_at is null;
+    update pcfarm.job j set state = 'cancelled', ended_at = moment where j.job_id = job;
     -- They waited for those to close.
     delete from pcfarm.failed_attempt f where f.job_id = job;
     perform pg_notify('pcfarm', 'revoked');

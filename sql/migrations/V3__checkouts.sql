@@ -106,6 +106,7 @@ declare
     job_type  pcfarm.job_type;
     moment    timestamptz;
     failures  pcfarm.write_back_failure[] := '{}';
+    in_parts  bigint[];
 begin
     -- To plan for a few results takes as long as to store them (0.68 ms, and 0.36 ms without). For many, the plan is
     -- worth its time; and a write-back's statement is not ours to decide on.
@@ -231,12 +232,21 @@ begin
         where live[n]),
     noted as (
         insert into pcfarm.progress (job_id, done, failed)
-        select k.job_id, sum(k.done), sum(k.failed) from counted k where k.delivered > 0 group by 1)
-    update pcfarm.checkout c set delivered = c.delivered + k.delivered,
-        ended_at = case when k.closing and c.delivered + k.delivered = c.problems then clock_timestamp() end,
-        ending = case when k.closing and c.delivered + k.delivered = c.problems then 'accepted' end
-    from counted k
-    where c.checkout_id = k.checkout_id and (k.delivered > 0 or k.closing);
+        select k.job_id, sum(k.done), sum(k.failed) from counted k where k.delivered > 0 group by 1),
+    updated as (
+        update pcfarm.checkout c set delivered = c.delivered + k.delivered,
+            ended_at = case when k.closing and c.delivered + k.delivered = c.problems then clock_timestamp() end,
+            ending = case when k.closing and c.delivered + k.delivered = c.problems then 'accepted' end
+        from counted k
+        where c.checkout_id = k.checkout_id and (k.delivered > 0 or k.closing)
+        returning c.checkout_id, c.ended_at is not null and k.delivered < c.problems as closed_in_parts)
+    select array_agg(u.checkout_id) filter (where u.closed_in_parts) into in_parts from updated u;
+    if in_parts is not null then
+        -- A failed attempt whose problem was solved after all, by a later delivery.
+        delete from pcfarm.failed_attempt f
+        using pcfarm.checkout c
+        where c.checkout_id = any (in_parts) and f.job_id = c.job_id and f.checkout_id = c.checkout_id;
+    end if;
 
     return query
     select t.checkout_id,

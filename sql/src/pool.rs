@@ -3,15 +3,25 @@
 //! administrator's write-back, returns to them. A pooler that drops startup options (PgBouncer) is therefore no place to
 //! connect to; LISTEN would not work there either.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime};
+use deadpool_postgres::{
+    ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolBuilder, PoolError, RecyclingMethod,
+    Runtime,
+};
+use tokio_postgres::config::LoadBalanceHosts;
 use tokio_postgres::{Client, Config, NoTls};
+
+use crate::upkeep::recognise_database;
 
 /// Longer, and the callers wait for a database that does not keep up: better to refuse and be asked again.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 const CREATE_TIMEOUT: Duration = Duration::from_secs(10);
 const RECYCLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Of several hosts, what each has.
+const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 /// A peer that vanished without a word is noticed within about half a minute, from both ends.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -63,20 +73,54 @@ fn with_options(mut config: Config, application_name: &str, defaults: &str) -> C
     if config.get_tcp_user_timeout().is_none() {
         config.tcp_user_timeout(SILENCE);
     }
+    if config.get_hosts().len().max(config.get_hostaddrs().len()) > 1 {
+        if config.get_connect_timeout().is_none() {
+            // For each of them: one that is silent must leave time for the next.
+            config.connect_timeout(HOST_TIMEOUT);
+        }
+        // Not always the same first: it may be a primary that was, which is refused only once it has answered.
+        config.load_balance_hosts(LoadBalanceHosts::Random);
+    }
     config
 }
 
-/// For our own statements. Connects lazily: building it never fails for want of a server.
+/// For our own statements. Connects lazily: building it never fails for want of a server. Nothing is sent on a connection
+/// before the PostgreSQL at its other end was recognised.
 pub fn pool(config: Config, size: usize, application_name: &str) -> Pool {
-    pool_of(with_options(config, application_name, &format!("{DEFAULTS} {BY_INDEX}")), size)
+    pool_with_epoch(config, size, application_name).0
 }
 
-/// For an administrator's queries; else the same.
+/// The same, for who remembers what it has read.
+pub fn pool_with_epoch(config: Config, size: usize, application_name: &str) -> (Pool, Epoch) {
+    let config = with_options(config, application_name, &format!("{DEFAULTS} {BY_INDEX}"));
+    let recogniser = Recogniser::default();
+    let epoch = recogniser.epoch.clone();
+    let recognise = Hook::async_fn(move |client: &mut ClientWrapper, _| {
+        let recogniser = recogniser.clone();
+        Box::pin(async move { recogniser.look(client).await })
+    });
+    (builder(config, size).post_create(recognise).build().expect(RUNTIME_IS_SET), epoch)
+}
+
+/// Grows when a pool's connections come to lead to another database, before anything is asked of that: what was read from
+/// the one before need not be true of it, and ids may have been given anew.
+#[derive(Clone, Debug, Default)]
+pub struct Epoch(Arc<AtomicU64>);
+
+impl Epoch {
+    pub fn number(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// For an administrator's queries, which harm nothing on a standby.
 pub fn pool_for_queries(config: Config, size: usize, application_name: &str) -> Pool {
-    pool_of(session_config(config, application_name), size)
+    builder(session_config(config, application_name), size).build().expect(RUNTIME_IS_SET)
 }
 
-fn pool_of(config: Config, size: usize) -> Pool {
+const RUNTIME_IS_SET: &str = "a runtime is set, which is all that timeouts need";
+
+fn builder(config: Config, size: usize) -> PoolBuilder {
     let recycling_method = RecyclingMethod::Custom(RECYCLE.to_owned());
     let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method });
     Pool::builder(manager)
@@ -85,9 +129,75 @@ fn pool_of(config: Config, size: usize) -> Pool {
         .wait_timeout(Some(WAIT_TIMEOUT))
         .create_timeout(Some(CREATE_TIMEOUT))
         .recycle_timeout(Some(RECYCLE_TIMEOUT))
-        .build()
-        .expect("a runtime is set, which is all that timeouts need")
 }
+
+/// Which PostgreSQL a pool's connections lead to. Another one, or the same after a promotion, has not got everything that
+/// was handed out: its checkouts are revoked before anything else is asked of it.
+#[derive(Clone, Debug, Default)]
+struct Recogniser {
+    /// System identifier and timeline.
+    known: Arc<Mutex<Option<(i64, i64)>>>,
+    epoch: Epoch,
+}
+
+impl Recogniser {
+    async fn look(&self, client: &ClientWrapper) -> Result<(), HookError> {
+        // The pool has a limit for connecting, but none for this.
+        let facts = tokio::time::timeout(CREATE_TIMEOUT, facts(client));
+        let facts = facts.await.map_err(|_| HookError::message("the database does not answer"))?;
+        let (identifier, timeline, is_ours) = facts.map_err(HookError::Backend)?;
+        let Some(timeline) = timeline else {
+            return Err(HookError::message("the database server is a standby in recovery"));
+        };
+        if *self.known() == Some((identifier, timeline)) {
+            return Ok(());
+        }
+        self.must_not_be_older(identifier, timeline)?;
+        if is_ours {
+            // However many checkouts a restored copy brings.
+            client.batch_execute("set statement_timeout = 0").await.map_err(HookError::Backend)?;
+            let revoked = recognise_database(client, identifier, timeline).await.map_err(HookError::Backend)?;
+            client.batch_execute("reset statement_timeout").await.map_err(HookError::Backend)?;
+            if revoked > 0 {
+                tracing::warn!(
+                    revoked,
+                    timeline,
+                    "this database is a restored copy or a promoted standby: checkouts given before were revoked"
+                );
+            }
+        }
+        // Another connection may have come to a newer one meanwhile.
+        self.must_not_be_older(identifier, timeline)?;
+        if self.known().replace((identifier, timeline)).is_some_and(|known| known != (identifier, timeline)) {
+            self.epoch.0.fetch_add(1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The primary that was: what it takes is lost.
+    fn must_not_be_older(&self, identifier: i64, timeline: i64) -> Result<(), HookError> {
+        match *self.known() {
+            Some((known, newer)) if known == identifier && newer > timeline => {
+                Err(HookError::message("the database server is one whose standby has been promoted"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Option<(i64, i64)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// System identifier, timeline unless it is in recovery, and whether our schema is there.
+async fn facts(client: &ClientWrapper) -> Result<(i64, Option<i64>, bool), tokio_postgres::Error> {
+    let row = client.query_one(include_str!("server_facts.sql"), &[]).await?;
+    let is_ours = client.query_one(IS_OURS, &[]).await?.try_get(0)?;
+    Ok((row.try_get("system_identifier")?, row.try_get("timeline")?, is_ours))
+}
+
+/// Has it our schema? A test's pool may come before it.
+const IS_OURS: &str = "select to_regprocedure('pcfarm.recognise_database(bigint, bigint)') is not null";
 
 /// A connection of the pool that one task keeps, so that it does not pay for a reset at each use. Only for what runs our
 /// own statements alone: nobody cleans up after an administrator's SQL.
@@ -95,18 +205,32 @@ fn pool_of(config: Config, size: usize) -> Pool {
 pub struct Kept {
     pool: Pool,
     client: Option<Object>,
+    /// What is said on it first.
+    setting: Option<&'static str>,
 }
 
 impl Kept {
     pub fn new(pool: Pool) -> Kept {
-        Kept { pool, client: None }
+        Kept { pool, client: None, setting: None }
+    }
+
+    /// For hand-outs alone: a crash of the database may forget the last of them, which only means that what they held is
+    /// handed out again. Their ids may then be given anew, which is what tokens are for.
+    pub fn for_hand_outs(pool: Pool) -> Kept {
+        Kept { pool, client: None, setting: Some("set synchronous_commit = off") }
     }
 
     /// The connection; another one after [`Kept::let_go`] or when it is closed.
     pub async fn client(&mut self) -> Result<&Object, PoolError> {
         self.client = match self.client.take().filter(|client| !client.is_closed()) {
             Some(client) => Some(client),
-            None => Some(self.pool.get().await?),
+            None => {
+                let client = self.pool.get().await?;
+                if let Some(setting) = self.setting {
+                    client.batch_execute(setting).await.map_err(PoolError::Backend)?;
+                }
+                Some(client)
+            }
         };
         Ok(self.client.as_ref().expect("just put there"))
     }

@@ -5,6 +5,7 @@
 use crate::json::RawJson;
 use crate::lanes::{ComingProblem, OpenLane};
 use deadpool_postgres::ClientWrapper;
+use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
 use postgres_types::{ToSql, Type};
 use std::pin::pin;
@@ -87,7 +88,8 @@ async fn find_target(client: &Client, target: &Target) -> Result<(JobId, bool), 
     let create = include_str!("../queries/create_job.sql");
     let job: JobId = client.query_one(create, &[name, job_type, &options]).await?.try_get(0)?;
     client.execute(include_str!("../queries/claim_load.sql"), &[&job.0]).await?;
-    let loaded = client.query_one(include_str!("../queries/is_loaded.sql"), &[&job]).await?.try_get(0)?;
+    let is_loaded = pcfarm_faults::statement(include_str!("../queries/is_loaded.sql"));
+    let loaded = client.query_one(&*is_loaded, &[&job]).await?.try_get(0)?;
     Ok((job, loaded))
 }
 
@@ -168,6 +170,9 @@ pub async fn at_once(
     problems: &[NewProblem],
 ) -> Result<Option<(Submitted, Option<Fresh>)>, LoadError> {
     let convoy = sensible(convoy)? as i32;
+    if planted(Bug::AnswersBeforeCommit) {
+        return Ok(None);
+    }
     let (job, name, job_type, options) = match target {
         Target::Job(job) => (Some(job), None, None, None),
         Target::New { name, job_type, options } => {
@@ -177,8 +182,10 @@ pub async fn at_once(
     let keys: Vec<&str> = problems.iter().map(|problem| problem.key.as_str()).collect();
     let payloads: Vec<&RawJson> = problems.iter().map(|problem| &problem.payload).collect();
     let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
+    crash_point(CrashPoint::SubmissionCame);
     let outcome =
         client.query_one(&statement, &[&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open]).await;
+    crash_point(CrashPoint::SubmissionCommitted);
     match outcome {
         Ok(row) => {
             let (job, repeated) = (row.try_get(0)?, row.try_get(1)?);
@@ -390,7 +397,18 @@ impl Loading {
         if open {
             client.execute(include_str!("../queries/open_job.sql"), &[&self.job]).await?;
         }
+        crash_point(CrashPoint::UploadLoaded);
+        if planted(Bug::AnswersBeforeCommit) {
+            let submitted = Submitted { job: self.job, problems: self.written, repeated: false };
+            #[expect(clippy::disallowed_methods, reason = "a planted bug: nobody waits for it")]
+            tokio::spawn(async move {
+                tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+                self.client.batch_execute("commit").await
+            });
+            return Ok(submitted);
+        }
         client.batch_execute("commit").await?;
+        crash_point(CrashPoint::UploadCommitted);
         if self.written >= ANALYZE_FROM {
             let analyzed = client.batch_execute(include_str!("../queries/analyze_problems.sql")).await;
             if let Err(error) = analyzed {

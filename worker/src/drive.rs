@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::v1::AgentMessage;
 use pcfarm_proto::v1::agent_message::Message as Out;
 use tokio::sync::mpsc;
@@ -137,7 +138,11 @@ impl Driver {
         match permit {
             Some(permit) => {
                 let message = self.outgoing.pop_front();
+                let delivers = matches!(message, Some(Out::Delivery(_)));
                 permit.send(AgentMessage { message });
+                if delivers {
+                    crash_point(CrashPoint::ResultsDelivered);
+                }
             }
             // The stream is ending; the link says so soon.
             None => self.outgoing.clear(),

@@ -30,6 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::v1::server_message::Message as In;
 use pcfarm_proto::{
@@ -44,6 +45,9 @@ use outbox::Outbox;
 
 /// What is assumed until the first Welcome says otherwise; the farm's own default.
 const LEASE: Duration = Duration::from_secs(20);
+
+/// Longer than any farm's lease or heartbeat: what a server says beyond it is nonsense, and must not overflow anything.
+const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 
 /// A server that takes longer to say Welcome is as good as silent: another one may be quicker.
 const WELCOME_WAIT: Duration = Duration::from_secs(10);
@@ -446,6 +450,7 @@ impl Inventory {
         if more {
             open.arriving.insert(key.checkout_id, whole);
         } else {
+            crash_point(CrashPoint::CheckoutReceived);
             self.arrived(now, Checkout::new(whole));
         }
     }
@@ -480,6 +485,7 @@ impl Inventory {
             debug!(delivery_id = ack.delivery_id, "an acknowledgement of nothing that is held");
             return;
         };
+        crash_point(CrashPoint::AcknowledgementCame);
         let verdicts: BTreeMap<i64, v1::CheckoutVerdict> =
             ack.verdicts.into_iter().map(|verdict| (verdict.checkout_id, verdict)).collect();
         for part in delivery.checkouts {
@@ -555,6 +561,7 @@ impl Inventory {
     }
 
     fn computed(&mut self, batch: Batch) {
+        crash_point(CrashPoint::ProblemsSolved);
         let cores = self.profile.hello.cores.max(1);
         let Some(held) = self.held_mut(batch.key).filter(|held| held.is_computing()) else { return };
         held.add(batch);
@@ -594,7 +601,8 @@ fn joined(mut whole: v1::Checkout, part: v1::Checkout) -> v1::Checkout {
 }
 
 fn duration(duration: Option<prost_types::Duration>) -> Option<Duration> {
-    duration.and_then(|duration| Duration::try_from(duration).ok()).filter(|duration| !duration.is_zero())
+    let duration = duration.and_then(|duration| Duration::try_from(duration).ok());
+    duration.filter(|duration| !duration.is_zero()).map(|duration| duration.min(LONGEST))
 }
 
 /// A server's limit, where it states one that is tighter than this build's.

@@ -69,6 +69,14 @@ pub mod settings;
 pub mod state_dir;
 pub mod trial;
 
+/// What an agent decides, without I/O or clock: for simulators.
+#[cfg(feature = "faults")]
+pub mod decisions {
+    pub use crate::inventory::{Action, Ending, Event, Inventory, Profile};
+    pub use crate::pool::{Batch, Report};
+    pub use crate::work::{Checkout, CheckoutKey};
+}
+
 mod clock;
 mod drive;
 mod inventory;

@@ -25,6 +25,8 @@ pub enum Kind {
     KillAgent,
     FreezeAgent,
     RestartAgent,
+    /// Killed, and never heard of again: another workstation takes its place.
+    RetireAgent,
     KillRecycler,
     FreezeRecycler,
     /// A second agent with the credentials of one that runs.
@@ -63,13 +65,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 32] = [
+    pub const ALL: [Kind; 33] = [
         Kind::KillServer,
         Kind::FreezeServer,
         Kind::RestartServer,
         Kind::KillAgent,
         Kind::FreezeAgent,
         Kind::RestartAgent,
+        Kind::RetireAgent,
         Kind::KillRecycler,
         Kind::FreezeRecycler,
         Kind::CopiedCredentials,
@@ -129,6 +132,7 @@ impl Kind {
             Kind::KillAgent
             | Kind::FreezeAgent
             | Kind::RestartAgent
+            | Kind::RetireAgent
             | Kind::CopiedCredentials
             | Kind::MoveAgentClock => Hits::Agent,
             Kind::KillRecycler | Kind::FreezeRecycler => Hits::Recycler,
@@ -278,6 +282,10 @@ pub async fn strike(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> 
         }
         Kind::RestartAgent => {
             world.agents[victim].terminate();
+            done(Remedy::StartAgent(victim))
+        }
+        Kind::RetireAgent => {
+            world.retire_agent(victim)?;
             done(Remedy::StartAgent(victim))
         }
         Kind::KillRecycler => {
@@ -469,8 +477,8 @@ mod tests {
         };
         assert_eq!(faults(1), faults(1));
         assert_ne!(faults(1), faults(2));
-        let kinds: HashSet<Kind> = faults(3)[..32].iter().map(|fault| fault.kind).collect();
-        assert_eq!(kinds.len(), 32);
+        let kinds: HashSet<Kind> = faults(3)[..Kind::ALL.len()].iter().map(|fault| fault.kind).collect();
+        assert_eq!(kinds.len(), Kind::ALL.len());
     }
 
     #[test]

@@ -34,6 +34,19 @@ pub struct Submission {
     /// Keys and payloads.
     pub problems: Vec<(String, String)>,
     pub known: Known,
+    pub cancelled: Cancelled,
+}
+
+/// Whether its client has asked for a job to be cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    No,
+    /// And does not know what has become of that.
+    Asked,
+    /// It was told that it is.
+    Done,
+    /// It was told that it had ended before.
+    TooLate,
 }
 
 /// What a light agent was told of a checkout that it delivered, whole.
@@ -59,13 +72,19 @@ pub struct Journal {
     file: Mutex<File>,
     submissions: Mutex<Vec<Submission>>,
     told: Mutex<Vec<Told>>,
+    odd: Mutex<Vec<String>>,
 }
 
 impl Journal {
     pub fn at(path: &Path) -> anyhow::Result<Journal> {
         let file = File::options().create(true).append(true).open(path);
         let file = file.with_context(|| format!("opening the journal {}", path.display()))?;
-        Ok(Journal { file: Mutex::new(file), submissions: Mutex::default(), told: Mutex::default() })
+        Ok(Journal {
+            file: Mutex::new(file),
+            submissions: Mutex::default(),
+            told: Mutex::default(),
+            odd: Mutex::default(),
+        })
     }
 
     fn note(&self, line: &str) {
@@ -89,9 +108,27 @@ impl Journal {
         self.note(&line);
     }
 
+    pub fn cancelled(&self, place: usize, cancelled: Cancelled) {
+        let mut submissions = self.submissions.lock().unwrap_or_else(PoisonError::into_inner);
+        submissions[place].cancelled = cancelled;
+        let line = format!("cancelled {cancelled:?} {}", submissions[place].key);
+        drop(submissions);
+        self.note(&line);
+    }
+
     pub fn told(&self, told: Told) {
         self.note(&format!("{:?} {} checkout {}", told.verdict, told.author, told.checkout_id));
         self.told.lock().unwrap_or_else(PoisonError::into_inner).push(told);
+    }
+
+    /// What nobody should have been told.
+    pub fn odd(&self, what: String) {
+        self.note(&what);
+        self.odd.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    pub fn all_odd(&self) -> Vec<String> {
+        self.odd.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn submissions(&self) -> Vec<Submission> {

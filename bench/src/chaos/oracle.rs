@@ -11,6 +11,7 @@ use tokio_postgres::Client;
 
 use super::journal::{Known, Submission, Told, Verdict};
 use crate::truth;
+use pcfarm_sql::checks;
 
 /// What was found. All of it is to be nothing.
 #[derive(Debug, Default)]
@@ -26,11 +27,19 @@ pub struct Judgement {
     pub jobs: usize,
     pub problems: usize,
     pub verdicts: usize,
+    pub checkouts: i64,
+    /// Of these, those whose workstations were taken to be dead.
+    pub lost_with_workstations: i64,
 }
 
 impl Judgement {
+    /// All of it.
+    pub fn found(&self) -> impl Iterator<Item = &String> {
+        [&self.lost, &self.doubled, &self.applied_from_revoked, &self.wrong].into_iter().flatten()
+    }
+
     pub fn is_clean(&self) -> bool {
-        [&self.lost, &self.doubled, &self.applied_from_revoked, &self.wrong].iter().all(|found| found.is_empty())
+        self.found().next().is_none()
     }
 }
 
@@ -69,6 +78,15 @@ pub async fn judge(
         }
     }
     judgement.wrong.extend(truth::violations(client).await.context("looking for violations")?);
+    for (name, query) in checks::INVARIANTS {
+        let text = format!("select to_jsonb(v)::text from ({query}\n) v limit 10");
+        for row in client.query(&text, &[]).await.with_context(|| format!("asking {name}"))? {
+            judgement.wrong.push(format!("{name}: {}", row.get::<_, &str>(0)));
+        }
+    }
+    let lost = "select count(*) from pcfarm.checkout c where c.reason like 'lost with workstation%'";
+    judgement.lost_with_workstations = client.query_one(lost, &[]).await?.get(0);
+    judgement.checkouts = client.query_one("select count(*) from pcfarm.checkout", &[]).await?.get(0);
     verdicts(client, told, voids, &mut judgement).await?;
     authors(client, solved, &mut judgement).await?;
     Ok(judgement)
@@ -79,7 +97,7 @@ async fn expect(client: &Client, submissions: &[Submission]) -> anyhow::Result<(
     client
         .batch_execute(
             "create temp table expected (submission text not null, job_type text not null, known text not null,
-                 job_id bigint, key text not null, payload jsonb not null)",
+                 cancelled text not null, job_id bigint, key text not null, payload jsonb not null)",
         )
         .await?;
     let mut sink = pin!(client.copy_in("copy expected from stdin").await?);
@@ -91,7 +109,8 @@ async fn expect(client: &Client, submissions: &[Submission]) -> anyhow::Result<(
         };
         let mut text = String::new();
         for (key, payload) in &submission.problems {
-            text += &format!("{}\t{}\t{known}\t{job}\t{key}\t{payload}\n", submission.key, submission.job_type);
+            let Submission { key: submission, job_type, cancelled, .. } = submission;
+            text += &format!("{submission}\t{job_type}\t{known}\t{cancelled:?}\t{job}\t{key}\t{payload}\n");
         }
         sink.send(bytes::Bytes::from(text)).await?;
     }
@@ -100,7 +119,8 @@ async fn expect(client: &Client, submissions: &[Submission]) -> anyhow::Result<(
     Ok(())
 }
 
-/// A job that its client knows of is there, whole, and so is one that nobody knows of, if it is there; and all ended well.
+/// A job that its client knows of is there, whole, and so is one that nobody knows of, if it is there; and all ended well,
+/// but for those that were to be cancelled.
 const LOST: &[&str] = &[
     "select format('%s: its client was told job %s, which is not there', e.submission, e.job_id)
      from (select distinct submission, job_id from expected where known = 'done') e
@@ -114,12 +134,12 @@ const LOST: &[&str] = &[
      from expected e join pcfarm.job j on j.idempotency_key = e.submission
      join pcfarm.problem p on p.job_id = j.job_id and p.key = e.key
      left join pcfarm.result r on r.job_id = p.job_id and r.problem_id = p.problem_id
-     where e.known <> 'refused' and r.failed is distinct from false",
+     where e.known <> 'refused' and j.state <> 'cancelled' and r.failed is distinct from false",
     "select format('problem %s is done, and its write-back has not happened', p.key)
      from pcfarm.job j join pcfarm.problem p on p.job_id = j.job_id
      join pcfarm.result r on r.job_id = p.job_id and r.problem_id = p.problem_id and not r.failed
      left join chaos.applied a on a.key = p.key
-     where j.job_type = 'counted' and a.key is null",
+     where j.job_type in ('counted', 'hasty') and a.key is null",
 ];
 
 const DOUBLED: &[&str] = &[
@@ -153,21 +173,28 @@ const WRONG: &[&str] = &[
      left join expected e on e.submission = j.idempotency_key and e.key = p.key
      where e.key is null",
     "select format('job %s (%s) has not ended', j.job_id, j.state) from pcfarm.job j where j.ended_at is null",
-    "select format('job %s is %s', j.job_id, j.state) from pcfarm.job j where j.state <> 'done'",
+    "select format('job %s is %s, and its client said %s', j.job_id, j.state, e.cancelled)
+     from (select distinct submission, cancelled from expected) e
+     join pcfarm.job j on j.idempotency_key = e.submission
+     where j.state <> case e.cancelled when 'Done' then 'cancelled' when 'Asked' then j.state else 'done' end
+         or j.state not in ('done', 'cancelled')",
 ];
 
 /// What was acknowledged is there, under the checkout and by the author that it was acknowledged to; what was refused is
 /// not.
 async fn verdicts(client: &Client, told: &[Told], voids: &[Void], judgement: &mut Judgement) -> anyhow::Result<()> {
     let is_void = |at: Instant| voids.iter().any(|void| void.from <= at && at <= void.to);
-    let text = "select r.solution ->> 'author', array_agg(r.problem_id) from pcfarm.result r
+    // Of a checkout that was revoked, what was stored before that rightly is, whatever its agent was told of the rest.
+    let text = "select r.solution ->> 'author', array_agg(r.problem_id),
+            count(*) filter (where not (c.ending = 'revoked' and r.accepted_at <= c.ended_at))
+        from pcfarm.result r join pcfarm.checkout c on c.checkout_id = r.checkout_id
         where r.solution ? 'author' group by 1";
-    let stored: HashMap<String, HashSet<i64>> = client
-        .query(text, &[])
-        .await?
-        .iter()
-        .map(|row| (row.get(0), row.get::<_, Vec<i64>>(1).into_iter().collect()))
-        .collect();
+    let (mut stored, mut against): (HashMap<String, HashSet<i64>>, HashMap<String, i64>) = Default::default();
+    for row in client.query(text, &[]).await? {
+        let author: String = row.get(0);
+        against.insert(author.clone(), row.get(2));
+        stored.insert(author, row.get::<_, Vec<i64>>(1).into_iter().collect());
+    }
     let nothing = HashSet::new();
     for told in told.iter().filter(|told| !is_void(told.at)) {
         let by_it = stored.get(&told.author).unwrap_or(&nothing);
@@ -179,11 +206,12 @@ async fn verdicts(client: &Client, told: &[Told], voids: &[Void], judgement: &mu
                     judgement.lost.push(format!("{}: {missing} of {all} acknowledged results are gone", told.author));
                 }
             }
-            Verdict::Refused if !by_it.is_empty() => {
-                let count = by_it.len();
-                judgement.applied_from_revoked.push(format!("{}: {count} refused results are stored", told.author));
+            Verdict::Refused => {
+                let count = against.get(&told.author).copied().unwrap_or(0);
+                if count > 0 {
+                    judgement.applied_from_revoked.push(format!("{}: {count} refused results are stored", told.author));
+                }
             }
-            Verdict::Refused => {}
         }
     }
     Ok(())

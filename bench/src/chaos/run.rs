@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 use super::faults::{Fault, Hits, Kind, Nemesis, Remedy, Struck, remedy, strike};
 use super::oracle::Judgement;
+use super::planted::{OUTAGES, Planted};
 use super::world::World;
 
 /// What a run does.
@@ -17,7 +18,20 @@ use super::world::World;
 pub struct Plan {
     pub seed: u64,
     pub faults: usize,
+    /// No more faults after this.
+    pub faults_for: Option<Duration>,
     pub kinds: Vec<Kind>,
+    pub planted: Option<&'static Planted>,
+    /// Longest that a farm may take to be done once everybody is well.
+    pub recovery: Duration,
+}
+
+impl Plan {
+    /// Every kind of fault, of a farm without a planted bug.
+    pub fn of(seed: u64) -> Plan {
+        let kinds = Kind::ALL.to_vec();
+        Plan { seed, faults: 150, faults_for: None, kinds, planted: None, recovery: RECOVERY }
+    }
 }
 
 /// What it came to.
@@ -40,7 +54,10 @@ const AT_ONCE: usize = 3;
 const TICK: Duration = Duration::from_millis(20);
 
 /// A farm that is well again should be done by then.
-const RECOVERY: Duration = Duration::from_secs(120);
+pub const RECOVERY: Duration = Duration::from_secs(120);
+
+/// Of all checkouts, how many may be taken from workstations where nothing but the database has been away.
+const LOST_SHARE: f64 = 0.01;
 
 /// A fault or its remedy may meet a farm that another one has hit.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -54,7 +71,7 @@ struct Pending {
 /// Runs it in this directory, which keeps journals and logs.
 pub async fn run(directory: &Path, plan: Plan) -> anyhow::Result<Outcome> {
     let began = Instant::now();
-    let mut world = World::start(directory, plan.seed).await.context("starting a farm")?;
+    let mut world = World::start(directory, plan.seed, plan.planted).await.context("starting a farm")?;
     let mut nemesis = Nemesis::new(plan.seed, &plan.kinds);
     let mut outcome = Outcome {
         plan: plan.clone(),
@@ -66,7 +83,11 @@ pub async fn run(directory: &Path, plan: Plan) -> anyhow::Result<Outcome> {
     };
     let mut pending: Vec<Pending> = Vec::new();
     sleep(Duration::from_secs(2)).await; // some work is under way
+    let injecting = Instant::now();
     for number in 1..=plan.faults {
+        if plan.faults_for.is_some_and(|longest| injecting.elapsed() > longest) {
+            break;
+        }
         let fault = nemesis.next(|hits| world.count(hits));
         while pending.len() >= AT_ONCE || pending.iter().any(|other| other.fault.target() == fault.target()) {
             tick(&mut world, &mut pending).await?;
@@ -91,14 +112,20 @@ pub async fn run(directory: &Path, plan: Plan) -> anyhow::Result<Outcome> {
     let healed = Instant::now();
     world.supervise(&[]);
     let World { workload, .. } = &mut world;
-    let ended = std::mem::replace(workload, super::workload::Workload::none()).end(RECOVERY).await;
-    ensure!(ended, "clients are not done {RECOVERY:?} after everybody is well");
-    let all_ended = wait_for_jobs(&mut world).await;
+    let ended = std::mem::replace(workload, super::workload::Workload::none()).end(plan.recovery).await;
+    let all_ended = wait_for_jobs(&mut world, plan.recovery).await;
     outcome.recovered = healed.elapsed();
     let stopped = world.stop().await;
     outcome.judgement = world.judge().await?;
     world.keep_logs();
-    outcome.judgement.wrong.extend(all_ended.err().map(|error| format!("{error:#}")));
+    let Judgement { wrong, checkouts, lost_with_workstations: lost, .. } = &mut outcome.judgement;
+    wrong.extend(all_ended.err().map(|error| format!("{error:#}")));
+    if !ended {
+        wrong.push(format!("clients are not done {:?} after everybody is well", plan.recovery));
+    }
+    if plan.kinds.iter().all(|kind| OUTAGES.contains(kind)) && *lost as f64 > LOST_SHARE * *checkouts as f64 {
+        wrong.push(format!("the database was away, and {lost} of {checkouts} checkouts were taken from workstations"));
+    }
     outcome.judgement.wrong.extend(stopped);
     outcome.took = began.elapsed();
     Ok(outcome)
@@ -130,8 +157,8 @@ async fn tick(world: &mut World, pending: &mut Vec<Pending>) -> anyhow::Result<(
     Ok(())
 }
 
-async fn wait_for_jobs(world: &mut World) -> anyhow::Result<()> {
-    let deadline = Instant::now() + RECOVERY;
+async fn wait_for_jobs(world: &mut World, within: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + within;
     loop {
         world.supervise(&[]);
         let open = async {
@@ -145,7 +172,7 @@ async fn wait_for_jobs(world: &mut World) -> anyhow::Result<()> {
             return Ok(());
         }
         let why = open.map_or_else(|error| format!("{error:#}"), |open| format!("{open} jobs have not ended"));
-        ensure!(Instant::now() < deadline, "{RECOVERY:?} after everybody is well: {why}\n{}", world.farm.state().await);
+        ensure!(Instant::now() < deadline, "{within:?} after everybody is well: {why}\n{}", world.farm.state().await);
         sleep(Duration::from_millis(200)).await;
     }
 }
@@ -157,7 +184,7 @@ impl Outcome {
 
     pub fn json(&self) -> Value {
         let names = |found: &[String]| json!(found.iter().take(20).collect::<Vec<_>>());
-        let Judgement { lost, doubled, applied_from_revoked, wrong, jobs, problems, verdicts } = &self.judgement;
+        let Judgement { lost, doubled, applied_from_revoked, wrong, jobs, problems, verdicts, .. } = &self.judgement;
         let kinds: serde_json::Map<String, Value> =
             self.injected.iter().map(|(kind, count)| (kind.name(), json!(count))).collect();
         let skipped: Vec<Value> = self
@@ -190,7 +217,7 @@ impl Outcome {
     }
 
     pub fn text(&self) -> String {
-        let Judgement { lost, doubled, applied_from_revoked, wrong, jobs, problems, verdicts } = &self.judgement;
+        let Judgement { lost, doubled, applied_from_revoked, wrong, jobs, problems, verdicts, .. } = &self.judgement;
         let mut text = format!(
             "seed {}: {} faults of {} kinds in {:.0} s; {jobs} jobs of {problems} problems, {verdicts} acknowledgements; \
              all done {:.1} s after everybody was well\n",

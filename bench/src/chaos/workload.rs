@@ -20,7 +20,7 @@ use tokio_postgres::Config;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::journal::{Journal, Known, Submission};
+use super::journal::{Cancelled, Journal, Known, Submission};
 
 /// Longest that a call may take before its caller gives up and asks somebody else.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const OPEN_JOBS: i64 = 40;
 
 const PAUSE_MS: std::ops::Range<u64> = 20..200;
+
+/// How long after its submission a job is cancelled: some of it is under way.
+const CANCEL_AFTER_MS: std::ops::Range<u64> = 0..1500;
 
 /// What clients do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +118,8 @@ enum Way {
     AtOnce,
     InParts,
     Sql,
+    /// It is cancelled soon after.
+    Cancelled,
     /// It goes away before it has said all: nothing may be left of it.
     Torn,
 }
@@ -162,13 +167,13 @@ impl Client {
     }
 
     async fn submit(&mut self, number: u32) {
-        let way = *[Way::AtOnce, Way::AtOnce, Way::AtOnce, Way::InParts, Way::InParts, Way::Sql, Way::Torn]
+        let way = *[Way::AtOnce, Way::AtOnce, Way::Cancelled, Way::InParts, Way::InParts, Way::Sql, Way::Torn]
             .choose(&mut self.random)
             .expect("there are some");
         let key = format!("client {} job {number}", self.number);
-        let job_type = *["plain", "counted", "flaky"].choose(&mut self.random).expect("there are some");
+        let job_type = *["plain", "counted", "flaky", "hasty"].choose(&mut self.random).expect("there are some");
         let count = self.random.random_range(1..120);
-        let ms = self.random.random_range(0..40_u64);
+        let ms = self.random.random_range(0..if job_type == "hasty" { 5 } else { 40_u64 });
         let problems: Vec<(String, String)> = (0..count)
             .map(|n| {
                 let fails = u32::from(job_type == "flaky" && n % 5 == 0);
@@ -177,27 +182,41 @@ impl Client {
             })
             .collect();
         let convoy = self.random.random_range(1..20);
-        let submission = Submission { key, job_type, problems, known: Known::Started };
+        let submission = Submission { key, job_type, problems, known: Known::Started, cancelled: Cancelled::No };
         let place = self.journal.begin(submission.clone());
         if way == Way::Torn {
             drop(timeout(PATIENCE, self.tear(&submission, convoy)).await);
             return self.journal.end(place, Known::Refused);
         }
         loop {
-            let asked = async {
-                match way {
-                    Way::Sql => self.load(&submission, convoy).await,
-                    _ => self.upload(&submission, convoy, way == Way::AtOnce).await,
-                }
-            };
-            let known = timeout(PATIENCE, asked).await.unwrap_or(Known::Unknown);
+            let known = self.ask(&submission, convoy, way).await;
             self.journal.end(place, known);
-            if known != Known::Unknown {
-                return;
+            match known {
+                Known::Done(job) if way == Way::Cancelled => return self.cancel(place, job).await,
+                // As if the answer had not come.
+                Known::Done(_) if self.random.random_range(0..4) == 0 => {
+                    let again = self.ask(&submission, convoy, way).await;
+                    if again != known && again != Known::Unknown {
+                        self.journal.odd(format!("{}: {known:?} at first, and then {again:?}", submission.key));
+                    }
+                    return;
+                }
+                Known::Unknown => {}
+                _ => return,
             }
             let pause = Duration::from_millis(self.random.random_range(PAUSE_MS));
             sleep(pause).await;
         }
+    }
+
+    async fn ask(&mut self, submission: &Submission, convoy: u32, way: Way) -> Known {
+        let asked = async {
+            match way {
+                Way::Sql => self.load(submission, convoy).await,
+                _ => self.upload(submission, convoy, way != Way::InParts).await,
+            }
+        };
+        timeout(PATIENCE, asked).await.unwrap_or(Known::Unknown)
     }
 
     async fn upload(&mut self, submission: &Submission, convoy: u32, at_once: bool) -> Known {
@@ -216,15 +235,42 @@ impl Client {
         }
     }
 
+    /// Cancels a job that may be under way, until somebody says what has become of that.
+    async fn cancel(&mut self, place: usize, job: JobId) {
+        sleep(Duration::from_millis(self.random.random_range(CANCEL_AFTER_MS))).await;
+        self.journal.cancelled(place, Cancelled::Asked);
+        loop {
+            let endpoint = self.endpoints.choose(&mut self.random).expect("there are servers");
+            let asked = async {
+                let channel = endpoint.connect().await.ok()?;
+                match JobServiceClient::new(channel).cancel_job(v1::JobRequest { job_id: job.0 }).await {
+                    Ok(_) => Some(Cancelled::Done),
+                    Err(status) if status.code() == Code::FailedPrecondition => Some(Cancelled::TooLate),
+                    Err(_) => None,
+                }
+            };
+            if let Ok(Some(cancelled)) = timeout(PATIENCE, asked).await {
+                return self.journal.cancelled(place, cancelled);
+            }
+            sleep(Duration::from_millis(self.random.random_range(PAUSE_MS))).await;
+        }
+    }
+
     /// Everything but the end, and then silence.
     async fn tear(&mut self, submission: &Submission, convoy: u32) {
         let endpoint = self.endpoints.choose(&mut self.random).expect("there are servers");
         let Ok(channel) = endpoint.connect().await else { return };
         let mut messages = messages(submission, convoy, 25);
         messages.pop();
+        let mut client = JobServiceClient::new(channel);
+        if self.random.random() {
+            // In good order, but for its last word.
+            drop(client.submit(tokio_stream::iter(messages)).await);
+            return;
+        }
         let longest = Duration::from_millis(self.random.random_range(PAUSE_MS));
         let stream = tokio_stream::StreamExt::chain(tokio_stream::iter(messages), tokio_stream::pending());
-        drop(timeout(longest, JobServiceClient::new(channel).submit(stream)).await);
+        drop(timeout(longest, client.submit(stream)).await);
     }
 
     async fn load(&self, submission: &Submission, convoy: u32) -> Known {

@@ -1,6 +1,7 @@
 //! A whole farm for the harness to hurt: PostgreSQL, servers, agents, recyclers, light agents, clients, and a link that
 //! can be disturbed wherever two of them talk.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,12 +21,15 @@ use super::faults::Hits;
 use super::journal::{Journal, Told, Verdict};
 use super::link::{Link, Target};
 use super::oracle::{self, Judgement, Void};
+use super::planted::Planted;
 use super::workload::Workload;
 use crate::farm::{Farm, Server};
-use crate::light::{self, Herd, Pace};
+use crate::light::{self, Herd, Manner, Pace};
 use crate::postgres;
 use crate::program::Program;
 use crate::puzzle::{Puzzle, digest};
+
+type Environment = Vec<(&'static str, OsString)>;
 
 /// Everybody's heartbeat and lease: a tenth of the defaults.
 pub const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -65,9 +69,12 @@ const SCHEMA: &str = "
     select pcfarm.create_job_type('plain', 'digest', '{\"max_attempts\": 100}');
     select pcfarm.create_job_type('flaky', 'digest', '{\"max_attempts\": 100}');
     select pcfarm.create_job_type('counted', 'digest', '{\"max_attempts\": 100, \"write_role\": \"chaos_writer\"}');
-    select pcfarm.set_write_back('counted', $$
+    select pcfarm.create_job_type('hasty', 'digest', '{\"max_attempts\": 100, \"write_role\": \"chaos_writer\",
+        \"time_limit\": \"700 milliseconds\"}');
+    select pcfarm.set_write_back(t, $$
         insert into chaos.applied as a (key, times) select k, 1 from unnest($1) as u(k)
-        where $2 is not null on conflict (key) do update set times = a.times + 1 $$)";
+        where $2 is not null on conflict (key) do update set times = a.times + 1 $$)
+    from unnest(array['counted', 'hasty']) t";
 
 /// A server between its two links.
 pub struct Served {
@@ -87,6 +94,10 @@ struct Puzzled(Arc<Journal>);
 impl light::Work for Puzzled {
     fn controller(&self) -> &'static str {
         "digest"
+    }
+
+    fn manner(&self, agent: usize) -> Manner {
+        *[Manner::Dawdles, Manner::Forges, Manner::Hoards, Manner::Repeats].get(agent % 12).unwrap_or(&Manner::Honest)
     }
 
     fn solve(&self, author: &str, checkout_id: i64, problem: &v1::Problem) -> Outcome {
@@ -132,14 +143,16 @@ pub struct World {
     pub voids: Vec<Void>,
     /// What was seen to go wrong.
     wrong: Vec<String>,
-    /// How many there have been.
-    impostors: usize,
+    /// Everybody who has kept a journal.
+    solvers: Vec<String>,
+    /// What programs are started with beside what they need: a planted bug.
+    environment: Environment,
     directory: PathBuf,
 }
 
 impl World {
     /// Everything runs when this returns.
-    pub async fn start(directory: &Path, seed: u64) -> anyhow::Result<World> {
+    pub async fn start(directory: &Path, seed: u64, planted: Option<&Planted>) -> anyhow::Result<World> {
         let disks = small_disks(directory);
         let clocks = faketime();
         let cluster = start_postgresql(directory, disks.as_ref().ok()).await?;
@@ -150,18 +163,25 @@ impl World {
             let (mut client, _connection) = connect(&config).await?;
             pcfarm_sql::migrate::migrate(&mut client).await.context("migrating")?;
             client.batch_execute(SCHEMA).await.context("making the job types")?;
+            if let Some(planted) = planted {
+                planted.plant(&client).await.with_context(|| format!("planting {}", planted.name))?;
+            }
         }
+        let environment = planted.map_or_else(|| Ok(Environment::new()), |planted| environment(planted, directory))?;
         let socket = cluster.socket_directory().join(format!(".s.PGSQL.{}", port_of(&config)));
         let farm = Farm::at_in(url_of(&config), config.clone(), directory);
         let mut servers = Vec::new();
         for name in ["a", "b", "c"].into_iter().take(SERVERS) {
-            servers.push(start_server(&farm, name, &config, &socket, clocks.as_ref().ok(), directory).await?);
+            let around = Around { farm: &farm, library: clocks.as_ref().ok(), environment: &environment };
+            servers.push(start_server(around, name, &config, &socket, directory).await?);
         }
         let doors: Vec<String> = servers.iter().map(|served| format!("http://{}", served.door.address)).collect();
-        let agents: Vec<Program> = (0..AGENTS)
-            .map(|n| agent(&farm, &format!("agent{n}"), &doors, clocks.as_ref().ok()))
-            .collect::<anyhow::Result<_>>()?;
-        let recyclers = (0..RECYCLERS).map(|n| farm.recycler(&format!("recycler{n}"), &["--every", "1"])).collect();
+        let solvers: Vec<String> = (0..AGENTS).map(|n| format!("agent{n}")).collect();
+        let around = Around { farm: &farm, library: clocks.as_ref().ok(), environment: &environment };
+        let agents = solvers.iter().map(|name| agent(around, name, &doors)).collect::<anyhow::Result<Vec<_>>>()?;
+        let recyclers = (0..RECYCLERS)
+            .map(|n| with(farm.recycler(&format!("recycler{n}"), &["--every", "1"]), &environment))
+            .collect();
         let journal = Arc::new(Journal::at(&directory.join("journal"))?);
         let herd = Herd::start(&doors, LIGHT_AGENTS, Arc::new(Puzzled(journal.clone())));
         herd.pace(PACE);
@@ -180,7 +200,8 @@ impl World {
             clocks,
             voids: Vec::new(),
             wrong: Vec::new(),
-            impostors: 0,
+            solvers,
+            environment,
             directory: directory.to_owned(),
         };
         world.agents.iter_mut().chain(&mut world.recyclers).for_each(Program::start);
@@ -293,14 +314,37 @@ fn port_of(config: &Config) -> u16 {
     config.get_ports().first().copied().unwrap_or(5432)
 }
 
+/// What programs have in common.
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    farm: &'a Farm,
+    /// What moves a program's clock.
+    library: Option<&'a PathBuf>,
+    environment: &'a Environment,
+}
+
+fn with(program: Program, environment: &Environment) -> Program {
+    environment.iter().fold(program, |program, (name, value)| program.environment(name, value.clone()))
+}
+
+/// What programs are started with, to have this bug.
+fn environment(planted: &Planted, directory: &Path) -> anyhow::Result<Environment> {
+    let (code, statements) = planted.of_programs();
+    let path = directory.join("planted-statements");
+    std::fs::write(&path, &statements).with_context(|| format!("writing {}", path.display()))?;
+    let code = code.map(|name| ("PCFARM_PLANTED_BUG", name.into()));
+    let statements = (!statements.is_empty()).then(|| ("PCFARM_PLANTED_STATEMENTS", path.into_os_string()));
+    Ok(code.into_iter().chain(statements).collect())
+}
+
 async fn start_server(
-    farm: &Farm,
+    around: Around<'_>,
     name: &str,
     config: &Config,
     socket: &Path,
-    library: Option<&PathBuf>,
     directory: &Path,
 ) -> anyhow::Result<Served> {
+    let Around { farm, library, environment } = around;
     let database = Link::to(Target::Unix(socket.to_owned())).await?;
     let mut through = Config::new();
     through
@@ -310,7 +354,7 @@ async fn start_server(
         .dbname(config.get_dbname().unwrap_or_default());
     let url = url_of(&through);
     let mut server = farm.server(name, &[]);
-    server.program = server.program.replacing_argument("--database-url", &url);
+    server.program = with(server.program.replacing_argument("--database-url", &url), environment);
     let clock = library.map(|_| directory.join(format!("{name}.clock")));
     if let (Some(library), Some(clock)) = (library, &clock) {
         server.program = with_clock(server.program, library, clock)?;
@@ -320,12 +364,14 @@ async fn start_server(
     Ok(Served { server, database, door, clock })
 }
 
-fn agent(farm: &Farm, name: &str, doors: &[String], library: Option<&PathBuf>) -> anyhow::Result<Program> {
+fn agent(around: Around<'_>, name: &str, doors: &[String]) -> anyhow::Result<Program> {
+    let Around { farm, library, environment } = around;
     let agent = farm
         .program(name, "fault-agent")
         .arguments(["--server", &doors.join(","), "--cores", "2", "--hostname", name])
         .arguments(["--state-dir".as_ref(), farm.path(&format!("{name}.state")).as_os_str()])
         .environment("FAULT_AGENT_JOURNAL", farm.path(&format!("{name}.journal")));
+    let agent = with(agent, environment);
     match library {
         Some(library) => with_clock(agent, library, &farm.path(&format!("{name}.clock"))),
         None => Ok(agent),
@@ -367,8 +413,7 @@ impl World {
 
     /// A second agent with the credentials of this one.
     pub fn impostor(&mut self, victim: usize) -> anyhow::Result<Program> {
-        self.impostors += 1;
-        let (name, original) = (format!("impostor{}", self.impostors), &self.agents[victim].name);
+        let (name, original) = (format!("impostor{}", self.solvers.len()), &self.agents[victim].name);
         let copied = Command::new("cp")
             .arg("-a")
             .arg(self.farm.path(&format!("{original}.state")))
@@ -376,9 +421,20 @@ impl World {
             .status()
             .context("copying an agent's state")?;
         ensure!(copied.success(), "an agent's state could not be copied");
-        let mut impostor = agent(&self.farm, &name, &self.doors(), None)?;
+        let around = Around { farm: &self.farm, library: None, environment: &self.environment };
+        let mut impostor = agent(around, &name, &self.doors())?;
         impostor.start();
+        self.solvers.push(name);
         Ok(impostor)
+    }
+
+    /// Kills an agent for good. In its place there is another one, which does not run yet.
+    pub fn retire_agent(&mut self, victim: usize) -> anyhow::Result<()> {
+        let name = format!("agent{}", self.solvers.len());
+        let around = Around { farm: &self.farm, library: self.clocks.as_ref().ok(), environment: &self.environment };
+        self.agents[victim] = agent(around, &name, &self.doors())?;
+        self.solvers.push(name);
+        Ok(())
     }
 
     pub fn move_server_clock(&self, victim: usize, seconds: i64) -> anyhow::Result<()> {
@@ -459,13 +515,16 @@ impl World {
 
     pub async fn judge(&self) -> anyhow::Result<Judgement> {
         let (client, _connection) = self.database().await?;
-        let names = (0..self.agents.len()).map(|n| format!("agent{n}"));
-        let names = names.chain((1..=self.impostors).map(|n| format!("impostor{n}")));
-        let journals: Vec<String> = names
+        let journals: Vec<String> = self
+            .solvers
+            .iter()
             .map(|name| std::fs::read_to_string(self.farm.path(&format!("{name}.journal"))).unwrap_or_default())
             .collect();
         let (submissions, told) = (self.journal.submissions(), self.journal.verdicts());
-        oracle::judge(&client, &submissions, &told, &oracle::solved(&journals), &self.voids).await
+        let mut judgement =
+            oracle::judge(&client, &submissions, &told, &oracle::solved(&journals), &self.voids).await?;
+        judgement.wrong.extend(self.journal.all_odd());
+        Ok(judgement)
     }
 }
 

@@ -183,4 +183,29 @@ mod tests {
         let long = read(Input::of_bytes(&endless), &Shape::default(), &mut ignore);
         assert!(long.expect_err("too long").to_string().starts_with("input:1: the line is longer"));
     }
+
+    proptest::proptest! {
+        /// Whatever it is, it is problems whose payloads are JSON, or an error that names a line.
+        #[test]
+        fn anything_is_problems_or_a_wrong_line(
+            pieces in proptest::collection::vec(proptest::sample::select(vec![
+                "{", "}", "\"key\"", "\"payload\"", "\"group_key\"", ":", ",", "1", "\"a\"", "null", "\n", "[", "]", " ",
+                "\u{feff}", "\r", "\\", "\"", "1.5e3", "{\"key\":\"a\",\"payload\":1}\n", "\u{0}",
+            ]), 0..30),
+            noise in proptest::collection::vec(proptest::num::u8::ANY, 0..20),
+        ) {
+            for bytes in [pieces.concat().into_bytes(), [pieces.concat().as_bytes(), &noise[..]].concat()] {
+                for shape in [Shape::default(), Shape { key: Some("key".into()), group: None, strings: false }] {
+                    let outcome = read(Input::of_bytes(&bytes), &shape, &mut |problem| {
+                        assert!(!problem.key.is_empty());
+                        serde_json::from_slice::<serde::de::IgnoredAny>(&problem.payload)?;
+                        Ok(())
+                    });
+                    if let Err(error) = outcome {
+                        proptest::prop_assert!(error.to_string().starts_with("input"), "{error:#}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Deliveries of one job type, gathered into one acceptance. Pure.
 
 use crate::farm::Held;
+use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::{CheckoutId, ProblemId};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
@@ -38,6 +39,13 @@ impl Batch {
         for result in &results.results {
             let problem_id = ProblemId(result.problem_id);
             let Some(place) = held.members.find(problem_id) else {
+                if planted(Bug::AcceptsStrangers)
+                    && let Some(Outcome::Solution(solution)) = &result.outcome
+                {
+                    let solution = RawJson(solution.clone());
+                    gathered.solved.push(Solved { checkout: 0, problem_id, attempts: 0, solution, home: None });
+                    continue;
+                }
                 gathered.strangers += 1;
                 continue;
             };
@@ -88,6 +96,10 @@ impl Batch {
             acceptance.failed.sort_unstable_by_key(|failed| failed.problem_id);
         }
         acceptances
+    }
+
+    pub(super) fn token(&self, id: CheckoutId) -> i64 {
+        self.checkouts.get(&id).map_or(0, |gathered| gathered.token)
     }
 
     pub(super) fn refused(&self, id: CheckoutId) -> i32 {

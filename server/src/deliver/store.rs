@@ -4,6 +4,7 @@ use super::RESULTS_AT_ONCE;
 use super::batch::{self, Batch};
 use crate::farm::Farm;
 use deadpool_postgres::ClientWrapper;
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{CheckoutId, ProblemId};
 use pcfarm_sql::checkout::{self, Acceptance, Home, Verdict};
 use pcfarm_sql::job_types::JobType;
@@ -84,6 +85,7 @@ async fn store_by_halves(
         let error = match checkout::accept(client, job_type, &piece).await {
             Ok(verdicts) => {
                 add_up(&mut totals, verdicts);
+                crash_point(CrashPoint::HalfOfResultsCommitted);
                 continue;
             }
             Err(error) if is_for_halving(&error) => error,

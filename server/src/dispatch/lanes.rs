@@ -7,6 +7,7 @@ use super::choose::{Candidate, Ordered};
 use super::convoys::{Ahead, Taken};
 use crate::farm::Farm;
 use anyhow::Context;
+use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::lanes::{self, OpenLane, Portion};
@@ -45,6 +46,8 @@ pub struct Lanes {
     lanes: HashMap<LaneKey, Lane>,
     ordered: Ordered,
     looked: bool,
+    /// For a planted bug alone.
+    last_seen: Option<LaneId>,
 }
 
 impl Lanes {
@@ -58,7 +61,7 @@ impl Lanes {
 
     /// Nothing that is remembered can be trusted.
     pub fn forget(&mut self) {
-        *self = Lanes::default();
+        *self = Lanes { last_seen: self.last_seen, ..Lanes::default() };
     }
 
     /// The best of those that a workstation with these controllers can run.
@@ -90,7 +93,14 @@ impl Lanes {
         let open = lanes::open_lanes(line.client().await?).await.context("reading the open lanes")?;
         let mut before = std::mem::take(&mut self.lanes);
         self.ordered = Ordered::default();
+        let last_seen = self.last_seen;
         for open in open {
+            if planted(Bug::SkipsLateLoads) && !open.came_back {
+                if !before.contains_key(&(open.job_id, open.lane_id)) && Some(open.lane_id) <= last_seen {
+                    continue;
+                }
+                self.last_seen = self.last_seen.max(Some(open.lane_id));
+            }
             let Some(job_type) = farm.job_type(&open.job_type) else {
                 // A job type younger than our copy of them.
                 farm.reload_job_types().await.context("reading the job types")?;

@@ -6,6 +6,7 @@ use crate::farm::{Farm, Held};
 use crate::members::Members;
 use crate::reads::Related;
 use crate::session::Session;
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET};
@@ -101,6 +102,7 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
         && let Some(sequence) = send_parts(&shipment, problems, related.reads).await
     {
         session.sent(shipment.checkout_id, sequence);
+        crash_point(CrashPoint::CheckOutSent);
     }
 }
 

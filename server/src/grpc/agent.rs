@@ -6,6 +6,7 @@ use crate::farm::Farm;
 use crate::grpc::status_code;
 use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
+use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1::agent_message::Message;
 use pcfarm_proto::v1::{self, WorkstationState, server_message};
@@ -122,6 +123,7 @@ async fn register(
     let (entry, registered) = Entry::connected(who);
     farm.registrar.send(entry).await.map_err(|_| stopping())?;
     let Registered { connection, live } = registered.await.map_err(|_| stopping())??;
+    crash_point(CrashPoint::WorkstationConnected);
     let known = Instant::now();
     let revoked = settle(farm, hello, &connection, &live).await?;
     let session = Arc::new(Session::new(&connection, hello, out.clone(), farm.stopping.child_token()));
@@ -173,7 +175,7 @@ async fn settle(
         hello.held.iter().map(|h| (CheckoutId(h.checkout_id), h.token.cast_signed())).collect();
     let missing: Vec<CheckoutId> =
         live.iter().filter(|(id, token)| held.get(id) != Some(token)).map(|(id, _)| *id).collect();
-    if !missing.is_empty() {
+    if !missing.is_empty() && !planted(Bug::NeverTakesBack) {
         let (how, why) = if connection.same_instance {
             (Closing::Unreceived, "never received by its workstation".to_owned())
         } else {
@@ -185,6 +187,7 @@ async fn settle(
                 "checkout taken back");
             farm.forget(closed.checkout_id);
         }
+        crash_point(CrashPoint::WorkstationSettled);
     }
     Ok(held
         .iter()

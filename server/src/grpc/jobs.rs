@@ -8,6 +8,7 @@ use super::status_code;
 use crate::farm::Farm;
 use chunks::Chunks;
 use deadpool_postgres::{Object, Pool};
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{JobId, ProblemId};
 use pcfarm_proto::v1::job_service_server::JobService;
 use pcfarm_proto::v1::{
@@ -40,8 +41,8 @@ pub struct JobsApi {
 
 impl JobsApi {
     pub fn new(farm: Arc<Farm>) -> JobsApi {
-        let (pool, stopping) = (farm.pool.clone(), farm.stopping.clone());
-        JobsApi { farm, submissions: Submissions::new(pool.clone()), pool, stopping }
+        let (pool, stopping, epoch) = (farm.pool.clone(), farm.stopping.clone(), farm.epoch.clone());
+        JobsApi { farm, submissions: Submissions::new(pool.clone(), epoch), pool, stopping }
     }
 
     async fn client(&self) -> Result<Object, Status> {
@@ -90,6 +91,7 @@ impl JobService for JobsApi {
         let job_id = JobId(request.into_inner().job_id);
         let client = self.client().await?;
         jobs::open(&client, job_id).await.map_err(status_code::of)?;
+        crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
@@ -97,6 +99,7 @@ impl JobService for JobsApi {
         let job_id = JobId(request.into_inner().job_id);
         let client = self.client().await?;
         jobs::hold(&client, job_id).await.map_err(status_code::of)?;
+        crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
@@ -104,6 +107,7 @@ impl JobService for JobsApi {
         let job_id = JobId(request.into_inner().job_id);
         let client = self.client().await?;
         jobs::release(&client, job_id).await.map_err(status_code::of)?;
+        crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
@@ -111,6 +115,7 @@ impl JobService for JobsApi {
         let job_id = JobId(request.into_inner().job_id);
         let client = self.client().await?;
         jobs::cancel(&client, job_id).await.map_err(status_code::of)?;
+        crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
@@ -118,6 +123,7 @@ impl JobService for JobsApi {
         let job_id = JobId(request.into_inner().job_id);
         let client = self.client().await?;
         jobs::retry(&client, job_id).await.map_err(status_code::of)?;
+        crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 

@@ -93,6 +93,7 @@ pub(super) fn is_known(key: &str) -> bool {
 }
 
 pub(super) fn parse(text: &str) -> Result<Parameters, ConninfoError> {
+    let text = text.trim_start();
     let url = ["postgresql://", "postgres://"].iter().find_map(|prefix| text.strip_prefix(prefix));
     match url {
         Some(rest) => parse_url(rest),
@@ -134,7 +135,7 @@ fn parse_url(rest: &str) -> Result<Parameters, ConninfoError> {
             continue;
         }
         let (key, value) =
-            pair.split_once('=').ok_or_else(|| ConninfoError::ParameterWithoutValue { key: pair.to_owned() })?;
+            pair.split_once('=').ok_or_else(|| ConninfoError::ParameterWithoutValue { key: shown(pair) })?;
         let key = decode(key, "a parameter's name")?;
         let value = decode(value, "a parameter's value")?;
         if key == "ssl" && value == "true" {
@@ -142,7 +143,7 @@ fn parse_url(rest: &str) -> Result<Parameters, ConninfoError> {
             continue;
         }
         if !is_known(&key) {
-            return Err(ConninfoError::UnknownParameter { key });
+            return Err(ConninfoError::UnknownParameter { key: shown(&key) });
         }
         keep(&mut parameters, &key, value);
     }
@@ -192,6 +193,8 @@ fn parse_pairs(text: &str) -> Result<Parameters, ConninfoError> {
             return Err(match (previous, after) {
                 ("password", _) => ConninfoError::AfterPassword,
                 (_, None) => ConninfoError::MissingEquals,
+                // Most likely a URL of which something is missing, and it may hold a password.
+                _ if !key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') => ConninfoError::MissingEquals,
                 (_, Some(_)) => ConninfoError::UnknownKey { key: key.to_owned() },
             });
         };
@@ -219,6 +222,12 @@ fn take_value<'a>(key: &str, text: &'a str) -> Result<(String, &'a str), Conninf
         return Err(ConninfoError::UnclosedQuote { key: key.to_owned() });
     }
     Ok((value, ""))
+}
+
+/// A name that somebody may be told. Anything else may hold a password.
+fn shown(key: &str) -> String {
+    let is_name = key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if is_name { key.to_owned() } else { "…".to_owned() }
 }
 
 fn keep(parameters: &mut Parameters, key: &str, value: String) {

@@ -182,3 +182,26 @@ fn a_variable_that_is_not_text_is_named() {
         assert!(error.to_string().contains("PGUSER"), "{error}");
     }
 }
+
+proptest::proptest! {
+    /// Whatever somebody writes as a connection string: parameters, or an error that does not quote it.
+    #[test]
+    fn any_connection_string_is_read_or_refused(
+        pieces in proptest::collection::vec(proptest::sample::select(vec![
+            "postgresql://", "host", "port", "=", "'", "\\", " ", "@", ":", "/", "?", "&", ",", "[", "]", "::1", "5432", "%41", "%", "%0",
+            "dbname", "user:secret@", "user", "\u{0}", "ä", "target_session_attrs=read-write",
+        ]), 0..16),
+    ) {
+        let text = pieces.concat();
+        if let Err(error) = super::conninfo::parse(&text) {
+            proptest::prop_assert!(!error.to_string().contains("secret"), "{} of {}", error, text);
+        }
+    }
+
+    #[test]
+    fn a_quoted_value_is_read_as_it_was_written(value in "[^\u{0}]{1,30}") {
+        let quoted = value.replace('\\', "\\\\").replace('\'', "\\'");
+        let parameters = super::conninfo::parse(&format!("user='{quoted}' host=h")).expect("it is well quoted");
+        proptest::prop_assert_eq!(parameters.get("user"), Some(&value));
+    }
+}

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::v1;
 
 use super::held::bytes_of;
@@ -52,6 +53,9 @@ impl Outbox {
 
     /// The session is a new one: nothing counts as sent.
     pub fn resend_all(&mut self) {
+        if planted(Bug::ForgetsDeliveries) {
+            (self.entries, self.bytes) = (VecDeque::new(), 0);
+        }
         self.entries.iter_mut().for_each(|entry| entry.sent = None);
     }
 

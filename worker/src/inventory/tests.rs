@@ -501,3 +501,69 @@ fn what_waits_behind_deaf_controllers_goes_back() {
     trial.on(Event::Stop);
     assert_eq!(trial.after(STOP_LINGER), ["exit Clean"]);
 }
+
+/// Something that a server might say, or that only a broken one would.
+fn any_message() -> impl proptest::strategy::Strategy<Value = Event> {
+    use proptest::prelude::*;
+    let id = 0..4_i64;
+    let duration = || {
+        prop_oneof![
+            Just(None),
+            (any::<i64>(), any::<i32>()).prop_map(|(seconds, nanos)| Some(prost_types::Duration { seconds, nanos })),
+            (0..30_i64).prop_map(|seconds| Some(prost_types::Duration { seconds, nanos: 0 })),
+        ]
+    };
+    let part = (id.clone(), 99..102_u64, prop::collection::vec(0..30_i64, 0..4), any::<(bool, bool, u64)>());
+    let part = part.prop_map(|(id, token, problems, (more, one_by_one, sequence))| {
+        let part = v1::Checkout { token, more, one_by_one, sequence, ..message(id, &problems) };
+        Event::Received(In::Checkout(part))
+    });
+    let verdict = (id.clone(), -1..6_i32).prop_map(|(checkout_id, verdict)| v1::CheckoutVerdict {
+        checkout_id,
+        verdict,
+        ..Default::default()
+    });
+    let ack = (0..6_u64, prop::collection::vec(verdict, 0..3)).prop_map(|(delivery_id, verdicts)| {
+        Event::Received(In::DeliveryAck(v1::DeliveryAck { delivery_id, verdicts }))
+    });
+    let welcome = (duration(), duration(), any::<(u64, u64, bool)>()).prop_map(
+        |(lease, heartbeat, (message, solution, draining))| {
+            Event::Received(In::Welcome(v1::Welcome {
+                lease,
+                heartbeat,
+                message_bytes_limit: message,
+                solution_bytes_limit: solution,
+                draining,
+                ..Default::default()
+            }))
+        },
+    );
+    prop_oneof![
+        6 => part,
+        4 => ack,
+        2 => welcome,
+        2 => id.clone().prop_map(revoke),
+        4 => (id.clone(), prop::collection::vec(0..30_i64, 0..4)).prop_map(|(id, problems)| solved(id, &problems)),
+        2 => id.prop_map(started),
+        1 => Just(()).prop_map(|()| Event::Disconnected),
+        1 => Just(()).prop_map(|()| Event::Connected),
+        1 => Just(()).prop_map(|()| Event::Received(In::Drain(v1::Drain::default()))),
+    ]
+}
+
+proptest::proptest! {
+    /// Whatever it is told, it goes on, keeps what it holds within bounds and wakes again.
+    #[test]
+    fn nothing_that_a_server_says_confuses_it(
+        events in proptest::collection::vec((any_message(), 0..3_000_u64), 1..60),
+    ) {
+        let mut trial = Trial::new();
+        trial.on(Event::Connected);
+        for (event, pause) in events {
+            trial.on(event);
+            trial.after(Duration::from_millis(pause));
+            proptest::prop_assert!(trial.inventory.held.len() <= 4);
+            proptest::prop_assert!(trial.inventory.deadline(trial.now) <= trial.now.saturating_add(Duration::MAX / 2));
+        }
+    }
+}

@@ -7,13 +7,14 @@
 use crate::dispatch::Event;
 use crate::grpc::status_code;
 use deadpool_postgres::{Object, Pool};
+use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::PAYLOAD_BYTES_LIMIT;
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{SubmitHeader, SubmitProblem, SubmitRequest};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
-use pcfarm_sql::pool::Kept;
+use pcfarm_sql::pool::{Epoch, Kept};
 use pcfarm_sql::submit::{self, Begun, Fresh, Loading, NewProblem, Submitted, Target};
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -44,6 +45,7 @@ const FRESH_BYTES: usize = 16 << 10;
 /// Takes what is submitted, so many at a time.
 pub struct Submissions {
     pool: Pool,
+    epoch: Epoch,
     uploads: Semaphore,
     small: Semaphore,
     /// Kept for small submissions, while none has it.
@@ -51,21 +53,22 @@ pub struct Submissions {
 }
 
 impl Submissions {
-    pub fn new(pool: Pool) -> Submissions {
+    pub fn new(pool: Pool, epoch: Epoch) -> Submissions {
         let (uploads, small) = (Semaphore::new(UPLOADS), Semaphore::new(SMALL_AT_ONCE));
-        Submissions { pool, uploads, small, line: Mutex::default() }
+        Submissions { pool, epoch, uploads, small, line: Mutex::default() }
     }
 
     /// What was submitted, and what the dispatcher should know of it.
     pub async fn submitted(&self, messages: Streaming<SubmitRequest>) -> Result<(Submitted, Event), Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
         let wanted = wanted(&mut parts).await?;
+        let epoch = self.epoch.number();
         if let Some(problems) = parts.small().await?
             && let Some((submitted, fresh)) = self.at_once(&wanted, &problems).await?
         {
             let is_light =
                 |fresh: &Fresh| fresh.problems.iter().map(ComingProblem::bytes).sum::<usize>() <= FRESH_BYTES;
-            let news = fresh.filter(is_light).map_or(Event::Work, |fresh| Event::Fresh(Box::new(fresh)));
+            let news = fresh.filter(is_light).map_or(Event::Work, |fresh| Event::Fresh(Box::new(fresh), epoch));
             return Ok((submitted, news));
         }
         Ok((self.upload_in_turn(&wanted, parts).await?, Event::Work))
@@ -183,6 +186,7 @@ async fn receive(mut parts: Parts, sender: mpsc::Sender<Vec<NewProblem>>) -> Res
     let mut arrived = 0;
     loop {
         match parts.next().await? {
+            None if planted(Bug::CommitsTornUploads) => return Ok(()),
             None => return Err(Status::invalid_argument("the last message must be the end: nothing was loaded")),
             Some(Part::End(end)) => return agreed(end.problems, arrived),
             Some(Part::Header(_)) => return Err(Status::invalid_argument("the header comes once, and first")),
@@ -350,6 +354,42 @@ mod tests {
                     assert!(message.starts_with("problem 42 (key ") && message.contains(expected), "{message}");
                     assert!(!expected.is_empty(), "{message}");
                 }
+            }
+        }
+    }
+
+    fn has_nul(value: &serde_json::Value) -> bool {
+        match value {
+            serde_json::Value::String(text) => text.contains('\0'),
+            serde_json::Value::Array(values) => values.iter().any(has_nul),
+            serde_json::Value::Object(values) => values.iter().any(|(key, value)| key.contains('\0') || has_nul(value)),
+            _ => false,
+        }
+    }
+
+    proptest::proptest! {
+        /// Text that is nearly JSON: taken exactly if a parser that decodes it takes it and it holds no NUL.
+        #[test]
+        fn json_is_what_a_parser_takes_and_the_database_stores(
+            pieces in proptest::collection::vec(
+                proptest::sample::select(vec![
+                    "\\", "\\u", "\\u0000", "\\ud83d", "\\ude00", "\\n", "\"", "{", "}", "[", "]", ":", ",", "1", "-", " ",
+                    "null", "true", "ä", "\u{1f600}", "00", "d8", "\"a\"", "\"\\u0041\"",
+                ]),
+                0..12,
+            ),
+        ) {
+            for text in [pieces.concat(), format!("\"{}\"", pieces.concat())] {
+                let parsed = serde_json::from_str::<serde_json::Value>(&text);
+                let storable = parsed.is_ok_and(|value| !has_nul(&value));
+                proptest::prop_assert_eq!(json(text.as_bytes()).is_ok(), storable, "{}", text);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_taken_or_refused(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            if let Ok(text) = json(&bytes) {
+                proptest::prop_assert!(serde_json::from_str::<serde_json::Value>(text).is_ok());
             }
         }
     }

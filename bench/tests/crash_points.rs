@@ -1,0 +1,316 @@
+//! Every program crashes at every point around a commit, in the middle of work, and is started again: nothing is lost or
+//! doubled, wherever it was.
+
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pcfarm_bench::farm::{Farm, LEASE, LONG, SOON, Server};
+use pcfarm_bench::light::{Delivered, Herd, Pace, Work};
+use pcfarm_bench::program::Program;
+use pcfarm_faults::CrashPoint;
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::job_service_client::JobServiceClient;
+use pcfarm_proto::v1::problem_result::Outcome;
+use pcfarm_proto::v1::submit_request::Part;
+use pcfarm_sql::checks;
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+
+/// SIGABRT.
+const ABORTED: i32 = 6;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+macro_rules! crashes {
+    ($($name:ident: $point:ident by $scenario:ident;)+) => {
+        const TESTED: &[CrashPoint] = &[$(CrashPoint::$point,)+];
+
+        $(#[tokio::test]
+        async fn $name() {
+            $scenario(CrashPoint::$point).await;
+        })+
+    };
+}
+
+crashes! {
+    a_server_before_it_commits_a_submission: SubmissionCame by a_server;
+    a_server_after_it_has_committed_a_submission: SubmissionCommitted by a_server;
+    a_server_before_it_commits_an_upload: UploadLoaded by a_server;
+    a_server_after_it_has_committed_an_upload: UploadCommitted by a_server;
+    a_server_after_it_has_cancelled_a_job: JobChanged by a_server;
+    a_server_after_it_has_registered_a_workstation: WorkstationConnected by a_server;
+    a_server_before_it_commits_a_hand_out: CheckOutDecided by a_server;
+    a_server_after_it_has_committed_a_hand_out: CheckOutCommitted by a_server;
+    a_server_after_it_has_sent_a_checkout: CheckOutSent by a_server;
+    a_server_before_it_stores_results: ResultsCame by a_server;
+    a_server_after_it_has_stored_results: ResultsCommitted by a_server;
+    a_server_after_it_has_stored_some_of_the_results: HalfOfResultsCommitted by a_server;
+    a_server_after_it_has_closed_what_was_handed_back: CheckoutHandedBack by a_server;
+    a_server_after_it_has_acknowledged_results: ResultsAcknowledged by a_server;
+    a_server_after_it_has_marked_lanes_as_exhausted: LanesExhausted by a_server;
+    a_server_after_it_has_ended_a_job: JobEnded by a_server;
+    a_server_after_its_pulse: Pulsed by a_server;
+    a_server_after_it_has_folded_counts: ProgressFolded by a_server;
+    a_server_after_it_has_marked_a_workstation_as_silent: SilenceMarked by a_server_of_a_silent_agent;
+    a_server_after_it_has_taken_back_what_an_agent_lacks: WorkstationSettled by a_server_of_an_agent_that_lacks_a_checkout;
+    a_server_after_it_has_taken_back_what_never_arrived: UnreceivedTakenBack by a_server_of_an_agent_that_never_got_a_checkout;
+    a_recycler_after_it_has_declared_workstations_dead: WorkstationsDeclaredDead by a_recycler;
+    a_recycler_after_it_has_revoked_checkouts: CheckoutsRevoked by a_recycler;
+    an_agent_that_has_received_a_checkout: CheckoutReceived by an_agent;
+    an_agent_that_has_solved_problems: ProblemsSolved by an_agent;
+    an_agent_that_has_delivered_results: ResultsDelivered by an_agent;
+    an_agent_that_was_told_that_its_results_are_stored: AcknowledgementCame by an_agent;
+}
+
+#[test]
+fn every_point_is_tested() {
+    for point in CrashPoint::ALL {
+        assert!(TESTED.contains(point), "{}", point.name());
+    }
+}
+
+/// What a client has asked for, under the key that it asks again with.
+struct Asked {
+    key: String,
+    job_type: &'static str,
+    problems: usize,
+    /// In one message, and so in one statement.
+    at_once: bool,
+    job: Option<i64>,
+}
+
+impl Asked {
+    fn messages(&self) -> Vec<v1::SubmitRequest> {
+        let header = v1::SubmitHeader {
+            name: self.key.clone(),
+            job_type: self.job_type.to_owned(),
+            options: json!({"idempotency_key": self.key}).to_string().into(),
+            convoy: 3,
+            open: true,
+            ..v1::SubmitHeader::default()
+        };
+        let problem = |n: usize| v1::SubmitProblem {
+            key: format!("{} {n}", self.key),
+            payload: json!({"n": n, "ms": 5, "fails": u32::from(self.job_type == "flaky" && n.is_multiple_of(5))})
+                .to_string()
+                .into(),
+            group_key: if self.at_once { String::new() } else { (n / 2).to_string() },
+        };
+        let problems = Part::Problems(v1::SubmitProblems { problems: (0..self.problems).map(problem).collect() });
+        let end = Part::End(v1::SubmitEnd { problems: self.problems as i64 });
+        [Part::Header(header), problems, end].map(|part| v1::SubmitRequest { part: Some(part) }).into()
+    }
+
+    /// Asks once.
+    async fn ask(&mut self, url: &str) {
+        let asked = async {
+            let mut client = JobServiceClient::connect(url.to_owned()).await.ok()?;
+            let answer = client.submit(tokio_stream::iter(self.messages())).await.ok()?;
+            Some(answer.into_inner().job_id)
+        };
+        self.job = timeout(PATIENCE, asked).await.ok().flatten();
+    }
+}
+
+async fn a_farm() -> Farm {
+    let farm = Farm::new().await;
+    for name in ["plain", "flaky"] {
+        farm.job_type(name, "digest", json!({"max_attempts": 20})).await;
+    }
+    farm.job_type("strange", "strange", json!({"max_attempts": 1})).await;
+    farm.job_type("nobodys", "nobodys", json!({})).await;
+    farm
+}
+
+fn crashing(program: Program, point: CrashPoint) -> Program {
+    program.environment("PCFARM_CRASH_AT", point.name())
+}
+
+/// Waits until it has crashed as it was told to.
+async fn crashed(program: &mut Program, point: CrashPoint, within: Duration) {
+    let status = program.ended(within).await;
+    assert_eq!(status.signal(), Some(ABORTED), "{}", program.log());
+    assert!(program.log().contains(&format!("crashing at {}", point.name())));
+}
+
+/// Everything ends, and as it should.
+async fn all_is_well(farm: &Farm) {
+    farm.until(LONG, "select count(*) = 0 from pcfarm.job where ended_at is null and job_type <> 'nobodys'").await;
+    farm.until(SOON, "select count(*) = 0 from pcfarm.checkout where ended_at is null").await;
+    farm.check(&[]).await;
+    for (name, query) in checks::INVARIANTS {
+        let found = farm.query(&format!("select to_jsonb(v)::text from ({query}\n) v limit 5"), &[]).await;
+        let found: Vec<&str> = found.iter().map(|row| row.get(0)).collect();
+        assert!(found.is_empty(), "{name}: {}", found.join("\n"));
+    }
+    let lost = "select count(*) from pcfarm.job where state = 'failed' and job_type <> 'strange'";
+    assert_eq!(farm.number(lost).await, 0, "{}", farm.state().await);
+}
+
+/// Solves some of its problems to what no database can store.
+#[derive(Debug)]
+struct Strange;
+
+impl Work for Strange {
+    fn controller(&self) -> &'static str {
+        "strange"
+    }
+
+    fn solve(&self, _author: &str, _checkout_id: i64, problem: &v1::Problem) -> Outcome {
+        let storable = problem.problem_id % 4 != 0;
+        Outcome::Solution(if storable { "true" } else { r#""\u0000""# }.into())
+    }
+
+    fn told(&self, _delivered: Delivered, _accepted: bool) {}
+}
+
+/// A server that crashes while jobs are submitted, computed, cancelled and brought to their ends.
+async fn a_server(point: CrashPoint) {
+    let farm = a_farm().await;
+    let Server { program, port } = farm.server("a", &[]);
+    let mut server = Server { program: crashing(program, point), port };
+    server.program.start();
+    let _agent = farm.working("agent", &[&server]);
+    let herd = Herd::start(&[server.url()], 2, Arc::new(Strange));
+    herd.pace(Pace { draw: true, spread: Duration::ZERO, hold: Duration::from_millis(20) });
+    let mut asked: Vec<Asked> = Vec::new();
+    let deadline = Instant::now() + LONG;
+    while server.program.runs() {
+        assert!(Instant::now() < deadline, "it never came to {}", point.name());
+        for (job_type, at_once) in [("plain", true), ("flaky", false), ("strange", true), ("plain", true)] {
+            let key = format!("job {}", asked.len());
+            let mut one = Asked { key, job_type, problems: 20, at_once, job: None };
+            one.ask(&server.url()).await;
+            asked.push(one);
+        }
+        // The last one is cancelled.
+        if let Some(job_id) = asked.last().and_then(|asked| asked.job)
+            && let Ok(mut client) = JobServiceClient::connect(server.url()).await
+        {
+            drop(timeout(PATIENCE, client.cancel_job(v1::JobRequest { job_id })).await);
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    crashed(&mut server.program, point, SOON).await;
+    server.program = server.program.without_environment("PCFARM_CRASH_AT");
+    server.start().await;
+    for one in &mut asked {
+        let before = one.job;
+        while {
+            one.ask(&server.url()).await;
+            one.job.is_none()
+        } {
+            assert!(Instant::now() < deadline + LONG, "nobody takes {}", one.key);
+        }
+        assert!(before.is_none() || before == one.job, "{} was loaded again", one.key);
+    }
+    let (jobs, problems) = (asked.len(), asked.iter().map(|asked| asked.problems).sum::<usize>());
+    let there = (
+        farm.number("select count(*) from pcfarm.job").await,
+        farm.number("select count(*) from pcfarm.problem").await,
+    );
+    assert_eq!(there, (jobs as i64, problems as i64));
+    all_is_well(&farm).await;
+}
+
+/// One whose agent stands still.
+async fn a_server_of_a_silent_agent(point: CrashPoint) {
+    let farm = a_farm().await;
+    let Server { program, port } = farm.server("a", &[]);
+    let mut server = Server { program: crashing(program, point), port };
+    server.start().await;
+    let mut agent = farm.working("agent", &[&server]);
+    let job = farm.submit_sleeps("plain", 500, 10, 5).await;
+    farm.finished(job, 20, SOON).await;
+    agent.freeze();
+    crashed(&mut server.program, point, SOON).await;
+    server.program = server.program.without_environment("PCFARM_CRASH_AT");
+    server.start().await;
+    farm.until(SOON, "select state = 'dead' from pcfarm.workstation").await;
+    agent.thaw();
+    all_is_well(&farm).await;
+}
+
+/// A checkout of the workstation that its agent has never heard of.
+const UNHEARD_OF: &str = "
+    insert into pcfarm.checkout (job_id, lane_id, job_type, from_order, to_order, problems, workstation_id, token)
+    select j.job_id, l.lane_id, j.job_type, 0, 1, 5, w.workstation_id, 4711
+    from pcfarm.job j join pcfarm.lane l on l.job_id = j.job_id and l.kind = 'load', pcfarm.workstation w
+    where j.job_type = 'nobodys'";
+
+const TAKEN_BACK: &str = "select count(*) = 5 from pcfarm.requeued where message = 'never received by its workstation'";
+
+async fn a_server_of_an_agent_that_lacks_a_checkout(point: CrashPoint) {
+    let farm = a_farm().await;
+    farm.submit_sleeps("nobodys", 10, 0, 5).await;
+    let Server { program, port } = farm.server("a", &[]);
+    let mut server = Server { program, port };
+    server.start().await;
+    let _agent = farm.working("agent", &[&server]);
+    farm.until(SOON, "select count(*) = 1 from pcfarm.workstation").await;
+    server.program.kill();
+    farm.run(UNHEARD_OF).await;
+    server.program = crashing(server.program, point);
+    server.program.start();
+    crashed(&mut server.program, point, SOON).await;
+    farm.until(SOON, TAKEN_BACK).await;
+    server.program = server.program.without_environment("PCFARM_CRASH_AT");
+    server.start().await;
+    farm.submit_sleeps("plain", 50, 1, 5).await;
+    all_is_well(&farm).await;
+}
+
+async fn a_server_of_an_agent_that_never_got_a_checkout(point: CrashPoint) {
+    let farm = a_farm().await;
+    farm.submit_sleeps("nobodys", 10, 0, 5).await;
+    let Server { program, port } = farm.server("a", &[]);
+    let mut server = Server { program: crashing(program, point), port };
+    server.start().await;
+    let _agent = farm.working("agent", &[&server]);
+    farm.until(SOON, "select count(*) = 1 from pcfarm.workstation").await;
+    farm.run(UNHEARD_OF).await;
+    crashed(&mut server.program, point, SOON).await;
+    farm.until(SOON, TAKEN_BACK).await;
+    server.program = server.program.without_environment("PCFARM_CRASH_AT");
+    server.start().await;
+    farm.submit_sleeps("plain", 50, 1, 5).await;
+    all_is_well(&farm).await;
+}
+
+/// One that has an agent's work to requeue, with servers that leave that to it.
+async fn a_recycler(point: CrashPoint) {
+    let farm = a_farm().await;
+    let server = farm.serving("a", &["--no-recycler"]).await;
+    let mut killed = farm.working("killed", &[&server]);
+    let _lives = farm.working("lives", &[&server]);
+    let job = farm.submit_sleeps("plain", 600, 10, 5).await;
+    farm.finished(job, 50, SOON).await;
+    killed.kill();
+    let mut recycler = crashing(farm.recycler("crashes", &["--every", "0.2"]), point);
+    recycler.start();
+    crashed(&mut recycler, point, LEASE * 2 + SOON).await;
+    let mut recycler = recycler.without_environment("PCFARM_CRASH_AT");
+    recycler.start();
+    all_is_well(&farm).await;
+    assert!(farm.progress(job).await.2 > 0, "nothing was in its hands");
+}
+
+/// One that is started again each time.
+async fn an_agent(point: CrashPoint) {
+    let farm = a_farm().await;
+    let server = farm.serving("a", &[]).await;
+    let mut agent = crashing(farm.agent("crashes", &[&server]), point);
+    agent.start();
+    farm.submit_sleeps("plain", 400, 5, 5).await;
+    farm.submit_sleeps("flaky", 100, 5, 5).await;
+    for _ in 0..2 {
+        crashed(&mut agent, point, SOON).await;
+        agent.kill(); // it is gone; this forgets how
+        agent.start();
+    }
+    crashed(&mut agent, point, SOON).await;
+    let mut agent = agent.without_environment("PCFARM_CRASH_AT");
+    agent.start();
+    all_is_well(&farm).await;
+}
