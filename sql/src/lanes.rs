@@ -32,7 +32,8 @@ pub struct OpenLane {
 
 /// All of them, in the dispatcher's order; at most 10,000.
 pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> {
-    let statement = client.prepare_cached(include_str!("../queries/open_lanes.sql")).await?;
+    let text = pcfarm_faults::statement(include_str!("../queries/open_lanes.sql"));
+    let statement = client.prepare_cached(&text).await?;
     let rows = client.query(&statement, &[]).await?;
     rows.iter()
         .map(|row| {

@@ -273,7 +273,13 @@ pub const PLANTED: &[Planted] = &[
                 "pcfarm.end_job_if_empty",
                 &[("else l.next_insertion end)", "else l.next_insertion - 1 end)")],
             ),
-            How::Statement(&[("p.to_order >= l.next_insertion", "p.to_order >= l.next_insertion - 1")]),
+            How::Statement(&[
+                ("p.to_order >= l.next_insertion", "p.to_order >= l.next_insertion - 1"),
+                (
+                    "and coalesce(p.to_order, 0) < case l.kind when 'retry' then coalesce(r.batch_order + 1, 0) else l.next_insertion end",
+                    "and coalesce(p.to_order, 0) < case l.kind when 'retry' then coalesce(r.batch_order + 1, 0) else l.next_insertion - 1 end",
+                ),
+            ]),
         ],
         faults: &[],
     },

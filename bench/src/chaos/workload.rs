@@ -31,7 +31,7 @@ const OPEN_JOBS: i64 = 40;
 const PAUSE_MS: std::ops::Range<u64> = 20..200;
 
 /// How long after its submission a job is cancelled: some of it is under way.
-const CANCEL_AFTER_MS: std::ops::Range<u64> = 0..1500;
+const CANCEL_AFTER_MS: std::ops::Range<u64> = 0..800;
 
 /// What clients do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +172,8 @@ impl Client {
             .expect("there are some");
         let key = format!("client {} job {number}", self.number);
         let job_type = *["plain", "counted", "flaky", "hasty"].choose(&mut self.random).expect("there are some");
-        let count = self.random.random_range(1..120);
+        // Of one that is to be cancelled much is still to be handed out.
+        let count = self.random.random_range(if way == Way::Cancelled { 200..700 } else { 1..120 });
         let ms = self.random.random_range(0..if job_type == "hasty" { 5 } else { 40_u64 });
         let problems: Vec<(String, String)> = (0..count)
             .map(|n| {
