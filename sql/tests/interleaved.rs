@@ -397,8 +397,12 @@ fn orders(first: usize, second: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// Above this many, an even choice of them, unless `PCFARM_ALL_ORDERS` is set: all of them take some minutes.
+/// Above this many, an even choice of them. `PCFARM_ORDERS` says how many instead: with all of them it takes many minutes.
 const MOST_ORDERS: usize = 60;
+
+fn most_orders() -> usize {
+    std::env::var("PCFARM_ORDERS").map_or(MOST_ORDERS, |text| text.parse().expect("a number"))
+}
 
 async fn with_each_other(act: Act) {
     let queue = stepping().await;
@@ -410,7 +414,7 @@ async fn with_each_other(act: Act) {
         let [first, second] = run(&queue, &watch, acts, &[]).await;
         // One after the other may have taken fewer steps than side by side.
         let all = orders(first, second.max(1));
-        let each = if std::env::var_os("PCFARM_ALL_ORDERS").is_some() { 1 } else { all.len().div_ceil(MOST_ORDERS) };
+        let each = all.len().div_ceil(most_orders());
         for turns in all.iter().step_by(each) {
             run(&queue, &watch, acts, turns).await;
         }
