@@ -179,7 +179,10 @@ async fn patiently<T>(
 
 /// Not reached, lost, starting, stopping, full: another time it may do.
 fn is_away(error: &anyhow::Error) -> bool {
-    let busy = error.chain().any(|cause| matches!(cause.downcast_ref(), Some(PoolError::Timeout(_))));
+    // A hook that failed has met a database that is silent, or one that is about to be promoted.
+    let busy = error
+        .chain()
+        .any(|cause| matches!(cause.downcast_ref(), Some(PoolError::Timeout(_) | PoolError::PostCreateHook(_))));
     let lost = error
         .chain()
         .find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>())

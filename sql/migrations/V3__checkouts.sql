@@ -424,8 +424,8 @@ end $$;
 
 -- Recognising the database ----------------------------------------------------------------------------------------
 
--- Called by every server that starts: another system identifier or timeline revokes every checkout, at no cost to
--- their problems. Returns how many.
+-- Called on a pool's first connection to a database that it has not seen: another system identifier or timeline revokes
+-- every checkout, at no cost to their problems. Returns how many.
 create function pcfarm.recognise_database(system_identifier bigint, timeline bigint)
 returns integer language plpgsql as $$
 declare
