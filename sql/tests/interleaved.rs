@@ -16,6 +16,7 @@ use queue::{Held, Queue, Told, acceptance, backend, queue, take};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
 
 /// A session's name is its number, and its gates are numbered from 1.
 const GATES: &str = "
@@ -218,6 +219,8 @@ enum Place {
 struct Session {
     number: i32,
     backend: i32,
+    /// The other one's.
+    other: i32,
     act: Act,
     client: Option<Object>,
     task: Option<JoinHandle<(Object, Result<(), String>)>>,
@@ -229,8 +232,7 @@ struct Session {
 
 impl Session {
     /// Begins, and stops at its first gate.
-    async fn begin(queue: &Queue, watch: &Client, number: i32, act: Act, scene: &Scene) -> Session {
-        let client = queue.server().await;
+    async fn begin(watch: &Client, number: i32, client: Object, other: i32, act: Act, scene: &Scene) -> Session {
         let text = format!(
             "set lock_timeout = 0; set statement_timeout = 0; set deadlock_timeout = '100ms';
              set stepping.session = '{number}'; set stepping.gate = '0'; begin"
@@ -246,6 +248,7 @@ impl Session {
         let mut session = Session {
             number,
             backend,
+            other,
             act,
             client: None,
             task: Some(task),
@@ -262,7 +265,7 @@ impl Session {
         let deadline = Instant::now() + PATIENCE;
         let text = "select exists (select from pg_locks where pid = $1 and locktype = 'advisory' and not granted
                 and classid = $2::integer::oid and objid = $3::integer::oid),
-            exists (select from pg_locks where pid = $1 and locktype <> 'advisory' and not granted)";
+            $4 = any (pg_blocking_pids($1))";
         let text = watch.prepare(text).await.expect("prepared");
         loop {
             let Some(task) = &mut self.task else { return };
@@ -274,7 +277,9 @@ impl Session {
                 (self.client, self.task, self.place) = (Some(client), None, Place::Returned);
                 return;
             }
-            let row = watch.query_one(&text, &[&self.backend, &self.number, &self.next_gate]).await.expect("asked");
+            // Whoever else makes it wait, as a vacuum may for a moment, ends by itself.
+            let asked: [&(dyn ToSql + Sync); 4] = [&self.backend, &self.number, &self.next_gate, &self.other];
+            let row = watch.query_one(&text, &asked).await.expect("asked");
             if row.get(0) {
                 self.place = Place::Gate;
                 return;
@@ -325,9 +330,11 @@ async fn run(queue: &Queue, watch: &Client, acts: [Act; 2], turns: &[usize]) -> 
         "select pg_advisory_unlock_all(); select pg_advisory_lock(s, g) from generate_series(1, 2) s, generate_series(1, {MOST_GATES}) g"
     );
     watch.batch_execute(&gates).await.expect("gates");
+    let (first, second) = (queue.server().await, queue.server().await);
+    let backends = [backend(&first).await, backend(&second).await];
     let mut sessions = [
-        Session::begin(queue, watch, 1, acts[0], &scene).await,
-        Session::begin(queue, watch, 2, acts[1], &scene).await,
+        Session::begin(watch, 1, first, backends[1], acts[0], &scene).await,
+        Session::begin(watch, 2, second, backends[0], acts[1], &scene).await,
     ];
     let mut turns = turns.iter().copied();
     while !sessions.iter().all(Session::has_ended) {
