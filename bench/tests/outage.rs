@@ -54,3 +54,24 @@ async fn postgresql_stands_still_for_twice_the_lease() {
     assert_eq!(farm.number(CHARGED).await, 0, "an outage cost problems something");
     farm.check(&[job]).await;
 }
+
+/// A word that nobody could write down is no silence, however short the outage was beside the lease.
+#[tokio::test]
+async fn silence_marked_just_before_an_outage_does_not_grow_with_it() {
+    let cluster = cluster().await;
+    let farm = Farm::of(testing::database_on(cluster.config()).await);
+    farm.job_type("digest", "digest", json!({})).await;
+    let (a, b) = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]));
+    let mut agents: Vec<_> = ["one", "two", "three"].map(|name| farm.working(name, &[&a, &b])).into();
+    let job = farm.submit_sleeps("digest", 2500, 10, 10).await;
+    farm.finished(job, 200, LONG).await;
+    agents.iter_mut().for_each(|agent| agent.freeze());
+    farm.until(SOON, "select count(silent_since) = 3 from pcfarm.workstation").await;
+    let postgresql = postgres::freeze(cluster.directory()).expect("a running cluster");
+    agents.iter_mut().for_each(|agent| agent.thaw());
+    tokio::time::sleep(LEASE + LEASE / 2).await; // the outage itself
+    postgres::thaw(&postgresql);
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert_eq!(farm.number(CHARGED).await, 0, "an outage cost problems something");
+    farm.check(&[job]).await;
+}

@@ -17,8 +17,11 @@ use tracing::{info, warn};
 /// How long a workstation may be silent.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 
-/// A server pulses every second; one that has not for this long is taken to have stopped.
-pub const PULSE_LIMIT: Duration = Duration::from_secs(4);
+/// A server that has not pulsed for this long is taken to have stopped. Well below any lease: what could not be written
+/// for less than this must not make a workstation look silent for a lease.
+pub fn pulse_limit(lease: Duration) -> Duration {
+    (lease / 2).min(Duration::from_secs(4))
+}
 
 /// Checkouts that are closed in one statement. Few, so that one that is locked delays few.
 const CLOSED_AT_ONCE: usize = 50;
@@ -57,7 +60,7 @@ pub async fn recycle(pool: &Pool, lease: Duration) -> Result<Recycled, Error> {
     let client = pool.get().await?;
     let mut recycled = Recycled::default();
     for (workstation_id, hostname) in
-        upkeep::declare_dead(&*client, lease.as_secs_f64(), PULSE_LIMIT.as_secs_f64()).await?
+        upkeep::declare_dead(&*client, lease.as_secs_f64(), pulse_limit(lease).as_secs_f64()).await?
     {
         info!(%workstation_id, hostname, "workstation declared dead: not heard of for the lease");
         recycled.dead += 1;

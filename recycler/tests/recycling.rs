@@ -1,7 +1,7 @@
 //! Who is declared dead, and what becomes of what they held.
 
 use deadpool_postgres::Pool;
-use pcfarm_recycler::{DEFAULT_LEASE, PULSE_LIMIT, Recycled, recycle};
+use pcfarm_recycler::{DEFAULT_LEASE, Recycled, pulse_limit, recycle};
 use pcfarm_sql::checks::INVARIANTS;
 use pcfarm_sql::testing::{TestDatabase, database};
 use pcfarm_sql::upkeep;
@@ -60,7 +60,8 @@ impl Farm {
 
     async fn dead(&self) -> Vec<i64> {
         let client = self.pool.get().await.expect("connected");
-        let dead = upkeep::declare_dead(&*client, DEFAULT_LEASE.as_secs_f64(), PULSE_LIMIT.as_secs_f64());
+        let limit = pulse_limit(DEFAULT_LEASE).as_secs_f64();
+        let dead = upkeep::declare_dead(&*client, DEFAULT_LEASE.as_secs_f64(), limit);
         let mut dead: Vec<i64> = dead.await.expect("declared").iter().map(|(id, _)| id.0).collect();
         dead.sort_unstable();
         dead

@@ -8,6 +8,7 @@ use anyhow::Context;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1::{self, server_message};
+use pcfarm_recycler::pulse_limit;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::connect;
 use pcfarm_sql::presence;
@@ -20,21 +21,21 @@ use tokio_postgres::{AsyncMessage, Config};
 use tonic::Status;
 use tracing::{info, warn};
 
-/// How often a server says that it lives.
-pub const PULSE: Duration = Duration::from_secs(1);
-
-/// A pause of this length means that the process stood still, or the database did: then nobody could have recorded a
-/// word.
-const STALL: Duration = Duration::from_secs(4);
+/// How often a server says that it lives: so many times before it would be taken to have stopped.
+const PULSES_A_LIMIT: u32 = 4;
 
 /// How often a server looks at its sessions' rows and checkouts without having been told to. It reads a row of each: with
 /// thousands of them a look takes a while, so that after one nothing is looked at for some times as long.
 const LOOK: Duration = Duration::from_secs(5);
 const LOOK_PAUSE_FACTOR: u32 = 10;
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Pulses until the server stops.
 pub async fn pulse(farm: Arc<Farm>) {
-    let mut tick = tokio::time::interval(PULSE);
+    // A pause of this length means that the process stood still, or the database did: then nobody could have recorded a
+    // word.
+    let stall = pulse_limit(farm.rhythm.lease);
+    let mut tick = tokio::time::interval(stall / PULSES_A_LIMIT);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last_tick = Instant::now();
     let mut stalled = false;
@@ -44,13 +45,13 @@ pub async fn pulse(farm: Arc<Farm>) {
             _ = tick.tick() => {}
         }
         // The monotonic clock ran on while this process was stopped: what agents said is unread, not unsaid.
-        if last_tick.elapsed() > STALL {
+        if last_tick.elapsed() > stall {
             warn!(seconds = last_tick.elapsed().as_secs(), "this server stood still: everybody gets a full lease");
             farm.sessions().iter().for_each(|session| session.excuse_silence());
             stalled = true;
         }
         last_tick = Instant::now();
-        if farm.registering_for() > STALL {
+        if farm.registering_for() > stall {
             warn!("more workstations connect than can be registered: everybody gets a full lease");
             stalled = true;
         }
@@ -64,7 +65,8 @@ pub async fn pulse(farm: Arc<Farm>) {
 async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     let refused = farm.refused_results.load(Ordering::Relaxed);
-    presence::pulse(&client, farm.server_id, STALL.as_secs_f64(), refused, stalled).await?;
+    let stall = pulse_limit(farm.rhythm.lease).as_secs_f64();
+    presence::pulse(&client, farm.server_id, stall, refused, stalled).await?;
     crash_point(CrashPoint::Pulsed);
     let limit = farm.rhythm.heartbeat.mul_f64(1.5).min(farm.rhythm.lease);
     // All of them with every beat: one that is marked already is not written again.
@@ -105,7 +107,7 @@ pub async fn sessions(farm: Arc<Farm>) {
         if let Err(error) = look(&farm).await {
             warn!(error = format!("{error:#}"), "looking after sessions failed: trying again");
         }
-        let pause = (began.elapsed() * LOOK_PAUSE_FACTOR).min(PULSE);
+        let pause = (began.elapsed() * LOOK_PAUSE_FACTOR).min(LOOK_PAUSE);
         farm.stopping.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 }

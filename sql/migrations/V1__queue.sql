@@ -153,7 +153,7 @@ create table pcfarm.server (
     address         text not null,
     version         text not null,
     started_at      timestamptz not null default clock_timestamp(),
-    -- Written by its server, about once a second: the liveness of all its workstations in one row.
+    -- Written by its server, about once a second, more often with a short lease: the liveness of all its workstations in one row.
     heard_at        timestamptz not null default clock_timestamp(),
     -- Since when it has heard agents and written without a gap.
     hearing_since   timestamptz not null default clock_timestamp(),

@@ -5,19 +5,21 @@ use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_proto::v1::farm_service_server::FarmService;
 use pcfarm_proto::v1::{ExplainRequest, ExplainResponse, FarmStatus, GetStatusRequest, ServerStatus};
-use pcfarm_recycler::PULSE_LIMIT;
+use pcfarm_recycler::pulse_limit;
 use pcfarm_sql::farm;
+use std::time::Duration;
 use tonic::{Request, Response, Status};
 
 pub struct FarmApi {
     pool: Pool,
     /// What was found at start and is not as promised.
+    lease: Duration,
     warnings: Vec<String>,
 }
 
 impl FarmApi {
-    pub fn new(pool: Pool, warnings: Vec<String>) -> FarmApi {
-        FarmApi { pool, warnings }
+    pub fn new(pool: Pool, lease: Duration, warnings: Vec<String>) -> FarmApi {
+        FarmApi { pool, lease, warnings }
     }
 }
 
@@ -25,7 +27,7 @@ impl FarmApi {
 impl FarmService for FarmApi {
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<FarmStatus>, Status> {
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
-        let status = farm::status(&client, PULSE_LIMIT).await.map_err(status_code::of)?;
+        let status = farm::status(&client, pulse_limit(self.lease)).await.map_err(status_code::of)?;
         Ok(Response::new(message(status, self.warnings.clone())))
     }
 

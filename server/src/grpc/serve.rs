@@ -34,7 +34,7 @@ pub async fn serve(
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .context("building the reflection service")?;
-    let pool = farm.pool.clone();
+    let (pool, lease) = (farm.pool.clone(), farm.rhythm.lease);
     Server::builder()
         .max_concurrent_streams(32)
         .http2_max_pending_accept_reset_streams(Some(20))
@@ -57,7 +57,7 @@ pub async fn serve(
                 .max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )
         .add_service(
-            FarmServiceServer::new(FarmApi::new(pool, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
+            FarmServiceServer::new(FarmApi::new(pool, lease, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )
         .serve_with_incoming_shutdown(Incoming::new(listener, connections), farm.stopping.clone().cancelled_owned())
         .await
