@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pcfarm_proto::ids::JobId;
+use pcfarm_sql::checks;
 use pcfarm_sql::connect::{ConnectionTask, connect};
 use pcfarm_sql::testing::{self, TestDatabase};
 use rand::RngExt;
@@ -280,6 +281,11 @@ impl Farm {
         let mut found = truth::violations(&client).await.expect("the invariants are good SQL");
         for job in jobs {
             found.extend(truth::wrong_digests(&client, *job).await.expect("digests can be read"));
+        }
+        for (name, query) in checks::INVARIANTS {
+            let text = format!("select to_jsonb(v)::text from ({query}\n) v limit 5");
+            let rows = client.query(&text, &[]).await.expect("the invariants are good SQL");
+            found.extend(rows.iter().map(|row| format!("{name}: {}", row.get::<_, &str>(0))));
         }
         assert!(found.is_empty(), "{}\n{}", found.join("\n"), self.state().await);
     }

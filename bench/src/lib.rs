@@ -7,6 +7,7 @@
 //!   and started again
 //! - [`puzzle`]: the problems that tests load, what `fault-agent` makes of them, and the same computed directly
 //! - [`truth`]: what must be true of the database at any time, and when jobs have ended
+//! - [`asking`]: a client that submits under a key until it is told that its job is loaded
 //! - [`chaos`]: the fault harness and the bugs that it must find, by `pcfarm-chaos`; [`postgres`]: PostgreSQL's processes,
 //!   to be hurt
 //! - `simulate`: the decisions of agents and servers on a clock that jumps, from a seed; only with the feature `faults`
@@ -20,6 +21,7 @@
 //! - [`report`], [`plot`]: figures, their medians, promises; [`machine`], [`usage`]: what they were measured on, and
 //!   what it cost
 
+pub mod asking;
 pub mod chaos;
 pub mod context;
 pub mod direct;

@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pcfarm_bench::asking::Asked;
 use pcfarm_bench::farm::{Farm, LEASE, LONG, SOON, Server};
 use pcfarm_bench::light::{Delivered, Herd, Pace, Work};
 use pcfarm_bench::program::Program;
@@ -12,8 +13,6 @@ use pcfarm_faults::CrashPoint;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::problem_result::Outcome;
-use pcfarm_proto::v1::submit_request::Part;
-use pcfarm_sql::checks;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -70,47 +69,10 @@ fn every_point_is_tested() {
     }
 }
 
-/// What a client has asked for, under the key that it asks again with.
-struct Asked {
-    key: String,
-    job_type: &'static str,
-    problems: usize,
-    /// In one message, and so in one statement.
-    at_once: bool,
-    job: Option<i64>,
-}
-
-impl Asked {
-    fn messages(&self) -> Vec<v1::SubmitRequest> {
-        let header = v1::SubmitHeader {
-            name: self.key.clone(),
-            job_type: self.job_type.to_owned(),
-            options: json!({"idempotency_key": self.key}).to_string().into(),
-            convoy: 3,
-            open: true,
-            ..v1::SubmitHeader::default()
-        };
-        let problem = |n: usize| v1::SubmitProblem {
-            key: format!("{} {n}", self.key),
-            payload: json!({"n": n, "ms": 5, "fails": u32::from(self.job_type == "flaky" && n.is_multiple_of(5))})
-                .to_string()
-                .into(),
-            group_key: if self.at_once { String::new() } else { (n / 2).to_string() },
-        };
-        let problems = Part::Problems(v1::SubmitProblems { problems: (0..self.problems).map(problem).collect() });
-        let end = Part::End(v1::SubmitEnd { problems: self.problems as i64 });
-        [Part::Header(header), problems, end].map(|part| v1::SubmitRequest { part: Some(part) }).into()
-    }
-
-    /// Asks once.
-    async fn ask(&mut self, url: &str) {
-        let asked = async {
-            let mut client = JobServiceClient::connect(url.to_owned()).await.ok()?;
-            let answer = client.submit(tokio_stream::iter(self.messages())).await.ok()?;
-            Some(answer.into_inner().job_id)
-        };
-        self.job = timeout(PATIENCE, asked).await.ok().flatten();
-    }
+/// A job under a key, in one message and so in one statement or as an upload.
+fn asked(key: &str, job_type: &str, at_once: bool) -> Asked {
+    let payload = |n: u32| json!({"n": n, "ms": 5, "fails": u32::from(job_type == "flaky" && n.is_multiple_of(5))});
+    Asked::new(key, job_type, 3, (0..20).map(payload).collect(), !at_once)
 }
 
 async fn a_farm() -> Farm {
@@ -139,11 +101,6 @@ async fn all_is_well(farm: &Farm) {
     farm.until(LONG, "select count(*) = 0 from pcfarm.job where ended_at is null and job_type <> 'nobodys'").await;
     farm.until(SOON, "select count(*) = 0 from pcfarm.checkout where ended_at is null").await;
     farm.check(&[]).await;
-    for (name, query) in checks::INVARIANTS {
-        let found = farm.query(&format!("select to_jsonb(v)::text from ({query}\n) v limit 5"), &[]).await;
-        let found: Vec<&str> = found.iter().map(|row| row.get(0)).collect();
-        assert!(found.is_empty(), "{name}: {}", found.join("\n"));
-    }
     let lost = "select count(*) from pcfarm.job where state = 'failed' and job_type <> 'strange'";
     assert_eq!(farm.number(lost).await, 0, "{}", farm.state().await);
 }
@@ -174,18 +131,17 @@ async fn a_server(point: CrashPoint) {
     let _agent = farm.working("agent", &[&server]);
     let herd = Herd::start(&[server.url()], 2, Arc::new(Strange));
     herd.pace(Pace { draw: true, spread: Duration::ZERO, hold: Duration::from_millis(20) });
-    let mut asked: Vec<Asked> = Vec::new();
+    let mut all: Vec<Asked> = Vec::new();
     let deadline = Instant::now() + LONG;
     while server.program.runs() {
         assert!(Instant::now() < deadline, "it never came to {}", point.name());
         for (job_type, at_once) in [("plain", true), ("flaky", false), ("strange", true), ("plain", true)] {
-            let key = format!("job {}", asked.len());
-            let mut one = Asked { key, job_type, problems: 20, at_once, job: None };
+            let mut one = asked(&format!("job {}", all.len()), job_type, at_once);
             one.ask(&server.url()).await;
-            asked.push(one);
+            all.push(one);
         }
         // The last one is cancelled.
-        if let Some(job_id) = asked.last().and_then(|asked| asked.job)
+        if let Some(job_id) = all.last().and_then(|asked| asked.job)
             && let Ok(mut client) = JobServiceClient::connect(server.url()).await
         {
             drop(timeout(PATIENCE, client.cancel_job(v1::JobRequest { job_id })).await);
@@ -195,17 +151,10 @@ async fn a_server(point: CrashPoint) {
     crashed(&mut server.program, point, SOON).await;
     server.program = server.program.without_environment("PCFARM_CRASH_AT");
     server.start().await;
-    for one in &mut asked {
-        let before = one.job;
-        while {
-            one.ask(&server.url()).await;
-            one.job.is_none()
-        } {
-            assert!(Instant::now() < deadline + LONG, "nobody takes {}", one.key);
-        }
-        assert!(before.is_none() || before == one.job, "{} was loaded again", one.key);
+    for one in &mut all {
+        one.ask_again(&server.url(), LONG).await;
     }
-    let (jobs, problems) = (asked.len(), asked.iter().map(|asked| asked.problems).sum::<usize>());
+    let (jobs, problems) = (all.len(), all.iter().map(|asked| asked.problems).sum::<usize>());
     let there = (
         farm.number("select count(*) from pcfarm.job").await,
         farm.number("select count(*) from pcfarm.problem").await,

@@ -5,19 +5,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use pcfarm_bench::asking::Asked;
 use pcfarm_bench::farm::{Farm, LONG, SOON};
-use pcfarm_proto::v1;
-use pcfarm_proto::v1::job_service_client::JobServiceClient;
-use pcfarm_proto::v1::submit_request::Part;
-use pcfarm_sql::checks;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
 use pcfarm_sql::connect::connect;
 use pcfarm_sql::testing;
 use serde_json::json;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_postgres::Config;
-
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A primary, and a standby that follows it.
 struct Pair {
@@ -107,39 +102,13 @@ impl Pair {
     }
 }
 
-/// A job of some problems, if a server says that it is loaded.
-async fn submit(url: &str, key: &str) -> Option<i64> {
-    let header = v1::SubmitHeader {
-        name: key.to_owned(),
-        job_type: "digest".to_owned(),
-        options: json!({"idempotency_key": key}).to_string().into(),
-        open: true,
-        convoy: 5,
-        ..v1::SubmitHeader::default()
-    };
-    let problem = |n: i64| v1::SubmitProblem {
-        key: format!("{key} {n}"),
-        payload: json!({"n": n, "ms": 10}).to_string().into(),
-        ..v1::SubmitProblem::default()
-    };
-    let problems = Part::Problems(v1::SubmitProblems { problems: (0..50).map(problem).collect() });
-    let messages = [Part::Header(header), problems, Part::End(v1::SubmitEnd { problems: 50 })];
-    let messages = messages.map(|part| v1::SubmitRequest { part: Some(part) });
-    let asked = async {
-        let mut client = JobServiceClient::connect(url.to_owned()).await.ok()?;
-        Some(client.submit(tokio_stream::iter(messages)).await.ok()?.into_inner().job_id)
-    };
-    timeout(PATIENCE, asked).await.ok().flatten()
+fn asked(key: &str) -> Asked {
+    Asked::new(key, "digest", 5, (0..50).map(|n| json!({"n": n, "ms": 10})).collect(), false)
 }
 
 async fn check(farm: &Farm) {
     farm.until(LONG, "select count(*) = 0 from pcfarm.job where ended_at is null").await;
     farm.check(&[]).await;
-    for (name, query) in checks::INVARIANTS {
-        let found = farm.query(&format!("select to_jsonb(v)::text from ({query}\n) v limit 5"), &[]).await;
-        let found: Vec<&str> = found.iter().map(|row| row.get(0)).collect();
-        assert!(found.is_empty(), "{name}: {}", found.join("\n"));
-    }
     let failed = "select count(*) from pcfarm.job where state <> 'done'";
     assert_eq!(farm.number(failed).await, 0, "a failover cost problems something\n{}", farm.state().await);
 }
@@ -154,26 +123,16 @@ async fn nothing_acknowledged_is_lost_with_a_synchronous_standby() {
     let (a, b) = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]));
     let _agents: Vec<_> = ["one", "two", "three"].map(|name| farm.working(name, &[&a, &b])).into();
     farm.submit_sleeps("digest", 2000, 10, 5).await;
-    let mut jobs: Vec<(String, Option<i64>)> = Vec::new();
-    for n in 0..20 {
-        let key = format!("job {n}");
-        let job = submit(&[&a, &b][n % 2].url(), &key).await;
-        jobs.push((key, job));
+    let mut jobs: Vec<Asked> = (0..20).map(|n| asked(&format!("job {n}"))).collect();
+    for (n, job) in jobs.iter_mut().enumerate() {
+        job.ask(&[&a, &b][n % 2].url()).await;
         if n == 12 {
             pair.fail_over().await;
         }
     }
-    assert!(jobs.iter().filter(|(_, job)| job.is_some()).count() > 12, "hardly any job was taken");
-    let deadline = Instant::now() + LONG;
-    for (key, known) in &jobs {
-        let again = loop {
-            if let Some(job) = submit(&a.url(), key).await {
-                break job;
-            }
-            assert!(Instant::now() < deadline, "nobody takes {key}");
-            sleep(Duration::from_millis(50)).await;
-        };
-        assert!(known.is_none_or(|known| known == again), "{key} was acknowledged as {known:?} and is {again} now");
+    assert!(jobs.iter().filter(|asked| asked.job.is_some()).count() > 12, "hardly any job was taken");
+    for job in &mut jobs {
+        job.ask_again(&a.url(), LONG).await;
     }
     check(farm).await;
     assert_eq!(farm.number("select count(*) from pcfarm.job").await, jobs.len() as i64 + 1);
@@ -188,28 +147,31 @@ async fn what_an_asynchronous_standby_has_not_got_is_refused_and_done_again() {
     farm.job_type("digest", "digest", json!({"max_attempts": 1})).await;
     let server = farm.serving("a", &[]).await;
     let _agents: Vec<_> = ["one", "two"].map(|name| farm.working(name, &[&server])).into();
-    let kept = submit(&server.url(), "kept").await.expect("taken");
+    let (mut kept, mut lost) = (asked("kept"), asked("lost"));
+    assert!(kept.ask(&server.url()).await, "not taken");
     let running = farm.submit_sleeps("digest", 4000, 10, 5).await;
     farm.finished(running, 50, SOON).await;
     let had = "select count(*) > 0 from pcfarm.result";
     until(&pair.standby_config(), had).await;
     execute(&pair.standby_config(), &["alter system set primary_conninfo = ''", "select pg_reload_conf()"]).await;
     until(&pair.standby_config(), "select count(*) = 0 from pg_stat_wal_receiver").await;
-    let lost = submit(&server.url(), "lost").await.expect("taken");
+    assert!(lost.ask(&server.url()).await, "not taken");
     let before = farm.progress(running).await.0;
     farm.finished(running, before + 100, SOON).await;
     pair.fail_over().await;
     farm.until(SOON, "select timeline = 2 from pcfarm.database").await;
-    let gone = format!("select count(*) from pcfarm.job where job_id = {lost} and idempotency_key = 'lost'");
+    let gone = format!(
+        "select count(*) from pcfarm.job where job_id = {} and idempotency_key = 'lost'",
+        lost.job.expect("taken")
+    );
     assert_eq!(farm.number(&gone).await, 0, "the standby had it after all");
     check(farm).await;
     assert_eq!(farm.progress(running).await.0, 4000);
-    assert_eq!(
-        farm.number(&format!("select count(*) from pcfarm.job where job_id = {kept} and state = 'done'")).await,
-        1
-    );
+    let done =
+        format!("select count(*) from pcfarm.job where job_id = {} and state = 'done'", kept.job.expect("taken"));
+    assert_eq!(farm.number(&done).await, 1);
     assert!(farm.number(PROMOTED).await > 0, "nothing was in anybody's hands");
     // Who asks again with the same key has it done after all.
-    submit(&server.url(), "lost").await.expect("taken");
+    assert!(lost.ask(&server.url()).await, "not taken");
     check(farm).await;
 }

@@ -282,4 +282,22 @@ mod tests {
         assert!(read(&["--lease", "0"], "").is_err());
         assert!(read(&["--connections", "0"], "").expect_err("refused").contains("nobody"));
     }
+
+    mod fuzz {
+        use super::*;
+
+        /// Settings that can be served with, or what is wrong with them.
+        #[test]
+        fn a_settings_file() {
+            bolero::check!().for_each(|bytes: &[u8]| {
+                let Ok(text) = std::str::from_utf8(bytes) else { return };
+                match read(&[], text) {
+                    Ok(Settings { rhythm, .. }) => {
+                        assert!(rhythm.heartbeat * 2 <= rhythm.lease && rhythm.checkout_problems > 0)
+                    }
+                    Err(wrong) => assert!(!wrong.is_empty()),
+                }
+            });
+        }
+    }
 }

@@ -256,22 +256,91 @@ fn done(remedy: Remedy) -> anyhow::Result<Struck> {
 
 /// Brings it about.
 pub async fn strike(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
+    match fault.kind.hits() {
+        Hits::Server => strike_server(world, fault).await,
+        Hits::Agent => strike_agent(world, fault),
+        Hits::Recycler => strike_recycler(world, fault),
+        Hits::Database => strike_database(world, fault).await,
+    }
+}
+
+/// A server, or its links to agents and to the database.
+async fn strike_server(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
     let victim = fault.victim;
+    let delay = Duration::from_millis(u64::from(fault.luck % 300) + 5);
+    let site = &mut world.servers[victim];
     match fault.kind {
         Kind::KillServer => {
-            world.servers[victim].server.program.kill();
+            site.server.program.kill();
             done(Remedy::StartServer(victim))
         }
         Kind::FreezeServer => {
-            world.servers[victim].server.program.freeze();
+            site.server.program.freeze();
             done(Remedy::ThawServer(victim))
         }
         Kind::RestartServer => {
-            let program = &mut world.servers[victim].server.program;
-            program.terminate();
-            program.ended(STOP_WAIT).await;
+            site.server.program.terminate();
+            site.server.program.ended(STOP_WAIT).await;
             done(Remedy::StartServer(victim))
         }
+        Kind::CutDatabaseLink => {
+            site.database.cut();
+            done(Remedy::Nothing)
+        }
+        Kind::SilenceDatabaseLink => {
+            let (silent_up, silent_down) = [(true, true), (true, false), (false, true)][fault.luck as usize % 3];
+            let weather = Weather { silent_up, silent_down, ..Weather::default() };
+            site.database.weather(weather);
+            done(Remedy::ClearDatabaseLink(victim))
+        }
+        Kind::SlowDatabaseLink => {
+            site.database.weather(Weather { delay, ..Weather::default() });
+            done(Remedy::ClearDatabaseLink(victim))
+        }
+        Kind::RefuseDatabaseLink => {
+            site.database.weather(Weather { closed: true, ..Weather::default() });
+            site.database.cut();
+            done(Remedy::ClearDatabaseLink(victim))
+        }
+        Kind::EatReplies => {
+            site.database.swallow_replies(1 + fault.luck % 8);
+            done(Remedy::StopEating(victim))
+        }
+        Kind::CutDoor => {
+            site.door.cut();
+            done(Remedy::Nothing)
+        }
+        Kind::SilenceToServer => {
+            site.door.weather(Weather { silent_up: true, ..Weather::default() });
+            done(Remedy::ClearDoor(victim))
+        }
+        Kind::SilenceFromServer => {
+            site.door.weather(Weather { silent_down: true, ..Weather::default() });
+            done(Remedy::ClearDoor(victim))
+        }
+        Kind::SlowDoor => {
+            site.door.weather(Weather { delay, ..Weather::default() });
+            done(Remedy::ClearDoor(victim))
+        }
+        Kind::RefuseDoor => {
+            site.door.weather(Weather { closed: true, ..Weather::default() });
+            site.door.cut();
+            done(Remedy::ClearDoor(victim))
+        }
+        Kind::MoveServerClock => {
+            if let Err(why) = &world.clocks {
+                return Ok(Struck::Skipped(why.clone()));
+            }
+            world.move_server_clock(victim, clock_shift(fault))?;
+            done(Remedy::ServerClock(victim))
+        }
+        _ => unreachable!("{:?} does not hit servers", fault.kind),
+    }
+}
+
+fn strike_agent(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
+    let victim = fault.victim;
+    match fault.kind {
         Kind::KillAgent => {
             world.agents[victim].kill();
             done(Remedy::StartAgent(victim))
@@ -288,6 +357,27 @@ pub async fn strike(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> 
             world.retire_agent(victim)?;
             done(Remedy::StartAgent(victim))
         }
+        Kind::CopiedCredentials => done(Remedy::EndImpostor(Box::new(world.impostor(victim)?))),
+        Kind::MoveAgentClock => {
+            if let Err(why) = &world.clocks {
+                return Ok(Struck::Skipped(why.clone()));
+            }
+            world.move_agent_clock(victim, clock_shift(fault))?;
+            done(Remedy::AgentClock(victim))
+        }
+        _ => unreachable!("{:?} does not hit agents", fault.kind),
+    }
+}
+
+/// In seconds.
+fn clock_shift(fault: &Fault) -> i64 {
+    const SHIFTS: [i64; 6] = [-86_400, -3_600, -5, 5, 3_600, 86_400];
+    SHIFTS[fault.luck as usize % SHIFTS.len()]
+}
+
+fn strike_recycler(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
+    let victim = fault.victim;
+    match fault.kind {
         Kind::KillRecycler => {
             world.recyclers[victim].kill();
             done(Remedy::StartRecycler(victim))
@@ -296,7 +386,12 @@ pub async fn strike(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> 
             world.recyclers[victim].freeze();
             done(Remedy::ThawRecycler(victim))
         }
-        Kind::CopiedCredentials => done(Remedy::EndImpostor(Box::new(world.impostor(victim)?))),
+        _ => unreachable!("{:?} does not hit recyclers", fault.kind),
+    }
+}
+
+async fn strike_database(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
+    match fault.kind {
         Kind::CrashPostgresql => {
             world.cluster.crash().await?;
             done(Remedy::StartPostgresql)
@@ -346,66 +441,7 @@ pub async fn strike(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> 
             world.back_up().await?;
             done(Remedy::RestoreBackup(std::time::Instant::now()))
         }
-        Kind::CutDatabaseLink => {
-            world.servers[victim].database.cut();
-            done(Remedy::Nothing)
-        }
-        Kind::SilenceDatabaseLink => {
-            let (silent_up, silent_down) = [(true, true), (true, false), (false, true)][fault.luck as usize % 3];
-            let weather = Weather { silent_up, silent_down, ..Weather::default() };
-            world.servers[victim].database.weather(weather);
-            done(Remedy::ClearDatabaseLink(victim))
-        }
-        Kind::SlowDatabaseLink => {
-            let delay = Duration::from_millis(u64::from(fault.luck % 300) + 5);
-            world.servers[victim].database.weather(Weather { delay, ..Weather::default() });
-            done(Remedy::ClearDatabaseLink(victim))
-        }
-        Kind::RefuseDatabaseLink => {
-            world.servers[victim].database.weather(Weather { closed: true, ..Weather::default() });
-            world.servers[victim].database.cut();
-            done(Remedy::ClearDatabaseLink(victim))
-        }
-        Kind::EatReplies => {
-            world.servers[victim].database.swallow_replies(1 + fault.luck % 8);
-            done(Remedy::StopEating(victim))
-        }
-        Kind::CutDoor => {
-            world.servers[victim].door.cut();
-            done(Remedy::Nothing)
-        }
-        Kind::SilenceToServer => {
-            world.servers[victim].door.weather(Weather { silent_up: true, ..Weather::default() });
-            done(Remedy::ClearDoor(victim))
-        }
-        Kind::SilenceFromServer => {
-            world.servers[victim].door.weather(Weather { silent_down: true, ..Weather::default() });
-            done(Remedy::ClearDoor(victim))
-        }
-        Kind::SlowDoor => {
-            let delay = Duration::from_millis(u64::from(fault.luck % 300) + 5);
-            world.servers[victim].door.weather(Weather { delay, ..Weather::default() });
-            done(Remedy::ClearDoor(victim))
-        }
-        Kind::RefuseDoor => {
-            world.servers[victim].door.weather(Weather { closed: true, ..Weather::default() });
-            world.servers[victim].door.cut();
-            done(Remedy::ClearDoor(victim))
-        }
-        Kind::MoveServerClock | Kind::MoveAgentClock => match &world.clocks {
-            Err(why) => Ok(Struck::Skipped(why.clone())),
-            Ok(_) => {
-                let shift =
-                    *[-86_400_i64, -3_600, -5, 5, 3_600, 86_400].get(fault.luck as usize % 6).expect("there are six");
-                if fault.kind == Kind::MoveServerClock {
-                    world.move_server_clock(victim, shift)?;
-                    done(Remedy::ServerClock(victim))
-                } else {
-                    world.move_agent_clock(victim, shift)?;
-                    done(Remedy::AgentClock(victim))
-                }
-            }
-        },
+        _ => unreachable!("{:?} does not hit the database", fault.kind),
     }
 }
 

@@ -154,12 +154,20 @@ struct Deaths {
     kill_server: bool,
 }
 
-/// Light agents fall silent, their connections open, and real ones are killed, at random moments of a lease.
-async fn deaths(context: &Context, report: &mut Report, figures: &mut Figures, deaths: &Deaths) -> anyhow::Result<()> {
-    let Deaths { silenced, in_front, kill_server } = *deaths;
-    let rhythm = Rhythm::of(context);
+/// A farm on which some will die, and enough others wait for what they had.
+struct Doomed {
+    site: Site,
+    dying: Herd,
+    real: Vec<Program>,
+    /// Those who hold what is in front, and those who wait.
+    _others: Vec<Herd>,
+}
+
+/// Everybody has work who shall have some.
+async fn doomed(context: &Context, deaths: &Deaths) -> anyhow::Result<Doomed> {
+    let Deaths { silenced, in_front, .. } = *deaths;
     let spares = silenced + 20;
-    let mut site = Site::start(context, in_front + silenced + 2 * spares).await?;
+    let site = Site::start(context, in_front + silenced + 2 * spares).await?;
     let held = Pace { draw: true, spread: Duration::ZERO, hold: HELD };
 
     let healthy = Herd::named("healthy", &site.urls(), in_front, Arc::new(Nothing));
@@ -170,7 +178,7 @@ async fn deaths(context: &Context, report: &mut Report, figures: &mut Figures, d
     let dying = Herd::named("dying", &site.urls(), silenced, Arc::new(Nothing));
     dying.connected(silenced, PATIENCE).await?;
     dying.pace(held);
-    let mut real = site.agents();
+    let real = site.agents();
     let all = in_front + silenced;
     site.until("all handed out", &format!("select count(*) >= {all} from pcfarm.checkout where job_type = 'echo'"))
         .await?;
@@ -179,44 +187,55 @@ async fn deaths(context: &Context, report: &mut Report, figures: &mut Figures, d
         "select count(distinct workstation_id) >= {REAL_AGENTS} from pcfarm.checkout where job_type = 'digest' and ended_at is null"
     );
     site.until("every real agent at work", &each).await?;
-    let spare = [
+    let mut others = vec![
         Herd::named("spare", &site.urls(), spares, Arc::new(Nothing)),
         Herd::named("spare-digest", &site.urls(), 3 * REAL_AGENTS, Arc::new(Digest)),
     ];
-    for herd in &spare {
+    for herd in &others {
         herd.connected(herd.agents(), PATIENCE).await?;
         herd.pace(held);
     }
+    others.push(healthy);
+    Ok(Doomed { site, dying, real, _others: others })
+}
 
-    // Who dies when.
+/// Light agents fall silent, their connections open, and real ones are killed, at random moments of a lease. Returns the
+/// moments.
+async fn kill(doomed: &mut Doomed, deaths: &Deaths, lease: Duration) -> HashMap<String, SystemTime> {
+    let Deaths { silenced, kill_server, .. } = *deaths;
     let mut moments: Vec<(f64, Option<usize>, usize)> = Vec::new();
     {
         let mut random = rand::rng();
-        moments.extend((0..silenced).map(|n| (random.random_range(0.0..rhythm.lease.as_secs_f64()), None, n)));
-        moments.extend((0..REAL_AGENTS).map(|n| (random.random_range(0.0..rhythm.lease.as_secs_f64()), Some(n), n)));
+        let mut within_a_lease = || random.random_range(0.0..lease.as_secs_f64());
+        moments.extend((0..silenced).map(|n| (within_a_lease(), None, n)));
+        moments.extend((0..REAL_AGENTS).map(|n| (within_a_lease(), Some(n), n)));
     }
     moments.sort_by(|a, b| a.0.total_cmp(&b.0));
     let began = Instant::now();
     let mut gone: HashMap<String, SystemTime> = HashMap::new();
     for (after, real_agent, number) in moments {
         if kill_server && gone.len() == silenced / 2 {
-            site.servers[0].program.kill();
+            doomed.site.servers[0].program.kill();
         }
         sleep(Duration::from_secs_f64(after).saturating_sub(began.elapsed())).await;
         let name = match real_agent {
             Some(agent) => {
-                real[agent].kill();
+                doomed.real[agent].kill();
                 format!("real-{number}")
             }
             None => {
-                dying.silence(number);
+                doomed.dying.silence(number);
                 format!("dying-{number}")
             }
         };
         gone.insert(name, SystemTime::now());
     }
+    gone
+}
 
-    // Until all of theirs is in others' hands.
+/// Waits until all that the dead had is in others' hands. Returns how long each one's was not, in seconds, of those who
+/// fell silent and of those who were killed.
+async fn handed_out_again(site: &Site, gone: &HashMap<String, SystemTime>) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
     let lost = "select count(*) = 0 from pcfarm.checkout c join pcfarm.workstation w using (workstation_id)
         where c.ended_at is null and (w.hostname like 'dying-%' or w.hostname like 'real-%')";
     site.until("everything taken from the dead", lost).await?;
@@ -231,7 +250,7 @@ async fn deaths(context: &Context, report: &mut Report, figures: &mut Figures, d
             where b.job_id = a.job_id and b.problem_id = a.problem_id and b.checkout_id > a.checkout_id
             order by b.checkout_id limit 1) b on true
         where a.hostname like 'dying-%' or a.hostname like 'real-%' group by 1";
-    let (client, _connection) = connect_to(&site).await?;
+    let (client, _connection) = connect_to(site).await?;
     client.batch_execute("set statement_timeout = 0; set enable_nestloop = off").await?;
     let (mut of_silenced, mut of_killed) = (Vec::new(), Vec::new());
     for row in client.query(text, &[]).await.context("reading when it was handed out again")? {
@@ -240,6 +259,16 @@ async fn deaths(context: &Context, report: &mut Report, figures: &mut Figures, d
         let took = again.duration_since(*at).unwrap_or_default().as_secs_f64();
         if name.starts_with("real") { of_killed.push(took) } else { of_silenced.push(took) }
     }
+    Ok((of_silenced, of_killed))
+}
+
+/// How long it takes until the work of those who die is in others' hands.
+async fn deaths(context: &Context, report: &mut Report, figures: &mut Figures, deaths: &Deaths) -> anyhow::Result<()> {
+    let Deaths { silenced, in_front, kill_server } = *deaths;
+    let mut doomed = doomed(context, deaths).await?;
+    let gone = kill(&mut doomed, deaths, Rhythm::of(context).lease).await;
+    let site = &doomed.site;
+    let (of_silenced, of_killed) = handed_out_again(site, &gone).await?;
     ensure!(of_silenced.len() == silenced, "{} of {silenced} silenced agents' work came back", of_silenced.len());
     let (silenced_name, killed_name) = match kill_server {
         true => ("silenced_with_a_server_killed", "killed_with_a_server_killed"),

@@ -319,4 +319,24 @@ mod tests {
             }
         }
     }
+
+    mod fuzz {
+        use super::*;
+
+        #[test]
+        fn a_file_of_problems() {
+            bolero::check!().for_each(|bytes: &[u8]| {
+                for shape in [Shape::default(), Shape { key: Some("key".into()), group: None, strings: true }] {
+                    let outcome = read(Input::of_bytes(bytes), &shape, &mut |problem| {
+                        assert!(!problem.key.is_empty());
+                        serde_json::from_slice::<serde::de::IgnoredAny>(&problem.payload)?;
+                        Ok(())
+                    });
+                    if let Err(error) = outcome {
+                        assert!(error.to_string().starts_with("input"), "{error:#}");
+                    }
+                }
+            });
+        }
+    }
 }

@@ -249,4 +249,38 @@ mod tests {
         assert_eq!(storable("a\0b"), "a\u{fffd}b");
         assert!(storable(&"é".repeat(5000)).len() <= MESSAGE_LIMIT + 4);
     }
+
+    mod fuzz {
+        use super::*;
+        use prost::Message;
+
+        /// Each problem of the checkout has one result at most, none has a stranger, and what is accepted can be stored.
+        #[test]
+        fn a_delivery() {
+            let held = held(&[1, 2, 3], 1);
+            bolero::check!().for_each(|bytes: &[u8]| {
+                let Ok(results) = v1::CheckoutResults::decode(bytes) else { return };
+                let mut batch = Batch::default();
+                batch.add(CheckoutId(5), &held, &results, true);
+                let strangers = batch.refused(CheckoutId(5)) as usize;
+                let mut acceptance = batch.acceptances(1000).remove(0);
+                let home = |_, _| Some(Home { lane: LaneId(1), order: BatchOrder(3), key: String::new() });
+                refuse(&mut acceptance, home, not_json);
+                let mut ids: Vec<i64> = acceptance.solved.iter().map(|s| s.problem_id.0).collect();
+                ids.extend(acceptance.failed.iter().map(|f| f.problem_id.0));
+                ids.sort_unstable();
+                assert!(ids.iter().all(|id| (1..=3).contains(id)) && ids.windows(2).all(|pair| pair[0] < pair[1]));
+                assert!(ids.len() + strangers <= results.results.len());
+                assert!(
+                    acceptance.failed.iter().all(|f| !f.message.contains('\0') && f.message.len() <= MESSAGE_LIMIT + 4)
+                );
+                assert!(
+                    acceptance
+                        .solved
+                        .iter()
+                        .all(|s| serde_json::from_slice::<serde::de::IgnoredAny>(&s.solution.0).is_ok())
+                );
+            });
+        }
+    }
 }

@@ -275,3 +275,31 @@ async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::Sta
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    mod fuzz {
+        use super::*;
+        use prost::Message;
+
+        /// Who says hello can be written down, or is refused.
+        #[test]
+        fn a_hello() {
+            bolero::check!().for_each(|bytes: &[u8]| {
+                let Ok(mut hello) = v1::Hello::decode(bytes) else { return };
+                // Most inputs would only be refused for these.
+                hello.protocol_version = PROTOCOL_VERSION;
+                hello.identity = "00000000-0000-0000-0000-000000000001".to_owned();
+                hello.instance.clone_from(&hello.identity);
+                let Ok(who) = introduction(&hello) else { return };
+                let texts = [&who.hostname, &who.system, &who.agent_version].into_iter().chain(&who.controllers);
+                for text in texts {
+                    assert!(!text.contains('\0') && text.chars().count() <= TEXT_LIMIT);
+                }
+                assert!(who.cores > 0 && who.memory_bytes >= 0 && who.controllers.len() <= CONTROLLERS_LIMIT);
+            });
+        }
+    }
+}

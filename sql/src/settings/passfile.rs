@@ -165,4 +165,19 @@ mod tests {
         let error = Passfile::new(directory.path().to_owned()).password_for(LOGIN);
         assert!(matches!(error, Err(PassfileError::NotPlain(_))));
     }
+
+    mod fuzz {
+        use super::*;
+
+        /// What is left after four fields, as it stands or without the characters that protect others.
+        #[test]
+        fn a_line_of_a_password_file() {
+            bolero::check!().for_each(|bytes: &[u8]| {
+                let line = String::from_utf8_lossy(bytes);
+                if let Some(password) = password_in(&line, LOGIN) {
+                    assert!(line.matches(':').count() >= 4 && password.len() <= line.len() - 4);
+                }
+            });
+        }
+    }
 }

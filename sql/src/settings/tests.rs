@@ -205,3 +205,16 @@ proptest::proptest! {
         proptest::prop_assert_eq!(parameters.get("user"), Some(&value));
     }
 }
+
+mod fuzz {
+    use super::super::conninfo;
+
+    #[test]
+    fn a_connection_string() {
+        bolero::check!().for_each(|bytes: &[u8]| {
+            if let Ok(text) = std::str::from_utf8(bytes) {
+                drop(conninfo::parse(text));
+            }
+        });
+    }
+}

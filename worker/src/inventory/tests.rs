@@ -567,3 +567,26 @@ proptest::proptest! {
         }
     }
 }
+
+mod fuzz {
+    use super::*;
+    use prost::Message;
+
+    /// Messages one after the other, each with its length: whatever a server says, the agent goes on, keeps what it holds
+    /// within bounds and wakes again.
+    #[test]
+    fn what_a_server_says() {
+        bolero::check!().for_each(|mut bytes: &[u8]| {
+            let mut trial = Trial::new();
+            trial.on(Event::Connected);
+            while let Ok(v1::ServerMessage { message: Some(message) }) =
+                v1::ServerMessage::decode_length_delimited(&mut bytes)
+            {
+                trial.on(Event::Received(message));
+                trial.after(SECOND);
+                assert!(trial.inventory.held.len() <= 4);
+                assert!(trial.inventory.deadline(trial.now) <= trial.now.saturating_add(Duration::MAX / 2));
+            }
+        });
+    }
+}

@@ -393,4 +393,47 @@ mod tests {
             }
         }
     }
+
+    mod fuzz {
+        use super::*;
+        use prost::Message;
+
+        #[test]
+        fn a_submission() {
+            bolero::check!().for_each(|bytes: &[u8]| {
+                let Ok(SubmitRequest { part: Some(part) }) = SubmitRequest::decode(bytes) else { return };
+                match part {
+                    Part::Header(header) => {
+                        if let Ok(Target::New { name, job_type, options }) = target(header) {
+                            assert!(!name.contains('\0') && !job_type.contains('\0'));
+                            assert!(
+                                serde_json::from_str::<serde_json::Value>(&options).is_ok_and(|value| !has_nul(&value))
+                            );
+                        }
+                    }
+                    Part::Problems(problems) => {
+                        let count = problems.problems.len();
+                        if let Ok(problems) = checked_all(0, problems.problems) {
+                            assert_eq!(problems.len(), count);
+                            assert!(problems.iter().all(|p| !p.key.is_empty() && !p.key.contains('\0')));
+                        }
+                    }
+                    _ => {}
+                }
+            });
+        }
+
+        #[test]
+        fn a_payload() {
+            bolero::check!().for_each(|bytes: &[u8]| {
+                let parsed = serde_json::from_slice::<serde_json::Value>(bytes);
+                // A number that only a decoder of numbers refuses is the database's to refuse.
+                let decodes =
+                    parsed.as_ref().map_or_else(|error| !error.to_string().contains("number out of range"), |_| true);
+                if decodes {
+                    assert_eq!(json(bytes).is_ok(), parsed.is_ok_and(|value| !has_nul(&value)));
+                }
+            });
+        }
+    }
 }
