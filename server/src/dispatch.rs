@@ -121,6 +121,10 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         }
         if let Err(error) = dispatcher.serve(&mut events).await {
             warn!(error = format!("{error:#}"), "handing out failed: trying again");
+            if planted(Bug::StopsHandingOut) {
+                farm.stopping.cancelled().await;
+                return;
+            }
             dispatcher.lanes.forget();
             dispatcher.epoch = farm.epoch.number();
             dispatcher.committing.let_go();

@@ -15,6 +15,7 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
 
 /// Two beats may be lost and a third be late before a lease of 20 s is over.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
 /// Long enough that handing out costs nothing, short enough that little is lost with a workstation.
 const DEFAULT_CHECKOUT: Duration = Duration::from_secs(15);
@@ -179,6 +180,12 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         Some(problems @ 1..=100_000) => problems,
         Some(problems) => return Err(format!("checkout_problems is {problems}: let it be 1 to 100000")),
     };
+    if lease < SHORTEST_LEASE {
+        return Err(format!(
+            "a lease of {} is too short to hear anybody in: 1s at least",
+            humantime::format_duration(lease)
+        ));
+    }
     if heartbeat * 2 > lease {
         return Err(format!(
             "a heartbeat of {} leaves no beat to lose in a lease of {}: let it be a quarter of the lease",
@@ -293,7 +300,7 @@ mod tests {
                 let Ok(text) = std::str::from_utf8(bytes) else { return };
                 match read(&[], text) {
                     Ok(Settings { rhythm, .. }) => {
-                        assert!(rhythm.heartbeat * 2 <= rhythm.lease && rhythm.checkout_problems > 0)
+                        assert!(rhythm.lease >= SHORTEST_LEASE && rhythm.heartbeat * 2 <= rhythm.lease)
                     }
                     Err(wrong) => assert!(!wrong.is_empty()),
                 }

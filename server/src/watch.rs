@@ -11,6 +11,7 @@ use pcfarm_proto::v1::{self, server_message};
 use pcfarm_recycler::pulse_limit;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::connect;
+use pcfarm_sql::pool::Kept;
 use pcfarm_sql::presence;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,6 +24,9 @@ use tracing::{info, warn};
 
 /// How often a server says that it lives: so many times before it would be taken to have stopped.
 const PULSES_A_LIMIT: u32 = 4;
+
+/// Longer, and the pulse is tried on another connection.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often a server looks at its sessions' rows and checkouts without having been told to. It reads a row of each: with
 /// thousands of them a look takes a while, so that after one nothing is looked at for some times as long.
@@ -39,6 +43,8 @@ pub async fn pulse(farm: Arc<Farm>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last_tick = Instant::now();
     let mut stalled = false;
+    // Its own: who waits for one of the pool is late.
+    let mut line = Kept::new(farm.pool.clone());
     loop {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
@@ -55,18 +61,22 @@ pub async fn pulse(farm: Arc<Farm>) {
             warn!("more workstations connect than can be registered: everybody gets a full lease");
             stalled = true;
         }
-        match beat(&farm, stalled).await {
+        let beat = tokio::time::timeout(PATIENCE, beat(&farm, &mut line, stalled)).await;
+        match beat.unwrap_or_else(|_| Err(anyhow::anyhow!("the database does not answer"))) {
             Ok(()) => stalled = false,
-            Err(error) => warn!(error = format!("{error:#}"), "the pulse was not written: trying again"),
+            Err(error) => {
+                line.let_go();
+                warn!(error = format!("{error:#}"), "the pulse was not written: trying again");
+            }
         }
     }
 }
 
-async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
-    let client = farm.pool.get().await.context("getting a connection")?;
+async fn beat(farm: &Farm, line: &mut Kept, stalled: bool) -> anyhow::Result<()> {
+    let client = line.client().await.context("getting a connection")?;
     let refused = farm.refused_results.load(Ordering::Relaxed);
     let stall = pulse_limit(farm.rhythm.lease).as_secs_f64();
-    presence::pulse(&client, farm.server_id, stall, refused, stalled).await?;
+    presence::pulse(client, farm.server_id, stall, refused, stalled).await?;
     crash_point(CrashPoint::Pulsed);
     let limit = farm.rhythm.heartbeat.mul_f64(1.5).min(farm.rhythm.lease);
     // All of them with every beat: one that is marked already is not written again.
@@ -78,7 +88,7 @@ async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
     if silent.is_empty() {
         return Ok(());
     }
-    presence::mark_silent(&client, &silent).await.context("marking silent workstations")?;
+    presence::mark_silent(client, &silent).await.context("marking silent workstations")?;
     crash_point(CrashPoint::SilenceMarked);
     // A word that came while the mark was being written may have been recorded before it.
     let heard: Vec<_> = silent
@@ -87,7 +97,7 @@ async fn beat(farm: &Farm, stalled: bool) -> anyhow::Result<()> {
         .map(|&(id, number, _)| (id, number))
         .collect();
     if !heard.is_empty() {
-        presence::mark_heard(&client, &heard).await.context("taking marks of silence back")?;
+        presence::mark_heard(client, &heard).await.context("taking marks of silence back")?;
     }
     Ok(())
 }

@@ -44,6 +44,7 @@ named! {
         AnswersBeforeCommit = "answers-before-commit",
         /// The server takes results for problems that are not of their checkout.
         AcceptsStrangers = "accepts-strangers",
+        StopsHandingOut = "stops-handing-out",
         /// The server does not look at a checkout's token.
         AcceptsAnyToken = "accepts-any-token",
         /// The server takes a unique violation to say that everything is stored already.

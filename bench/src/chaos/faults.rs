@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use pcfarm_sql::connect::{ConnectionTask, connect};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::{Pid, Signal};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::link::Weather;
 use super::oracle::Void;
@@ -32,8 +32,11 @@ pub enum Kind {
     /// A second agent with the credentials of one that runs.
     CopiedCredentials,
     // PostgreSQL
+    /// An immediate stop: nobody tidies up.
     CrashPostgresql,
     KillPostmaster,
+    /// At which PostgreSQL ends all others and starts anew.
+    KillBackend,
     RestartPostgresql,
     /// For twice the lease.
     FreezePostgresql,
@@ -65,7 +68,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 33] = [
+    pub const ALL: [Kind; 34] = [
         Kind::KillServer,
         Kind::FreezeServer,
         Kind::RestartServer,
@@ -78,6 +81,7 @@ impl Kind {
         Kind::CopiedCredentials,
         Kind::CrashPostgresql,
         Kind::KillPostmaster,
+        Kind::KillBackend,
         Kind::RestartPostgresql,
         Kind::FreezePostgresql,
         Kind::TerminateBackends,
@@ -138,6 +142,7 @@ impl Kind {
             Kind::KillRecycler | Kind::FreezeRecycler => Hits::Recycler,
             Kind::CrashPostgresql
             | Kind::KillPostmaster
+            | Kind::KillBackend
             | Kind::RestartPostgresql
             | Kind::FreezePostgresql
             | Kind::TerminateBackends
@@ -184,6 +189,10 @@ impl Fault {
 const LENGTH_MS: std::ops::Range<u64> = 50..4_500;
 const PAUSE_MS: std::ops::Range<u64> = 300..2_500;
 
+/// Some silences are longer than anybody's patience: whoever can must have left by then.
+const LONG: Duration = Duration::from_secs(11);
+const LONG_ONE_IN: u32 = 4;
+
 /// Faults from a seed: the same seed, the same faults in the same order.
 #[derive(Debug)]
 pub struct Nemesis {
@@ -207,12 +216,26 @@ impl Nemesis {
         let victim = self.random.random_range(0..count(kind.hits()).max(1));
         let length = Duration::from_millis(self.random.random_range(LENGTH_MS));
         let pause = Duration::from_millis(self.random.random_range(PAUSE_MS));
+        let luck: u32 = self.random.random();
         let length = match kind {
             Kind::FreezePostgresql => LEASE * 2,
             Kind::RestoreBackup => length.max(LEASE),
+            // It has to say hello first.
+            Kind::CopiedCredentials => length.max(HEARTBEAT * 3),
+            Kind::FreezeServer
+            | Kind::FreezeAgent
+            | Kind::FreezeRecycler
+            | Kind::SilenceDatabaseLink
+            | Kind::SilenceToServer
+            | Kind::SilenceFromServer
+            | Kind::LockJobs
+                if luck.is_multiple_of(LONG_ONE_IN) =>
+            {
+                length + LONG
+            }
             _ => length,
         };
-        Fault { kind, victim, length, pause, luck: self.random.random() }
+        Fault { kind, victim, length, pause, luck }
     }
 }
 
@@ -235,7 +258,8 @@ pub enum Remedy {
     RestoreBackup(std::time::Instant),
     ClearDatabaseLink(usize),
     ClearDoor(usize),
-    StopEating(usize),
+    /// Of so many replies.
+    StopEating(usize, u32),
     ServerClock(usize),
     AgentClock(usize),
 }
@@ -247,11 +271,22 @@ pub enum Struck {
     Skipped(String),
 }
 
+/// What a remedy found.
+pub enum Remedied {
+    Well,
+    /// The fault has hit nothing, and why: it does not count.
+    NothingHadHappened(&'static str),
+}
+
 /// How long a program may take to end in good order.
 const STOP_WAIT: Duration = Duration::from_secs(20);
 
 fn done(remedy: Remedy) -> anyhow::Result<Struck> {
     Ok(Struck::Done(remedy))
+}
+
+fn skipped(why: &str) -> anyhow::Result<Struck> {
+    Ok(Struck::Skipped(why.to_owned()))
 }
 
 /// Brings it about.
@@ -280,13 +315,16 @@ async fn strike_server(world: &mut World, fault: &Fault) -> anyhow::Result<Struc
         }
         Kind::RestartServer => {
             site.server.program.terminate();
-            site.server.program.ended(STOP_WAIT).await;
+            ensure!(
+                site.server.program.ended_or_killed(STOP_WAIT).await,
+                "a server has not stopped within {STOP_WAIT:?}"
+            );
             done(Remedy::StartServer(victim))
         }
-        Kind::CutDatabaseLink => {
-            site.database.cut();
-            done(Remedy::Nothing)
-        }
+        Kind::CutDatabaseLink => match site.database.cut() {
+            0 => skipped("there was no connection to cut"),
+            _ => done(Remedy::Nothing),
+        },
         Kind::SilenceDatabaseLink => {
             let (silent_up, silent_down) = [(true, true), (true, false), (false, true)][fault.luck as usize % 3];
             let weather = Weather { silent_up, silent_down, ..Weather::default() };
@@ -299,17 +337,18 @@ async fn strike_server(world: &mut World, fault: &Fault) -> anyhow::Result<Struc
         }
         Kind::RefuseDatabaseLink => {
             site.database.weather(Weather { closed: true, ..Weather::default() });
-            site.database.cut();
+            _ = site.database.cut();
             done(Remedy::ClearDatabaseLink(victim))
         }
         Kind::EatReplies => {
-            site.database.swallow_replies(1 + fault.luck % 8);
-            done(Remedy::StopEating(victim))
+            let count = 1 + fault.luck % 8;
+            site.database.swallow_replies(count);
+            done(Remedy::StopEating(victim, count))
         }
-        Kind::CutDoor => {
-            site.door.cut();
-            done(Remedy::Nothing)
-        }
+        Kind::CutDoor => match site.door.cut() {
+            0 => skipped("there was no connection to cut"),
+            _ => done(Remedy::Nothing),
+        },
         Kind::SilenceToServer => {
             site.door.weather(Weather { silent_up: true, ..Weather::default() });
             done(Remedy::ClearDoor(victim))
@@ -324,7 +363,7 @@ async fn strike_server(world: &mut World, fault: &Fault) -> anyhow::Result<Struc
         }
         Kind::RefuseDoor => {
             site.door.weather(Weather { closed: true, ..Weather::default() });
-            site.door.cut();
+            _ = site.door.cut();
             done(Remedy::ClearDoor(victim))
         }
         Kind::MoveServerClock => {
@@ -392,21 +431,26 @@ fn strike_recycler(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
 
 async fn strike_database(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
     match fault.kind {
-        Kind::CrashPostgresql => {
-            world.cluster.crash().await?;
-            done(Remedy::StartPostgresql)
-        }
+        Kind::CrashPostgresql => stop_postgresql(world, Signal::QUIT).await,
         Kind::KillPostmaster => {
             let postmaster = postgres::postmaster(world.cluster.directory())?;
             postgres::signal(&[postmaster], Signal::KILL);
             done(Remedy::StartPostgresql)
         }
-        Kind::RestartPostgresql => {
-            let postmaster = postgres::postmaster(world.cluster.directory())?;
-            postgres::signal(&[postmaster], Signal::INT);
-            postgres::gone(postmaster, STOP_WAIT).await;
-            done(Remedy::StartPostgresql)
+        Kind::KillBackend => {
+            let (client, _connection) = world.database().await?;
+            let text =
+                "select pid from pg_stat_activity where pid <> pg_backend_pid() and backend_type = 'client backend'
+                order by pid";
+            let backends = client.query(text, &[]).await.context("looking for backends")?;
+            let Some(row) = backends.get(fault.luck as usize % backends.len().max(1)) else {
+                return skipped("nobody is connected to the database");
+            };
+            let backend = Pid::from_raw(row.get(0)).context("a process id")?;
+            postgres::signal(&[backend], Signal::KILL);
+            done(Remedy::Nothing)
         }
+        Kind::RestartPostgresql => stop_postgresql(world, Signal::INT).await,
         Kind::FreezePostgresql => done(Remedy::ThawPostgresql(postgres::freeze(world.cluster.directory())?)),
         Kind::TerminateBackends => {
             terminate_backends(world).await?;
@@ -423,7 +467,10 @@ async fn strike_database(world: &mut World, fault: &Fault) -> anyhow::Result<Str
         Kind::LockJobs => {
             let one = world.database().await?;
             let lock = "begin; select from pcfarm.job where ended_at is null order by random() limit 3 for update";
-            one.0.batch_execute(lock).await.context("locking jobs")?;
+            let locked = one.0.simple_query(lock).await.context("locking jobs")?;
+            if !locked.iter().any(|message| matches!(message, SimpleQueryMessage::Row(_))) {
+                return skipped("no job was open");
+            }
             done(Remedy::LetGo(vec![one]))
         }
         Kind::KeepSnapshot => {
@@ -436,13 +483,20 @@ async fn strike_database(world: &mut World, fault: &Fault) -> anyhow::Result<Str
         Kind::RestoreBackup => {
             if !world.workload.pause(STOP_WAIT).await {
                 world.workload.resume();
-                return Ok(Struck::Skipped("clients were not done in time".to_owned()));
+                return skipped("clients were not done in time");
             }
             world.back_up().await?;
             done(Remedy::RestoreBackup(std::time::Instant::now()))
         }
         _ => unreachable!("{:?} does not hit the database", fault.kind),
     }
+}
+
+async fn stop_postgresql(world: &World, how: Signal) -> anyhow::Result<Struck> {
+    let postmaster = postgres::postmaster(world.cluster.directory())?;
+    postgres::signal(&[postmaster], how);
+    ensure!(postgres::gone(postmaster, STOP_WAIT).await, "PostgreSQL has not stopped within {STOP_WAIT:?}");
+    done(Remedy::StartPostgresql)
 }
 
 async fn terminate_backends(world: &World) -> anyhow::Result<()> {
@@ -463,7 +517,7 @@ fn fill_disk(world: &World, which: usize) -> anyhow::Result<Struck> {
 }
 
 /// Makes it good again.
-pub async fn remedy(world: &mut World, remedy: Remedy) -> anyhow::Result<()> {
+pub async fn remedy(world: &mut World, remedy: Remedy) -> anyhow::Result<Remedied> {
     match remedy {
         Remedy::Nothing => {}
         Remedy::StartServer(victim) => world.servers[victim].server.program.start(),
@@ -493,11 +547,15 @@ pub async fn remedy(world: &mut World, remedy: Remedy) -> anyhow::Result<()> {
         }
         Remedy::ClearDatabaseLink(victim) => world.servers[victim].database.weather(Weather::default()),
         Remedy::ClearDoor(victim) => world.servers[victim].door.weather(Weather::default()),
-        Remedy::StopEating(victim) => world.servers[victim].database.stop_swallowing(),
+        Remedy::StopEating(victim, count) => {
+            if world.servers[victim].database.stop_swallowing() == count {
+                return Ok(Remedied::NothingHadHappened("no reply came to be eaten"));
+            }
+        }
         Remedy::ServerClock(victim) => world.move_server_clock(victim, 0)?,
         Remedy::AgentClock(victim) => world.move_agent_clock(victim, 0)?,
     }
-    Ok(())
+    Ok(Remedied::Well)
 }
 
 #[cfg(test)]

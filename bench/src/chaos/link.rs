@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -46,6 +46,8 @@ pub struct Link {
     cut: watch::Sender<CancellationToken>,
     /// Replies that are still to be swallowed.
     hungry: Arc<AtomicU32>,
+    /// Connections that there are.
+    carried: Arc<AtomicUsize>,
     _task: JoinSet<()>,
 }
 
@@ -57,31 +59,33 @@ impl Link {
         let (weather, weathers) = watch::channel(Weather::default());
         let (cut, cuts) = watch::channel(CancellationToken::new());
         let hungry = Arc::<AtomicU32>::default();
+        let carried = Arc::<AtomicUsize>::default();
         let mut task = JoinSet::new();
-        task.spawn(accept(listener, target, weathers, cuts, hungry.clone()));
-        Ok(Link { address, weather, cut, hungry, _task: task })
+        task.spawn(accept(listener, target, weathers, cuts, hungry.clone(), carried.clone()));
+        Ok(Link { address, weather, cut, hungry, carried, _task: task })
     }
 
     pub fn weather(&self, weather: Weather) {
         self.weather.send_replace(weather);
     }
 
-    /// Ends every connection at once; new ones are welcome.
-    pub fn cut(&self) {
-        self.cut.send_replace(CancellationToken::new()).cancel();
+    /// Ends every connection at once, and says how many there were; new ones are welcome.
+    pub fn cut(&self) -> usize {
+        let old = self.cut.send_replace(CancellationToken::new());
+        let count = self.carried.load(Ordering::Relaxed);
+        old.cancel();
+        count
     }
 
     /// Swallows the replies to that many statements: PostgreSQL has committed them, and the client never hears of it,
-    /// since its connection ends. Says how many are still to come when it is asked with 0.
-    pub fn swallow_replies(&self, count: u32) -> u32 {
-        match count {
-            0 => self.hungry.load(Ordering::Relaxed),
-            count => self.hungry.fetch_add(count, Ordering::Relaxed) + count,
-        }
+    /// since its connection ends.
+    pub fn swallow_replies(&self, count: u32) {
+        self.hungry.fetch_add(count, Ordering::Relaxed);
     }
 
-    pub fn stop_swallowing(&self) {
-        self.hungry.store(0, Ordering::Relaxed);
+    /// Swallows no more. Returns how many it was still to swallow.
+    pub fn stop_swallowing(&self) -> u32 {
+        self.hungry.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -91,6 +95,7 @@ async fn accept(
     weathers: watch::Receiver<Weather>,
     cuts: watch::Receiver<CancellationToken>,
     hungry: Arc<AtomicU32>,
+    carried: Arc<AtomicUsize>,
 ) {
     let mut connections = JoinSet::new();
     loop {
@@ -106,9 +111,11 @@ async fn accept(
             continue;
         }
         let (target, weathers, cut) = (target.clone(), weathers.clone(), cuts.borrow().clone());
-        let hungry = hungry.clone();
+        let (hungry, carried) = (hungry.clone(), carried.clone());
         connections.spawn(async move {
+            carried.fetch_add(1, Ordering::Relaxed);
             drop(cut.run_until_cancelled(carry(client, target, weathers, hungry)).await);
+            carried.fetch_sub(1, Ordering::Relaxed);
         });
     }
 }
@@ -192,7 +199,7 @@ fn is_reply_to_a_statement(chunk: &[u8]) -> bool {
     const READY: &[u8] = b"Z\0\0\0\x05I";
     let Some(before) = chunk.strip_suffix(READY) else { return false };
     // CommandComplete is the last message before it: C, length, tag, NUL.
-    ["INSERT 0 ", "SELECT ", "UPDATE "].iter().any(|tag| {
+    ["INSERT 0 ", "SELECT ", "UPDATE ", "COMMIT"].iter().any(|tag| {
         let longest = before.len().min(40);
         let end = &before[before.len() - longest..];
         end.windows(tag.len()).any(|window| window == tag.as_bytes())
@@ -252,6 +259,7 @@ mod tests {
     #[test]
     fn replies_are_told_from_the_rest() {
         assert!(is_reply_to_a_statement(b"2\0\0\0\x04C\0\0\0\x0fINSERT 0 1\0Z\0\0\0\x05I"));
+        assert!(is_reply_to_a_statement(b"C\0\0\0\x0bCOMMIT\0Z\0\0\0\x05I"));
         assert!(is_reply_to_a_statement(b"D....C\0\0\0\x0dSELECT 2\0Z\0\0\0\x05I"));
         assert!(!is_reply_to_a_statement(b"C\0\0\0\x0dSELECT 2\0Z\0\0\0\x05T"), "in a transaction");
         assert!(!is_reply_to_a_statement(b"C\0\0\0\x0aBEGIN\0Z\0\0\0\x05I"));

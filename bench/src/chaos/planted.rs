@@ -51,6 +51,9 @@ const DEATHS: &[Kind] =
 pub const OUTAGES: &[Kind] =
     &[Kind::FreezePostgresql, Kind::CrashPostgresql, Kind::RestartPostgresql, Kind::KillPostmaster];
 
+/// All of these.
+pub const SETS: [&[Kind]; 4] = [REPEATS, CRASHES, DEATHS, OUTAGES];
+
 pub const PLANTED: &[Planted] = &[
     // Accepting
     Planted {
@@ -134,6 +137,24 @@ pub const PLANTED: &[Planted] = &[
             &[("coalesce(array_agg(keys[o.n] order by o.n), '{}')", "'{}'::text[]")],
         )],
         faults: REPEATS,
+    },
+    Planted {
+        name: "writes-back-anothers-solution",
+        what: "where something of a delivery is stored already, keys and solutions are no pairs any more",
+        how: &[How::Function(
+            "pcfarm.accept",
+            &[(
+                "coalesce(array_agg(keys[o.n] order by o.n), '{}')",
+                "coalesce(array_agg(keys[o.n] order by o.n desc), '{}')",
+            )],
+        )],
+        faults: REPEATS,
+    },
+    Planted {
+        name: "stops-handing-out",
+        what: "after an error of the database a server hands out nothing any more, and says that it is well",
+        how: &[How::Code(Bug::StopsHandingOut)],
+        faults: &[Kind::CutDatabaseLink, Kind::TerminateBackends, Kind::KillBackend],
     },
     Planted {
         name: "says-accepted-of-what-was-revoked",

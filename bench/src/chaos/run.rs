@@ -1,14 +1,18 @@
 //! One run of the harness: a farm at work, one fault after the other, everybody well again, and the oracle's judgement.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use pcfarm_sql::checks;
+use pcfarm_sql::connect::connect;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::Config;
 
-use super::faults::{Fault, Hits, Kind, Nemesis, Remedy, Struck, remedy, strike};
+use super::faults::{Fault, Hits, Kind, Nemesis, Remedied, Remedy, Struck, remedy, strike};
 use super::oracle::Judgement;
 use super::planted::{OUTAGES, Planted};
 use super::world::World;
@@ -53,10 +57,14 @@ const AT_ONCE: usize = 3;
 
 const TICK: Duration = Duration::from_millis(20);
 
+/// Between two looks at all that must be true, and for one.
+const WATCH_PAUSE: Duration = Duration::from_secs(3);
+const WATCH_WAIT: Duration = Duration::from_secs(20);
+
 /// A farm that is well again should be done by then.
 pub const RECOVERY: Duration = Duration::from_secs(120);
 
-/// Of all checkouts, how many may be taken from workstations where nothing but the database has been away.
+/// Of the checkouts that workstations have when nothing but the database goes away, how many may be taken from them.
 const LOST_SHARE: f64 = 0.01;
 
 /// A fault or its remedy may meet a farm that another one has hit.
@@ -84,30 +92,41 @@ pub async fn run(directory: &Path, plan: Plan) -> anyhow::Result<Outcome> {
     let mut pending: Vec<Pending> = Vec::new();
     sleep(Duration::from_secs(2)).await; // some work is under way
     let injecting = Instant::now();
-    for number in 1..=plan.faults {
+    let only_outages = plan.kinds.iter().all(|kind| OUTAGES.contains(kind));
+    let mut held: HashSet<i64> = HashSet::new();
+    let mut watched = JoinSet::new();
+    watched.spawn(keep_watch(world.config.clone()));
+    let mut number = 0;
+    // What this machine cannot do is made up for by the others.
+    while outcome.injected() < plan.faults && number < plan.faults.saturating_mul(2) {
+        number += 1;
         if plan.faults_for.is_some_and(|longest| injecting.elapsed() > longest) {
             break;
         }
         let fault = nemesis.next(|hits| world.count(hits));
         while pending.len() >= AT_ONCE || pending.iter().any(|other| other.fault.target() == fault.target()) {
-            tick(&mut world, &mut pending).await?;
+            tick(&mut world, &mut pending, &mut outcome).await?;
         }
         eprintln!("{:7.2} s {number:4} {} {}", began.elapsed().as_secs_f64(), fault.kind.name(), fault.victim);
         world.supervise(&busy(&pending));
+        if only_outages {
+            // Of a database that is away already, nobody knows.
+            held.extend(world.live().await.unwrap_or_default());
+        }
         match patiently(&mut world, &fault).await? {
             Struck::Done(remedy) => {
                 *outcome.injected.entry(fault.kind).or_default() += 1;
                 pending.push(Pending { due: Instant::now() + fault.length, fault, remedy });
             }
-            Struck::Skipped(why) => outcome.skipped.entry(fault.kind).or_insert((0, why)).0 += 1,
+            Struck::Skipped(why) => outcome.skip(fault.kind, &why),
         }
         let next = Instant::now() + fault.pause;
         while Instant::now() < next {
-            tick(&mut world, &mut pending).await?;
+            tick(&mut world, &mut pending, &mut outcome).await?;
         }
     }
     while !pending.is_empty() {
-        tick(&mut world, &mut pending).await?;
+        tick(&mut world, &mut pending, &mut outcome).await?;
     }
     let healed = Instant::now();
     world.supervise(&[]);
@@ -115,20 +134,64 @@ pub async fn run(directory: &Path, plan: Plan) -> anyhow::Result<Outcome> {
     let ended = std::mem::replace(workload, super::workload::Workload::none()).end(plan.recovery).await;
     let all_ended = wait_for_jobs(&mut world, plan.recovery).await;
     outcome.recovered = healed.elapsed();
+    let lifeless = if all_ended.is_ok() { world.signs_of_life(plan.recovery).await } else { Vec::new() };
+    watched.abort_all();
+    let seen = watched.join_next().await;
     let stopped = world.stop().await;
+    let held: Vec<i64> = held.into_iter().collect();
+    let taken = world.taken(&held).await?;
     outcome.judgement = world.judge().await?;
     world.keep_logs();
-    let Judgement { wrong, checkouts, lost_with_workstations: lost, .. } = &mut outcome.judgement;
+    let wrong = &mut outcome.judgement.wrong;
     wrong.extend(all_ended.err().map(|error| format!("{error:#}")));
     if !ended {
         wrong.push(format!("clients are not done {:?} after everybody is well", plan.recovery));
     }
-    if plan.kinds.iter().all(|kind| OUTAGES.contains(kind)) && *lost as f64 > LOST_SHARE * *checkouts as f64 {
-        wrong.push(format!("the database was away, and {lost} of {checkouts} checkouts were taken from workstations"));
+    if taken as f64 > LOST_SHARE * held.len() as f64 {
+        let held = held.len();
+        wrong.push(format!("the database was away, and {taken} of {held} checkouts were taken from workstations"));
     }
-    outcome.judgement.wrong.extend(stopped);
+    outcome.judgement.wrong.extend(stopped.into_iter().chain(lifeless));
+    if let Some(Ok(seen)) = seen {
+        outcome.judgement.wrong.extend(seen);
+    }
+    if plan.faults_for.is_none() && outcome.injected() < plan.faults {
+        outcome.judgement.wrong.push(format!(
+            "only {} of {} faults could be injected",
+            outcome.injected(),
+            plan.faults
+        ));
+    }
     outcome.took = began.elapsed();
     Ok(outcome)
+}
+
+/// Looks again and again, in one snapshot each time, whether everything that must be true at any moment is. Returns what
+/// was not, as soon as something was not.
+async fn keep_watch(config: Config) -> Vec<String> {
+    loop {
+        let began = Instant::now();
+        // The database may be away.
+        if let Ok(Ok(found)) = timeout(WATCH_WAIT, look(&config)).await
+            && !found.is_empty()
+        {
+            return found;
+        }
+        sleep(WATCH_PAUSE.max(began.elapsed() * 5)).await;
+    }
+}
+
+async fn look(config: &Config) -> anyhow::Result<Vec<String>> {
+    let (client, _connection) = connect(config).await?;
+    client.batch_execute("begin isolation level repeatable read read only").await?;
+    let mut found = Vec::new();
+    for (name, query) in checks::INVARIANTS {
+        let text = format!("select to_jsonb(v)::text from ({query}\n) v limit 3");
+        for row in client.query(&text, &[]).await.with_context(|| format!("asking {name}"))? {
+            found.push(format!("while it ran, {name}: {}", row.get::<_, &str>(0)));
+        }
+    }
+    Ok(found)
 }
 
 fn busy(pending: &[Pending]) -> Vec<(Hits, usize)> {
@@ -147,11 +210,15 @@ async fn patiently(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
 }
 
 /// Makes good what is due, and starts what has ended by itself.
-async fn tick(world: &mut World, pending: &mut Vec<Pending>) -> anyhow::Result<()> {
+async fn tick(world: &mut World, pending: &mut Vec<Pending>, outcome: &mut Outcome) -> anyhow::Result<()> {
     sleep(TICK).await;
     while let Some(place) = pending.iter().position(|pending| Instant::now() >= pending.due) {
         let Pending { fault, remedy: due, .. } = pending.swap_remove(place);
-        remedy(world, due).await.with_context(|| format!("making {} good again", fault.kind.name()))?;
+        let found = remedy(world, due).await.with_context(|| format!("making {} good again", fault.kind.name()))?;
+        if let Remedied::NothingHadHappened(why) = found {
+            *outcome.injected.entry(fault.kind).or_insert(1) -= 1;
+            outcome.skip(fault.kind, why);
+        }
     }
     world.supervise(&busy(pending));
     Ok(())
@@ -178,6 +245,10 @@ async fn wait_for_jobs(world: &mut World, within: Duration) -> anyhow::Result<()
 }
 
 impl Outcome {
+    fn skip(&mut self, kind: Kind, why: &str) {
+        self.skipped.entry(kind).or_insert_with(|| (0, why.to_owned())).0 += 1;
+    }
+
     pub fn injected(&self) -> usize {
         self.injected.values().sum()
     }

@@ -117,6 +117,8 @@ enum Way {
     /// One message holds all.
     AtOnce,
     InParts,
+    /// Held back for a while.
+    Held,
     Sql,
     /// It is cancelled soon after.
     Cancelled,
@@ -167,9 +169,10 @@ impl Client {
     }
 
     async fn submit(&mut self, number: u32) {
-        let way = *[Way::AtOnce, Way::AtOnce, Way::Cancelled, Way::InParts, Way::InParts, Way::Sql, Way::Torn]
-            .choose(&mut self.random)
-            .expect("there are some");
+        let way =
+            *[Way::AtOnce, Way::AtOnce, Way::Held, Way::Cancelled, Way::InParts, Way::InParts, Way::Sql, Way::Torn]
+                .choose(&mut self.random)
+                .expect("there are some");
         let key = format!("client {} job {number}", self.number);
         let job_type = *["plain", "counted", "flaky", "hasty"].choose(&mut self.random).expect("there are some");
         // Of one that is to be cancelled much is still to be handed out.
@@ -194,6 +197,7 @@ impl Client {
             self.journal.end(place, known);
             match known {
                 Known::Done(job) if way == Way::Cancelled => return self.cancel(place, job).await,
+                Known::Done(job) if way == Way::Held => return self.hold(job).await,
                 // As if the answer had not come.
                 Known::Done(_) if self.random.random_range(0..4) == 0 => {
                     let again = self.ask(&submission, convoy, way).await;
@@ -228,11 +232,36 @@ impl Client {
             Ok(answer) => Known::Done(JobId(answer.into_inner().job_id)),
             Err(status) => match status.code() {
                 Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition | Code::PermissionDenied => {
-                    eprintln!("{} was refused: {}", submission.key, status.message());
+                    self.journal.odd(format!("{} was refused: {}", submission.key, status.message()));
                     Known::Refused
                 }
                 _ => Known::Unknown,
             },
+        }
+    }
+
+    /// Holds a job that may be under way, and lets it go on until somebody says that it does.
+    async fn hold(&mut self, job: JobId) {
+        let held = async |endpoint: &Endpoint| {
+            let channel = endpoint.connect().await.ok()?;
+            JobServiceClient::new(channel).hold_job(v1::JobRequest { job_id: job.0 }).await.ok()
+        };
+        drop(timeout(PATIENCE, held(self.endpoints.choose(&mut self.random).expect("there are servers"))).await);
+        sleep(Duration::from_millis(self.random.random_range(CANCEL_AFTER_MS))).await;
+        loop {
+            let endpoint = self.endpoints.choose(&mut self.random).expect("there are servers");
+            let released = async {
+                let channel = endpoint.connect().await.ok()?;
+                match JobServiceClient::new(channel).release_job(v1::JobRequest { job_id: job.0 }).await {
+                    // It has ended, or it never was held.
+                    Err(status) if status.code() != Code::FailedPrecondition => None,
+                    _ => Some(()),
+                }
+            };
+            if let Ok(Some(())) = timeout(PATIENCE, released).await {
+                return;
+            }
+            sleep(Duration::from_millis(self.random.random_range(PAUSE_MS))).await;
         }
     }
 
@@ -289,7 +318,7 @@ impl Client {
                 let class = error.code().map(|state| state.code()[..2].to_owned());
                 match class.as_deref() {
                     Some("22" | "23" | "42" | "P0") => {
-                        eprintln!("{} was refused: {error:?}", submission.key);
+                        self.journal.odd(format!("{} was refused: {error:?}", submission.key));
                         Known::Refused
                     }
                     _ => Known::Unknown,
@@ -312,14 +341,16 @@ fn messages(submission: &Submission, convoy: u32, each: usize) -> Vec<v1::Submit
         open: true,
         ..v1::SubmitHeader::default()
     };
-    let problem = |(key, payload): &(String, String)| v1::SubmitProblem {
+    // In parts, some are of groups that must not be separated.
+    let grouped = each < usize::MAX && submission.problems.len().is_multiple_of(2);
+    let problem = |(n, (key, payload)): &(usize, &(String, String))| v1::SubmitProblem {
         key: key.clone(),
         payload: payload.clone().into(),
-        ..v1::SubmitProblem::default()
+        group_key: if grouped { (n / 3).to_string() } else { String::new() },
     };
-    let parts = submission
-        .problems
-        .chunks(each.min(submission.problems.len()))
+    let numbered: Vec<_> = submission.problems.iter().enumerate().collect();
+    let parts = numbered
+        .chunks(each.min(numbered.len()))
         .map(|part| Part::Problems(v1::SubmitProblems { problems: part.iter().map(problem).collect() }));
     let end = Part::End(v1::SubmitEnd { problems: submission.problems.len() as i64 });
     [Part::Header(header)]

@@ -1,6 +1,7 @@
 //! A whole farm for the harness to hurt: PostgreSQL, servers, agents, recyclers, light agents, clients, and a link that
 //! can be disturbed wherever two of them talk.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ const PACE: Pace = Pace { draw: true, spread: Duration::from_millis(500), hold: 
 /// with a key.
 const SCHEMA: &str = "
     create schema chaos;
-    create table chaos.applied (key text primary key, times integer not null);
+    create table chaos.applied (key text primary key, times integer not null, digest text, checkout bigint);
     create role chaos_writer nologin;
     grant usage on schema chaos to chaos_writer;
     grant select, insert, update on chaos.applied to chaos_writer;
@@ -72,8 +73,9 @@ const SCHEMA: &str = "
     select pcfarm.create_job_type('hasty', 'digest', '{\"max_attempts\": 100, \"write_role\": \"chaos_writer\",
         \"time_limit\": \"700 milliseconds\"}');
     select pcfarm.set_write_back(t, $$
-        insert into chaos.applied as a (key, times) select k, 1 from unnest($1) as u(k)
-        where $2 is not null on conflict (key) do update set times = a.times + 1 $$)
+        insert into chaos.applied as a (key, times, digest, checkout)
+        select k, 1, s ->> 'digest', (s ->> 'checkout')::bigint from unnest($1, $2) as u(k, s)
+        on conflict (key) do update set times = a.times + 1 $$)
     from unnest(array['counted', 'hasty']) t";
 
 /// A server between its two links.
@@ -118,6 +120,25 @@ impl light::Work for Puzzled {
     }
 }
 
+/// Controllers that only light agents behind one server's door have.
+const LIFE: [&str; SERVERS] = ["life-a", "life-b", "life-c"];
+
+/// Work at one server.
+#[derive(Debug)]
+struct Life(usize);
+
+impl light::Work for Life {
+    fn controller(&self) -> &'static str {
+        LIFE[self.0]
+    }
+
+    fn solve(&self, _author: &str, _checkout_id: i64, _problem: &v1::Problem) -> Outcome {
+        Outcome::Solution("{}".into())
+    }
+
+    fn told(&self, _delivered: light::Delivered, _accepted: bool) {}
+}
+
 /// A disk of its own, small enough to be filled.
 #[derive(Debug)]
 pub struct SmallDisk {
@@ -143,6 +164,8 @@ pub struct World {
     pub voids: Vec<Void>,
     /// What was seen to go wrong.
     wrong: Vec<String>,
+    /// Agents whose credentials another one has had: the two end each other.
+    copied: HashSet<String>,
     /// Everybody who has kept a journal.
     solvers: Vec<String>,
     /// What programs are started with beside what they need: a planted bug.
@@ -200,6 +223,7 @@ impl World {
             clocks,
             voids: Vec::new(),
             wrong: Vec::new(),
+            copied: HashSet::new(),
             solvers,
             environment,
             directory: directory.to_owned(),
@@ -288,6 +312,8 @@ async fn start_postgresql(directory: &Path, disks: Option<&[SmallDisk; 2]>) -> a
         ("shared_buffers", "64MB".to_owned()),
         ("max_wal_size", "128MB".to_owned()),
         ("min_wal_size", "64MB".to_owned()),
+        // The oracle asks when results and revocations were committed.
+        ("track_commit_timestamp", "on".to_owned()),
         // What is dead must be seen to be.
         ("autovacuum_naptime", "5s".to_owned()),
     ];
@@ -406,6 +432,9 @@ impl World {
         }
         for (place, agent) in self.agents.iter_mut().enumerate() {
             if is_free(Hits::Agent, place) && !agent.runs() {
+                if !self.copied.contains(&agent.name) {
+                    self.wrong.push(format!("{} ended by itself", agent.name));
+                }
                 agent.start();
             }
         }
@@ -424,6 +453,7 @@ impl World {
         let around = Around { farm: &self.farm, library: None, environment: &self.environment };
         let mut impostor = agent(around, &name, &self.doors())?;
         impostor.start();
+        self.copied.insert(original.clone());
         self.solvers.push(name);
         Ok(impostor)
     }
@@ -491,6 +521,80 @@ impl World {
         self.cluster.start_again().await.context("starting PostgreSQL on a backup")
     }
 
+    /// Whoever is well works: each server hands out to those who know it alone, and each agent takes part. Says who does
+    /// not.
+    pub async fn signs_of_life(&mut self, within: Duration) -> Vec<String> {
+        self.herd.pace(Pace::default());
+        let mut wrong = Vec::new();
+        for (place, served) in self.servers.iter().enumerate() {
+            let herd = Herd::named(LIFE[place], &[format!("http://{}", served.door.address)], 2, Arc::new(Life(place)));
+            herd.pace(Pace { draw: true, ..PACE });
+            let query = "select g::text as key, '{}'::jsonb as payload from generate_series(1, 20) g";
+            let sent = async {
+                let (client, _connection) = self.database().await?;
+                let text = "select pcfarm.create_job_type($1, $1, '{}'), pcfarm.submit('a sign of life', $1, $2, 1)";
+                anyhow::Ok(client.query_one(text, &[&LIFE[place], &query]).await?.get::<_, i64>(1))
+            };
+            let done = match sent.await {
+                Ok(job) => {
+                    self.comes_true(within, &format!("select state = 'done' from pcfarm.job where job_id = {job}"))
+                        .await
+                }
+                Err(error) => {
+                    wrong.push(format!("asking for a sign of life: {error:#}"));
+                    continue;
+                }
+            };
+            if !done {
+                wrong.push(format!("server {} hands out nothing to who knows it alone", served.server.program.name));
+            }
+        }
+        let names: Vec<&str> = self.agents.iter().map(|agent| agent.name.as_str()).collect();
+        let query =
+            "select g::text as key, jsonb_build_object('n', g, 'ms', 20) as payload from generate_series(1, 1000) g";
+        let sent = async {
+            let (client, _connection) = self.database().await?;
+            let row = client.query_one("select pcfarm.submit('a sign of life', 'plain', $1, 1)", &[&query]).await?;
+            anyhow::Ok(row.get::<_, i64>(0))
+        };
+        match sent.await {
+            Ok(job) => {
+                let all = format!("select state = 'done' from pcfarm.job where job_id = {job}");
+                if !self.comes_true(within, &all).await {
+                    wrong.push("agents do not bring a job to its end".to_owned());
+                }
+                for name in names {
+                    let took_part = format!(
+                        "select count(*) > 0 from pcfarm.checkout c join pcfarm.workstation w using (workstation_id)
+                         where c.job_id = {job} and w.hostname = '{name}'"
+                    );
+                    if !self.comes_true(Duration::ZERO, &took_part).await {
+                        wrong.push(format!("{name} lives and does not work"));
+                    }
+                }
+            }
+            Err(error) => wrong.push(format!("asking for a sign of life: {error:#}")),
+        }
+        wrong
+    }
+
+    async fn comes_true(&self, within: Duration, query: &str) -> bool {
+        let deadline = Instant::now() + within;
+        loop {
+            let answer = async {
+                let (client, _connection) = self.database().await.ok()?;
+                client.query_one(query, &[]).await.ok()?.try_get::<_, bool>(0).ok()
+            };
+            if answer.await == Some(true) {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Stops everybody in good order. Says who did not.
     pub async fn stop(&mut self) -> Vec<String> {
         self.herd.pace(Pace::default());
@@ -511,6 +615,21 @@ impl World {
     /// Whoever asked for a directory to be kept finds logs and journals in it.
     pub fn keep_logs(&self) {
         drop(Command::new("cp").arg("-a").arg(self.farm.path("")).arg(self.directory.join("programs")).status());
+    }
+
+    /// Checkouts in hands that have all the time they want.
+    pub async fn live(&self) -> anyhow::Result<Vec<i64>> {
+        let (client, _connection) = self.database().await?;
+        let text = "select checkout_id from pcfarm.checkout where ended_at is null and deadline is null";
+        Ok(client.query(text, &[]).await?.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// How many of these were taken from workstations that were taken to be dead, or not to have them.
+    pub async fn taken(&self, checkouts: &[i64]) -> anyhow::Result<i64> {
+        let (client, _connection) = self.database().await?;
+        let text = "select count(*) from pcfarm.checkout where checkout_id = any($1) and ending = 'revoked'
+            and (reason like 'lost %' or reason like 'never received%')";
+        Ok(client.query_one(text, &[&checkouts]).await?.get(0))
     }
 
     pub async fn judge(&self) -> anyhow::Result<Judgement> {

@@ -75,7 +75,9 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         report.run(figures);
     }
     let bound = (rhythm.heartbeat + rhythm.lease).as_secs_f64() + DETECTION_SECONDS;
-    for name in ["silenced_max_s", "killed_max_s", "silenced_with_a_server_killed_max_s"] {
+    for name in
+        ["silenced_max_s", "killed_max_s", "silenced_with_a_server_killed_max_s", "killed_with_a_server_killed_max_s"]
+    {
         report.promise_always_at_most(name, bound);
     }
     report.promise_always_at_most("server_killed_work_goes_on_max_s", CLOSED_SOCKETS_SECONDS);
@@ -270,6 +272,7 @@ async fn deaths(context: &Context, report: &mut Report, figures: &mut Figures, d
     let site = &doomed.site;
     let (of_silenced, of_killed) = handed_out_again(site, &gone).await?;
     ensure!(of_silenced.len() == silenced, "{} of {silenced} silenced agents' work came back", of_silenced.len());
+    ensure!(of_killed.len() == REAL_AGENTS, "{} of {REAL_AGENTS} killed agents' work came back", of_killed.len());
     let (silenced_name, killed_name) = match kill_server {
         true => ("silenced_with_a_server_killed", "killed_with_a_server_killed"),
         false => ("silenced", "killed"),
