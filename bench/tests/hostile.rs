@@ -16,6 +16,7 @@ use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION};
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -108,6 +109,12 @@ impl Site {
     }
 }
 
+/// As many descriptors as the machine allows, for this process and those that it starts.
+fn raise_descriptors() {
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before }).expect("up to the hard limit");
+}
+
 async fn connections(address: SocketAddr, count: usize, first: &[u8]) -> Vec<TcpStream> {
     let mut all = Vec::new();
     for _ in 0..count {
@@ -120,18 +127,32 @@ async fn connections(address: SocketAddr, count: usize, first: &[u8]) -> Vec<Tcp
 }
 
 #[tokio::test]
-async fn hundreds_who_connect_and_say_nothing_or_nonsense() {
-    let mut site = Site::start(&["--connections-per-address", "2000"]).await;
+async fn thousands_who_connect_and_say_nothing_or_nonsense_or_little_at_a_time() {
+    raise_descriptors();
+    let mut site = Site::start(&["--connections-per-address", "5000"]).await;
     let (sockets, memory) = (site.sockets(), site.memory());
-    let silent = connections(site.address(), 300, b"").await;
-    let begun = connections(site.address(), 300, PREFACE).await;
-    let half = connections(site.address(), 100, &PREFACE[..10]).await;
-    let nonsense = connections(site.address(), 100, &[0xff; 4096]).await;
+    let silent = connections(site.address(), 1000, b"").await;
+    let begun = connections(site.address(), 1000, PREFACE).await;
+    let half = connections(site.address(), 500, &PREFACE[..10]).await;
+    let nonsense = connections(site.address(), 500, &[0xff; 4096]).await;
+    assert!(silent.len() + begun.len() + half.len() > 2_000, "this machine allows too few descriptors");
+    let mut slow = JoinSet::new();
+    for mut stream in connections(site.address(), 100, b"").await {
+        slow.spawn(async move {
+            // Headers that never end.
+            for byte in PREFACE.iter().chain([0, 0xff, 0xff, 1, 0, 0, 0, 0, 1].iter().cycle()) {
+                if stream.write_all(&[*byte]).await.is_err() {
+                    return;
+                }
+                sleep(Duration::from_millis(200)).await;
+            }
+        });
+    }
     site.is_served().await;
     assert!(site.memory() < memory + MEMORY_BYTES);
     site.is_freed(sockets).await;
     site.is_served().await;
-    drop((silent, begun, half, nonsense));
+    drop((silent, begun, half, nonsense, slow));
 }
 
 #[tokio::test]
@@ -153,8 +174,8 @@ async fn a_server_that_runs_out_of_descriptors_goes_on() {
     let pid = site.pid();
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count() as u64 + 20;
     let pid = rustix::process::Pid::from_raw(pid.cast_signed());
-    let limit = rustix::process::Rlimit { current: Some(open), maximum: Some(open) };
-    rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).expect("the limit can be lowered");
+    let limit = Rlimit { current: Some(open), maximum: Some(open) };
+    prlimit(pid, Resource::Nofile, limit).expect("the limit can be lowered");
     let crowd = connections(site.address(), 200, PREFACE).await;
     site.is_served().await;
     site.server.program.says("no connection can be accepted", SOON).await;

@@ -25,6 +25,7 @@ const EMBEDDED_DATABASE: &str = "pcfarm";
 
 /// How long connections and tasks may take to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
+const LAST_WORD_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long to wait for a database that is not up yet.
 const DATABASE_DEADLINE: Duration = Duration::from_secs(30);
@@ -154,9 +155,13 @@ async fn stop(farm: &Arc<Farm>, mut parts: JoinSet<()>, mut serving: JoinSet<any
     if tokio::time::timeout(STOP_DEADLINE, ended).await.is_err() {
         warn!("not everything ended in time: stopping all the same");
     }
-    if let Ok(client) = farm.pool.get().await {
-        drop(presence::stop_server(&client, farm.server_id).await);
-    }
+    // Without this word it is taken to have stopped a little later.
+    let last_word = async {
+        if let Ok(client) = farm.pool.get().await {
+            drop(presence::stop_server(&client, farm.server_id).await);
+        }
+    };
+    drop(tokio::time::timeout(LAST_WORD_DEADLINE, last_word).await);
     farm.pool.close();
 }
 

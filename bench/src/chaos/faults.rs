@@ -315,10 +315,10 @@ async fn strike_server(world: &mut World, fault: &Fault) -> anyhow::Result<Struc
         }
         Kind::RestartServer => {
             site.server.program.terminate();
-            ensure!(
-                site.server.program.ended_or_killed(STOP_WAIT).await,
-                "a server has not stopped within {STOP_WAIT:?}"
-            );
+            if !site.server.program.ended_or_killed(STOP_WAIT).await {
+                let name = site.server.program.name.clone();
+                world.wrong.push(format!("server {name} has not stopped within {STOP_WAIT:?}"));
+            }
             done(Remedy::StartServer(victim))
         }
         Kind::CutDatabaseLink => match site.database.cut() {

@@ -163,7 +163,7 @@ pub struct World {
     /// Times whose acknowledgements an older database has made void.
     pub voids: Vec<Void>,
     /// What was seen to go wrong.
-    wrong: Vec<String>,
+    pub wrong: Vec<String>,
     /// Agents whose credentials another one has had: the two end each other.
     copied: HashSet<String>,
     /// Everybody who has kept a journal.
