@@ -67,6 +67,9 @@ pub const RECOVERY: Duration = Duration::from_secs(120);
 /// Of the checkouts that workstations have when nothing but the database goes away, how many may be taken from them.
 const LOST_SHARE: f64 = 0.01;
 
+/// Clients that are not done take the farm's time to be done, but for this.
+const LAST_LOOK: Duration = Duration::from_secs(3);
+
 /// A fault or its remedy may meet a farm that another one has hit.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -132,14 +135,13 @@ pub async fn run(directory: &Path, plan: Plan) -> anyhow::Result<Outcome> {
     world.supervise(&[]);
     let World { workload, .. } = &mut world;
     let ended = std::mem::replace(workload, super::workload::Workload::none()).end(plan.recovery).await;
-    let all_ended = wait_for_jobs(&mut world, plan.recovery).await;
+    let all_ended = wait_for_jobs(&mut world, healed + plan.recovery.max(healed.elapsed() + LAST_LOOK)).await;
     outcome.recovered = healed.elapsed();
     let lifeless = if all_ended.is_ok() { world.signs_of_life(plan.recovery).await } else { Vec::new() };
     watched.abort_all();
     let seen = watched.join_next().await;
     let stopped = world.stop().await;
-    let held: Vec<i64> = held.into_iter().collect();
-    let taken = world.taken(&held).await?;
+    let taken = if only_outages { world.taken().await? } else { 0 };
     outcome.judgement = world.judge().await?;
     world.keep_logs();
     let wrong = &mut outcome.judgement.wrong;
@@ -224,8 +226,8 @@ async fn tick(world: &mut World, pending: &mut Vec<Pending>, outcome: &mut Outco
     Ok(())
 }
 
-async fn wait_for_jobs(world: &mut World, within: Duration) -> anyhow::Result<()> {
-    let deadline = Instant::now() + within;
+async fn wait_for_jobs(world: &mut World, deadline: Instant) -> anyhow::Result<()> {
+    let began = Instant::now();
     loop {
         world.supervise(&[]);
         let open = async {
@@ -239,7 +241,12 @@ async fn wait_for_jobs(world: &mut World, within: Duration) -> anyhow::Result<()
             return Ok(());
         }
         let why = open.map_or_else(|error| format!("{error:#}"), |open| format!("{open} jobs have not ended"));
-        ensure!(Instant::now() < deadline, "{within:?} after everybody is well: {why}\n{}", world.farm.state().await);
+        let waited = began.elapsed();
+        ensure!(
+            Instant::now() < deadline,
+            "everybody is well, and after {waited:?} {why}\n{}",
+            world.farm.state().await
+        );
         sleep(Duration::from_millis(200)).await;
     }
 }

@@ -624,12 +624,12 @@ impl World {
         Ok(client.query(text, &[]).await?.iter().map(|row| row.get(0)).collect())
     }
 
-    /// How many of these were taken from workstations that were taken to be dead, or not to have them.
-    pub async fn taken(&self, checkouts: &[i64]) -> anyhow::Result<i64> {
+    /// How many were taken from workstations that were taken to be dead: those that were live when the database went away,
+    /// and what those workstations got first when it was back.
+    pub async fn taken(&self) -> anyhow::Result<i64> {
         let (client, _connection) = self.database().await?;
-        let text = "select count(*) from pcfarm.checkout where checkout_id = any($1) and ending = 'revoked'
-            and (reason like 'lost %' or reason like 'never received%')";
-        Ok(client.query_one(text, &[&checkouts]).await?.get(0))
+        let text = "select count(*) from pcfarm.checkout where reason like 'lost with workstation%'";
+        Ok(client.query_one(text, &[]).await?.get(0))
     }
 
     pub async fn judge(&self) -> anyhow::Result<Judgement> {
