@@ -48,6 +48,8 @@ pub enum Kind {
     KeepSnapshot,
     FillDataDisk,
     FillLogDisk,
+    /// All servers lose the database for twice the lease, and recyclers do not.
+    PartServersFromDatabase,
     /// What was committed since is gone; the same farm goes on with an older database.
     RestoreBackup,
     // Links
@@ -68,7 +70,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 34] = [
+    pub const ALL: [Kind; 35] = [
         Kind::KillServer,
         Kind::FreezeServer,
         Kind::RestartServer,
@@ -90,6 +92,7 @@ impl Kind {
         Kind::KeepSnapshot,
         Kind::FillDataDisk,
         Kind::FillLogDisk,
+        Kind::PartServersFromDatabase,
         Kind::RestoreBackup,
         Kind::CutDatabaseLink,
         Kind::SilenceDatabaseLink,
@@ -151,6 +154,7 @@ impl Kind {
             | Kind::KeepSnapshot
             | Kind::FillDataDisk
             | Kind::FillLogDisk
+            | Kind::PartServersFromDatabase
             | Kind::RestoreBackup => Hits::Database,
         }
     }
@@ -218,7 +222,7 @@ impl Nemesis {
         let pause = Duration::from_millis(self.random.random_range(PAUSE_MS));
         let luck: u32 = self.random.random();
         let length = match kind {
-            Kind::FreezePostgresql => LEASE * 2,
+            Kind::FreezePostgresql | Kind::PartServersFromDatabase => LEASE * 2,
             Kind::RestoreBackup => length.max(LEASE),
             // It has to say hello first.
             Kind::CopiedCredentials => length.max(HEARTBEAT * 3),
@@ -257,6 +261,8 @@ pub enum Remedy {
     /// With what was committed since the backup void.
     RestoreBackup(std::time::Instant),
     ClearDatabaseLink(usize),
+    /// All of them.
+    ClearDatabaseLinks,
     ClearDoor(usize),
     /// Of so many replies.
     StopEating(usize, u32),
@@ -480,6 +486,13 @@ async fn strike_database(world: &mut World, fault: &Fault) -> anyhow::Result<Str
         }
         Kind::FillDataDisk => fill_disk(world, 0),
         Kind::FillLogDisk => fill_disk(world, 1),
+        Kind::PartServersFromDatabase => {
+            for served in &world.servers {
+                served.database.weather(Weather { closed: true, ..Weather::default() });
+                _ = served.database.cut();
+            }
+            done(Remedy::ClearDatabaseLinks)
+        }
         Kind::RestoreBackup => {
             if !world.workload.pause(STOP_WAIT).await {
                 world.workload.resume();
@@ -546,6 +559,9 @@ pub async fn remedy(world: &mut World, remedy: Remedy) -> anyhow::Result<Remedie
             world.workload.resume();
         }
         Remedy::ClearDatabaseLink(victim) => world.servers[victim].database.weather(Weather::default()),
+        Remedy::ClearDatabaseLinks => {
+            world.servers.iter().for_each(|served| served.database.weather(Weather::default()));
+        }
         Remedy::ClearDoor(victim) => world.servers[victim].door.weather(Weather::default()),
         Remedy::StopEating(victim, count) => {
             if world.servers[victim].database.stop_swallowing() == count {

@@ -48,8 +48,13 @@ const DEATHS: &[Kind] =
     &[Kind::KillAgent, Kind::RetireAgent, Kind::FreezeAgent, Kind::SilenceToServer, Kind::RestartAgent];
 
 /// A database that is away, and nothing else.
-pub const OUTAGES: &[Kind] =
-    &[Kind::FreezePostgresql, Kind::CrashPostgresql, Kind::RestartPostgresql, Kind::KillPostmaster];
+pub const OUTAGES: &[Kind] = &[
+    Kind::FreezePostgresql,
+    Kind::CrashPostgresql,
+    Kind::RestartPostgresql,
+    Kind::KillPostmaster,
+    Kind::PartServersFromDatabase,
+];
 
 /// All of these.
 pub const SETS: [&[Kind]; 4] = [REPEATS, CRASHES, DEATHS, OUTAGES];
@@ -373,7 +378,7 @@ pub const PLANTED: &[Planted] = &[
                 "",
             ),
         ])],
-        faults: OUTAGES,
+        faults: &[Kind::PartServersFromDatabase, Kind::FreezePostgresql],
     },
     Planted {
         name: "overlooks-the-dead",
@@ -429,7 +434,7 @@ pub const PLANTED: &[Planted] = &[
         name: "forgets-deliveries",
         what: "an agent drops what was not acknowledged when its connection ends",
         how: &[How::Code(Bug::ForgetsDeliveries)],
-        faults: &[Kind::FreezePostgresql, Kind::CutDoor, Kind::RefuseDoor, Kind::KillServer],
+        faults: &[Kind::FreezeServer, Kind::SilenceFromServer, Kind::KillServer],
     },
     Planted {
         name: "folds-counts-wrongly",
