@@ -44,6 +44,7 @@ named! {
         AnswersBeforeCommit = "answers-before-commit",
         /// The server takes results for problems that are not of their checkout.
         AcceptsStrangers = "accepts-strangers",
+        /// The dispatcher does nothing more after an error of the database.
         StopsHandingOut = "stops-handing-out",
         /// The server does not look at a checkout's token.
         AcceptsAnyToken = "accepts-any-token",

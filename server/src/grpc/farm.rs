@@ -12,8 +12,8 @@ use tonic::{Request, Response, Status};
 
 pub struct FarmApi {
     pool: Pool,
-    /// What was found at start and is not as promised.
     lease: Duration,
+    /// What was found at start and is not as promised.
     warnings: Vec<String>,
 }
 
