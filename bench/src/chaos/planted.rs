@@ -434,7 +434,8 @@ pub const PLANTED: &[Planted] = &[
         name: "forgets-deliveries",
         what: "an agent drops what was not acknowledged when its connection ends",
         how: &[How::Code(Bug::ForgetsDeliveries)],
-        faults: &[Kind::FreezeServer, Kind::SilenceFromServer, Kind::KillServer],
+        // A server whose database stands still has what is not stored yet.
+        faults: &[Kind::FreezePostgresql, Kind::KillServer, Kind::KillServer, Kind::SilenceToServer],
     },
     Planted {
         name: "folds-counts-wrongly",

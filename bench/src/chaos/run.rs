@@ -15,6 +15,7 @@ use tokio_postgres::Config;
 use super::faults::{Fault, Hits, Kind, Nemesis, Remedied, Remedy, Struck, remedy, strike};
 use super::oracle::Judgement;
 use super::planted::{OUTAGES, Planted};
+use super::workload::Workload;
 use super::world::World;
 
 /// What a run does.
@@ -22,7 +23,7 @@ use super::world::World;
 pub struct Plan {
     pub seed: u64,
     pub faults: usize,
-    /// No more faults after this.
+    /// No new faults after this, and none at all soon after.
     pub faults_for: Option<Duration>,
     pub kinds: Vec<Kind>,
     pub planted: Option<&'static Planted>,
@@ -61,11 +62,18 @@ const TICK: Duration = Duration::from_millis(20);
 const WATCH_PAUSE: Duration = Duration::from_secs(3);
 const WATCH_WAIT: Duration = Duration::from_secs(20);
 
+/// Where faults have a time, the last are made good by then.
+const LAST_FAULT: Duration = Duration::from_secs(5);
+
 /// A farm that is well again should be done by then.
 pub const RECOVERY: Duration = Duration::from_secs(120);
 
 /// Of the checkouts that workstations have when nothing but the database goes away, how many may be taken from them.
 const LOST_SHARE: f64 = 0.01;
+
+/// What programs may take to end in good order; where something is wrong already, they are not waited for.
+const STOP_WAIT: Duration = Duration::from_secs(20);
+const NO_STOP_WAIT: Duration = Duration::from_secs(2);
 
 /// Clients that are not done take the farm's time to be done, but for this.
 const LAST_LOOK: Duration = Duration::from_secs(3);
@@ -82,90 +90,151 @@ struct Pending {
 /// Runs it in this directory, which keeps journals and logs.
 pub async fn run(directory: &Path, plan: Plan) -> anyhow::Result<Outcome> {
     let began = Instant::now();
-    let mut world = World::start(directory, plan.seed, plan.planted).await.context("starting a farm")?;
-    let mut nemesis = Nemesis::new(plan.seed, &plan.kinds);
-    let mut outcome = Outcome {
-        plan: plan.clone(),
-        injected: BTreeMap::new(),
-        skipped: BTreeMap::new(),
-        judgement: Judgement::default(),
-        recovered: Duration::ZERO,
-        took: Duration::ZERO,
-    };
-    let mut pending: Vec<Pending> = Vec::new();
+    let world = World::start(directory, plan.seed, plan.planted).await.context("starting a farm")?;
     sleep(Duration::from_secs(2)).await; // some work is under way
-    let injecting = Instant::now();
-    let only_outages = plan.kinds.iter().all(|kind| OUTAGES.contains(kind));
-    let mut held: HashSet<i64> = HashSet::new();
-    let mut watched = JoinSet::new();
-    watched.spawn(keep_watch(world.config.clone()));
-    let mut number = 0;
-    // What this machine cannot do is made up for by the others.
-    while outcome.injected() < plan.faults && number < plan.faults.saturating_mul(2) {
-        number += 1;
-        if plan.faults_for.is_some_and(|longest| injecting.elapsed() > longest) {
-            break;
-        }
-        let fault = nemesis.next(|hits| world.count(hits));
-        while pending.len() >= AT_ONCE || pending.iter().any(|other| other.fault.target() == fault.target()) {
-            tick(&mut world, &mut pending, &mut outcome).await?;
-        }
-        eprintln!("{:7.2} s {number:4} {} {}", began.elapsed().as_secs_f64(), fault.kind.name(), fault.victim);
-        world.supervise(&busy(&pending));
-        if only_outages {
-            // Of a database that is away already, nobody knows.
-            held.extend(world.live().await.unwrap_or_default());
-        }
-        match patiently(&mut world, &fault).await? {
-            Struck::Done(remedy) => {
-                *outcome.injected.entry(fault.kind).or_default() += 1;
-                pending.push(Pending { due: Instant::now() + fault.length, fault, remedy });
+    let mut watch = JoinSet::new();
+    watch.spawn(keep_watch(world.config.clone()));
+    let outcome = Outcome::of(plan);
+    let mut run = Run { world, outcome, pending: Vec::new(), held: HashSet::new(), watch, seen: Vec::new(), began };
+    run.inject().await?;
+    run.judge().await?;
+    run.outcome.took = began.elapsed();
+    Ok(run.outcome)
+}
+
+struct Run {
+    world: World,
+    outcome: Outcome,
+    /// Faults that there are.
+    pending: Vec<Pending>,
+    /// Checkouts that workstations had at an outage.
+    held: HashSet<i64>,
+    /// Whoever looks at what must be true at any moment.
+    watch: JoinSet<Vec<String>>,
+    /// What they saw.
+    seen: Vec<String>,
+    began: Instant,
+}
+
+impl Run {
+    /// One fault after the other, until there have been enough and everybody is well.
+    async fn inject(&mut self) -> anyhow::Result<()> {
+        let plan = self.outcome.plan.clone();
+        let mut nemesis = Nemesis::new(plan.seed, &plan.kinds);
+        let injecting = Instant::now();
+        let is_over = || plan.faults_for.is_some_and(|longest| injecting.elapsed() > longest);
+        let last_due = plan.faults_for.map(|longest| injecting + longest + LAST_FAULT);
+        let mut number = 0;
+        // What this machine cannot do is made up for by the others.
+        while self.outcome.injected() < plan.faults && number < plan.faults.saturating_mul(2) && !is_over() {
+            number += 1;
+            let fault = nemesis.next(|hits| self.world.count(hits));
+            while self.pending.len() >= AT_ONCE
+                || self.pending.iter().any(|other| other.fault.target() == fault.target())
+            {
+                self.tick().await?;
             }
-            Struck::Skipped(why) => outcome.skip(fault.kind, &why),
+            say(self.began, &format!("{number:4} {} {}", fault.kind.name(), fault.victim));
+            self.supervise();
+            if self.only_outages() {
+                // Of a database that is away already, nobody knows.
+                self.held.extend(self.world.live().await.unwrap_or_default());
+            }
+            match patiently(&mut self.world, &fault).await? {
+                Struck::Done(remedy) => {
+                    *self.outcome.injected.entry(fault.kind).or_default() += 1;
+                    let due = Instant::now() + fault.length;
+                    let due = last_due.map_or(due, |last| due.min(last));
+                    self.pending.push(Pending { due, fault, remedy });
+                }
+                Struck::Skipped(why) => self.outcome.skip(fault.kind, &why),
+            }
+            let next = Instant::now() + fault.pause;
+            while Instant::now() < next {
+                self.tick().await?;
+            }
+            if plan.planted.is_some() && !self.seen.is_empty() {
+                break;
+            }
         }
-        let next = Instant::now() + fault.pause;
-        while Instant::now() < next {
-            tick(&mut world, &mut pending, &mut outcome).await?;
+        while !self.pending.is_empty() {
+            self.tick().await?;
         }
+        Ok(())
     }
-    while !pending.is_empty() {
-        tick(&mut world, &mut pending, &mut outcome).await?;
+
+    /// Waits for everybody to be done, and holds what there is against what must be.
+    async fn judge(&mut self) -> anyhow::Result<()> {
+        let healed = Instant::now();
+        say(self.began, "everybody is well");
+        let Plan { recovery, faults, faults_for, .. } = self.outcome.plan;
+        let only_outages = self.only_outages();
+        self.supervise();
+        let Run { world, outcome, held, watch, seen, began, .. } = self;
+        let ended = std::mem::replace(&mut world.workload, Workload::none()).end(recovery).await;
+        let all_ended = wait_for_jobs(world, healed + recovery.max(healed.elapsed() + LAST_LOOK)).await;
+        outcome.recovered = healed.elapsed();
+        let lifeless = if all_ended.is_ok() { world.signs_of_life(recovery).await } else { Vec::new() };
+        say(*began, "all that was there to be done is, or the time for it is over");
+        watch.abort_all();
+        while let Some(last) = watch.join_next().await {
+            seen.extend(last.unwrap_or_default());
+        }
+        let stopped = world.stop(if all_ended.is_ok() { STOP_WAIT } else { NO_STOP_WAIT }).await;
+        let taken = if only_outages { world.taken().await? } else { 0 };
+        say(*began, "everybody has stopped");
+        outcome.judgement = world.judge().await?;
+        world.keep_logs();
+        let injected = outcome.injected();
+        let wrong = &mut outcome.judgement.wrong;
+        wrong.extend(all_ended.err().map(|error| format!("{error:#}")));
+        if !ended {
+            wrong.push(format!("clients are not done {recovery:?} after everybody is well"));
+        }
+        if taken as f64 > LOST_SHARE * held.len() as f64 {
+            let held = held.len();
+            wrong.push(format!("the database was away, and {taken} of {held} checkouts were taken from workstations"));
+        }
+        wrong.extend(stopped.into_iter().chain(lifeless));
+        wrong.append(seen);
+        if faults_for.is_none() && injected < faults {
+            wrong.push(format!("only {injected} of {faults} faults could be injected"));
+        }
+        Ok(())
     }
-    let healed = Instant::now();
-    world.supervise(&[]);
-    let World { workload, .. } = &mut world;
-    let ended = std::mem::replace(workload, super::workload::Workload::none()).end(plan.recovery).await;
-    let all_ended = wait_for_jobs(&mut world, healed + plan.recovery.max(healed.elapsed() + LAST_LOOK)).await;
-    outcome.recovered = healed.elapsed();
-    let lifeless = if all_ended.is_ok() { world.signs_of_life(plan.recovery).await } else { Vec::new() };
-    watched.abort_all();
-    let seen = watched.join_next().await;
-    let stopped = world.stop().await;
-    let taken = if only_outages { world.taken().await? } else { 0 };
-    outcome.judgement = world.judge().await?;
-    world.keep_logs();
-    let wrong = &mut outcome.judgement.wrong;
-    wrong.extend(all_ended.err().map(|error| format!("{error:#}")));
-    if !ended {
-        wrong.push(format!("clients are not done {:?} after everybody is well", plan.recovery));
+
+    fn only_outages(&self) -> bool {
+        self.outcome.plan.kinds.iter().all(|kind| OUTAGES.contains(kind))
     }
-    if taken as f64 > LOST_SHARE * held.len() as f64 {
-        let held = held.len();
-        wrong.push(format!("the database was away, and {taken} of {held} checkouts were taken from workstations"));
+
+    /// Starts what has ended by itself, but for what a fault has hit.
+    fn supervise(&mut self) {
+        let busy: Vec<(Hits, usize)> = self.pending.iter().map(|pending| pending.fault.target()).collect();
+        self.world.supervise(&busy);
     }
-    outcome.judgement.wrong.extend(stopped.into_iter().chain(lifeless));
-    if let Some(Ok(seen)) = seen {
-        outcome.judgement.wrong.extend(seen);
+
+    /// Makes good what is due.
+    async fn tick(&mut self) -> anyhow::Result<()> {
+        sleep(TICK).await;
+        while let Some(place) = self.pending.iter().position(|pending| Instant::now() >= pending.due) {
+            let Pending { fault, remedy: due, .. } = self.pending.swap_remove(place);
+            let name = fault.kind.name();
+            let found = remedy(&mut self.world, due).await.with_context(|| format!("making {name} good again"))?;
+            if let Remedied::NothingHadHappened(why) = found {
+                *self.outcome.injected.entry(fault.kind).or_insert(1) -= 1;
+                self.outcome.skip(fault.kind, why);
+            }
+        }
+        if let Some(seen) = self.watch.try_join_next() {
+            self.seen.extend(seen.unwrap_or_default());
+        }
+        self.supervise();
+        Ok(())
     }
-    if plan.faults_for.is_none() && outcome.injected() < plan.faults {
-        outcome.judgement.wrong.push(format!(
-            "only {} of {} faults could be injected",
-            outcome.injected(),
-            plan.faults
-        ));
-    }
-    outcome.took = began.elapsed();
-    Ok(outcome)
+}
+
+fn say(began: Instant, what: &str) {
+    eprintln!("{:7.2} s {what}", began.elapsed().as_secs_f64());
 }
 
 /// Looks again and again, in one snapshot each time, whether everything that must be true at any moment is. Returns what
@@ -196,10 +265,6 @@ async fn look(config: &Config) -> anyhow::Result<Vec<String>> {
     Ok(found)
 }
 
-fn busy(pending: &[Pending]) -> Vec<(Hits, usize)> {
-    pending.iter().map(|pending| pending.fault.target()).collect()
-}
-
 /// A fault that needs the database waits until that answers.
 async fn patiently(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
     let deadline = Instant::now() + PATIENCE;
@@ -209,21 +274,6 @@ async fn patiently(world: &mut World, fault: &Fault) -> anyhow::Result<Struck> {
             outcome => return outcome.with_context(|| format!("bringing about {}", fault.kind.name())),
         }
     }
-}
-
-/// Makes good what is due, and starts what has ended by itself.
-async fn tick(world: &mut World, pending: &mut Vec<Pending>, outcome: &mut Outcome) -> anyhow::Result<()> {
-    sleep(TICK).await;
-    while let Some(place) = pending.iter().position(|pending| Instant::now() >= pending.due) {
-        let Pending { fault, remedy: due, .. } = pending.swap_remove(place);
-        let found = remedy(world, due).await.with_context(|| format!("making {} good again", fault.kind.name()))?;
-        if let Remedied::NothingHadHappened(why) = found {
-            *outcome.injected.entry(fault.kind).or_insert(1) -= 1;
-            outcome.skip(fault.kind, why);
-        }
-    }
-    world.supervise(&busy(pending));
-    Ok(())
 }
 
 async fn wait_for_jobs(world: &mut World, deadline: Instant) -> anyhow::Result<()> {
@@ -252,6 +302,12 @@ async fn wait_for_jobs(world: &mut World, deadline: Instant) -> anyhow::Result<(
 }
 
 impl Outcome {
+    fn of(plan: Plan) -> Outcome {
+        let (injected, skipped) = (BTreeMap::new(), BTreeMap::new());
+        let (recovered, took) = (Duration::ZERO, Duration::ZERO);
+        Outcome { plan, injected, skipped, judgement: Judgement::default(), recovered, took }
+    }
+
     fn skip(&mut self, kind: Kind, why: &str) {
         self.skipped.entry(kind).or_insert_with(|| (0, why.to_owned())).0 += 1;
     }

@@ -18,7 +18,7 @@ use super::run::{Plan, run};
 const FAULTS_FOR: Duration = Duration::from_secs(20);
 
 /// A farm that has a bug may never be done. One that has none has no more time: a slow machine would be a false alarm.
-const RECOVERY: Duration = Duration::from_secs(22);
+const RECOVERY: Duration = Duration::from_secs(18);
 
 /// Runs without a bug, half of them on seeds that are the same each time.
 pub const CLEAN: usize = 20;

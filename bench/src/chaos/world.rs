@@ -37,12 +37,10 @@ pub const HEARTBEAT: Duration = Duration::from_millis(500);
 pub const LEASE: Duration = Duration::from_secs(2);
 
 const SERVERS: usize = 3;
-const AGENTS: usize = 4;
+const AGENTS: usize = 6;
 const RECYCLERS: usize = 2;
-const LIGHT_AGENTS: usize = 60;
+const LIGHT_AGENTS: usize = 36;
 const CLIENTS: usize = 4;
-
-const STOP_WAIT: Duration = Duration::from_secs(20);
 
 /// Bytes, from large to a page.
 const FILL_PIECES: [u64; 3] = [16 << 20, 256 << 10, 4 << 10];
@@ -57,7 +55,7 @@ const LOG_DISK_MIB: u32 = 512;
 const DATABASE: &str = "chaos";
 
 /// Light agents hold a checkout for about as long as an agent computes one.
-const PACE: Pace = Pace { draw: true, spread: Duration::from_millis(500), hold: Duration::from_millis(150) };
+const PACE: Pace = Pace { draw: true, spread: Duration::from_millis(500), hold: Duration::from_millis(300) };
 
 /// What clients' job types need: a write-back that counts, since a result that is stored twice cannot be seen in a table
 /// with a key.
@@ -596,17 +594,20 @@ impl World {
     }
 
     /// Stops everybody in good order. Says who did not.
-    pub async fn stop(&mut self) -> Vec<String> {
+    pub async fn stop(&mut self, within: Duration) -> Vec<String> {
         self.herd.pace(Pace::default());
         let mut wrong = std::mem::take(&mut self.wrong);
-        let servers = self.servers.iter_mut().map(|served| &mut served.server.program);
-        for program in self.agents.iter_mut().chain(servers).chain(&mut self.recyclers) {
-            program.terminate();
-            if !program.ended_or_killed(STOP_WAIT).await {
-                wrong.push(format!("{} has not stopped within {STOP_WAIT:?}", program.name));
-            }
-            if program.log().contains("panicked at") {
-                wrong.push(format!("{} has panicked", program.name));
+        let servers = self.servers.iter_mut().map(|served| &mut served.server.program).collect();
+        for mut together in [self.agents.iter_mut().collect(), servers, self.recyclers.iter_mut().collect::<Vec<_>>()] {
+            together.iter_mut().for_each(|program| program.terminate());
+            let deadline = Instant::now() + within;
+            for program in together {
+                if !program.ended_or_killed(deadline.saturating_duration_since(Instant::now())).await {
+                    wrong.push(format!("{} has not stopped within {within:?}", program.name));
+                }
+                if program.log().contains("panicked at") {
+                    wrong.push(format!("{} has panicked", program.name));
+                }
             }
         }
         wrong
