@@ -1,11 +1,15 @@
 -- Open jobs without a lane to hand out and without a live checkout: candidates, decided under the job's lock. Lanes are
--- asked first: while somebody's snapshot is open, looking for a live checkout walks past every one that has ended.
+-- asked first, and live checkouts of each job by themselves: while somebody's snapshot is open, looking for one walks past
+-- every one that has ended.
 with handed_out as materialized (
     select j.job_id from pcfarm.job j
     where j.ended_at is null and j.state = 'open' and not j.standing
         and not exists (
             select from pcfarm.lane l where l.job_id = j.job_id and not l.exhausted and l.kind <> 'retry'))
 select h.job_id from handed_out h
-where not exists (select from pcfarm.checkout c where c.job_id = h.job_id and c.ended_at is null)
+cross join lateral (
+    select count(*) as live from (
+        select from pcfarm.checkout c where c.job_id = h.job_id and c.ended_at is null limit 1) c) c
+where c.live = 0
 order by h.job_id
 limit 1000

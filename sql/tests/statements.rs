@@ -196,6 +196,13 @@ fn grows_with_nothing(name: &str, plan: &str) {
             assert!(!plan.contains(&format!("{scan} on {table} ")), "{name} reads all of {table}:\n{plan}");
         }
     }
+    // An index of what is live holds all that has ended, too, while somebody's snapshot is open.
+    let lines: Vec<&str> = plan.lines().collect();
+    for (line, next) in lines.iter().zip(lines.iter().skip(1)) {
+        let indexes = ["checkout_live ", "checkout_live_by_job ", "checkout_overdue "];
+        let reads_all = indexes.iter().any(|index| line.contains(index)) && !next.contains("Index Cond: (");
+        assert!(!reads_all, "{name} reads all of an index:\n{plan}");
+    }
 }
 
 /// What PostgreSQL did inside a function, as auto_explain tells it.

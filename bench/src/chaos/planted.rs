@@ -272,7 +272,7 @@ pub const PLANTED: &[Planted] = &[
                 &[("not exists (select from pcfarm.checkout c where c.job_id = job and c.ended_at is null)", "true")],
             ),
             How::Statement(&[(
-                "where not exists (select from pcfarm.checkout c where c.job_id = h.job_id and c.ended_at is null)",
+                "where c.live = 0",
                 "",
             )]),
         ],
