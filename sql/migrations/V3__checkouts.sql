@@ -106,7 +106,6 @@ declare
     job_type  pcfarm.job_type;
     moment    timestamptz;
     failures  pcfarm.write_back_failure[] := '{}';
-    in_parts  bigint[];
 begin
     -- To plan for a few results takes as long as to store them (0.68 ms, and 0.36 ms without). For many, the plan is
     -- worth its time; and a write-back's statement is not ours to decide on.
@@ -239,14 +238,11 @@ begin
             ending = case when k.closing and c.delivered + k.delivered = c.problems then 'accepted' end
         from counted k
         where c.checkout_id = k.checkout_id and (k.delivered > 0 or k.closing)
-        returning c.checkout_id, c.ended_at is not null and k.delivered < c.problems as closed_in_parts)
-    select array_agg(u.checkout_id) filter (where u.closed_in_parts) into in_parts from updated u;
-    if in_parts is not null then
-        -- A failed attempt whose problem was solved after all, by a later delivery.
-        delete from pcfarm.failed_attempt f
-        using pcfarm.checkout c
-        where c.checkout_id = any (in_parts) and f.job_id = c.job_id and f.checkout_id = c.checkout_id;
-    end if;
+        returning c.job_id, c.checkout_id, c.ended_at)
+    -- A failed attempt whose problem was solved after all, by a later delivery.
+    delete from pcfarm.failed_attempt f
+    using updated u
+    where u.ended_at is not null and f.job_id = u.job_id and f.checkout_id = u.checkout_id;
 
     return query
     select t.checkout_id,
@@ -440,7 +436,7 @@ begin
         or known.timeline <> recognise_database.timeline
     then
         select count(*) into revoked from pcfarm.close_checkouts(
-            array(select c.checkout_id from pcfarm.checkout c where c.ended_at is null), 'unreceived',
+            array(select c.checkout_id from pcfarm.checkout c where c.ended_at is null and c.job_id > 0), 'unreceived',
             'the database was restored or promoted');
         update pcfarm.database d set system_identifier = recognise_database.system_identifier,
             timeline = recognise_database.timeline;

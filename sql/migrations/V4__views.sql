@@ -20,7 +20,7 @@ select c.job_id, j.name as job_name, c.job_type, c.checkout_id, c.lane_id, c.fro
 from pcfarm.checkout c
 join pcfarm.job j on j.job_id = c.job_id
 left join pcfarm.workstation w on w.workstation_id = c.workstation_id
-where c.ended_at is null;
+where c.ended_at is null and c.job_id > 0;
 comment on view pcfarm.in_progress is
     'Checkouts handed out and not ended, prefetched ones included. to_order is exclusive.';
 

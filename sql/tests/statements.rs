@@ -174,6 +174,7 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
         ("held_problems", "", "('{1}')"),
         ("revoked_checkouts", "", "('{1}')"),
         ("live_checkouts_of", "", "('{1}')"),
+        ("live_checkouts_of_all", "", "('{1}', 1)"),
         ("lost_checkouts", "", "(0)"),
     ] {
         let plan = explained(&client, &queries[&format!("{name}.sql")], types, values).await;

@@ -692,6 +692,22 @@ async fn what_is_tried_anew_keeps_its_dependent_problems_together() {
 }
 
 #[tokio::test]
+async fn a_problem_that_failed_and_is_solved_after_all_keeps_no_failed_attempt() {
+    let queue = queue().await;
+    let job = queue.job(4, 2).await;
+    // In several deliveries, and with nothing but the failure in the first.
+    for first in [vec![(0, Err("no"))], vec![(0, Err("no")), (1, Ok("1"))]] {
+        let held = queue.take(job, false, 1).await.expect("held");
+        queue.deliver(&held, &first, false).await;
+        assert_eq!(queue.number("select count(*) from pcfarm.failed_attempt").await, 1);
+        let rest: Vec<_> =
+            (0..2).filter(|n| first.iter().all(|f| f.0 != *n || f.1.is_err())).map(|n| (n, Ok("1"))).collect();
+        assert!(queue.deliver(&held, &rest, true).await.closed);
+        queue.check().await;
+    }
+}
+
+#[tokio::test]
 async fn a_cancelled_job_keeps_no_failed_attempts() {
     let queue = queue().await;
     let (job, other) = (queue.job(2, 2).await, queue.job(2, 2).await);

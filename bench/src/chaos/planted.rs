@@ -271,10 +271,7 @@ pub const PLANTED: &[Planted] = &[
                 "pcfarm.end_job_if_empty",
                 &[("not exists (select from pcfarm.checkout c where c.job_id = job and c.ended_at is null)", "true")],
             ),
-            How::Statement(&[(
-                "where c.live = 0",
-                "",
-            )]),
+            How::Statement(&[("where c.live = 0", "")]),
         ],
         faults: DEATHS,
     },
@@ -389,7 +386,7 @@ pub const PLANTED: &[Planted] = &[
     Planted {
         name: "overlooks-the-overdue",
         what: "nobody looks for checkouts whose time has run out",
-        how: &[How::Statement(&[("c.deadline < clock_timestamp() and", "false and")])],
+        how: &[How::Statement(&[("c.deadline < statement_timestamp() and", "false and")])],
         faults: &[],
     },
     Planted {
