@@ -21,18 +21,9 @@ impl FarmApi {
     pub fn new(pool: Pool, lease: Duration, warnings: Vec<String>) -> FarmApi {
         FarmApi { pool, lease, warnings }
     }
-}
 
-#[tonic::async_trait]
-impl FarmService for FarmApi {
-    async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<FarmStatus>, Status> {
-        let client = self.pool.get().await.map_err(status_code::of_pool)?;
-        let status = farm::status(&client, pulse_limit(self.lease)).await.map_err(status_code::of)?;
-        Ok(Response::new(message(status, self.warnings.clone())))
-    }
-
-    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
-        let ExplainRequest { job_id, workstation_id } = request.into_inner();
+    async fn reasons(&self, asked: ExplainRequest) -> Result<Response<ExplainResponse>, Status> {
+        let ExplainRequest { job_id, workstation_id } = asked;
         let (job, workstation) = (JobId(job_id), WorkstationId(workstation_id));
         if (job_id == 0) == (workstation_id == 0) {
             return Err(Status::invalid_argument("name a job or a workstation to explain, one of them"));
@@ -46,6 +37,19 @@ impl FarmService for FarmApi {
             told.ok_or_else(|| workstations::not_found(workstation))?
         };
         Ok(Response::new(ExplainResponse { reasons }))
+    }
+}
+
+#[tonic::async_trait]
+impl FarmService for FarmApi {
+    async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<FarmStatus>, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let status = farm::status(&client, pulse_limit(self.lease)).await.map_err(status_code::of)?;
+        Ok(Response::new(message(status, self.warnings.clone())))
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        self.reasons(request.into_inner()).await
     }
 }
 

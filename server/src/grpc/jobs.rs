@@ -55,8 +55,66 @@ impl JobsApi {
         let lanes = jobs::lanes(client, job_id).await.map_err(status_code::of)?;
         Ok(Response::new(job_message(job, lanes)))
     }
+
+    async fn wait(&self, timeout: Option<Duration>, job_id: JobId) -> Result<Response<Job>, Status> {
+        let deadline = timeout.and_then(|limit| Instant::now().checked_add(limit.saturating_sub(WAIT_MARGIN)));
+        loop {
+            let client = self.client().await?;
+            let state = jobs::state(&client, job_id).await.map_err(status_code::of)?;
+            let state = state.ok_or_else(|| not_found(job_id))?;
+            if state.has_ended() {
+                return self.job(&client, job_id).await;
+            }
+            drop(client);
+            let next = Instant::now() + WAIT_POLL;
+            let last = deadline.filter(|deadline| *deadline < next);
+            tokio::select! {
+                () = tokio::time::sleep_until(last.unwrap_or(next)) => {}
+                () = self.stopping.cancelled() => return Err(stopping()),
+            }
+            if last.is_some() {
+                return Err(Status::deadline_exceeded(format!("job {job_id} is still {}", state.as_str())));
+            }
+        }
+    }
+
+    async fn problems(&self, asked: ListProblemsRequest) -> Result<Response<ListProblemsResponse>, Status> {
+        let state = match asked.state.as_str() {
+            "" => None,
+            name => Some(
+                name.parse()
+                    .map_err(|unknown: problems::UnknownState| Status::invalid_argument(unknown.to_string()))?,
+            ),
+        };
+        let job_id = JobId(asked.job_id);
+        let wanted = problems::Wanted {
+            job_id,
+            state,
+            key: (!asked.key.is_empty()).then_some(asked.key),
+            after: ProblemId(asked.after_problem_id.max(0)),
+            limit: page(asked.limit),
+        };
+        let client = self.client().await?;
+        let found = problems::page(&client, &wanted).await.map_err(status_code::of)?;
+        if found.is_empty() && jobs::state(&client, job_id).await.map_err(status_code::of)?.is_none() {
+            return Err(not_found(job_id));
+        }
+        let problems = found.into_iter().map(|problem| problem_message(job_id, problem)).collect();
+        Ok(Response::new(ListProblemsResponse { problems }))
+    }
+
+    async fn results_of(&self, job_id: JobId) -> Result<Response<Chunks>, Status> {
+        let client = self.client().await?;
+        if jobs::state(&client, job_id).await.map_err(status_code::of)?.is_none() {
+            return Err(not_found(job_id));
+        }
+        let from = results::Results::of_job(&client, job_id).await.map_err(status_code::of)?;
+        Ok(Response::new(Chunks::start(self.pool.clone(), from, self.stopping.clone())))
+    }
 }
 
+// Without branches in them: LLVM 22's coverage tools end on a function that has nothing else of its own, as what this
+// attribute makes of one.
 #[tonic::async_trait]
 impl JobService for JobsApi {
     async fn submit(&self, request: Request<Streaming<SubmitRequest>>) -> Result<Response<SubmitResponse>, Status> {
@@ -128,68 +186,20 @@ impl JobService for JobsApi {
     }
 
     async fn wait_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
-        let deadline = call_timeout(request.metadata())
-            .and_then(|limit| Instant::now().checked_add(limit.saturating_sub(WAIT_MARGIN)));
-        let job_id = JobId(request.into_inner().job_id);
-        loop {
-            let client = self.client().await?;
-            let state = jobs::state(&client, job_id).await.map_err(status_code::of)?;
-            let state = state.ok_or_else(|| not_found(job_id))?;
-            if state.has_ended() {
-                return self.job(&client, job_id).await;
-            }
-            drop(client);
-            let next = Instant::now() + WAIT_POLL;
-            let last = deadline.filter(|deadline| *deadline < next);
-            tokio::select! {
-                () = tokio::time::sleep_until(last.unwrap_or(next)) => {}
-                () = self.stopping.cancelled() => return Err(stopping()),
-            }
-            if last.is_some() {
-                return Err(Status::deadline_exceeded(format!("job {job_id} is still {}", state.as_str())));
-            }
-        }
+        self.wait(call_timeout(request.metadata()), JobId(request.into_inner().job_id)).await
     }
 
     async fn list_problems(
         &self,
         request: Request<ListProblemsRequest>,
     ) -> Result<Response<ListProblemsResponse>, Status> {
-        let asked = request.into_inner();
-        let state = match asked.state.as_str() {
-            "" => None,
-            name => Some(
-                name.parse()
-                    .map_err(|unknown: problems::UnknownState| Status::invalid_argument(unknown.to_string()))?,
-            ),
-        };
-        let job_id = JobId(asked.job_id);
-        let wanted = problems::Wanted {
-            job_id,
-            state,
-            key: (!asked.key.is_empty()).then_some(asked.key),
-            after: ProblemId(asked.after_problem_id.max(0)),
-            limit: page(asked.limit),
-        };
-        let client = self.client().await?;
-        let found = problems::page(&client, &wanted).await.map_err(status_code::of)?;
-        if found.is_empty() && jobs::state(&client, job_id).await.map_err(status_code::of)?.is_none() {
-            return Err(not_found(job_id));
-        }
-        let problems = found.into_iter().map(|problem| problem_message(job_id, problem)).collect();
-        Ok(Response::new(ListProblemsResponse { problems }))
+        self.problems(request.into_inner()).await
     }
 
     type ResultsStream = Chunks;
 
     async fn results(&self, request: Request<JobRequest>) -> Result<Response<Chunks>, Status> {
-        let job_id = JobId(request.into_inner().job_id);
-        let client = self.client().await?;
-        if jobs::state(&client, job_id).await.map_err(status_code::of)?.is_none() {
-            return Err(not_found(job_id));
-        }
-        let from = results::Results::of_job(&client, job_id).await.map_err(status_code::of)?;
-        Ok(Response::new(Chunks::start(self.pool.clone(), from, self.stopping.clone())))
+        self.results_of(JobId(request.into_inner().job_id)).await
     }
 }
 

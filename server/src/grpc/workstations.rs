@@ -21,6 +21,25 @@ impl WorkstationsApi {
     pub fn new(pool: Pool) -> WorkstationsApi {
         WorkstationsApi { pool }
     }
+
+    async fn list(&self, asked: ListWorkstationsRequest) -> Result<Response<ListWorkstationsResponse>, Status> {
+        let limit = if asked.limit == 0 { DEFAULT_PAGE } else { asked.limit };
+        let after = WorkstationId(asked.after_workstation_id);
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let found = farm::workstations(&client, asked.all, after, limit).await.map_err(status_code::of)?;
+        Ok(Response::new(ListWorkstationsResponse { workstations: found.into_iter().map(message).collect() }))
+    }
+
+    async fn drain(&self, asked: DrainWorkstationRequest) -> Result<Response<Workstation>, Status> {
+        let DrainWorkstationRequest { workstation_id, undo } = asked;
+        let id = WorkstationId(workstation_id);
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        if !presence::drain(&client, id, !undo).await.map_err(status_code::of)? {
+            return Err(not_found(id));
+        }
+        let drained = farm::workstation(&client, id).await.map_err(status_code::of)?;
+        drained.map(|one| Response::new(message(one))).ok_or_else(|| not_found(id))
+    }
 }
 
 #[tonic::async_trait]
@@ -29,26 +48,14 @@ impl WorkstationService for WorkstationsApi {
         &self,
         request: Request<ListWorkstationsRequest>,
     ) -> Result<Response<ListWorkstationsResponse>, Status> {
-        let asked = request.into_inner();
-        let limit = if asked.limit == 0 { DEFAULT_PAGE } else { asked.limit };
-        let after = WorkstationId(asked.after_workstation_id);
-        let client = self.pool.get().await.map_err(status_code::of_pool)?;
-        let found = farm::workstations(&client, asked.all, after, limit).await.map_err(status_code::of)?;
-        Ok(Response::new(ListWorkstationsResponse { workstations: found.into_iter().map(message).collect() }))
+        self.list(request.into_inner()).await
     }
 
     async fn drain_workstation(
         &self,
         request: Request<DrainWorkstationRequest>,
     ) -> Result<Response<Workstation>, Status> {
-        let DrainWorkstationRequest { workstation_id, undo } = request.into_inner();
-        let id = WorkstationId(workstation_id);
-        let client = self.pool.get().await.map_err(status_code::of_pool)?;
-        if !presence::drain(&client, id, !undo).await.map_err(status_code::of)? {
-            return Err(not_found(id));
-        }
-        let drained = farm::workstation(&client, id).await.map_err(status_code::of)?;
-        drained.map(|one| Response::new(message(one))).ok_or_else(|| not_found(id))
+        self.drain(request.into_inner()).await
     }
 }
 
