@@ -40,6 +40,7 @@ impl Asked {
             key: format!("{key} {n}"),
             payload: payload.to_string().into(),
             group_key: if grouped { (n / 2).to_string() } else { String::new() },
+            details: None,
         };
         let problems = v1::SubmitProblems { problems: payloads.into_iter().enumerate().map(problem).collect() };
         let end = v1::SubmitEnd { problems: count as i64 };

@@ -93,6 +93,40 @@ impl Site {
         Ok(job)
     }
 
+    /// Loads so many jobs of no-op problems, each of its user in turn, not opened yet.
+    pub async fn load_many(&self, jobs: u64, users: u64, problems_each: u64) -> anyhow::Result<()> {
+        let (client, _connection) = self.database.connect().await?;
+        let text = format!(
+            "set statement_timeout = 0;
+             select pcfarm.set_user(array_agg('user' || u), '{{}}') from generate_series(1, {users}) u;
+             do $$
+             declare
+                 job bigint;
+             begin
+                 for n in 1..{jobs} loop
+                     job := pcfarm.create_job('no-ops ' || n, 'noop');
+                     perform pcfarm.load(job, 'select n::text as key, public.pcfarm_payload(n) as payload
+                         from generate_series(1, {problems_each}::bigint) n', 1);
+                     update pcfarm.job set owner = 'user' || (1 + n % {users}) where job_id = job;
+                 end loop;
+             end $$"
+        );
+        client.batch_execute(&text).await.context("loading many jobs")
+    }
+
+    /// Opens all jobs and waits until they are done. Seconds, and how many problems they had.
+    pub async fn crunch_all(&self) -> anyhow::Result<(f64, u64)> {
+        let (client, _connection) = self.database.connect().await?;
+        client.batch_execute("set statement_timeout = 0").await?;
+        let began: SystemTime = client.query_one("select clock_timestamp()", &[]).await?.get(0);
+        client.query("select pcfarm.open_job(job_id) from pcfarm.job where state = 'loading'", &[]).await?;
+        self.farm.until(LONGEST, "select not exists (select from pcfarm.job where ended_at is null)").await;
+        let text = "select extract(epoch from max(c.ended_at) - $1)::float8, sum(c.delivered)::bigint
+            from pcfarm.checkout c where c.ended_at > $1";
+        let row = client.query_one(text, &[&began]).await?;
+        Ok((row.get(0), row.get::<_, i64>(1).unsigned_abs()))
+    }
+
     fn usage(&self) -> (Usage, Usage, Duration) {
         let of = |pid: Option<u32>| pid.map(usage::of).unwrap_or_default();
         (of(self.server.program.pid()), of(self.agent.pid()), usage::of_family(self.postmaster).cpu)

@@ -3,6 +3,7 @@
 pub mod convoys;
 pub mod depth;
 pub mod efficiency;
+pub mod fairness;
 pub mod latency;
 pub mod load;
 pub mod peers;
@@ -15,8 +16,19 @@ use crate::context::Context;
 use crate::report::Report;
 
 /// Every table, in the order in which `all` runs them.
-pub const TABLES: &[&str] =
-    &["throughput", "depth", "snapshot", "latency", "load", "efficiency", "scale", "peers", "convoys", "recovery"];
+pub const TABLES: &[&str] = &[
+    "throughput",
+    "depth",
+    "snapshot",
+    "latency",
+    "load",
+    "efficiency",
+    "scale",
+    "peers",
+    "convoys",
+    "recovery",
+    "fairness",
+];
 
 /// Measures one table.
 pub async fn run(table: &'static str, context: &Context, report: &mut Report) -> anyhow::Result<()> {
@@ -31,6 +43,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "peers" => peers::run(context, report).await,
         "convoys" => convoys::run(context, report).await,
         "recovery" => recovery::run(context, report).await,
+        "fairness" => fairness::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }
 }

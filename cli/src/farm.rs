@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use pcfarm_proto::v1::farm_service_client::FarmServiceClient;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
+use pcfarm_proto::v1::queue_service_client::QueueServiceClient;
 use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
@@ -61,6 +62,10 @@ impl Farm {
 
     pub fn status(&self) -> FarmServiceClient<Channel> {
         FarmServiceClient::new(self.channel.clone())
+    }
+
+    pub fn queue(&self) -> QueueServiceClient<Channel> {
+        QueueServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
     }
 
     pub fn server(&self) -> &str {

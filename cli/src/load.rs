@@ -7,6 +7,7 @@ mod csv;
 mod input;
 mod ndjson;
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -15,7 +16,10 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
-use pcfarm_proto::v1::{SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse};
+use pcfarm_proto::v1::{
+    SubmitDetails, SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse,
+};
+use prost_types::Timestamp;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -276,8 +280,45 @@ fn summary(loaded: &SubmitResponse, name: &str, args: &LoadArgs, took: Duration)
     )
 }
 
+/// What a problem may have beside its key and payload, as a text that came with it.
+const DETAILS: [&str; 5] = ["job_type", "priority", "deadline", "not_before", "weight"];
+
+/// `get`: what the input has under that name, if anything.
+fn details<'a>(get: impl Fn(&str) -> Option<Cow<'a, str>>) -> Result<Option<SubmitDetails>, String> {
+    let given = |name: &str| get(name).filter(|text| !text.is_empty());
+    let wrong = |name: &str, text: &str, what: &str| format!("{name} is {}, and not {what}", text::cut(text, 40));
+    let time = |name: &str| {
+        given(name)
+            .map(|text| match text.parse::<jiff::Timestamp>() {
+                Ok(time) => Ok(Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }),
+                Err(_) => Err(wrong(name, &text, "a time such as 2026-03-01T18:00:00Z")),
+            })
+            .transpose()
+    };
+    let priority = given("priority").map(|text| {
+        text.parse::<i32>().map_err(|_| wrong("priority", &text, "a whole number from -2147483648 to 2147483647"))
+    });
+    let weight = given("weight").map(|text| {
+        let weight = text.parse::<i32>().ok().filter(|weight| *weight > 0);
+        weight.map(i32::unsigned_abs).ok_or_else(|| wrong("weight", &text, "a whole number from 1 to 2147483647"))
+    });
+    let details = SubmitDetails {
+        job_type: given("job_type").unwrap_or_default().into_owned(),
+        priority: priority.transpose()?.unwrap_or_default(),
+        deadline: time("deadline")?,
+        not_before: time("not_before")?,
+        weight: weight.transpose()?.unwrap_or_default(),
+    };
+    Ok((details != SubmitDetails::default()).then_some(details))
+}
+
 /// What every reader makes sure of, whatever the form of its input.
-fn checked(key: String, payload: String, group_key: String) -> Result<SubmitProblem, String> {
+fn checked(
+    key: String,
+    payload: String,
+    group_key: String,
+    details: Option<SubmitDetails>,
+) -> Result<SubmitProblem, String> {
     if key.is_empty() {
         return Err("the key is empty: every problem needs one".to_owned());
     }
@@ -294,7 +335,7 @@ fn checked(key: String, payload: String, group_key: String) -> Result<SubmitProb
     if has_nul_escape(&payload) {
         return Err("the payload holds \\u0000, which the database cannot store".to_owned());
     }
-    Ok(SubmitProblem { key, payload: payload.into_bytes().into(), group_key })
+    Ok(SubmitProblem { key, payload: payload.into_bytes().into(), group_key, details })
 }
 
 /// `\u0000` in JSON, and not the six characters after an escaped backslash.
@@ -341,11 +382,11 @@ mod tests {
             ("k", r#""\\\u0000""#, false),
         ];
         for (key, payload, right) in cases {
-            let problem = checked(key.to_owned(), payload.to_owned(), String::new());
+            let problem = checked(key.to_owned(), payload.to_owned(), String::new(), None);
             assert_eq!(problem.is_ok(), right, "{key:?} {payload}");
         }
         let large = format!("\"{}\"", "x".repeat(pcfarm_proto::PAYLOAD_BYTES_LIMIT));
-        assert!(checked("k".into(), large, String::new()).is_err());
+        assert!(checked("k".into(), large, String::new(), None).is_err());
     }
 
     #[test]

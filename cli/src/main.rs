@@ -3,7 +3,7 @@
 //! - [`args`]: the command line; [`settings`]: what else decides which server is asked.
 //! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
 //! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
-//!   [`explain`], [`top`].
+//!   [`users`], [`profiles`], [`resources`], [`queue`], [`explain`], [`top`].
 //! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
 //! - [`up`] runs a farm on this machine.
 
@@ -15,13 +15,17 @@ mod jobs;
 mod load;
 mod output;
 mod problems;
+mod profiles;
 mod query;
+mod queue;
+mod resources;
 mod results;
 mod settings;
 mod status;
 mod text;
 mod top;
 mod up;
+mod users;
 mod wait;
 mod workstations;
 
@@ -30,7 +34,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 
-use args::{Cli, ExplainVerb, JobVerb, Verb};
+use args::{Cli, ExplainVerb, JobVerb, UsersVerb, Verb};
 use exit::Exit;
 use farm::Farm;
 use output::Output;
@@ -84,6 +88,12 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Jobs(args) => jobs::list(&farm, &args, output).await?,
         Verb::Job(verb) => return job(&farm, verb, output).await,
         Verb::Problems(args) => problems::list(&farm, &args, output).await?,
+        Verb::Users(UsersVerb::List) => users::list(&farm, output).await?,
+        Verb::Users(UsersVerb::Set(args)) => users::set(&farm, args, output).await?,
+        Verb::Profiles(verb) => profiles::run(&farm, verb, output).await?,
+        Verb::Resources(verb) => resources::run(&farm, verb, output).await?,
+        Verb::Queue(verb) => queue::run(&farm, verb, output).await?,
+        Verb::Select(args) => workstations::select(&farm, args, output).await?,
         Verb::Drain(args) => workstations::drain(&farm, &args, output).await?,
         Verb::Explain(ExplainVerb::Job(args)) => explain::job(&farm, args.id, output).await?,
         Verb::Explain(ExplainVerb::Workstation { workstation }) => {

@@ -1,13 +1,14 @@
-//! Workstations: what they do and why, and draining them.
+//! Workstations: what they do and why, what they may take, and draining them.
 
 use anyhow::Result;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::{
-    DrainWorkstationRequest, ListWorkstationsRequest, Workstation, WorkstationCheckout, WorkstationState,
+    DrainWorkstationRequest, ListWorkstationsRequest, Names, SetSelectionRequest, Workstation, WorkstationCheckout,
+    WorkstationState,
 };
 use serde::Serialize;
 
-use crate::args::{DrainArgs, WorkstationsArgs};
+use crate::args::{DrainArgs, SelectArgs, WorkstationsArgs};
 use crate::exit::{Exit, Failure};
 use crate::farm::Farm;
 use crate::output::{self, Column, Output};
@@ -70,6 +71,39 @@ pub async fn find(farm: &Farm, name: &str) -> Result<WorkstationId> {
             )))
         }
     }
+}
+
+pub async fn select(farm: &Farm, args: SelectArgs, output: Output) -> Result<()> {
+    let SelectArgs { hostnames, require, exclude, prefer, job_types, labels, largest } = args;
+    let names = |given: Vec<String>| match given.as_slice() {
+        [] => None,
+        [none] if none == "none" => Some(Names::default()),
+        _ => Some(Names { names: given }),
+    };
+    let request = SetSelectionRequest {
+        hostnames: hostnames.clone(),
+        required: names(require),
+        excluded: names(exclude),
+        preferred: names(prefer),
+        job_types: names(job_types),
+        labels: names(labels),
+        largest_problem: largest,
+    };
+    let mut client = farm.workstations();
+    farm.call("selecting", client.set_selection(farm.request(request))).await?;
+    let all = get_all(farm, true, u32::MAX).await?;
+    let chosen: Vec<Workstation> = all.into_iter().filter(|one| hostnames.contains(&one.hostname)).collect();
+    let takes = |one: &Workstation| match one.selection.as_str() {
+        "" => "whatever it can run".to_owned(),
+        selection => plain(selection),
+    };
+    let columns = [Column::Text("WORKSTATION"), Column::Text("LABELS"), Column::Reason("TAKES")];
+    let rows = chosen.iter().map(|one| vec![cut(&one.hostname, 30), cut(&one.labels.join(","), 20), takes(one)]);
+    let none = "no workstation of that name has connected yet: it will find its selection when it does";
+    output.print(
+        || WorkstationsJson { workstations: chosen.iter().map(json).collect() },
+        || output::table(&columns, rows.collect(), none),
+    )
 }
 
 pub async fn drain(farm: &Farm, args: &DrainArgs, output: Output) -> Result<()> {
@@ -165,6 +199,8 @@ struct WorkstationJson<'a> {
     system: &'a str,
     agent_version: &'a str,
     controllers: &'a [String],
+    labels: &'a [String],
+    selection: &'a str,
     holds: Vec<CheckoutJson<'a>>,
     last_heard: Option<String>,
     server: &'a str,
@@ -193,6 +229,8 @@ fn json(one: &Workstation) -> WorkstationJson<'_> {
         system: &one.system,
         agent_version: &one.agent_version,
         controllers: &one.controllers,
+        labels: &one.labels,
+        selection: &one.selection,
         holds: one.holds.iter().map(checkout_json).collect(),
         last_heard: text::rfc3339(one.last_heard.as_ref()),
         server: &one.server,

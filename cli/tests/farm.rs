@@ -233,6 +233,7 @@ async fn a_small_submit_answers_as_an_upload_does() -> Test {
     let keyed = |key: &str, group: &str, payload: &str| SubmitProblem {
         key: key.into(),
         group_key: group.into(),
+        details: None,
         payload: payload.to_owned().into(),
     };
     let good = [keyed("a", "", "1"), keyed("b", "", "{\"b\": 2}")];
@@ -441,5 +442,92 @@ async fn a_server_stops_in_the_middle_of_long_calls() -> Test {
     assert_eq!(ended_within(&mut load, Duration::from_secs(5)).await?, Some(3));
     assert_eq!(farm.loaded().await?.0, 1);
     farm.ends(3, "status").await?;
+    Ok(())
+}
+
+/// Users, resources, profiles and what is suspended, all from the command line.
+#[tokio::test]
+async fn what_each_may_have_is_seen_and_changed() -> Test {
+    let farm = Farm::start().await?.with_agent().await?;
+    let owner: String = farm.sql.query_one("select session_user::text", &[]).await?.get(0);
+
+    farm.ends(0, "queue suspend --reason moving").await?;
+    let file = farm.file("two.csv", "key,n\na,1\nb,2\n")?;
+    let loaded = farm.json(&format!("job load {file} --name first --type echo")).await?;
+    let job = loaded["job_id"].as_str().context("an id")?.to_owned();
+    let why = farm.ends(0, &format!("explain job {job}")).await?;
+    ensure!(why.contains("the whole queue is suspended (moving): `pcfarm queue resume` goes on"), "{why}");
+    farm.ends(0, "queue resume").await?;
+    farm.ends(0, &format!("--timeout 30s job wait {job}")).await?;
+
+    let shown = farm.ends(0, "users list").await?;
+    ensure!(shown.contains("(default)") && shown.contains(&owner), "{shown}");
+    farm.ends(0, &format!("users set {owner} --queue-limit 3 --concurrency 0 --allocation 2")).await?;
+    let users = farm.json("users list").await?;
+    let mine = users["users"].as_array().and_then(|users| users.iter().find(|user| user["name"] == *owner));
+    let mine = mine.context("me")?;
+    ensure!(mine["queue_limit"] == 3 && mine["concurrency"] == 0 && mine["allocation"] == 2, "{mine}");
+    let loaded = farm.json(&format!("job load {file} --name second --type echo")).await?;
+    let second = loaded["job_id"].as_str().context("an id")?.to_owned();
+    let why = farm.ends(0, &format!("explain job {second}")).await?;
+    ensure!(why.contains(&format!("user {owner} has 0 problems in progress of at most 0")), "{why}");
+    let refused = farm.run(&format!("job load {file} --name third --type echo")).await?;
+    ensure!(refused.code != Some(0) && refused.stderr.contains("the limit is 3"), "{refused:?}");
+    farm.ends(0, &format!("users set {owner} --queue-limit default --concurrency default")).await?;
+    farm.ends(0, &format!("--timeout 30s job wait {second}")).await?;
+    farm.ends(2, "users set").await?;
+    farm.ends(2, &format!("users set {owner} --concurrency few")).await?;
+    farm.ends(0, &format!("users set {owner} --type nap --concurrency 4")).await?;
+    ensure!(farm.ends(0, "users list").await?.contains("nap"));
+    let unknown = farm.run(&format!("users set {owner} --type nothing --concurrency 4")).await?;
+    ensure!(unknown.code == Some(2) && unknown.stderr.contains("nothing"), "{unknown:?}");
+
+    farm.run_all(&["resources", "set", "licence", "12", "--description", "of the solver"]).await?;
+    let resources = farm.json("resources list").await?;
+    ensure!(resources["resources"][0]["tokens"] == 12, "{resources}");
+    farm.ends(0, "resources delete licence").await?;
+    ensure!(farm.ends(0, "resources list").await?.contains("no resources"));
+
+    let by_day = "profiles add echo --days sat-wed --from 07:00 --zone Asia/Tehran --per-hour 5 --per-checkout 1";
+    farm.ends(0, by_day).await?;
+    let users_few = ["profiles", "add", "echo", "--when", "web_users<50", "--when", "web_users>=10", "--zone", "UTC"];
+    let added = farm.run_all(&[&users_few[..], &["--priority", "-3"]].concat()).await?;
+    ensure!(added.code == Some(0) && added.stdout.contains("web_users>=10"), "{added:?}");
+    let twice = farm.run_all(&users_few).await?;
+    ensure!(twice.code != Some(0) && twice.stderr.contains("equally specific and overlap"), "{twice:?}");
+    let told = farm.ends(0, "profiles explain echo --at 2026-11-23T12:00:00Z").await?;
+    ensure!(told.contains("Entry 1 holds") && told.contains("signal web_users is not known"), "{told}");
+    farm.ends(0, "profiles signal web_users 12 --for 1h").await?;
+    let told = farm.ends(0, "profiles explain echo").await?;
+    ensure!(told.contains("Entry 2 holds for job type echo now: priority -3."), "{told}");
+    ensure!(farm.json("profiles signals").await?["signals"][0]["known"] == true);
+    farm.ends(0, "profiles signal web_users --forget").await?;
+    farm.ends(0, "profiles change 1 --per-hour none --days mon").await?;
+    let profiles = farm.json("profiles list echo").await?;
+    let first = profiles["profiles"].as_array().and_then(|all| all.iter().find(|one| one["profile_id"] == "1"));
+    let first = first.context("the first")?;
+    ensure!(first["problems_per_hour"].is_null() && first["weekdays"] == json!(["mon"]), "{first}");
+    ensure!(first["problems_per_checkout"] == 1 && first["from"] == "07:00", "what is not named stays: {first}");
+    farm.ends(0, "profiles delete 1").await?;
+    farm.ends(4, "profiles delete 1").await?;
+    farm.ends(4, "profiles change 77 --per-hour 3").await?;
+    farm.ends(2, "profiles explain nothing").await?;
+    farm.ends(2, "profiles add echo --when web_users=3").await?;
+
+    farm.ends(0, "select pc1 --require ann,ben --largest 100").await?;
+    let told = farm.ends(0, "explain workstation pc1").await?;
+    ensure!(told.contains("nobody's but ann, ben; bytes of a problem at most 100"), "{told}");
+    let chosen = farm.ends(0, "select pc1 --require none --largest 0").await?;
+    ensure!(chosen.contains("whatever it can run"), "{chosen}");
+    farm.ends(2, "select pc1").await?;
+    farm.ends(2, "select pc1 --types nothing").await?;
+
+    let parked = farm.ends(0, &format!("queue park --user {owner}")).await?;
+    ensure!(parked.contains("loads of 0 problems are parked"), "all jobs have ended: {parked}");
+    farm.ends(2, "queue park").await?;
+    for line in ["users list", "resources list", "profiles list", "profiles explain echo", "profiles signals"] {
+        let shown = farm.ends(0, line).await?;
+        ensure!(shown.lines().all(|line| line.chars().count() <= 100), "{line}: {shown}");
+    }
     Ok(())
 }

@@ -16,14 +16,19 @@ pub mod size;
 use crate::farm::Farm;
 use crate::session::Session;
 use anyhow::ensure;
+use choose::Choice;
 use convoys::Taken;
+use deadpool_postgres::ClientWrapper;
 use lanes::{LaneKey, Lanes};
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{BatchOrder, CheckoutId};
 use pcfarm_sql::checkout::{self, HandOut};
+use pcfarm_sql::job_types::JobType;
+use pcfarm_sql::lanes::OpenLane;
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::submit::Fresh;
 use queue::Queue;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -37,6 +42,8 @@ pub enum Event {
     Credit(Arc<Session>),
     /// There may be more to hand out, or less.
     Work,
+    /// Some session may take something else than before.
+    Selection,
     /// Problems that this server has just committed, and the epoch in which it did.
     Fresh(Box<Fresh>, u64),
 }
@@ -69,12 +76,21 @@ const HAND_OUTS_AT_ONCE: usize = 64;
 /// Problems that one call commits, unless a single checkout has more: what is read for the next one has to fit in memory.
 const PROBLEMS_AT_ONCE: usize = 16_000;
 
+/// Lanes without anything ahead that are read while a call commits.
+const READ_AT_ONCE: usize = 16;
+
+/// Between two looks at what limits leave, while they keep somebody from being served.
+const ROOM_PAUSE: Duration = Duration::from_millis(100);
+
 /// One checkout that has been decided on but not committed. Its credit is spent.
 struct Decision {
     session: Arc<Session>,
-    from: BatchOrder,
+    choice: Choice,
+    lane: Arc<OpenLane>,
     taken: Taken,
     hand_out: HandOut,
+    /// It is under a limit.
+    limited: bool,
 }
 
 struct Dispatcher {
@@ -138,6 +154,7 @@ impl Dispatcher {
     fn note(&mut self, event: Event) {
         match event {
             Event::Work => self.look_due = true,
+            Event::Selection => self.waiting.regroup(),
             Event::Credit(session) => self.waiting.join(session),
             Event::Fresh(fresh, epoch) if epoch == self.epoch => self.add(*fresh),
             Event::Fresh(..) => self.look_due = true,
@@ -178,155 +195,234 @@ impl Dispatcher {
                 let lanes = u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX);
                 self.look_from = Instant::now() + LOOK_PAUSE_EACH.saturating_mul(lanes).min(POLL);
             }
-            let lanes = &self.lanes;
-            let Some((lane, kinds)) = self.waiting.turn(|controllers| lanes.best(controllers)) else { return Ok(()) };
-            let decisions = self.decide(&lane, &kinds).await?;
-            if decisions.is_empty() {
-                continue;
-            }
-            if !self.commit(&lane, decisions).await? {
-                // Somebody else has moved the lane on, or its job is locked or not open any more.
-                self.lanes.remove(&self.farm, &lane);
+            let decisions = self.decide().await?;
+            if self.lanes.was_short_of_room() {
+                // Others' checkouts end, too.
                 self.look_due = true;
-                self.look_from = self.look_from.max(Instant::now() + REFUSED_PAUSE);
+                self.look_from = self.look_from.max(Instant::now() + ROOM_PAUSE);
             }
+            if decisions.is_empty() {
+                return Ok(());
+            }
+            self.commit(decisions).await?;
             while let Ok(event) = events.try_recv() {
                 self.note(event);
             }
         }
     }
 
-    /// Checkouts from this lane for those who wait and would be served from it: one turn each, round by round. None if
-    /// the lane has come to its end, which is then out of sight, or if nobody could take what comes next.
-    async fn decide(&mut self, key: &LaneKey, kinds: &[Arc<str>]) -> anyhow::Result<Vec<Decision>> {
-        let farm = self.farm.clone();
-        let job_type = self.lanes.get_mut(key).and_then(|lane| farm.job_type(&lane.open.job_type));
-        let (Some(job_type), Some(lane)) = (job_type, self.lanes.get_mut(key)) else {
-            self.lanes.remove(&farm, key);
-            return Ok(Vec::new());
-        };
-        let workstations = farm.workstations_with(&job_type.controller);
+    /// Checkouts for those who wait, each from the lane whose turn it is. None: there is nothing for anybody.
+    async fn decide(&mut self) -> anyhow::Result<Vec<Decision>> {
         let mut decisions: Vec<Decision> = Vec::new();
-        let mut problems = 0;
+        let (mut problems, mut idle) = (0, HashSet::new());
         while decisions.len() < HAND_OUTS_AT_ONCE && problems < PROBLEMS_AT_ONCE {
-            let Some(waiting) = self.waiting.pop(kinds) else { break };
-            let session = &waiting.session;
-            let situation = size::Situation {
-                aim: farm.rhythm.checkout,
-                limit: farm.rhythm.checkout_problems,
-                cores: session.cores,
-                measured: session.speed(&job_type.name),
-                remaining: lane.remaining(),
-                workstations,
-                time_limit: job_type.time_limit,
-            };
-            let wanted = size::wanted(&situation);
-            let is_its_own = |d: &Decision| d.session.workstation_id == session.workstation_id;
-            let in_hand = session.holds() + decisions.iter().filter(|d| is_its_own(d)).count();
-            if !size::has_room(&situation, in_hand, session.prefetch, wanted) {
-                // It asks again when it holds less.
-                self.waiting.leave(session);
+            let lanes = &self.lanes;
+            let choose = |session: &Session| lanes.choose(session);
+            let Some((waiting, choice)) = self.waiting.next(&mut idle, lanes.know_resources(), choose) else { break };
+            let key = choice.lane();
+            let job_type = self.lanes.get_mut(&key).and_then(|lane| self.farm.job_type(&lane.open.job_type));
+            let Some(job_type) = job_type else {
+                self.waiting.put_back(waiting);
+                self.lanes.remove(&self.farm, &key);
                 continue;
-            }
-            if !lane.has_ahead(wanted) {
+            };
+            let is_its_own = |d: &&Decision| d.session.workstation_id == waiting.session.workstation_id;
+            let in_hand = waiting.session.holds() + decisions.iter().filter(is_its_own).count();
+            let Some(wanted) = self.wanted(&waiting.session, &choice, &job_type, in_hand) else {
+                // It asks again when it holds less.
+                self.waiting.leave(&waiting.session);
+                continue;
+            };
+            if self.lanes.get_mut(&key).is_some_and(|lane| !lane.has_ahead(wanted)) {
                 if !decisions.is_empty() {
                     // What is decided need not wait for the reading.
                     self.waiting.put_back(waiting);
                     break;
                 }
-                if let Err(error) = lane.read_ahead(&mut self.reading, wanted).await {
+                if let Err(error) = self.lanes.read_ahead(&key, &mut self.reading, wanted).await {
                     self.waiting.put_back(waiting);
                     return Err(error);
                 }
             }
-            if lane.next_is_suspect() && in_hand > 0 {
-                // It asks again when it holds nothing.
-                self.waiting.leave(session);
+            let room = self.lanes.room(&choice);
+            let Some(lane) = self.lanes.get_mut(&key) else {
+                self.waiting.put_back(waiting);
+                continue;
+            };
+            let largest = waiting.session.selection().largest_problem.unwrap_or(u64::MAX);
+            if room.is_some_and(|room| !lane.first_convoy_fits(room)) || lane.first_payload() > largest {
+                // Known only now: somebody else's turn.
+                self.waiting.put_back(waiting);
                 continue;
             }
-            let from = lane.next();
-            let Some(taken) = lane.take(wanted) else {
+            if lane.next_is_suspect() && in_hand > 0 {
+                // It asks again when it holds nothing.
+                self.waiting.leave(&waiting.session);
+                continue;
+            }
+            let (from, open) = (lane.next(), lane.open.clone());
+            let Some(taken) = lane.take(wanted, room.map_or(u64::MAX, |room| room.weight), largest) else {
                 // Nothing can be had from it now; it is looked at again with the next look at all lanes.
                 self.waiting.put_back(waiting);
-                if decisions.is_empty() {
-                    self.lanes.remove(&farm, key);
-                }
-                break;
+                self.lanes.remove(&self.farm, &key);
+                continue;
             };
             problems += taken.problems.len();
-            let limits = size::time_limits(in_hand, session.prefetch);
-            let hand_out = HandOut {
-                from,
-                to: BatchOrder(
-                    taken.to.0 - i64::from(planted(Bug::ShipsMoreThanItChecksOut) && taken.to.0 > from.0 + 1),
-                ),
-                problems: i32::try_from(taken.problems.len()).expect("a checkout's size is bounded"),
-                workstation_id: session.workstation_id,
-                token: rand::random(),
-                seconds: job_type.time_limit.map(|limit| limit.as_secs_f64() * limits as f64),
-            };
-            session.spend_credit();
+            self.lanes.charge(&choice, &taken);
+            self.lanes.remove_if_drained(&self.farm, &key);
+            let hand_out = hand_out(&open, from, &taken, &waiting.session, &job_type, in_hand);
+            waiting.session.spend_credit();
             // A checkout that must be alone is the last that it gets, and asks for what follows when it is done.
-            if session.wants_work() && !taken.suspect {
-                self.waiting.put_last(session.clone());
+            if waiting.session.wants_work() && !taken.suspect {
+                self.waiting.put_last(waiting.session.clone());
             } else {
-                self.waiting.leave(session);
+                self.waiting.leave(&waiting.session);
             }
-            decisions.push(Decision { session: waiting.session, from, taken, hand_out });
+            let session = waiting.session;
+            decisions.push(Decision { session, choice, lane: open, taken, hand_out, limited: room.is_some() });
         }
         Ok(decisions)
     }
 
-    /// Commits the decisions and sends what was committed, reading on meanwhile. False: somebody was faster, or the job is
-    /// not open.
-    async fn commit(&mut self, key: &LaneKey, decisions: Vec<Decision>) -> anyhow::Result<bool> {
-        let Some(lane) = self.lanes.get_mut(key) else { return Ok(false) };
-        let hand_outs: Vec<HandOut> = decisions.iter().map(|d| d.hand_out.clone()).collect();
-        let handed_out: usize = decisions.iter().map(|d| d.taken.problems.len()).sum();
-        let job_type = lane.open.job_type.clone();
+    /// How many problems this workstation should have of that lane. None: it has no room for more.
+    fn wanted(&mut self, session: &Session, choice: &Choice, job_type: &JobType, in_hand: usize) -> Option<usize> {
+        let remaining = self.lanes.get_mut(&choice.lane())?.remaining();
+        let situation = size::Situation {
+            aim: self.farm.rhythm.checkout,
+            limit: self.farm.rhythm.checkout_problems,
+            cores: session.cores,
+            measured: session.speed(&job_type.name),
+            remaining,
+            workstations: self.farm.workstations_with(&job_type.controller),
+            time_limit: job_type.time_limit,
+        };
+        let wanted = size::wanted(&situation);
+        let most = self.lanes.room(choice).and_then(|room| usize::try_from(room.problems).ok());
+        let wanted = most.map_or(wanted, |most| wanted.min(most));
+        if in_hand > 0 && !self.lanes.may_be_prefetched(choice) {
+            return None;
+        }
+        size::has_room(&situation, in_hand, session.prefetch, wanted).then_some(wanted)
+    }
+
+    /// Commits the decisions and sends what was committed, reading on meanwhile.
+    async fn commit(&mut self, decisions: Vec<Decision>) -> anyhow::Result<()> {
+        // Those of one lane are consecutive; what is under limits is decided by another statement.
+        let (mut limited, mut free): (Vec<Decision>, Vec<Decision>) = decisions.into_iter().partition(|d| d.limited);
+        let unread = self.wanted_ahead(free.iter().chain(&limited));
         let committing = async {
             let client = self.committing.client().await?;
             // What was read may be of a database that this one is not.
             ensure!(self.farm.epoch.number() == self.epoch, "this is another database than before");
-            anyhow::Ok(checkout::check_out(client, key.0, key.1, &job_type, &hand_outs).await?)
+            let mut ids = check_out(client, &free, false).await?;
+            ids.extend(check_out(client, &limited, true).await?);
+            anyhow::Ok(ids)
         };
         let reading = async {
-            // As much again will be wanted soon, if anybody still waits.
-            if self.waiting.wants(lane.controller()) && !lane.has_ahead(handed_out / 2) {
-                lane.read_ahead(&mut self.reading, handed_out).await?;
+            for (key, wanted) in unread {
+                self.lanes.read_ahead(&key, &mut self.reading, wanted).await?;
             }
             anyhow::Ok(())
         };
         crash_point(CrashPoint::CheckOutDecided);
         let (outcome, read) = tokio::join!(committing, reading);
         crash_point(CrashPoint::CheckOutCommitted);
+        free.append(&mut limited);
         let ids = match outcome {
-            Ok(ids) if ids.len() == decisions.len() => ids,
-            outcome => {
-                // Nothing was handed out, or nobody knows: what was is given back as never received. Those who wait
-                // wait on, their credit unspent.
-                for decision in &decisions {
-                    decision.session.add_credit(1);
-                    self.waiting.join(decision.session.clone());
-                }
-                return outcome.map(|_| false);
+            Ok(ids) => ids,
+            Err(error) => {
+                // Nobody knows: what was handed out is given back as never received.
+                free.into_iter().for_each(|decision| self.undo(decision));
+                return Err(error);
             }
         };
-        self.ship(key, ids, decisions);
-        self.lanes.remove_if_drained(&self.farm, key);
-        read.map(|()| true)
+        let mut refused = Vec::new();
+        for (decision, id) in free.into_iter().zip(ids) {
+            match id {
+                Some(id) => self.ship(id, decision),
+                None => refused.push(decision),
+            }
+        }
+        // The last first, so that what is put back stands in order.
+        for mut decision in refused.into_iter().rev() {
+            // Somebody else has moved the lane on, or its job is locked or not open any more, or there is no room.
+            let problems = std::mem::take(&mut decision.taken.problems);
+            self.lanes.set_aside(&self.farm, &decision.choice.lane(), decision.hand_out.from, problems);
+            self.look_due = true;
+            self.look_from = self.look_from.max(Instant::now() + REFUSED_PAUSE);
+            self.undo(decision);
+        }
+        read
     }
 
-    fn ship(&mut self, key: &LaneKey, ids: Vec<CheckoutId>, decisions: Vec<Decision>) {
-        let Some(lane) = self.lanes.get_mut(key) else { return };
-        // A job type that is gone meanwhile: what was handed out comes back as never received.
-        let Some(job_type) = self.farm.job_type(&lane.open.job_type) else { return };
-        for (checkout_id, decision) in ids.into_iter().zip(decisions) {
-            debug!(%checkout_id, job_id = %key.0, workstation_id = %decision.session.workstation_id,
-                problems = decision.hand_out.problems, from = %decision.from, "checked out");
-            let shipment = send::Shipment::new(checkout_id, &lane.open, job_type.clone(), decision);
-            shipment.announce(&self.farm);
-            self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));
+    /// Lanes that are to be read on while these are committed, and how much will be wanted: as much again will be soon, if
+    /// anybody still waits.
+    fn wanted_ahead<'a>(&mut self, decisions: impl Iterator<Item = &'a Decision>) -> Vec<(LaneKey, usize)> {
+        let mut handed_out: HashMap<LaneKey, usize> = HashMap::new();
+        for decision in decisions {
+            *handed_out.entry(decision.choice.lane()).or_default() += decision.taken.problems.len();
         }
+        let unread: Vec<LaneKey> = self.lanes.unread().take(READ_AT_ONCE).collect();
+        for key in unread {
+            handed_out.entry(key).or_insert(1);
+        }
+        let Dispatcher { lanes, waiting, .. } = self;
+        handed_out.retain(|key, problems| {
+            let lane = lanes.get_mut(key);
+            lane.is_some_and(|lane| waiting.wants(lane.controller()) && !lane.has_ahead((*problems).div_ceil(2)))
+        });
+        handed_out.into_iter().collect()
     }
+
+    /// Its session waits on, its credit unspent.
+    fn undo(&mut self, decision: Decision) {
+        self.lanes.refund(&decision.choice, decision.taken.convoys);
+        decision.session.add_credit(1);
+        self.waiting.join(decision.session);
+    }
+
+    fn ship(&self, checkout_id: CheckoutId, decision: Decision) {
+        // A job type that is gone meanwhile: what was handed out comes back as never received.
+        let Some(job_type) = self.farm.job_type(&decision.lane.job_type) else { return };
+        debug!(%checkout_id, job_id = %decision.lane.job_id, workstation_id = %decision.session.workstation_id,
+            problems = decision.hand_out.problems, from = %decision.hand_out.from, "checked out");
+        let shipment = send::Shipment::new(checkout_id, job_type, decision);
+        shipment.announce(&self.farm);
+        self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));
+    }
+}
+
+fn hand_out(
+    lane: &OpenLane,
+    from: BatchOrder,
+    taken: &Taken,
+    session: &Session,
+    job_type: &JobType,
+    in_hand: usize,
+) -> HandOut {
+    let limits = size::time_limits(in_hand, session.prefetch);
+    HandOut {
+        job_id: lane.job_id,
+        lane_id: lane.lane_id,
+        job_type: lane.job_type.clone(),
+        from,
+        to: BatchOrder(taken.to.0 - i64::from(planted(Bug::ShipsMoreThanItChecksOut) && taken.to.0 > from.0 + 1)),
+        problems: i32::try_from(taken.problems.len()).expect("a checkout's size is bounded"),
+        weight: i64::try_from(taken.weight).unwrap_or(i64::MAX),
+        workstation_id: session.workstation_id,
+        token: rand::random(),
+        seconds: job_type.time_limit.map(|limit| limit.as_secs_f64() * limits as f64),
+    }
+}
+
+async fn check_out(
+    client: &ClientWrapper,
+    decisions: &[Decision],
+    within_limits: bool,
+) -> anyhow::Result<Vec<Option<CheckoutId>>> {
+    let hand_outs: Vec<HandOut> = decisions.iter().map(|d| d.hand_out.clone()).collect();
+    Ok(match within_limits {
+        true => checkout::check_out_within_limits(client, &hand_outs).await?,
+        false => checkout::check_out(client, &hand_outs).await?,
+    })
 }

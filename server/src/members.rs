@@ -168,6 +168,7 @@ mod tests {
             batch_order: BatchOrder(order),
             key: format!("k{n}"),
             payload: RawJson::default(),
+            weight: 1,
             attempts: 0,
             alone: false,
             grouped: false,

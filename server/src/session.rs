@@ -1,12 +1,15 @@
 //! One agent's connection, as the rest of the server sees it: what it may be given, what it has been sent, when it
 //! was last heard. Never touches the database or the wire itself.
 
+use crate::dispatch::choose::Selection;
 use crate::dispatch::size::{self, Speed};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1;
+use pcfarm_sql::json::RawJson;
 use pcfarm_sql::presence::Connection;
+use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -26,15 +29,35 @@ pub struct Session {
     pub workstation_id: WorkstationId,
     pub number: i64,
     pub cores: u32,
-    pub controllers: HashSet<String>,
-    /// The same for all that have the same controllers.
-    pub kind: Arc<str>,
+    pub controllers: BTreeSet<String>,
+    labels: Vec<String>,
+    selecting: RwLock<Selecting>,
     /// Checkouts that it always wants beside the one in the works. None: it has not said, and means its credit.
     pub prefetch: Option<usize>,
     pub out: Outgoing,
     /// Ends the connection.
     pub ended: CancellationToken,
     state: Mutex<State>,
+}
+
+/// What it may be given.
+#[derive(Clone, Debug)]
+struct Selecting {
+    selection: Arc<Selection>,
+    /// The same for all that may be given the same.
+    kind: Arc<str>,
+}
+
+/// As `pcfarm.set_selection` keeps it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Chosen {
+    required: BTreeSet<String>,
+    excluded: BTreeSet<String>,
+    preferred: BTreeSet<String>,
+    job_types: BTreeSet<String>,
+    labels: BTreeSet<String>,
+    largest_problem: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +98,26 @@ struct State {
     speeds: HashMap<String, Speed>,
 }
 
+impl Selecting {
+    fn new(controllers: &BTreeSet<String>, labels: &[String], chosen: Option<&RawJson>) -> Selecting {
+        // The database has checked it; what a newer one adds is not for this server.
+        let chosen: Chosen = chosen.and_then(|chosen| serde_json::from_slice(&chosen.0).ok()).unwrap_or_default();
+        let names = |names: &BTreeSet<String>| names.iter().map(|name| Arc::from(name.as_str())).collect();
+        let all_labels: BTreeSet<String> = chosen.labels.iter().chain(labels).cloned().collect();
+        let selection = Selection {
+            controllers: controllers.iter().cloned().collect(),
+            required: names(&chosen.required),
+            excluded: names(&chosen.excluded),
+            preferred: names(&chosen.preferred),
+            job_types: names(&chosen.job_types),
+            labels: names(&all_labels),
+            largest_problem: chosen.largest_problem,
+        };
+        let kind = format!("{controllers:?} {all_labels:?} {chosen:?}").into();
+        Selecting { selection: Arc::new(selection), kind }
+    }
+}
+
 impl State {
     fn wants_work(&self) -> bool {
         let able = !self.suspended && !self.leaving && !self.drained;
@@ -84,13 +127,15 @@ impl State {
 
 impl Session {
     pub fn new(connection: &Connection, hello: &v1::Hello, out: Outgoing, ended: CancellationToken) -> Session {
-        let controllers: BTreeSet<&str> = hello.controllers.iter().map(String::as_str).collect();
+        let controllers: BTreeSet<String> = hello.controllers.iter().cloned().collect();
+        let selecting = Selecting::new(&controllers, &hello.labels, connection.selection.as_ref());
         Session {
             workstation_id: connection.workstation_id,
             number: connection.session,
             cores: hello.cores.max(1),
-            kind: controllers.iter().flat_map(|name| [name, "\0"]).collect::<String>().into(),
-            controllers: controllers.into_iter().map(str::to_owned).collect(),
+            controllers,
+            labels: hello.labels.clone(),
+            selecting: RwLock::new(selecting),
             prefetch: hello.prefetch.and_then(|prefetch| usize::try_from(prefetch).ok()),
             out,
             ended,
@@ -114,6 +159,26 @@ impl Session {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().expect("nothing panics while it holds a session's state")
+    }
+
+    pub fn selection(&self) -> Arc<Selection> {
+        self.selecting.read().unwrap_or_else(PoisonError::into_inner).selection.clone()
+    }
+
+    /// The same for all that may be given the same.
+    pub fn kind(&self) -> Arc<str> {
+        self.selecting.read().unwrap_or_else(PoisonError::into_inner).kind.clone()
+    }
+
+    /// Takes note of what an administrator wants it to be given. True if that is something else than before.
+    pub fn select(&self, chosen: Option<&RawJson>) -> bool {
+        let now = Selecting::new(&self.controllers, &self.labels, chosen);
+        let mut selecting = self.selecting.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = selecting.selection != now.selection;
+        if changed {
+            *selecting = now;
+        }
+        changed
     }
 
     /// A word from the agent. True if it had been marked silent.

@@ -4,7 +4,7 @@ use crate::farm::Farm;
 use anyhow::Context;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::LaneId;
-use pcfarm_sql::upkeep;
+use pcfarm_sql::{profiles, upkeep};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -51,6 +51,7 @@ pub async fn sweep(farm: Arc<Farm>) {
 
 async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
+    while upkeep::move_due(&*client).await.context("moving what is due")? > 0 {}
     upkeep::exhaust_lanes(&*client).await.context("marking exhausted lanes")?;
     crash_point(CrashPoint::LanesExhausted);
     for job_id in upkeep::maybe_empty_jobs(&*client).await.context("looking for empty jobs")? {
@@ -66,6 +67,8 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
 /// came by COPY has not.
 async fn tidy(farm: &Farm, analyzed: &mut Option<LaneId>) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
+    profiles::sample_signals(&client).await.context("sampling signals")?;
+    profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;
     crash_point(CrashPoint::ProgressFolded);
     let newest = upkeep::newest_large_lane(&*client).await.context("looking for large loads")?;

@@ -177,6 +177,9 @@ async fn look_at_rows(
         } else if row.dead {
             // It lives after all: it connects again, and is told that its checkouts are gone.
             session.end(Status::unavailable("the workstation had been declared dead: connect again"));
+        } else if session.select(row.selection.as_ref()) {
+            info!(workstation_id = %row.workstation_id, "selection changed");
+            drop(farm.dispatcher.try_send(dispatch::Event::Selection));
         } else if session.set_drained(row.drain) {
             info!(workstation_id = %row.workstation_id, drain = row.drain, "drain changed");
             if row.drain {
@@ -248,7 +251,7 @@ async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     let (client, mut messages) = connect::connect(config).await?;
     client.batch_execute("listen pcfarm").await?;
     // What happened while nobody listened.
-    nudge(farm, &HashSet::from(["work", "job_type", "revoked", "drain"])).await;
+    nudge(farm, &HashSet::from(["work", "job_type", "revoked", "drain", "selection"])).await;
     while let Some(message) = messages.next().await {
         if let AsyncMessage::Notification(notification) = message {
             nudge(farm, &HashSet::from([notification.payload()])).await;
@@ -263,7 +266,7 @@ async fn nudge(farm: &Farm, what: &HashSet<&str>) {
     {
         warn!(error = format!("{error:#}"), "job types were not read");
     }
-    if what.contains("revoked") || what.contains("drain") {
+    if ["revoked", "drain", "selection"].iter().any(|payload| what.contains(payload)) {
         farm.look_at_sessions.notify_one();
     }
     if !what.contains("drain") || what.len() > 1 {

@@ -25,6 +25,10 @@ create table pcfarm.job_type (
     -- A job's deadline is its creation plus this.
     default_duration interval constraint positive_duration check (default_duration > interval '0'),
     max_attempts     integer not null default 3 constraint attempts_range check (max_attempts between 1 and 100),
+    -- After a failed attempt a problem waits for about this, twice as long each time, and for no longer than that.
+    retry_delay       interval constraint positive_retry_delay check (retry_delay > interval '0'),
+    retry_delay_limit interval not null default '1 hour'
+                      constraint positive_retry_delay_limit check (retry_delay_limit > interval '0'),
     -- Longest that a checkout may be in a workstation's hands.
     time_limit       interval constraint positive_time_limit check (time_limit > interval '0'),
     -- Serve the retry lane first instead of last.
@@ -38,6 +42,11 @@ create table pcfarm.job_type (
     -- The NOLOGIN role whose rights write-back has, and its statement.
     write_role       name,
     write_back       text,
+    -- Handed only to workstations that have all of these.
+    labels           text[] not null default '{}',
+    -- None of its problems is handed out since then.
+    suspended_since  timestamptz,
+    suspended_reason text not null default '',
     constraint write_back_has_role check (write_back is null or write_role is not null)
 );
 
@@ -89,8 +98,11 @@ create sequence pcfarm.lane_number;
 create table pcfarm.lane (
     job_id         bigint not null,
     lane_id        bigint not null,
-    kind           text not null constraint lane_kind check (kind in ('load', 'own', 'retry')),
+    -- 'later': its problems may not be handed out yet; each waits in pcfarm.delayed, and then in a retry lane.
+    kind           text not null constraint lane_kind check (kind in ('load', 'own', 'retry', 'later')),
     job_type       text not null references pcfarm.job_type,
+    -- Of its problems: lanes of a job are served in this order, highest first.
+    priority       integer not null default 0,
     -- Its convoys are of problems that depend on each other: never halved.
     grouped        boolean not null default false,
     -- The next batch order to assign. The retry lane's is found by index under this row's lock.
@@ -98,11 +110,17 @@ create table pcfarm.lane (
     problems       bigint not null default 0,
     -- Every convoy has been handed out; never true of a retry lane.
     exhausted      boolean not null default false,
+    loaded_at      timestamptz not null default clock_timestamp(),
+    -- Not handed out until somebody says so.
+    parked         boolean not null default false,
     primary key (job_id, lane_id),
     constraint retry_lane_grows check ((kind = 'retry') = (next_insertion is null)),
-    constraint retry_lane_is_never_exhausted check (not (exhausted and kind = 'retry'))
+    constraint retry_lane_is_never_exhausted check (not (exhausted and kind = 'retry')),
+    constraint later_lane_is_exhausted check (exhausted or kind <> 'later')
 );
 create index lane_with_work on pcfarm.lane (job_id, lane_id) where not exhausted;
+-- Made when something comes back: by those who close checkouts, and nobody waits for a loader.
+create unique index lane_retry on pcfarm.lane (job_id, job_type, priority) where kind = 'retry';
 
 -- Problems ------------------------------------------------------------------------------------------------
 --
@@ -119,7 +137,9 @@ create table pcfarm.problem (
     -- Null between COPY and assign_batch_order.
     batch_order bigint constraint batch_order_not_negative check (batch_order >= 0),
     key         text not null constraint key_at_most_1_kib check (octet_length(key) <= 1024),
-    payload     jsonb not null constraint payload_at_most_1_mib check (pg_column_size(payload) <= 1048576)
+    payload     jsonb not null constraint payload_at_most_1_mib check (pg_column_size(payload) <= 1048576),
+    -- What it counts against limits by the hour; null: 1.
+    weight      integer constraint positive_weight check (weight > 0)
 );
 -- The one index: dispatch reads a range of it, and so does everything that asks what a checkout holds.
 create unique index problem_in_dispatch_order
@@ -144,6 +164,23 @@ create table pcfarm.requeued (
     primary key (job_id, lane_id, batch_order, problem_id)
 );
 create index requeued_by_problem on pcfarm.requeued (job_id, problem_id, batch_order desc);
+
+-- What may not be handed out yet: problems that were loaded with a time of theirs, and failed ones between attempts. When
+-- they are due they go to their retry lanes, many at a time.
+create table pcfarm.delayed (
+    job_id     bigint not null,
+    problem_id bigint not null,
+    due_at     timestamptz not null,
+    home_lane  bigint not null,
+    home_order bigint not null,
+    attempts   integer not null default 0,
+    losses     integer not null default 0,
+    alone      boolean not null default false,
+    grouped    boolean not null,
+    message    text,
+    primary key (job_id, problem_id)
+);
+create index delayed_by_due on pcfarm.delayed (due_at);
 
 -- Who works -----------------------------------------------------------------------------------------------
 
@@ -176,6 +213,8 @@ create table pcfarm.workstation (
     system         text not null,
     agent_version  text not null,
     controllers    text[] not null,
+    -- What its owner says that it is or has.
+    labels         text[] not null default '{}',
     -- 'waiting' reads as 'processing' while it holds a checkout; see pcfarm.workstation_status.
     state          text not null default 'waiting' constraint workstation_state
                    check (state in ('waiting', 'suspended', 'draining', 'dead')),
@@ -210,6 +249,8 @@ create table pcfarm.checkout (
     from_order     bigint not null,
     to_order       bigint not null, -- exclusive
     job_type       text not null,
+    -- The job's: what its user has in progress is read here.
+    owner          name not null default session_user,
     problems       integer not null constraint checkout_holds_problems check (problems > 0),
     -- Of these, how many have a result that came under this checkout.
     delivered      integer not null default 0,
@@ -229,9 +270,10 @@ create table pcfarm.checkout (
 -- With statistics of an empty farm, to read an index of what is live from end to end, with every entry that a snapshot
 -- keeps, seems to cost no more than to look something up in the right one. So each can be used for a condition on its
 -- column alone: that it is not null, which is never in doubt, is known to the planner from nothing else. Nor is there a
--- second column, a condition on which would be taken for a use of the index. All that is live: job_id > 0.
+-- second column of its own, a condition on which would be taken for a use of the index. All that is live: job_id > 0.
 create index checkout_live on pcfarm.checkout (workstation_id) where ended_at is null and workstation_id is not null;
 create index checkout_live_by_job on pcfarm.checkout (job_id) where ended_at is null and job_id is not null;
+create index checkout_live_by_type on pcfarm.checkout (job_type, owner) where ended_at is null and job_type is not null;
 create index checkout_overdue on pcfarm.checkout (deadline) where ended_at is null and deadline is not null;
 
 -- How problems ended ----------------------------------------------------------------------------------------
@@ -269,8 +311,9 @@ create table pcfarm.failed_attempt (
 -- Progress is summed from these, one row per accepting transaction, folded now and then: no row is hot.
 create table pcfarm.progress (
     job_id   bigint not null,
+    job_type text not null,
     done     bigint not null default 0,
     failed   bigint not null default 0,
     requeued bigint not null default 0
 );
-create index progress_by_job on pcfarm.progress (job_id) include (done, failed, requeued);
+create index progress_by_job on pcfarm.progress (job_id, job_type) include (done, failed, requeued);

@@ -2,6 +2,21 @@
 
 -- Job types -------------------------------------------------------------------------------------------------
 
+-- A JSON array of texts; none if there is nothing.
+create function pcfarm.texts_of(given jsonb, what text)
+returns text[] language plpgsql immutable as $$
+begin
+    if jsonb_typeof(coalesce(given, 'null')) not in ('array', 'null') or exists (
+        select from jsonb_array_elements(case jsonb_typeof(given) when 'array' then given else '[]' end) e
+        where jsonb_typeof(e) <> 'string' or length(e #>> '{}') not between 1 and 63)
+    then
+        raise exception '%: a list of names is wanted, and not %', what, given
+            using errcode = 'invalid_parameter_value', hint = 'It is like ["one", "two"]; a name has at most 63 letters.';
+    end if;
+    return array(select distinct e from jsonb_array_elements_text(
+        case jsonb_typeof(given) when 'array' then given else '[]' end) e order by e);
+end $$;
+
 create function pcfarm.create_job_type(name text, controller text, options jsonb default '{}')
 returns void language plpgsql as $$
 declare
@@ -10,13 +25,15 @@ declare
 begin
     select string_agg(quote_literal(o.key), ', ') into unknown
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
-    where o.key not in ('description', 'default_priority', 'default_duration', 'max_attempts', 'time_limit',
-                        'retry_first', 'keep_results', 'read_role', 'read_time_limit', 'write_role');
+    where o.key not in ('description', 'default_priority', 'default_duration', 'max_attempts', 'retry_delay',
+                        'retry_delay_limit', 'time_limit', 'retry_first', 'keep_results', 'resources', 'labels', 'read_role',
+                        'read_time_limit', 'write_role');
     if unknown is not null then
         raise exception 'job type %: no such option: %', create_job_type.name, unknown
             using errcode = 'invalid_parameter_value',
-                  hint = 'Options are description, default_priority, default_duration, max_attempts, time_limit, '
-                         'retry_first, keep_results, read_role, read_time_limit and write_role.';
+                  hint = 'Options are description, default_priority, default_duration, max_attempts, retry_delay, '
+                         'retry_delay_limit, time_limit, retry_first, keep_results, resources, labels, read_role, '
+                         'read_time_limit and write_role.';
     end if;
     select t.* into before from pcfarm.job_type t where t.name = create_job_type.name for update;
     if options ->> 'read_role' is null
@@ -33,25 +50,30 @@ begin
                                 'pcfarm.set_write_back(%L, null).', before.write_role, create_job_type.name);
     end if;
     insert into pcfarm.job_type as t (name, controller, description, default_priority, default_duration,
-        max_attempts, time_limit, retry_first, keep_results, read_role, read_time_limit, write_role)
+        max_attempts, retry_delay, retry_delay_limit, time_limit, retry_first, keep_results, labels, read_role,
+        read_time_limit, write_role)
     values (create_job_type.name, create_job_type.controller,
         coalesce(options ->> 'description', ''),
         coalesce((options ->> 'default_priority')::integer, 0),
         (options ->> 'default_duration')::interval,
         coalesce((options ->> 'max_attempts')::integer, 3),
+        (options ->> 'retry_delay')::interval,
+        coalesce((options ->> 'retry_delay_limit')::interval, interval '1 hour'),
         (options ->> 'time_limit')::interval,
         coalesce((options ->> 'retry_first')::boolean, false),
         coalesce((options ->> 'keep_results')::boolean, true),
+        pcfarm.texts_of(options -> 'labels', 'labels'),
         options ->> 'read_role',
         coalesce((options ->> 'read_time_limit')::interval, interval '30 seconds'),
         options ->> 'write_role')
     on conflict on constraint job_type_pkey do update set
         controller = excluded.controller, description = excluded.description,
         default_priority = excluded.default_priority, default_duration = excluded.default_duration,
-        max_attempts = excluded.max_attempts, time_limit = excluded.time_limit,
-        retry_first = excluded.retry_first, keep_results = excluded.keep_results,
-        read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
+        max_attempts = excluded.max_attempts, retry_delay = excluded.retry_delay,
+        retry_delay_limit = excluded.retry_delay_limit, time_limit = excluded.time_limit, retry_first = excluded.retry_first,
+        keep_results = excluded.keep_results, labels = excluded.labels, read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
         write_role = excluded.write_role;
+    perform pcfarm.set_job_type_resources(create_job_type.name, options -> 'resources');
     -- Its function belongs to the role whose rights it has.
     if before.write_back is not null and options ->> 'write_role' <> before.write_role then
         perform pcfarm.set_write_back(create_job_type.name, before.write_back);
@@ -179,6 +201,10 @@ begin
     where t.name = create_job.job_type
     on conflict on constraint job_idempotency do nothing
     returning job_id into created;
+    -- Whoever hands out under a limit locks this row, so it has to be there.
+    insert into pcfarm.farm_user (name)
+    select session_user where not exists (select from pcfarm.farm_user u where u.name = session_user)
+    on conflict do nothing;
     if created is null then
         select j.* into strict first from pcfarm.job j
         where j.owner = session_user and j.idempotency_key = options ->> 'idempotency_key';
@@ -194,8 +220,6 @@ begin
         end if;
         return first.job_id;
     end if;
-    insert into pcfarm.lane (job_id, lane_id, kind, job_type)
-    values (created, nextval('pcfarm.lane_number'), 'retry', create_job.job_type);
     return created;
 end $$;
 comment on function pcfarm.create_job is
@@ -277,6 +301,10 @@ begin
     end if;
 end $$;
 
+-- A lane that a load has filled. No job type: its job's.
+create type pcfarm.packed_lane as (
+    lane_id bigint, job_type text, priority integer, later boolean, problems bigint, orders bigint);
+
 create function pcfarm.load(job bigint, query text, convoy integer default 100)
 returns bigint language plpgsql as $$
 declare
@@ -284,9 +312,9 @@ declare
     loaded   bigint;
     columns  text[];
     grouped  boolean;
-    ordering text;
     seen     text;
     of_table text;
+    lanes    pcfarm.packed_lane[];
 begin
     -- Refused before the query runs, and locked only after it has.
     perform pcfarm.check_loadable(job);
@@ -294,37 +322,44 @@ begin
     if query is null or btrim(query) = '' then
         raise exception 'the query is empty' using errcode = 'invalid_parameter_value',
             hint = 'It returns key text, payload jsonb and optionally group_key text, priority integer, '
-                   'deadline timestamptz.';
+                   'deadline timestamptz, job_type text, not_before timestamptz, weight integer.';
     end if;
     -- A semicolon at the end, with or without a remark behind it.
     query := regexp_replace(query, ';(\s|--[^\n'']*(\n|$))*$', '');
     columns := pcfarm.load_columns(query);
     grouped := 'group_key' = any (columns);
-    lane := nextval('pcfarm.lane_number');
-    -- Without an order asked for by a column, rows keep the order in which the query returns them, which is
-    -- their physical order for a plain scan: a convoy's rows share blocks.
-    ordering := 'order by ' || nullif(concat_ws(', ',
-        case when 'priority' = any (columns) then 'priority desc nulls last' end,
-        case when 'deadline' = any (columns) then 'deadline asc nulls last' end), '');
     begin
-        if grouped then
+        if columns && array['group_key', 'priority', 'job_type', 'not_before'] then
             execute format($q$
                 create temporary table pcfarm_staged on commit drop as
-                select n.number, coalesce('g' || n.group_key, 'r' || n.number) as member_of, n.key, n.payload
-                from (select row_number() over (%s) as number, q.key::text, q.payload::jsonb, q.group_key::text
+                select n.number, coalesce('g' || n.group_key, 'r' || n.number) as member_of, n.key, n.payload, n.job_type,
+                    coalesce(n.priority, 0) as priority, n.deadline, n.not_before, n.weight
+                from (select row_number() over () as number, q.key::text, q.payload::jsonb, %s as group_key,
+                          %s as job_type, %s as priority, %s as deadline, %s as not_before, %s as weight
                       from (%s
-                      ) q) n$q$, ordering, query);
-            loaded := pcfarm.pack_staged(job, lane, convoy);
+                      ) q) n$q$,
+                pcfarm.load_column(columns, 'group_key', 'text'), pcfarm.load_column(columns, 'job_type', 'text'),
+                pcfarm.load_column(columns, 'priority', 'integer'), pcfarm.load_column(columns, 'deadline', 'timestamptz'),
+                pcfarm.load_column(columns, 'not_before', 'timestamptz'), pcfarm.load_column(columns, 'weight', 'integer'),
+                query);
+            lanes := pcfarm.pack_staged(job, convoy, grouped);
+            select coalesce(sum(l.problems), 0) into loaded from unnest(lanes) l;
             drop table pg_temp.pcfarm_staged;
         else
+            lane := nextval('pcfarm.lane_number');
+            -- Without an order asked for by a column, rows keep the order in which the query returns them, which is
+            -- their physical order for a plain scan: a convoy's rows share blocks.
             execute format($q$
-                insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
-                select $1, $2, $3 + n.number, (n.number - 1) / $4, n.key, n.payload
-                from (select q.key::text, q.payload::jsonb, row_number() over (%s) as number
+                insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload, weight)
+                select $1, $2, $3 + n.number, (n.number - 1) / $4, n.key, n.payload, n.weight
+                from (select q.key::text, q.payload::jsonb, %s as weight, row_number() over (%s) as number
                       from (%s
-                      ) q) n$q$, ordering, query)
+                      ) q) n$q$,
+                pcfarm.load_column(columns, 'weight', 'integer'),
+                case when 'deadline' = any (columns) then 'order by q.deadline asc nulls last' end, query)
                 using job, lane, lane * 10000000000, convoy::bigint;
             get diagnostics loaded = row_count;
+            lanes := array[(lane, null, 0, false, loaded, (loaded + convoy - 1) / convoy)::pcfarm.packed_lane];
         end if;
     exception when not_null_violation then
         get stacked diagnostics of_table = table_name, seen = column_name;
@@ -336,12 +371,19 @@ begin
                    'or ''{}''::jsonb.';
     end;
     perform pcfarm.analyze_after_load(loaded);
-    perform pcfarm.register_lane(job, lane, loaded, grouped);
+    perform pcfarm.register_lanes(job, lanes, grouped);
     return loaded;
 end $$;
 comment on function pcfarm.load is
     'Loads what the query returns (key text, payload jsonb, optionally group_key text, priority integer, deadline '
-    'timestamptz) in convoys of so many problems, with the caller''s rights, in one pass. Returns problems loaded.';
+    'timestamptz, job_type text, not_before timestamptz, weight integer) in convoys of so many problems, with the '
+    'caller''s rights, in one pass. Returns problems loaded.';
+
+-- A column of a load query, or nothing of its type.
+create function pcfarm.load_column(columns text[], name text, type text)
+returns text language sql immutable as $$
+    select case when name = any (columns) then format('q.%I::%s', name, type) else 'null::' || type end
+$$;
 
 create function pcfarm.check_loadable(job bigint)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -370,7 +412,9 @@ begin
     left join (values
         ('payload', 'jsonb', array['jsonb', 'json']),
         ('priority', 'integer', array['integer', 'smallint', 'bigint']),
-        ('deadline', 'timestamptz', array['timestamp with time zone'])
+        ('deadline', 'timestamptz', array['timestamp with time zone']),
+        ('not_before', 'timestamptz', array['timestamp with time zone']),
+        ('weight', 'integer', array['integer', 'smallint', 'bigint'])
     ) as w(name, wanted, accepted) on w.name = a.attname
     where a.attrelid = 'pg_temp.pcfarm_load_query'::regclass and a.attnum > 0;
     drop view pg_temp.pcfarm_load_query;
@@ -381,38 +425,102 @@ begin
     elsif wrong is not null then
         raise exception 'the query''s column %', wrong
             using errcode = 'datatype_mismatch', hint = 'Cast it, or use to_jsonb(...) for a payload.';
-    elsif 'job_type' = any (found_columns) then
-        raise exception 'a column job_type in a load query is not supported yet'
-            using errcode = 'feature_not_supported', hint = 'Make one job per job type.';
     end if;
     return found_columns;
 end $$;
 
--- Numbers what waits in pcfarm_staged, and puts it into its lane: whole groups, each at the place of its first row. A
--- row is a member of 'g' and its group key, or, as a group by itself, of 'r' and its number. Nothing is known about that table, and the number of groups cannot be guessed:
--- groups are hashed whatever the planner thinks, since anything else sorts all payloads by their group keys first.
-create function pcfarm.pack_staged(job bigint, lane bigint, convoy integer)
-returns bigint language plpgsql set work_mem = '64MB' set enable_mergejoin = off set enable_nestloop = off as $$
+-- Puts what waits in pcfarm_staged into its lanes: one for each job type and priority, and one beside it for what may not be
+-- handed out yet. Convoys are whole groups, each at the place of its first row in the order of priority, deadline and number.
+-- A row is a member of 'g' and its group key, or, as a group by itself, of 'r' and its number; a group's members of
+-- different job types are in different lanes, and the highest priority of a group is that of all its members, as the
+-- latest time is.
+--
+-- Nothing is known about that table, and the number of groups cannot be guessed: groups are hashed whatever the planner
+-- thinks, since anything else sorts all payloads by their group keys first.
+create function pcfarm.pack_staged(job bigint, convoy integer, grouped boolean)
+returns pcfarm.packed_lane[] language plpgsql
+set work_mem = '64MB' set enable_mergejoin = off set enable_nestloop = off as $$
 declare
-    packed bigint;
+    own_type   text := (select j.job_type from pcfarm.job j where j.job_id = job);
+    moment     timestamptz := clock_timestamp();
+    types      text[];
+    priorities integer[];
+    unknown    text;
+    is_ordered boolean;
+    any_later  boolean;
+    soon       bigint[];
+    later      bigint[];
+    packed     pcfarm.packed_lane[];
 begin
-    with groups as (
-        select s.member_of, min(s.number) as first, count(*) as members
+    select array_agg(k.job_type order by k.priority desc, k.job_type), array_agg(k.priority order by k.priority desc, k.job_type),
+        bool_or(k.is_ordered), bool_or(k.is_later)
+    into types, priorities, is_ordered, any_later
+    from (
+        select coalesce(s.job_type, own_type) as job_type, s.priority,
+            bool_or(s.deadline is not null) or s.priority <> 0 as is_ordered, coalesce(bool_or(s.not_before > moment), false) as is_later
         from pg_temp.pcfarm_staged s
-        group by s.member_of),
-    counted as (
-        select g.member_of, g.first, g.members, pcfarm.pack(g.members, convoy) over (order by g.first) >> 20 as batch_order
-        from groups g),
-    placed as (
-        select c.member_of, c.first, case when c.members <= 100000 then c.batch_order
-            else pcfarm.convoy_is_too_large(job, c.batch_order, c.members) end as batch_order
-        from counted c)
-    insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
-    select job, lane, lane * 10000000000 + row_number() over (order by p.first, s.number), p.batch_order, s.key, s.payload
-    from pg_temp.pcfarm_staged s
-    join placed p on p.member_of = s.member_of
-    order by p.first, s.number;
-    get diagnostics packed = row_count;
+        group by 1, 2) k;
+    if types is null then
+        return '{}';
+    end if;
+    select string_agg(distinct quote_literal(t), ', ') into unknown
+    from unnest(types) t where not exists (select from pcfarm.job_type j where j.name = t);
+    if unknown is not null then
+        raise exception 'there is no job type %', unknown
+            using errcode = 'undefined_object',
+                  hint = 'Job types are: ' || (select string_agg(t.name, ', ' order by t.name) from pcfarm.job_type t) || '.';
+    elsif cardinality(types) > 100 then
+        raise exception 'a load with % different job types and priorities', cardinality(types)
+            using errcode = 'program_limit_exceeded',
+                  hint = 'Each of them is a lane of its own; a load makes at most 100. Let priorities be classes, such as '
+                         '0 to 9, and say what is due earlier by a deadline.';
+    end if;
+    select array_agg(nextval('pcfarm.lane_number')) into soon from unnest(types);
+    select array_agg(nextval('pcfarm.lane_number')) into later from unnest(types);
+    execute format($q$
+        with staged as (
+            select s.*, coalesce(s.job_type, $3) as own_type, %s as place from pg_temp.pcfarm_staged s),
+        groups as (
+            select s.member_of, s.own_type, min(s.place) as first, count(*) as members, max(s.priority) as priority,
+                max(s.not_before) filter (where s.not_before > $4) as due_at
+            from staged s
+            group by s.member_of, s.own_type),
+        laned as (
+            select g.*, case when g.due_at is null then k.soon else k.later end as lane_id
+            from groups g
+            join unnest($5::text[], $6::integer[], $7::bigint[], $8::bigint[]) as k(job_type, priority, soon, later)
+                on k.job_type = g.own_type and k.priority = g.priority),
+        counted as (
+            select l.*, pcfarm.pack(l.members, $2) over (partition by l.lane_id order by l.first) >> 20 as batch_order from laned l),
+        placed as (
+            select c.member_of, c.own_type, c.lane_id, c.first, c.due_at, case when c.members <= 100000 then c.batch_order
+                else pcfarm.convoy_is_too_large($1, c.batch_order, c.members) end as batch_order
+            from counted c),
+        numbered as (
+            select p.lane_id, p.lane_id * 10000000000 + row_number() over (partition by p.lane_id order by p.first, s.place)
+                as problem_id, p.batch_order, s.key, s.payload, s.weight, p.due_at
+            from staged s
+            join placed p on p.member_of = s.member_of and p.own_type = s.own_type),
+        stored as (
+            insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload, weight)
+            select $1, n.lane_id, n.problem_id, n.batch_order, n.key, n.payload, n.weight
+            from numbered n
+            order by n.lane_id, n.problem_id
+            returning lane_id, batch_order)
+        %s
+        select array_agg((s.lane_id, k.job_type, k.priority, s.lane_id = k.later, s.problems, s.orders)::pcfarm.packed_lane
+            order by s.lane_id)
+        from (select s.lane_id, count(*) as problems, max(s.batch_order) + 1 as orders from stored s group by s.lane_id) s
+        join unnest($5::text[], $6::integer[], $7::bigint[], $8::bigint[]) as k(job_type, priority, soon, later)
+            on s.lane_id in (k.soon, k.later)$q$,
+        case when is_ordered then 'row_number() over (order by s.priority desc, s.deadline asc nulls last, s.number)'
+            else 's.number' end,
+        case when any_later then $q$, waiting as (
+            insert into pcfarm.delayed (job_id, problem_id, due_at, home_lane, home_order, grouped)
+            select $1, n.problem_id, n.due_at, n.lane_id, n.batch_order, $9
+            from numbered n where n.due_at is not null)$q$ else '' end)
+    into packed
+    using job, convoy::bigint, own_type, moment, types, priorities, soon, later, grouped;
     return packed;
 end $$;
 
@@ -429,22 +537,20 @@ begin
 end $$;
 
 -- The last thing a load does: from here on its problems can be seen, all of them, once it commits.
-create function pcfarm.register_lane(job bigint, lane bigint, problems bigint, grouped boolean)
+create function pcfarm.register_lanes(job bigint, lanes pcfarm.packed_lane[], grouped boolean)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-declare
-    last_order bigint;
 begin
     perform pcfarm.lock_for_loading(job);
-    if problems = 0 then
-        return;
+    perform pcfarm.check_load_limits(job, lanes);
+    insert into pcfarm.lane (job_id, lane_id, kind, job_type, priority, grouped, next_insertion, problems, exhausted)
+    select j.job_id, l.lane_id, case when l.later then 'later' else 'load' end, coalesce(l.job_type, j.job_type), l.priority,
+        register_lanes.grouped, l.orders, l.problems, l.later
+    from pcfarm.job j
+    cross join unnest(lanes) l
+    where j.job_id = job and l.problems > 0;
+    if found then
+        perform pg_notify('pcfarm', 'work');
     end if;
-    select p.batch_order into last_order from pcfarm.problem p
-    where p.job_id = job and p.lane_id = lane and p.batch_order is not null
-    order by p.batch_order desc limit 1;
-    insert into pcfarm.lane (job_id, lane_id, kind, job_type, grouped, next_insertion, problems)
-    select j.job_id, lane, 'load', j.job_type, register_lane.grouped, last_order + 1, register_lane.problems
-    from pcfarm.job j where j.job_id = job;
-    perform pg_notify('pcfarm', 'work');
 end $$;
 
 -- Batch orders of one's own ---------------------------------------------------------------------------------
@@ -609,44 +715,79 @@ begin
     update pcfarm.job j set state = 'cancelled', ended_at = moment where j.job_id = job;
     -- They waited for those to close.
     delete from pcfarm.failed_attempt f where f.job_id = job;
+    delete from pcfarm.delayed d where d.job_id = job;
     perform pg_notify('pcfarm', 'revoked');
 end $$;
 comment on function pcfarm.cancel_job is
     'Ends a job at once: what is in progress is told to stop, and nothing more is accepted.';
+
+-- Where what comes back of a job type and priority waits.
+create type pcfarm.retry_lane as (job_id bigint, job_type text, priority integer);
+
+-- Locks these lanes, in ascending id, and makes those that are not there: the lock orders what is appended.
+create function pcfarm.lock_retry_lanes(wanted pcfarm.retry_lane[])
+returns void language plpgsql as $$
+begin
+    insert into pcfarm.lane (job_id, lane_id, kind, job_type, priority)
+    select w.job_id, nextval('pcfarm.lane_number'), 'retry', w.job_type, w.priority
+    from (select distinct w.* from unnest(wanted) w order by w.job_id, w.job_type, w.priority) w
+    where not exists (
+        select from pcfarm.lane l
+        where l.job_id = w.job_id and l.job_type = w.job_type and l.priority = w.priority and l.kind = 'retry')
+    on conflict (job_id, job_type, priority) where kind = 'retry' do nothing;
+    perform from pcfarm.lane l
+    where l.kind = 'retry' and (l.job_id, l.job_type, l.priority) in (select w.job_id, w.job_type, w.priority from unnest(wanted) w)
+    order by l.job_id, l.lane_id for update;
+end $$;
+
+-- The next batch order to assign there.
+create function pcfarm.end_of_retry_lane(job bigint, lane bigint)
+returns bigint language sql stable as $$
+    select coalesce((select r.batch_order + 1 from pcfarm.requeued r
+        where r.job_id = job and r.lane_id = lane order by r.batch_order desc limit 1), 0)
+$$;
 
 create function pcfarm.retry_job(job bigint)
 returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     locked  pcfarm.job;
     retried bigint;
-    base    bigint;
-    retry   bigint;
 begin
     locked := pcfarm.lock_job(job);
     if locked.state not in ('open', 'held', 'failed') then
         perform pcfarm.wrong_state(locked, 'retried', 'Only jobs with failed problems can be retried.');
     end if;
-    select l.lane_id into retry from pcfarm.lane l
-    where l.job_id = job and l.kind = 'retry' order by l.lane_id for update;
-    select coalesce(max(r.batch_order) + 1, 0) into base from pcfarm.requeued r where r.job_id = job and r.lane_id = retry;
+    perform pcfarm.lock_retry_lanes(array(
+        select (l.job_id, l.job_type, l.priority)::pcfarm.retry_lane
+        from pcfarm.result r join pcfarm.lane l on l.job_id = r.job_id and l.lane_id = r.home_lane
+        where r.job_id = job and r.failed));
     with again as (
         -- Those under a live checkout would be handed out twice: they can be retried once it has ended.
         delete from pcfarm.result r where r.job_id = job and r.failed and not exists (
             select from pcfarm.checkout c where c.checkout_id = r.checkout_id and c.ended_at is null)
         returning r.problem_id, r.home_lane, r.home_order, r.message),
+    noted as (
+        insert into pcfarm.progress (job_id, job_type, failed)
+        select job, l.job_type, -count(*) from again a
+        join pcfarm.lane l on l.job_id = retry_job.job and l.lane_id = a.home_lane
+        group by l.job_type),
+    retry_lane as materialized (
+        select l.lane_id, l.job_type, l.priority, pcfarm.end_of_retry_lane(job, l.lane_id) as base
+        from pcfarm.lane l where l.job_id = retry_job.job and l.kind = 'retry'),
     back as (
         insert into pcfarm.requeued
             (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped, message)
         -- Dependent problems of one convoy together, others each alone.
-        select job, retry, base + dense_rank() over (order by a.home_lane, case when l.grouped then a.home_order end,
+        select job, q.lane_id, q.base + dense_rank() over (
+                partition by q.lane_id order by a.home_lane, case when l.grouped then a.home_order end,
                 case when not l.grouped then a.problem_id end) - 1,
             a.problem_id, a.home_lane, a.home_order, 0, 0, false, l.grouped, a.message
         from again a
         join pcfarm.lane l on l.job_id = retry_job.job and l.lane_id = a.home_lane
+        join retry_lane q on q.job_type = l.job_type and q.priority = l.priority
         returning 1)
     select count(*) into retried from back;
     if retried > 0 then
-        insert into pcfarm.progress (job_id, failed) values (job, -retried);
         update pcfarm.job j set state = case when j.state = 'held' then 'held' else 'open' end, ended_at = null
         where j.job_id = job;
         perform pg_notify('pcfarm', 'work');
@@ -661,6 +802,10 @@ create function pcfarm.rerun_job(job bigint, convoy integer default 100, group_b
 returns bigint language plpgsql as $$
 declare
     again bigint;
+    -- More than one job type or priority.
+    mixed boolean := exists (
+        select from pcfarm.job j join pcfarm.lane l on l.job_id = j.job_id and l.kind <> 'retry'
+        where j.job_id = job and (l.job_type <> j.job_type or l.priority <> 0));
 begin
     select pcfarm.create_job(j.name, j.job_type, jsonb_strip_nulls(jsonb_build_object('title', j.title,
         'priority', j.priority, 'standing', j.standing, 'parameters', j.parameters)))
@@ -669,8 +814,11 @@ begin
         perform pcfarm.no_such_job(job);
     end if;
     perform pcfarm.load(again, format(
-        'select p.key, p.payload%s from pcfarm.problem p where p.job_id = %s order by p.lane_id, p.batch_order, p.problem_id',
-        coalesce(', (' || nullif(btrim(group_by), '') || ')::text as group_key', ''), job), convoy);
+        'select p.key, p.payload, p.weight%s%s from pcfarm.problem p%s where p.job_id = %s '
+        'order by p.lane_id, p.batch_order, p.problem_id',
+        coalesce(', (' || nullif(btrim(group_by), '') || ')::text as group_key', ''),
+        case when mixed then ', l.job_type, l.priority' else '' end,
+        case when mixed then ' join pcfarm.lane l using (job_id, lane_id)' else '' end, job), convoy);
     perform pcfarm.open_job(again);
     return again;
 end $$;
@@ -705,7 +853,7 @@ comment on function pcfarm.submit is
 -- the caller's connection is wanted by others. Returns what its server needs to hand it out without looking: the lane, the
 -- payloads as they are stored, in order, and what the job's rows say; ready if it may be handed out now.
 create type pcfarm.job_facts as (
-    name text, job_type text, priority integer, deadline timestamptz, parameters jsonb, ready boolean);
+    owner name, name text, job_type text, priority integer, deadline timestamptz, parameters jsonb, ready boolean);
 
 create function pcfarm.submit_problems(
     job bigint, name text, job_type text, options jsonb, keys text[], payloads jsonb[], convoy integer, open boolean,
@@ -741,11 +889,12 @@ begin
         -- Before it is shared: of two that share it neither could open it.
         perform from pcfarm.job j where j.job_id = into_job for update;
     end if;
-    perform pcfarm.register_lane(into_job, into_lane, cardinality(keys), false);
+    perform pcfarm.register_lanes(into_job,
+        array[(into_lane, null, 0, false, cardinality(keys), (cardinality(keys) - 1) / convoy + 1)::pcfarm.packed_lane], false);
     if open then
         perform pcfarm.open_job(into_job);
     end if;
-    select j.name, j.job_type, j.priority, j.deadline, j.parameters,
+    select j.owner, j.name, j.job_type, j.priority, j.deadline, j.parameters,
         j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp()
     into facts
     from pcfarm.job j where j.job_id = into_job;

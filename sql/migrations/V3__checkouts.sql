@@ -230,8 +230,8 @@ begin
         from generate_series(1, checkouts) n
         where live[n]),
     noted as (
-        insert into pcfarm.progress (job_id, done, failed)
-        select k.job_id, sum(k.done), sum(k.failed) from counted k where k.delivered > 0 group by 1),
+        insert into pcfarm.progress (job_id, job_type, done, failed)
+        select k.job_id, type, sum(k.done), sum(k.failed) from counted k where k.delivered > 0 group by 1),
     updated as (
         update pcfarm.checkout c set delivered = c.delivered + k.delivered,
             ended_at = case when k.closing and c.delivered + k.delivered = c.problems then clock_timestamp() end,
@@ -303,10 +303,10 @@ declare
     closed_at timestamptz;
 begin
     -- Requeueing appends to retry lanes: their locks come before the checkouts', and order the appending.
-    perform from pcfarm.lane l
-    where l.kind = 'retry' and (l.job_id, l.job_type) in (
-        select c.job_id, c.job_type from pcfarm.checkout c where c.checkout_id = any (checkout_ids))
-    order by l.job_id, l.lane_id for update;
+    perform pcfarm.lock_retry_lanes(array(
+        select (l.job_id, l.job_type, l.priority)::pcfarm.retry_lane
+        from pcfarm.checkout c join pcfarm.lane l on l.job_id = c.job_id and l.lane_id = c.lane_id
+        where c.checkout_id = any (checkout_ids) and c.ended_at is null and c.delivered < c.problems));
     perform from pcfarm.checkout c where c.checkout_id = any (checkout_ids) and c.ended_at is null
     order by c.checkout_id for update;
     select coalesce(array_agg(c.checkout_id), '{}') into closed
@@ -318,15 +318,17 @@ begin
     -- at more than what these checkouts hold.
     return query
     with closing as materialized (
-        select c.checkout_id, c.job_id, c.problems, c.workstation_id, l.lane_id as retry_lane, t.max_attempts,
-            j.state = 'cancelled' as cancelled
+        select c.checkout_id, c.job_id, c.job_type, c.problems, c.workstation_id, r.lane_id as retry_lane, t.max_attempts,
+            t.retry_delay, t.retry_delay_limit, j.state = 'cancelled' as cancelled
         from pcfarm.checkout c
-        join pcfarm.lane l on l.job_id = c.job_id and l.job_type = c.job_type and l.kind = 'retry'
+        join pcfarm.lane l on l.job_id = c.job_id and l.lane_id = c.lane_id
+        left join pcfarm.lane r on r.job_id = l.job_id and r.job_type = l.job_type and r.priority = l.priority
+            and r.kind = 'retry'
         join pcfarm.job_type t on t.name = c.job_type
         join pcfarm.job j on j.job_id = c.job_id
         where c.checkout_id = any (closed)),
     left_over as materialized (
-        select h.*, c.retry_lane, c.max_attempts, c.cancelled, hl.grouped, f.message,
+        select h.*, c.job_type, c.retry_lane, c.max_attempts, c.retry_delay, c.retry_delay_limit, c.cancelled, hl.grouped, f.message,
             f.message is null and how = 'lost' as was_lost,
             c.problems = 1 and h.alone as was_alone,
             -- Run one by one: the first that is left was the one being run.
@@ -364,40 +366,49 @@ begin
         order by c.job_id, c.problem_id
         on conflict do nothing
         returning r.job_id, r.problem_id, r.checkout_id),
+    waiting as materialized (
+        select w.*, case when w.grouped then max(w.due) over (partition by w.checkout_id, w.batch_order) else w.due end as due_at
+        from (
+            select c.*, closed_at + case when c.message is not null and c.retry_delay is not null then least(c.retry_delay_limit,
+                    c.retry_delay * power(2, least(c.attempts_now - 1, 20))) * (0.75 + random() / 2) end as due
+            from counted c where c.attempts_now < c.max_attempts) w),
     coming_back as materialized (
         select c.*,
+            -- The same for a whole convoy of dependent problems, whoever of them had failed before.
+            case when c.grouped then how = 'lost' or c.alone else c.was_lost or (c.alone and c.message is null) end as alone_now,
             -- Which go together: those of one convoy if they depend on each other or lost nothing, failed
             -- ones each alone, lost ones by eighths.
-            dense_rank() over (partition by c.job_id, c.retry_lane order by c.checkout_id, c.was_lost and not c.grouped,
+            dense_rank() over (partition by c.job_id, c.retry_lane, c.due_at is null order by c.checkout_id, c.was_lost and not c.grouped,
                 case when c.grouped or (c.message is null and not c.was_lost) then c.batch_order else 0 end,
                 case when c.grouped or (c.message is null and not c.was_lost) then 0
                      when c.message is not null then c.problem_id
                      else c.number / greatest(1, (c.lost_together + 7) / 8) end) as rank
-        from counted c where c.attempts_now < c.max_attempts),
+        from waiting c),
     lane_end as materialized (
-        select l.job_id, l.retry_lane,
-            coalesce((select q.batch_order + 1 from pcfarm.requeued q
-                where q.job_id = l.job_id and q.lane_id = l.retry_lane order by q.batch_order desc limit 1), 0) as base
+        select l.job_id, l.retry_lane, pcfarm.end_of_retry_lane(l.job_id, l.retry_lane) as base
         from (select distinct b.job_id, b.retry_lane from coming_back b) l),
     back as (
         insert into pcfarm.requeued as q (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts,
             losses, alone, grouped, message)
         select b.job_id, b.retry_lane, e.base + b.rank - 1, b.problem_id, b.home_lane, b.home_order, b.attempts_now,
-            b.losses_now,
-            -- The same for a whole convoy of dependent problems, whoever of them had failed before.
-            case when b.grouped then how = 'lost' or b.alone else b.was_lost or (b.alone and b.message is null) end,
-            b.grouped,
-            coalesce(b.message, why)
+            b.losses_now, b.alone_now, b.grouped, coalesce(b.message, why)
         from coming_back b join lane_end e on e.job_id = b.job_id and e.retry_lane = b.retry_lane
         -- A cancelled job's problems stay where they are.
-        where not b.cancelled
-        returning q.job_id, q.problem_id),
+        where not b.cancelled and b.due_at is null),
+    back_later as (
+        insert into pcfarm.delayed as d (job_id, problem_id, due_at, home_lane, home_order, attempts, losses, alone, grouped,
+            message)
+        select b.job_id, b.problem_id, b.due_at, b.home_lane, b.home_order, b.attempts_now, b.losses_now, b.alone_now,
+            b.grouped, coalesce(b.message, why)
+        from coming_back b
+        where not b.cancelled and b.due_at is not null),
     noted as (
-        insert into pcfarm.progress (job_id, failed, requeued)
-        select n.job_id, sum(n.failed), sum(n.requeued)
-        from (select x.job_id, 1 as failed, 0 as requeued from exhausted x
-              union all select b.job_id, 0, 1 from back b) n
-        group by n.job_id),
+        insert into pcfarm.progress (job_id, job_type, failed, requeued)
+        select n.job_id, n.job_type, sum(n.failed), sum(n.requeued)
+        from (select c.job_id, c.job_type, 1 as failed, 0 as requeued
+              from exhausted x join closing c on c.checkout_id = x.checkout_id
+              union all select b.job_id, b.job_type, 0, 1 from coming_back b where not b.cancelled) n
+        group by n.job_id, n.job_type),
     forgotten as (
         delete from pcfarm.failed_attempt f
         using pcfarm.checkout c
@@ -416,6 +427,55 @@ begin
     if cardinality(closed) > 0 then
         perform pg_notify('pcfarm', case how when 'finished' then 'work' else 'revoked' end);
     end if;
+end $$;
+
+-- Coming due --------------------------------------------------------------------------------------------------------
+
+-- Moves problems whose time has come to their retry lanes, at most so many. Those of one convoy that are due and depend on
+-- each other, or were never tried, share a batch order. Returns how many.
+create function pcfarm.move_due(most integer)
+returns integer language plpgsql set enable_seqscan = off as $$
+declare
+    jobs     bigint[];
+    problems bigint[];
+    moved    integer;
+begin
+    select array_agg(d.job_id), array_agg(d.problem_id) into jobs, problems
+    from (select d.job_id, d.problem_id from pcfarm.delayed d
+        where d.due_at <= clock_timestamp() order by d.due_at limit most) d;
+    if jobs is null then
+        return 0;
+    end if;
+    perform pcfarm.lock_retry_lanes(array(
+        select (l.job_id, l.job_type, l.priority)::pcfarm.retry_lane
+        from unnest(jobs, problems) as u(job_id, problem_id)
+        join pcfarm.delayed d on d.job_id = u.job_id and d.problem_id = u.problem_id
+        join pcfarm.lane l on l.job_id = d.job_id and l.lane_id = d.home_lane));
+    -- Others may have moved them while this one waited.
+    with due as (
+        delete from pcfarm.delayed d using unnest(jobs, problems) as u(job_id, problem_id)
+        where d.job_id = u.job_id and d.problem_id = u.problem_id and d.due_at <= clock_timestamp()
+        returning d.*),
+    placed as materialized (
+        select d.*, q.lane_id,
+            dense_rank() over (partition by q.job_id, q.lane_id order by d.home_lane, d.home_order,
+                case when d.grouped or d.message is null then 0 else d.problem_id end) - 1 as rank
+        from due d
+        join pcfarm.lane l on l.job_id = d.job_id and l.lane_id = d.home_lane
+        join pcfarm.lane q on q.job_id = l.job_id and q.job_type = l.job_type and q.priority = l.priority and q.kind = 'retry'),
+    lane_end as materialized (
+        select l.job_id, l.lane_id, pcfarm.end_of_retry_lane(l.job_id, l.lane_id) as base
+        from (select distinct p.job_id, p.lane_id from placed p) l)
+    insert into pcfarm.requeued
+        (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped, message)
+    select p.job_id, p.lane_id, e.base + p.rank, p.problem_id, p.home_lane, p.home_order, p.attempts, p.losses, p.alone,
+        p.grouped, p.message
+    from placed p join lane_end e on e.job_id = p.job_id and e.lane_id = p.lane_id;
+    get diagnostics moved = row_count;
+    if moved > 0 then
+        perform pg_notify('pcfarm', 'work');
+    end if;
+    return moved;
 end $$;
 
 -- Recognising the database ----------------------------------------------------------------------------------------
@@ -462,6 +522,7 @@ begin
         state = case when exists (select from pcfarm.result r where r.job_id = job and r.failed) then 'failed' else 'done' end
     where j.job_id = job
         and not exists (select from pcfarm.checkout c where c.job_id = job and c.ended_at is null)
+        and not exists (select from pcfarm.delayed d where d.job_id = job)
         and not exists (
             select from pcfarm.lane l
             left join lateral (

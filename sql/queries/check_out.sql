@@ -1,18 +1,29 @@
--- Hands out consecutive convoys of one lane as checkouts: one statement, so nobody ever waits for a server that
--- thinks or is frozen. The job's row is shared with other hand-outs and loads and excludes cancel and hold; whoever has
--- it locked holds up this job and no other. The first checkout must start where the lane's newest one ends; of two
--- servers that start at the same place the unique key lets one through. No row, or a unique violation, means: look at the
--- lane again.
-with job as materialized (
-    select j.job_id from pcfarm.job j where j.job_id = $1 and j.state = 'open' for share skip locked)
-insert into pcfarm.checkout (job_id, lane_id, job_type, from_order, to_order, problems, workstation_id, token, deadline)
-select j.job_id, $2, $3, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,
+-- Hands out consecutive convoys of lanes as checkouts: one statement, so nobody ever waits for a server that thinks or is
+-- frozen. A job's row is shared with other hand-outs and loads and excludes cancel and hold; whoever has it locked holds up
+-- this job and no other. A lane's first checkout must start where its newest one ends; of two servers that start at the same
+-- place the unique key lets one through. A lane without a row, or a unique violation, means: look at the lane again.
+with hand_out as materialized (
+    select h.* from unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::integer[], $7::bigint[],
+        $8::bigint[], $9::float8[]) with ordinality
+        as h(job_id, lane_id, job_type, from_order, to_order, problems, workstation_id, token, seconds, n)
+    where not exists (select from pcfarm.farm f where f.suspended_since is not null)),
+job as materialized (
+    select j.job_id, j.owner from pcfarm.job j
+    where j.job_id = any ($1) and j.state = 'open' order by j.job_id for share skip locked),
+lane as materialized (
+    select distinct on (h.job_id, h.lane_id) h.job_id, h.lane_id, h.from_order from hand_out h
+    order by h.job_id, h.lane_id, h.n),
+at_its_pointer as materialized (
+    select l.job_id, l.lane_id, j.owner from lane l
+    join job j on j.job_id = l.job_id
+    where l.from_order = coalesce((
+        select c.to_order from pcfarm.checkout c
+        where c.job_id = l.job_id and c.lane_id = l.lane_id order by c.from_order desc limit 1), 0))
+insert into pcfarm.checkout
+    (job_id, lane_id, job_type, owner, from_order, to_order, problems, workstation_id, token, deadline)
+select h.job_id, h.lane_id, h.job_type, l.owner, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,
     clock_timestamp() + h.seconds * interval '1 second'
-from job j
-cross join unnest($4::bigint[], $5::bigint[], $6::integer[], $7::bigint[], $8::bigint[], $9::float8[])
-    with ordinality as h(from_order, to_order, problems, workstation_id, token, seconds, n)
-where ($4::bigint[])[1] = coalesce((
-    select c.to_order from pcfarm.checkout c
-    where c.job_id = $1 and c.lane_id = $2 order by c.from_order desc limit 1), 0)
+from hand_out h
+join at_its_pointer l on l.job_id = h.job_id and l.lane_id = h.lane_id
 order by h.n
-returning checkout_id, from_order
+returning checkout_id, lane_id, from_order

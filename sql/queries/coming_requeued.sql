@@ -1,7 +1,8 @@
 -- The same of a retry lane, of any size; the problems' rows are found at their homes by the dispatch index.
-select s.problem_id, s.batch_order, s.key, s.payload, s.attempts, s.alone, s.grouped, s.home_lane, s.home_order, s.looked_at
+select s.problem_id, s.batch_order, s.key, s.payload, s.attempts, s.alone, s.grouped, s.home_lane, s.home_order, s.weight,
+    s.looked_at
 from (
-    select r.problem_id, r.batch_order, p.key, p.payload, r.attempts, r.alone, r.grouped, r.home_lane, r.home_order,
+    select r.problem_id, r.batch_order, p.key, p.payload, r.attempts, r.alone, r.grouped, r.home_lane, r.home_order, p.weight,
         count(*) over () as looked_at,
         sum(pg_column_size(p.payload)) over (order by r.batch_order, r.problem_id rows unbounded preceding)
             - pg_column_size(p.payload) as bytes_before

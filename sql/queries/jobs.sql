@@ -13,6 +13,7 @@ select p.job_id, p.name, p.title, p.job_type, p.owner, p.state, p.priority, p.de
     case when j.not_before > clock_timestamp()
         then to_char(j.not_before at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"') end as starts_at,
     coalesce(j.deadline < clock_timestamp(), false) as late, h.workstations,
+    case when j.state in ('open', 'held') and p.waiting > 0 then array(select pcfarm.job_obstacles(p.job_id)) else '{}' end as obstacles,
     coalesce(a.connected, 0) as connected, coalesce(a.working, 0) as working, coalesce(a.idle, 0) as idle
 from pcfarm.job_progress p
 join pcfarm.job j on j.job_id = p.job_id

@@ -7,7 +7,8 @@ from (
              when j.state = 'cancelled' then 'cancelled'
              when c.checkout_id is not null then 'in_progress'
              else 'waiting' end as state,
-        coalesce(r.attempts, q.attempts, 0) as attempts, coalesce(r.message, q.message) as message,
+        coalesce(r.attempts, d.attempts, q.attempts, 0) as attempts,
+        coalesce(r.message, d.message, q.message, 'not before ' || d.due_at) as message,
         coalesce(r.checkout_id, c.checkout_id) as checkout_id,
         coalesce(rc.workstation_id, c.workstation_id) as workstation_id, a.payload, r.solution as result,
         sum(pg_column_size(a.payload) + coalesce(pg_column_size(r.solution), 0))
@@ -34,6 +35,9 @@ from (
         select q.lane_id, q.batch_order, q.attempts, q.message from pcfarm.requeued q
         where q.job_id = $1 and q.problem_id = a.problem_id
         order by q.batch_order desc limit 1) q on true
+    left join lateral (
+        select d.attempts, d.message, d.due_at from pcfarm.delayed d
+        where d.job_id = $1 and d.problem_id = a.problem_id limit 1) d on true
     left join lateral (
         select c.checkout_id, c.workstation_id from pcfarm.checkout c
         where r.problem_id is null and c.ended_at is null and c.job_id = $1

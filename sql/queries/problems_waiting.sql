@@ -28,6 +28,13 @@ from (
     join pcfarm.requeued r on r.job_id = $1 and r.lane_id = l.lane_id and r.batch_order >= l.next_extraction
     where l.kind = 'retry' and r.problem_id > $2
     order by r.problem_id
+    limit $6)
+    union all
+    -- By the primary key.
+    (select d.problem_id, d.home_lane, d.home_order
+    from pcfarm.delayed d
+    where d.job_id = $1 and d.problem_id > $2
+    order by d.problem_id
     limit $6)) w
 order by w.problem_id
 limit $6

@@ -4,48 +4,73 @@ use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, LaneId, ProblemId, WorkstationId};
+use std::collections::HashMap;
+use std::sync::Arc;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 
-/// A checkout to be made: consecutive convoys for one workstation.
+/// A checkout to be made: consecutive convoys of a lane for one workstation.
 #[derive(Clone, Debug)]
 pub struct HandOut {
+    pub job_id: JobId,
+    pub lane_id: LaneId,
+    pub job_type: Arc<str>,
     pub from: BatchOrder,
     /// Exclusive.
     pub to: BatchOrder,
     pub problems: i32,
+    /// What they count against limits by the hour.
+    pub weight: i64,
     pub workstation_id: WorkstationId,
     pub token: i64,
     /// Seconds that the workstation has.
     pub seconds: Option<f64>,
 }
 
-/// Hands out consecutive checkouts of one lane, all or none. Returns their ids in order, or nothing when the lane
-/// has moved on or the job is no longer open: then look at the lane again.
-pub async fn check_out(
-    client: &ClientWrapper,
-    job_id: JobId,
-    lane_id: LaneId,
-    job_type: &str,
-    hand_outs: &[HandOut],
-) -> Result<Vec<CheckoutId>, Error> {
+/// Hands out checkouts; those of one lane are consecutive and in order, and are all made or none. Returns the id of each, or
+/// none where the lane has moved on or its job is no longer open: then look at the lane again.
+pub async fn check_out(client: &ClientWrapper, hand_outs: &[HandOut]) -> Result<Vec<Option<CheckoutId>>, Error> {
     let text = pcfarm_faults::statement(include_str!("../queries/check_out.sql"));
-    let statement = client.prepare_cached(&text).await?;
-    let from: Vec<i64> = hand_outs.iter().map(|h| h.from.0).collect();
-    let to: Vec<i64> = hand_outs.iter().map(|h| h.to.0).collect();
-    let problems: Vec<i32> = hand_outs.iter().map(|h| h.problems).collect();
-    let workstations: Vec<i64> = hand_outs.iter().map(|h| h.workstation_id.0).collect();
-    let tokens: Vec<i64> = hand_outs.iter().map(|h| h.token).collect();
-    let seconds: Vec<Option<f64>> = hand_outs.iter().map(|h| h.seconds).collect();
-    let outcome = client
-        .query(&statement, &[&job_id, &lane_id, &job_type, &from, &to, &problems, &workstations, &tokens, &seconds])
-        .await;
-    match outcome {
-        Ok(mut rows) => {
-            rows.sort_by_key(|row| row.get::<_, i64>("from_order"));
-            rows.iter().map(|row| row.try_get("checkout_id")).collect()
+    check_out_by(client, &text, hand_outs, &[]).await
+}
+
+/// The same of checkouts that are under a limit: of each limit the first that fit are made.
+pub async fn check_out_within_limits(
+    client: &ClientWrapper,
+    hand_outs: &[HandOut],
+) -> Result<Vec<Option<CheckoutId>>, Error> {
+    let text = include_str!("../queries/check_out_within_limits.sql");
+    check_out_by(client, text, hand_outs, &[&column(hand_outs, |h| h.weight)]).await
+}
+
+async fn check_out_by(
+    client: &ClientWrapper,
+    text: &str,
+    hand_outs: &[HandOut],
+    more: &[&(dyn ToSql + Sync)],
+) -> Result<Vec<Option<CheckoutId>>, Error> {
+    if hand_outs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let statement = client.prepare_cached(text).await?;
+    let (jobs, lanes) = (column(hand_outs, |h| h.job_id.0), column(hand_outs, |h| h.lane_id.0));
+    let (from, to) = (column(hand_outs, |h| h.from.0), column(hand_outs, |h| h.to.0));
+    let (job_types, problems) = (column(hand_outs, |h| &*h.job_type), column(hand_outs, |h| h.problems));
+    let (workstations, tokens) = (column(hand_outs, |h| h.workstation_id.0), column(hand_outs, |h| h.token));
+    let seconds = column(hand_outs, |h| h.seconds);
+    let mut parameters: Vec<&(dyn ToSql + Sync)> =
+        vec![&jobs, &lanes, &job_types, &from, &to, &problems, &workstations, &tokens, &seconds];
+    parameters.extend(more);
+    match client.query(&statement, &parameters).await {
+        Ok(rows) => {
+            let made: Result<HashMap<(LaneId, BatchOrder), CheckoutId>, Error> =
+                rows.iter().map(|row| Ok(((row.try_get(1)?, row.try_get(2)?), row.try_get(0)?))).collect();
+            let made = made?;
+            Ok(hand_outs.iter().map(|h| made.get(&(h.lane_id, h.from)).copied()).collect())
         }
-        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => Ok(Vec::new()),
+        // Of two that start at the same place one commits, and with the other nothing does.
+        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => Ok(vec![None; hand_outs.len()]),
         Err(error) => Err(error),
     }
 }

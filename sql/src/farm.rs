@@ -46,6 +46,9 @@ pub struct Workstation {
     pub system: String,
     pub agent_version: String,
     pub controllers: Vec<String>,
+    pub labels: Vec<String>,
+    /// What it may take, in words. None: whatever it can run.
+    pub selection: Option<String>,
     pub last_heard: Option<SystemTime>,
     pub server: Option<String>,
     pub holds: Vec<Held>,
@@ -131,6 +134,8 @@ fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error>
         system: row.try_get("system")?,
         agent_version: row.try_get("agent_version")?,
         controllers: row.try_get("controllers")?,
+        labels: row.try_get("labels")?,
+        selection: row.try_get("selection")?,
         last_heard: row.try_get("last_heard")?,
         server: row.try_get("server_name")?,
         holds,
@@ -288,6 +293,9 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
         let checkouts = workstation.holds.len() as i64;
         reasons.push(format!("It holds {} in {}.", counted(problems, "problem"), counted(checkouts, "checkout")));
     }
+    if let Some(selection) = &workstation.selection {
+        reasons.push(format!("It takes only some work: {selection}. `pcfarm select` changes that."));
+    }
     let may_take = matches!(workstation.state, WorkstationState::Waiting | WorkstationState::Processing);
     if may_take {
         reasons.extend(work(workstation, prospects));
@@ -352,6 +360,8 @@ mod tests {
             system: "Linux".into(),
             agent_version: "0".into(),
             controllers: vec!["emsr".into()],
+            labels: Vec::new(),
+            selection: None,
             last_heard: None,
             server: None,
             holds: vec![held; holds as usize],

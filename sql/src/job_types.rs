@@ -1,6 +1,7 @@
 //! Job types as the server uses them: read whole, kept in memory, read again when told.
 
 use deadpool_postgres::ClientWrapper;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::Error;
 
@@ -14,6 +15,8 @@ pub struct JobType {
     pub read_role: Option<String>,
     pub read_time_limit: Duration,
     pub writes_back: bool,
+    /// What a workstation must have to run it.
+    pub labels: Arc<[Arc<str>]>,
     /// Name and query of each related read.
     pub reads: Vec<(String, String)>,
 }
@@ -33,6 +36,7 @@ pub async fn job_types(client: &ClientWrapper) -> Result<Vec<JobType>, Error> {
                 read_role: row.try_get("read_role")?,
                 read_time_limit: Duration::from_secs_f64(row.try_get("read_time_limit_seconds")?),
                 writes_back: row.try_get("writes_back")?,
+                labels: row.try_get::<_, Vec<&str>>("labels")?.into_iter().map(Arc::from).collect(),
                 reads: names.into_iter().zip(queries).collect(),
             })
         })

@@ -88,6 +88,8 @@ pub struct Job {
     /// Workstations that hold some of its problems.
     pub workstations: i64,
     pub able: Able,
+    /// What keeps it from being handed out, beside that, in words.
+    pub obstacles: Vec<String>,
 }
 
 /// Workstations that are not dead and run a job's controller.
@@ -235,5 +237,6 @@ fn of_row(row: &Row) -> Result<Job, Error> {
             working: row.try_get("working")?,
             idle: row.try_get("idle")?,
         },
+        obstacles: row.try_get("obstacles")?,
     })
 }

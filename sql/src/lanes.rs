@@ -6,6 +6,7 @@ use deadpool_postgres::ClientWrapper;
 use futures_util::TryStreamExt;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::SystemTime;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
@@ -14,12 +15,17 @@ use tokio_postgres::{Error, Row};
 #[derive(Clone, Debug)]
 pub struct OpenLane {
     pub job_id: JobId,
+    pub owner: Arc<str>,
     pub job_name: String,
     pub priority: i32,
     pub deadline: Option<SystemTime>,
+    /// Its deadline was over when this was read.
+    pub late: bool,
     pub parameters: Option<RawJson>,
+    /// Its problems' priority within the job.
+    pub urgency: i32,
     pub lane_id: LaneId,
-    pub job_type: String,
+    pub job_type: Arc<str>,
     /// A retry lane: its problems come from `pcfarm.requeued`.
     pub came_back: bool,
     /// Serve it before the job's other lanes.
@@ -40,12 +46,15 @@ pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> 
             let came_back = row.try_get("came_back")?;
             Ok(OpenLane {
                 job_id: row.try_get("job_id")?,
+                owner: row.try_get::<_, &str>("owner")?.into(),
                 job_name: row.try_get("name")?,
                 priority: row.try_get("priority")?,
                 deadline: row.try_get("deadline")?,
+                late: row.try_get::<_, Option<bool>>("late")?.unwrap_or(false),
                 parameters: row.try_get("parameters")?,
+                urgency: row.try_get("urgency")?,
                 lane_id: row.try_get("lane_id")?,
-                job_type: row.try_get("job_type")?,
+                job_type: row.try_get::<_, &str>("job_type")?.into(),
                 came_back,
                 first: came_back && row.try_get("retry_first")?,
                 next_extraction: row.try_get("next_extraction")?,
@@ -63,6 +72,8 @@ pub struct ComingProblem {
     pub batch_order: BatchOrder,
     pub key: String,
     pub payload: RawJson,
+    /// What it counts against limits by the hour.
+    pub weight: u32,
     /// Attempts used up so far.
     pub attempts: i32,
     /// Its convoy is a checkout of its own.
@@ -154,12 +165,17 @@ fn coming_problem(lane: &OpenLane, row: &Row, payload: RawJson) -> Result<Coming
         batch_order,
         key: row.try_get(2)?,
         payload,
+        weight: weight(row, 4)?,
         attempts: 0,
         alone: false,
         grouped: false,
         home_lane: lane.lane_id,
         home_order: batch_order,
     })
+}
+
+fn weight(row: &Row, column: usize) -> Result<u32, Error> {
+    Ok(row.try_get::<_, Option<i32>>(column)?.map_or(1, i32::unsigned_abs))
 }
 
 /// Many payloads in few allocations.
@@ -198,6 +214,7 @@ async fn coming_requeued(client: &ClientWrapper, lane: &OpenLane, portion: Porti
                 grouped: row.try_get(6)?,
                 home_lane: row.try_get(7)?,
                 home_order: row.try_get(8)?,
+                weight: weight(row, 9)?,
             })
         })
         .collect();

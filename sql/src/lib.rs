@@ -19,10 +19,12 @@ pub mod submit;
 pub mod upkeep;
 
 pub mod settings;
+pub mod sharing;
 
 pub mod connect;
 
 pub mod pool;
+pub mod profiles;
 
 pub mod cluster;
 

@@ -7,7 +7,9 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V1__queue", include_str!("../migrations/V1__queue.sql")),
     ("V2__loading", include_str!("../migrations/V2__loading.sql")),
     ("V3__checkouts", include_str!("../migrations/V3__checkouts.sql")),
-    ("V4__views", include_str!("../migrations/V4__views.sql")),
+    ("V4__profiles", include_str!("../migrations/V4__profiles.sql")),
+    ("V5__sharing", include_str!("../migrations/V5__sharing.sql")),
+    ("V6__views", include_str!("../migrations/V6__views.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

@@ -1,6 +1,7 @@
 //! Who is there: servers and their pulse, workstations and their connections.
 
 use crate::checkout::Queries;
+use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{CheckoutId, ServerId, WorkstationId};
 use tokio_postgres::Error;
@@ -41,12 +42,13 @@ pub struct Introduction {
     pub system: String,
     pub agent_version: String,
     pub controllers: Vec<String>,
+    pub labels: Vec<String>,
     /// `waiting`, `suspended` or `draining`.
     pub state: &'static str,
 }
 
 /// A workstation's connection, as registered.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Connection {
     pub workstation_id: WorkstationId,
     /// Grows with every connection; what is done under an older one has no effect on the workstation's row.
@@ -55,6 +57,8 @@ pub struct Connection {
     /// The program that spoke for it before is the same run of the same program.
     pub same_instance: bool,
     pub was_dead: bool,
+    /// What it may take, as `pcfarm.set_selection` keeps it.
+    pub selection: Option<RawJson>,
 }
 
 /// Registers these workstations, in one transaction; answers in the same order. An identity may come only once.
@@ -66,12 +70,13 @@ pub async fn connect(
     fn each<T>(all: &[&Introduction], what: impl Fn(&Introduction) -> T) -> Vec<T> {
         all.iter().map(|who| what(who)).collect()
     }
-    let mut positions: Vec<i32> = Vec::new();
-    let mut controllers: Vec<&str> = Vec::new();
-    for (position, who) in (1..).zip(all) {
-        positions.extend(who.controllers.iter().map(|_| position));
-        controllers.extend(who.controllers.iter().map(String::as_str));
+    fn pairs<'a>(all: &[&'a Introduction], names: fn(&Introduction) -> &Vec<String>) -> (Vec<i32>, Vec<&'a str>) {
+        let of =
+            |(position, who): (i32, &&'a Introduction)| names(who).iter().map(move |name| (position, name.as_str()));
+        (1..).zip(all).flat_map(of).unzip()
     }
+    let (positions, controllers) = pairs(all, |who| &who.controllers);
+    let (label_positions, labels) = pairs(all, |who| &who.labels);
     let rows = client
         .run(
             include_str!("../queries/connect_workstations.sql"),
@@ -87,6 +92,8 @@ pub async fn connect(
                 &server_id,
                 &positions,
                 &controllers,
+                &label_positions,
+                &labels,
             ],
         )
         .await?;
@@ -98,6 +105,7 @@ pub async fn connect(
                 drain: row.try_get("drain")?,
                 same_instance: row.try_get("same_instance")?,
                 was_dead: row.try_get("was_dead")?,
+                selection: row.try_get("selection")?,
             })
         })
         .collect()
@@ -167,13 +175,15 @@ pub async fn change_state(
 }
 
 /// What became of a workstation in the meantime.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SessionState {
     pub workstation_id: WorkstationId,
     /// The newest connection's number.
     pub session: i64,
     pub dead: bool,
     pub drain: bool,
+    /// What it may take, as `pcfarm.set_selection` keeps it.
+    pub selection: Option<RawJson>,
 }
 
 pub async fn session_states(
@@ -189,6 +199,7 @@ pub async fn session_states(
                 session: row.try_get("session")?,
                 dead: row.try_get("dead")?,
                 drain: row.try_get("drain")?,
+                selection: row.try_get("selection")?,
             })
         })
         .collect()
@@ -201,7 +212,12 @@ pub async fn drain(client: &ClientWrapper, workstation_id: WorkstationId, on: bo
     Ok(!rows.is_empty())
 }
 
-/// Tells every server to look: `work`, `revoked`, `drain` or `job_type`.
+/// What workstations of these names may take. `options`: a JSON object, as `pcfarm.set_selection` takes it.
+pub async fn set_selection(client: &ClientWrapper, hostnames: &[String], options: &RawJson) -> Result<(), Error> {
+    client.run(include_str!("../queries/set_selection.sql"), &[&hostnames, options]).await.map(drop)
+}
+
+/// Tells every server to look: `work`, `revoked`, `drain`, `selection` or `job_type`.
 pub async fn notify(client: &ClientWrapper, what: &str) -> Result<(), Error> {
     client.run(include_str!("../queries/notify.sql"), &[&what]).await.map(drop)
 }

@@ -9,6 +9,7 @@ use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
 use postgres_types::{ToSql, Type};
 use std::pin::pin;
+use std::time::SystemTime;
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Error, Row};
@@ -115,6 +116,29 @@ pub struct NewProblem {
     pub key: String,
     pub payload: RawJson,
     pub group_key: Option<String>,
+    /// What most problems do not have.
+    pub details: Option<Box<Details>>,
+}
+
+/// What orders a problem within its job, and when it may be handed out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// Another than its job's.
+    pub job_type: Option<String>,
+    /// Highest first.
+    pub priority: i32,
+    /// Of one priority, earliest first.
+    pub deadline: Option<SystemTime>,
+    pub not_before: Option<SystemTime>,
+    /// What it counts against limits by the hour, if not 1.
+    pub weight: Option<i32>,
+}
+
+impl NewProblem {
+    /// Nothing but a key and a payload: it goes where it comes.
+    pub fn is_plain(&self) -> bool {
+        self.group_key.is_none() && self.details.is_none()
+    }
 }
 
 /// Why a load was not done. Nothing of it is in the database.
@@ -122,11 +146,6 @@ pub struct NewProblem {
 pub enum LoadError {
     #[error("a convoy of {0} problems: it holds from 1 to {CONVOY_LIMIT}")]
     Convoy(u32),
-    #[error(
-        "problem {number} (key {key:?}) has a group key, but none of the first message's problems had one, and what \
-         came before it is in its convoys already: let the first message hold a problem with a group key"
-    )]
-    LateGroup { number: i64, key: String },
     #[error("more than {LANE_PROBLEMS_LIMIT} problems in one load")]
     TooMany,
     #[error("problem {number} (key {key:?}) was refused by the database")]
@@ -159,7 +178,7 @@ pub struct Fresh {
     pub problems: Vec<ComingProblem>,
 }
 
-/// Loads a few problems without group keys in one call, where [`Loading`] takes a connection of its own and a dozen. None:
+/// Loads a few plain problems in one call, where [`Loading`] takes a connection of its own and a dozen. None:
 /// nothing was loaded, because the database refused a problem, or because somebody else is in the way. [`Loading`] says
 /// which problem it was, and waits. With it comes the new lane, if it may be handed out now.
 pub async fn at_once(
@@ -208,6 +227,7 @@ fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Err
             batch_order,
             key: (*key).to_owned(),
             payload,
+            weight: 1,
             attempts: 0,
             alone: false,
             grouped: false,
@@ -218,12 +238,15 @@ fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Err
     let problems: Vec<ComingProblem> = (0..).zip(keys.iter().zip(payloads)).map(problem).collect();
     let lane = OpenLane {
         job_id: job,
+        owner: row.try_get::<_, &str>("owner")?.into(),
         job_name: row.try_get("name")?,
         priority: row.try_get("priority")?,
         deadline: row.try_get("deadline")?,
+        late: false,
         parameters: row.try_get("parameters")?,
+        urgency: 0,
         lane_id: lane,
-        job_type: row.try_get("job_type")?,
+        job_type: row.try_get::<_, &str>("job_type")?.into(),
         came_back: false,
         first: false,
         next_extraction: BatchOrder(0),
@@ -251,12 +274,15 @@ pub struct Loading {
     job: JobId,
     lane: LaneId,
     convoy: i64,
-    /// Known from the first piece on.
-    grouped: Option<bool>,
+    /// From the first problem on that is not plain, all wait in a table of their own, to be ordered when all are there.
+    staging: bool,
+    grouped: bool,
     /// Not written yet.
     buffer: Vec<NewProblem>,
     buffered_bytes: usize,
-    written: i64,
+    /// Into the lane, and into the table.
+    copied: i64,
+    staged: i64,
 }
 
 impl Loading {
@@ -274,36 +300,33 @@ impl Loading {
             job,
             lane,
             convoy: convoy.into(),
-            grouped: None,
+            staging: false,
+            grouped: false,
             buffer: Vec::new(),
             buffered_bytes: 0,
-            written: 0,
+            copied: 0,
+            staged: 0,
         })))
     }
 
     /// How many problems came before.
     pub fn problems(&self) -> i64 {
-        self.written + self.buffer.len() as i64
+        self.copied + self.staged + self.buffer.len() as i64
     }
 
-    /// Takes problems; returns when there is room for more. The first call decides whether convoys are made of groups,
-    /// which costs sorting all problems at the end: they are if one of its problems has a group key.
+    /// Takes problems; returns when there is room for more.
     pub async fn add(&mut self, problems: Vec<NewProblem>) -> Result<(), LoadError> {
-        if problems.is_empty() {
-            return Ok(());
-        }
-        let grouped = match self.grouped {
-            Some(grouped) => grouped,
-            None => self.decide_grouping(&problems).await?,
-        };
         for problem in problems {
-            let number = self.problems() + 1;
-            if !grouped && problem.group_key.is_some() {
-                return Err(LoadError::LateGroup { number, key: problem.key });
+            if !self.staging && !problem.is_plain() {
+                // Those before it are in their convoys, which no other belongs to.
+                self.write().await?;
+                self.client.batch_execute(include_str!("../queries/stage_problems.sql")).await?;
+                self.staging = true;
             }
-            if number >= LANE_PROBLEMS_LIMIT {
+            if self.problems() + 1 >= LANE_PROBLEMS_LIMIT {
                 return Err(LoadError::TooMany);
             }
+            self.grouped |= problem.group_key.is_some();
             self.buffered_bytes += problem.key.len() + problem.payload.0.len();
             self.buffer.push(problem);
             if self.buffered_bytes >= BUFFER_BYTES || self.buffer.len() >= BUFFER_PROBLEMS {
@@ -311,15 +334,6 @@ impl Loading {
             }
         }
         Ok(())
-    }
-
-    async fn decide_grouping(&mut self, first: &[NewProblem]) -> Result<bool, LoadError> {
-        let grouped = first.iter().any(|problem| problem.group_key.is_some());
-        if grouped {
-            self.client.batch_execute(include_str!("../queries/stage_problems.sql")).await?;
-        }
-        self.grouped = Some(grouped);
-        Ok(grouped)
     }
 
     /// One COPY of what has been gathered. Several small ones instead of a single long one, because an error of a COPY is
@@ -330,9 +344,9 @@ impl Loading {
         if problems.is_empty() {
             return Ok(());
         }
-        let copied = if self.grouped == Some(true) { self.stage(&problems).await } else { self.copy(&problems).await };
+        let copied = if self.staging { self.stage(&problems).await } else { self.copy(&problems).await };
         copied.map_err(|error| self.refused(&problems, error))?;
-        self.written += problems.len() as i64;
+        *(if self.staging { &mut self.staged } else { &mut self.copied }) += problems.len() as i64;
         Ok(())
     }
 
@@ -341,7 +355,7 @@ impl Loading {
         let statement = self.client.prepare_cached(include_str!("../queries/copy_problems.sql")).await?;
         let sink = self.client.copy_in(&statement).await?;
         let mut writer = pin!(BinaryCopyInWriter::new(sink, &TYPES));
-        for (number, problem) in (self.written..).zip(problems) {
+        for (number, problem) in (self.copied..).zip(problems) {
             let problem_id = self.lane.0 * LANE_PROBLEMS_LIMIT + number + 1;
             let batch_order = number / self.convoy;
             let row: [&(dyn ToSql + Sync); 6] =
@@ -352,16 +366,31 @@ impl Loading {
     }
 
     async fn stage(&self, problems: &[NewProblem]) -> Result<u64, Error> {
-        const TYPES: [Type; 4] = [Type::INT8, Type::TEXT, Type::TEXT, Type::JSONB];
+        const TYPES: [Type; 9] = [
+            Type::INT8,
+            Type::TEXT,
+            Type::TEXT,
+            Type::JSONB,
+            Type::TEXT,
+            Type::INT4,
+            Type::TIMESTAMPTZ,
+            Type::TIMESTAMPTZ,
+            Type::INT4,
+        ];
+        let nothing = Details::default();
         let statement = self.client.prepare_cached(include_str!("../queries/copy_staged.sql")).await?;
         let sink = self.client.copy_in(&statement).await?;
         let mut writer = pin!(BinaryCopyInWriter::new(sink, &TYPES));
-        for (number, problem) in (self.written + 1..).zip(problems) {
+        for (number, problem) in (self.copied + self.staged + 1..).zip(problems) {
             let member_of = match &problem.group_key {
                 Some(group) => format!("g{group}"),
                 None => format!("r{number}"),
             };
-            let row: [&(dyn ToSql + Sync); 4] = [&number, &member_of, &problem.key, &problem.payload];
+            let details = problem.details.as_deref().unwrap_or(&nothing);
+            let Details { job_type, priority, deadline, not_before, weight } = details;
+            let NewProblem { key, payload, .. } = problem;
+            let row: [&(dyn ToSql + Sync); 9] =
+                [&number, &member_of, key, payload, job_type, priority, deadline, not_before, weight];
             writer.as_mut().write(&row).await?;
         }
         writer.finish().await
@@ -373,7 +402,8 @@ impl Loading {
         let problem = line.and_then(|line| Some((line, problems.get(line.checked_sub(1)?)?)));
         match problem {
             Some((line, problem)) => {
-                LoadError::Refused { number: self.written + line as i64, key: problem.key.clone(), source: error }
+                let number = self.copied + self.staged + line as i64;
+                LoadError::Refused { number, key: problem.key.clone(), source: error }
             }
             None => LoadError::Database(error),
         }
@@ -382,24 +412,28 @@ impl Loading {
     /// Makes all problems visible at once, and commits.
     pub async fn finish(mut self, open: bool) -> Result<Submitted, LoadError> {
         self.write().await?;
-        let grouped = self.grouped == Some(true);
+        let problems = self.problems();
         let client = &self.client;
-        if grouped {
+        let mut lanes = vec![PackedLane::of_copied(self.lane, self.copied, self.convoy)];
+        if self.staging {
             let convoy = i32::try_from(self.convoy).unwrap_or(i32::MAX);
-            client.execute(include_str!("../queries/pack_staged.sql"), &[&self.job, &self.lane, &convoy]).await?;
+            let pack = include_str!("../queries/pack_staged.sql");
+            let rows = client.query(pack, &[&self.job, &convoy, &self.grouped]).await?;
+            for row in rows {
+                lanes.push(PackedLane::of_row(&row)?);
+            }
         }
         if open {
             // Before it is shared: of two loads that share it neither could open it.
             client.execute(include_str!("../queries/lock_job.sql"), &[&self.job]).await?;
         }
-        let register = include_str!("../queries/register_lane.sql");
-        client.execute(register, &[&self.job, &self.lane, &self.written, &grouped]).await?;
+        register(client, self.job, &lanes, self.grouped).await?;
         if open {
             client.execute(include_str!("../queries/open_job.sql"), &[&self.job]).await?;
         }
         crash_point(CrashPoint::UploadLoaded);
         if planted(Bug::AnswersBeforeCommit) {
-            let submitted = Submitted { job: self.job, problems: self.written, repeated: false };
+            let submitted = Submitted { job: self.job, problems, repeated: false };
             #[expect(clippy::disallowed_methods, reason = "a planted bug: nobody waits for it")]
             tokio::spawn(async move {
                 tokio::time::sleep(std::time::Duration::from_millis(300)).await;
@@ -409,15 +443,56 @@ impl Loading {
         }
         client.batch_execute("commit").await?;
         crash_point(CrashPoint::UploadCommitted);
-        if self.written >= ANALYZE_FROM {
+        if problems >= ANALYZE_FROM {
             let analyzed = client.batch_execute(include_str!("../queries/analyze_problems.sql")).await;
             if let Err(error) = analyzed {
                 // The load stands; autovacuum analyzes later.
                 tracing::warn!(job_id = %self.job, error = &error as &dyn std::error::Error, "problems were not analyzed after a load");
             }
         }
-        Ok(Submitted { job: self.job, problems: self.written, repeated: false })
+        Ok(Submitted { job: self.job, problems, repeated: false })
     }
+}
+
+/// A lane that was filled, as it is registered.
+struct PackedLane {
+    lane: LaneId,
+    /// Another than its job's.
+    job_type: Option<String>,
+    priority: i32,
+    later: bool,
+    problems: i64,
+    orders: i64,
+}
+
+impl PackedLane {
+    fn of_copied(lane: LaneId, problems: i64, convoy: i64) -> PackedLane {
+        let orders = (problems + convoy - 1) / convoy;
+        PackedLane { lane, job_type: None, priority: 0, later: false, problems, orders }
+    }
+
+    fn of_row(row: &Row) -> Result<PackedLane, Error> {
+        Ok(PackedLane {
+            lane: row.try_get("lane_id")?,
+            job_type: row.try_get("job_type")?,
+            priority: row.try_get("priority")?,
+            later: row.try_get("later")?,
+            problems: row.try_get("problems")?,
+            orders: row.try_get("orders")?,
+        })
+    }
+}
+
+/// Makes them visible; those without problems are passed over.
+async fn register(client: &Client, job: JobId, lanes: &[PackedLane], grouped: bool) -> Result<(), Error> {
+    let column = |value: fn(&PackedLane) -> i64| lanes.iter().map(value).collect::<Vec<i64>>();
+    let job_types: Vec<&Option<String>> = lanes.iter().map(|lane| &lane.job_type).collect();
+    let priorities: Vec<i32> = lanes.iter().map(|lane| lane.priority).collect();
+    let later: Vec<bool> = lanes.iter().map(|lane| lane.later).collect();
+    let (ids, problems, orders) = (column(|l| l.lane.0), column(|l| l.problems), column(|l| l.orders));
+    let statement = include_str!("../queries/register_lanes.sql");
+    client.execute(statement, &[&job, &ids, &job_types, &priorities, &later, &problems, &orders, &grouped]).await?;
+    Ok(())
 }
 
 /// `COPY problem, line 5, column payload: …`, in any language that keeps the first number there.

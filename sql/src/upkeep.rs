@@ -52,6 +52,11 @@ pub async fn lost_checkouts(client: &impl Queries, after: CheckoutId) -> Result<
         .collect()
 }
 
+/// Moves problems whose time has come to where they are handed out from. Returns how many; at most 10,000.
+pub async fn move_due(client: &impl Queries) -> Result<i32, Error> {
+    client.run(include_str!("../queries/move_due.sql"), &[]).await?[0].try_get(0)
+}
+
 /// Takes lanes that have been handed out to their end out of the dispatcher's sight.
 pub async fn exhaust_lanes(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/exhaust_lanes.sql"), &[]).await.map(drop)

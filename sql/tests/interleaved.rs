@@ -36,14 +36,16 @@ const GATES: &str = "
 /// More than any function has.
 const MOST_GATES: i32 = 24;
 
-const STEPPED: [&str; 7] = [
+const STEPPED: [&str; 9] = [
     "pcfarm.accept",
     "pcfarm.close_checkouts",
     "pcfarm.end_job_if_empty",
     "pcfarm.cancel_job",
     "pcfarm.hold_job",
     "pcfarm.retry_job",
-    "pcfarm.register_lane",
+    "pcfarm.register_lanes",
+    "pcfarm.lock_retry_lanes",
+    "pcfarm.move_due",
 ];
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -113,7 +115,7 @@ struct Scene {
 }
 
 async fn scene(queue: &Queue) -> Scene {
-    queue.run("delete from pcfarm.problem; delete from pcfarm.result; delete from pcfarm.checkout; delete from pcfarm.requeued;
+    queue.run("delete from pcfarm.problem; delete from pcfarm.result; delete from pcfarm.checkout; delete from pcfarm.requeued; delete from pcfarm.delayed;
         delete from pcfarm.failed_attempt; delete from pcfarm.progress; delete from pcfarm.lane; delete from pcfarm.job").await;
     let job = queue.job(10, 2).await;
     let back = queue.take(job, false, 1).await.expect("some");

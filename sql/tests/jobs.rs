@@ -188,17 +188,17 @@ async fn pages_and_results_say_what_the_view_says_throughout_a_job() {
     let job = world.mixed_job().await;
     assert_eq!(world.check_pages(job).await.len(), 1, "all wait");
     assert_eq!(world.check_results(job).await, 0);
-    // Lanes by id: own, retry, two loads.
+    // Lanes by id: own, two loads, and retry from the first that comes back.
     let own = world.check_out(job, 0, 0, 60).await;
-    let first = world.check_out(job, 2, 0, 5).await;
-    let second = world.check_out(job, 2, 5, 9).await;
-    let grouped = world.check_out(job, 3, 0, 2).await;
+    let first = world.check_out(job, 1, 0, 5).await;
+    let second = world.check_out(job, 1, 5, 9).await;
+    let grouped = world.check_out(job, 2, 0, 2).await;
     world.check_pages(job).await;
     world.finish(own, true).await;
     world.finish(first, false).await;
     let mut states = world.check_pages(job).await;
     assert!(world.check_results(job).await > 10);
-    world.check_out(job, 1, 0, 2).await; // some of what came back
+    world.check_out(job, 3, 0, 2).await; // some of what came back
     states.extend(world.check_pages(job).await);
     world.finish(grouped, true).await;
     world.finish(second, true).await;
@@ -300,7 +300,7 @@ async fn jobs_are_listed_newest_first_and_moved() {
 async fn the_farm_is_told_in_numbers_and_workstations_by_what_they_hold() {
     let world = world().await;
     let job = world.mixed_job().await;
-    let checkout = world.check_out(job, 2, 0, 5).await;
+    let checkout = world.check_out(job, 1, 0, 5).await;
     let client = world.pool.get().await.expect("connected");
     let status = farm::status(&client, Duration::from_secs(4)).await.expect("asked");
     assert_eq!((status.workstations_processing, status.workstations_waiting, status.cores), (1, 0, 8));

@@ -99,11 +99,11 @@ async fn convoys_keep_the_querys_order_or_the_one_asked_for() {
         (format!("{plain} ;\n -- one\n -- two\n"), 100, vec!["0:a b c d e"]),
         (format!("-- first\n{plain} /* last */"), 100, vec!["0:a b c d e"]),
         (format!("with x as ({plain}) select * from x order by key desc"), 2, vec!["0:e d", "1:c b", "2:a"]),
-        (format!("select key, '{{}}'::json as payload, p as priority {five}"), 2, vec!["0:b d", "1:a e", "2:c"]),
+        (format!("select key, '{{}}'::json as payload, p as priority {five}"), 2, vec!["0:b d", "0:a e", "0:c"]),
         (
             format!("select key, '1'::jsonb as payload, p as priority, now() + d * interval '1s' as deadline {five}"),
             2,
-            vec!["0:b d", "1:e a", "2:c"],
+            vec!["0:b d", "0:e a", "0:c"],
         ),
         // Groups: whole, at the place of their first row; one by itself when it is too large.
         (
@@ -130,7 +130,7 @@ async fn convoys_keep_the_querys_order_or_the_one_asked_for() {
              from generate_series(1, 5) g"
                 .into(),
             1,
-            vec!["0:5 3 1", "1:4 2"],
+            vec!["0:5 3 1", "0:4 2"],
         ),
         // A text that looks like ours stays what it is.
         ("select 'over (order by 1)' as key, '1'::jsonb as payload".into(), 1, vec!["0:over (order by 1)"]),
@@ -173,7 +173,8 @@ async fn what_cannot_be_loaded_is_refused_and_leaves_nothing() {
         (format!("{job}, '{one_key}, 1 as payload', 1"), "42804", "payload is integer"),
         (format!("{job}, '{good}, ''1'' as priority', 1"), "42804", "priority is text"),
         (format!("{job}, '{good}, current_date as deadline', 1"), "42804", "deadline is date"),
-        (format!("{job}, '{good}, ''t'' as job_type', 1"), "0A000", "job_type"),
+        (format!("{job}, '{good}, ''x'' as job_type', 1"), "42704", "there is no job type 'x'"),
+        (format!("{job}, '{good}, 0 as weight', 1"), "23514", "positive_weight"),
         (format!("{job}, 'select null::text as key, ''1''::jsonb as payload', 1"), "23502", "row without a key"),
         (format!("{job}, '{one_key}, null::jsonb as payload', 1"), "23502", "row without a payload"),
         (format!("{job}, 'select repeat(''x'', 1025) as key, ''1''::jsonb as payload', 1"), "23514", "key_at_most"),
@@ -450,7 +451,7 @@ async fn views_show_the_order_in_which_problems_are_handed_out() {
     queue.check().await;
     let shown = all(
         &queue.client,
-        "select key from pcfarm.problems_ordered order by job_position, lane_rank, lane_id, batch_order, problem_id",
+        "select key from pcfarm.problems_ordered order by job_position, priority desc, lane_rank, lane_id, batch_order, problem_id",
     )
     .await;
     assert_eq!(shown.len(), 3 * (15 - 1));

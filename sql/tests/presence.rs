@@ -17,6 +17,7 @@ fn introduction(instance: u128) -> Introduction {
         memory_bytes: 1,
         system: "Linux".to_owned(),
         agent_version: "0".to_owned(),
+        labels: vec!["gpu".to_owned()],
         controllers: vec!["c".to_owned()],
         state: "waiting",
     }
@@ -27,7 +28,7 @@ async fn connect(queue: &Queue, instance: u128) -> Connection {
 }
 
 async fn connect_one(client: &deadpool_postgres::ClientWrapper, instance: u128) -> Connection {
-    presence::connect(client, &[&introduction(instance)], ServerId(1)).await.expect("connected")[0]
+    presence::connect(client, &[&introduction(instance)], ServerId(1)).await.expect("connected").remove(0)
 }
 
 #[tokio::test]

@@ -113,7 +113,7 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
         where job_id = {job} and ended_at is null order by 1 limit 8) c"
         ))
         .await;
-    let out = "(bigint, bigint, text, bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
+    let out = "(bigint[], bigint[], text[], bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
     let hot: &[(&str, &str, String, &[&str])] = &[
         ("coming_problems", "", format!("({job}, {load}, 3000, 1000, 1900)"), &["problem_in_dispatch_order"]),
         ("coming_large_problems", "", format!("({job}, {load}, 3000, 1000, 1000000)"), &["problem_in_dispatch_order"]),
@@ -126,7 +126,9 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
         (
             "check_out",
             out,
-            format!("({job}, {load}, 't', '{{3000}}', '{{3010}}', '{{100}}', '{{1}}', '{{7}}', '{{null}}')"),
+            format!(
+                "('{{{job}}}', '{{{load}}}', '{{t}}', '{{3000}}', '{{3010}}', '{{100}}', '{{1}}', '{{7}}', '{{null}}')"
+            ),
             &["checkout_after_checkout"],
         ),
         ("held_problems", "", format!("('{ids}')"), &["problem_in_dispatch_order", "requeued_pkey"]),
@@ -161,10 +163,10 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
     let pool = pcfarm_sql::pool::pool(queue.database.config(), 1, "statements-test");
     let client = pool.get().await.expect("connected");
     client.batch_execute("set plan_cache_mode = force_generic_plan").await.expect("set");
-    let out = "(bigint, bigint, text, bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
+    let out = "(bigint[], bigint[], text[], bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
     let queries = texts("queries");
     for (name, types, values) in [
-        ("check_out", out, "(1, 1, 't', '{0}', '{1}', '{1}', '{1}', '{7}', '{null}')"),
+        ("check_out", out, "('{1}', '{1}', '{t}', '{0}', '{1}', '{1}', '{1}', '{7}', '{null}')"),
         ("coming_problems", "", "(1, 1, 0, 1000, 1900)"),
         ("coming_requeued", "", "(1, 1, 0, 1000, 1000000)"),
         ("open_lanes", "", ""),

@@ -27,6 +27,7 @@ fn problem(key: &str, group: Option<&str>) -> NewProblem {
         key: key.into(),
         payload: RawJson(format!("{{\"k\": \"{key}\"}}").into()),
         group_key: group.map(str::to_owned),
+        details: None,
     }
 }
 
@@ -104,14 +105,18 @@ async fn groups_are_packed_as_the_sql_load_packs_them() {
 }
 
 #[tokio::test]
-async fn a_group_key_that_comes_late_is_refused_with_its_place() {
+async fn a_group_key_may_come_late() {
     let (_database, client, pool) = farm().await;
     let mut load = loading(&pool, &new_job("{}"), 2).await;
     load.add(vec![problem("a", None)]).await.expect("added");
-    let error = load.add(vec![problem("b", None), problem("c", Some("g"))]).await.expect_err("too late");
-    assert!(matches!(&error, LoadError::LateGroup { number: 3, key } if key == "c"), "{error}");
-    drop(load);
-    assert_eq!(count(&client, "select count(*) from pcfarm.job").await, 0);
+    load.add(vec![problem("b", None), problem("c", Some("g")), problem("d", None), problem("e", Some("g"))])
+        .await
+        .expect("added");
+    let job = load.finish(true).await.expect("loaded").job;
+    let keys: Vec<(i64, String)> =
+        convoys(&client, job).await.into_iter().map(|(order, _, key)| (order, key)).collect();
+    let expected = [(0, "a"), (0, "b"), (0, "c"), (0, "e"), (1, "d")];
+    assert_eq!(keys, expected.map(|(order, key)| (order, key.to_owned())), "plain ones in their lane, then the others");
 }
 
 #[tokio::test]

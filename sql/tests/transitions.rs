@@ -6,14 +6,30 @@ mod queue;
 
 use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, WorkstationId};
 use pcfarm_sql::checkout::{self, Closing, HandOut, VerdictKind};
-use pcfarm_sql::lanes;
+use pcfarm_sql::lanes::{self, OpenLane};
 use queue::{Held, Queue, Told, acceptance, at_last, backend, queue, take};
 use std::collections::BTreeMap;
 use tokio_postgres::Client;
 
-fn hand_out(from: i64, to: i64, problems: i32) -> HandOut {
-    let (from, to) = (BatchOrder(from), BatchOrder(to));
-    HandOut { from, to, problems, workstation_id: WorkstationId(1), token: 5, seconds: None }
+fn hand_out(lane: &OpenLane, from: i64, to: i64, problems: i32) -> HandOut {
+    HandOut {
+        job_id: lane.job_id,
+        lane_id: lane.lane_id,
+        job_type: lane.job_type.clone(),
+        from: BatchOrder(from),
+        to: BatchOrder(to),
+        problems,
+        weight: i64::from(problems),
+        workstation_id: WorkstationId(1),
+        token: 5,
+        seconds: None,
+    }
+}
+
+/// How many were made, of those that were wanted.
+fn made(outcome: Result<Vec<Option<CheckoutId>>, tokio_postgres::Error>) -> (usize, usize) {
+    let ids = outcome.expect("told");
+    (ids.iter().flatten().count(), ids.len())
 }
 
 /// Runs one statement while another transaction stands at `begun`, and lets that one commit once the statement waits.
@@ -54,29 +70,28 @@ async fn of_two_hand_outs_at_one_place_one_wins() {
     let lane = queue.lane(job, false).await.expect("a lane");
     let (one, two) = (queue.server().await, queue.server().await);
     one.batch_execute("begin").await.expect("begun");
-    let first = checkout::check_out(&one, job, lane.lane_id, "t", &[hand_out(0, 3, 3)]).await.expect("made");
-    assert_eq!(first.len(), 1);
+    assert_eq!(made(checkout::check_out(&one, &[hand_out(&lane, 0, 3, 3)]).await), (1, 1));
     let waits = backend(&two).await;
-    let hand_outs = [hand_out(0, 2, 2), hand_out(2, 4, 2)];
-    let (second, ()) = tokio::join!(checkout::check_out(&two, job, lane.lane_id, "t", &hand_outs), async {
+    let hand_outs = [hand_out(&lane, 0, 2, 2), hand_out(&lane, 2, 4, 2)];
+    let (second, ()) = tokio::join!(checkout::check_out(&two, &hand_outs), async {
         queue.until_blocked(waits).await;
         one.batch_execute("commit").await.expect("committed");
     });
-    assert_eq!(second.expect("told"), [], "all or none");
+    assert_eq!(made(second), (0, 2), "all or none");
     // At the place that it was told of, whatever it looked at before; and not before or behind it.
-    for (from, made) in [(0, 0), (2, 0), (4, 0), (3, 1)] {
-        let outcome = checkout::check_out(&two, job, lane.lane_id, "t", &[hand_out(from, from + 2, 2)]).await;
-        assert_eq!(outcome.expect("told").len(), made, "from {from}");
+    for (from, count) in [(0, 0), (2, 0), (4, 0), (3, 1)] {
+        let outcome = checkout::check_out(&two, &[hand_out(&lane, from, from + 2, 2)]).await;
+        assert_eq!(made(outcome).0, count, "from {from}");
     }
     // One that rolls back has moved nothing.
     one.batch_execute("begin").await.expect("begun");
-    checkout::check_out(&one, job, lane.lane_id, "t", &[hand_out(5, 6, 1)]).await.expect("made");
-    let hand_outs = [hand_out(5, 9, 4)];
-    let (second, ()) = tokio::join!(checkout::check_out(&two, job, lane.lane_id, "t", &hand_outs), async {
+    checkout::check_out(&one, &[hand_out(&lane, 5, 6, 1)]).await.expect("made");
+    let hand_outs = [hand_out(&lane, 5, 9, 4)];
+    let (second, ()) = tokio::join!(checkout::check_out(&two, &hand_outs), async {
         queue.until_blocked(waits).await;
         one.batch_execute("rollback").await.expect("rolled back");
     });
-    assert_eq!(second.expect("made").len(), 1);
+    assert_eq!(made(second), (1, 1));
     queue.check().await;
 }
 
@@ -112,19 +127,19 @@ async fn nothing_is_handed_out_of_a_job_that_is_held_or_cancelled() {
         let (one, two) = (queue.database.client().await, queue.server().await);
         one.batch_execute(&format!("begin; select pcfarm.{change}({job})")).await.expect("changed");
         for end in ["", "commit"] {
-            let made = checkout::check_out(&two, job, lane.lane_id, "t", &[hand_out(0, 1, 1)]).await;
-            assert_eq!(made.expect("told"), [], "{change}");
+            let outcome = checkout::check_out(&two, &[hand_out(&lane, 0, 1, 1)]).await;
+            assert_eq!(made(outcome), (0, 1), "{change}");
             one.batch_execute(end).await.expect("ended");
         }
-        let made = checkout::check_out(&two, job, lane.lane_id, "t", &[hand_out(0, 1, 1)]).await;
-        assert_eq!(made.expect("told"), [], "{change}");
+        let outcome = checkout::check_out(&two, &[hand_out(&lane, 0, 1, 1)]).await;
+        assert_eq!(made(outcome), (0, 1), "{change}");
 
         // The hand-out comes first: the change waits for it, and cancel revokes it.
         let job = queue.job(10, 1).await;
         let lane = queue.lane(job, false).await.expect("a lane");
         let (one, two) = (queue.server().await, queue.database.client().await);
         one.batch_execute("begin").await.expect("begun");
-        checkout::check_out(&one, job, lane.lane_id, "t", &[hand_out(0, 1, 1)]).await.expect("made");
+        checkout::check_out(&one, &[hand_out(&lane, 0, 1, 1)]).await.expect("made");
         let waits = backend(&two).await;
         let text = format!("select pcfarm.{change}({job})");
         let (changed, ()) = tokio::join!(two.batch_execute(&text), async {
@@ -201,7 +216,8 @@ async fn one_problem_in_two_checkouts_of_one_acceptance_counts_once() {
     // A second copy, as of a straggler: the same problem waits again.
     queue
         .run(&format!(
-            "insert into pcfarm.requeued (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped)
+            "select pcfarm.lock_retry_lanes(array[({job}, 't', 0)::pcfarm.retry_lane]);
+             insert into pcfarm.requeued (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped)
              select h.job_id, l.lane_id, 0, h.problem_id, h.home_lane, h.home_order, 0, 0, false, false
              from pcfarm.held_problem h join pcfarm.lane l on l.job_id = h.job_id and l.kind = 'retry' where h.checkout_id = {}",
             one.checkout_id

@@ -178,6 +178,7 @@ fn hello(settings: &Settings, identity: Uuid, controllers: Vec<String>) -> v1::H
         system: sysinfo::System::long_os_version().unwrap_or_else(|_| std::env::consts::OS.to_owned()),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         controllers,
+        labels: settings.labels.clone(),
         prefetch: Some(settings.prefetch),
         ..v1::Hello::default()
     }

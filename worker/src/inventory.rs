@@ -105,6 +105,7 @@ pub enum Event {
 
 /// What is to be done.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are a handful at a time, and most are messages")]
 pub enum Action {
     Send(Out),
     /// Again with each problem that was released, if it is run one by one.

@@ -38,6 +38,8 @@ pub struct Settings {
     pub cores: usize,
     /// What people know this workstation by.
     pub hostname: String,
+    /// What it is or has, for job types that want that.
+    pub labels: Vec<String>,
     /// Checkouts to hold beyond the one that is computed.
     pub prefetch: u32,
     /// How long a stopping agent goes on with what it has begun.
@@ -53,6 +55,7 @@ impl Default for Settings {
             state_dir: default_state_dir(),
             cores: available_parallelism().map_or(1, usize::from),
             hostname: hostname::get().map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned()),
+            labels: Vec::new(),
             prefetch: DEFAULT_PREFETCH,
             grace: DEFAULT_GRACE,
             unacknowledged_bytes: DEFAULT_UNACKNOWLEDGED_MIB << 20,
@@ -110,6 +113,9 @@ struct Flags {
     /// What people know this workstation by [default: the system's host name]
     #[arg(long, value_name = "NAME", env = "PCFARM_HOSTNAME")]
     hostname: Option<String>,
+    /// What this workstation is or has, such as gpu, for job types that want it; several by commas or by repeating it
+    #[arg(long, value_name = "LABEL", env = "PCFARM_LABELS", value_delimiter = ',')]
+    label: Vec<String>,
     /// Checkouts to hold beyond the one that is computed [default: 1]
     #[arg(long, value_name = "N", env = "PCFARM_PREFETCH")]
     prefetch: Option<u32>,
@@ -128,6 +134,7 @@ struct FileSettings {
     state_dir: Option<PathBuf>,
     cores: Option<usize>,
     hostname: Option<String>,
+    label: Option<OneOrMany>,
     prefetch: Option<u32>,
     grace: Option<u64>,
     unacknowledged_mib: Option<usize>,
@@ -154,17 +161,20 @@ impl Settings {
     fn merge(flags: Flags) -> Result<Settings, SettingsError> {
         let file = flags.config.as_deref().map(read_file).transpose()?.unwrap_or_default();
         let default = Settings::default();
-        let file_servers = match file.server {
-            Some(OneOrMany::One(server)) => vec![server],
-            Some(OneOrMany::Many(servers)) => servers,
-            None => default.servers,
+        let all = |given: Option<OneOrMany>, otherwise| match given {
+            Some(OneOrMany::One(one)) => vec![one],
+            Some(OneOrMany::Many(many)) => many,
+            None => otherwise,
         };
+        let file_servers = all(file.server, default.servers);
+        let file_labels = all(file.label, default.labels);
         let unacknowledged = flags.unacknowledged_mib.or(file.unacknowledged_mib);
         let settings = Settings {
             servers: if flags.server.is_empty() { file_servers } else { flags.server },
             state_dir: flags.state_dir.or(file.state_dir).unwrap_or(default.state_dir),
             cores: flags.cores.or(file.cores).unwrap_or(default.cores),
             hostname: flags.hostname.or(file.hostname).unwrap_or(default.hostname),
+            labels: if flags.label.is_empty() { file_labels } else { flags.label },
             prefetch: flags.prefetch.or(file.prefetch).unwrap_or(default.prefetch),
             grace: flags.grace.or(file.grace).map_or(default.grace, Duration::from_secs),
             unacknowledged_bytes: unacknowledged
@@ -221,12 +231,13 @@ mod tests {
     fn flags_go_before_the_file_and_the_file_before_defaults() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = dir.path().join("worker.toml");
-        std::fs::write(&file, "server = [\"a:1\", \"b:2\"]\ncores = 3\ngrace = 7\n").expect("a file");
+        std::fs::write(&file, "server = [\"a:1\", \"b:2\"]\ncores = 3\ngrace = 7\nlabel = \"gpu\"\n").expect("a file");
         let file = file.to_str().expect("a path of text");
 
         let settings = parse(&["--config", file, "--cores", "5"]).expect("good settings");
         assert_eq!(settings.servers, ["a:1", "b:2"]);
         assert_eq!((settings.cores, settings.grace), (5, Duration::from_secs(7)));
+        assert_eq!(settings.labels, ["gpu"]);
         assert_eq!(settings.prefetch, DEFAULT_PREFETCH);
         let settings = parse(&["--config", file, "--server", "c:3,d:4", "--server", "e:5"]).expect("good settings");
         assert_eq!(settings.servers, ["c:3", "d:4", "e:5"]);

@@ -223,8 +223,8 @@ pub const PLANTED: &[Planted] = &[
         how: &[How::Function(
             "pcfarm.close_checkouts",
             &[(
-                "from counted c where c.attempts_now < c.max_attempts),",
-                "from counted c where c.attempts_now < c.max_attempts and how <> 'lost'),",
+                "from counted c where c.attempts_now < c.max_attempts) w),",
+                "from counted c where c.attempts_now < c.max_attempts and how <> 'lost') w),",
             )],
         )],
         faults: DEATHS,
@@ -233,24 +233,27 @@ pub const PLANTED: &[Planted] = &[
         name: "requeues-behind-the-pointer",
         what: "what comes back gets a batch order that is taken",
         how: &[How::Function(
-            "pcfarm.close_checkouts",
-            &[("select q.batch_order + 1 from", "select q.batch_order from")],
+            "pcfarm.end_of_retry_lane",
+            &[("select r.batch_order + 1 from", "select r.batch_order from")],
         )],
         faults: DEATHS,
     },
     Planted {
         name: "requeues-without-a-lock",
         what: "two who requeue at the same time take the same batch orders",
-        how: &[How::Function(
-            "pcfarm.close_checkouts",
-            &[
-                ("    order by l.job_id, l.lane_id for update;\n", "    order by l.job_id, l.lane_id;\n"),
-                (
+        how: &[
+            How::Function(
+                "pcfarm.lock_retry_lanes",
+                &[("    order by l.job_id, l.lane_id for update;\n", "    order by l.job_id, l.lane_id;\n")],
+            ),
+            How::Function(
+                "pcfarm.close_checkouts",
+                &[(
                     "    if cardinality(closed) > 0 then\n",
                     "    perform pg_sleep(0.05);\n    if cardinality(closed) > 0 then\n",
-                ),
-            ],
-        )],
+                )],
+            ),
+        ],
         faults: DEATHS,
     },
     Planted {
@@ -320,8 +323,8 @@ pub const PLANTED: &[Planted] = &[
         name: "hands-out-what-is-cancelled",
         what: "nobody asks for a job's state when handing out from it",
         how: &[How::Statement(&[
-            ("where j.job_id = $1 and j.state = 'open' for share skip locked", "where j.job_id = $1"),
-            ("where j.ended_at is null and j.state = 'open' and coalesce(j.not_before", "where coalesce(j.not_before"),
+            ("and j.state = 'open' order by j.job_id for share skip locked", ""),
+            ("and j.ended_at is null and j.state = 'open' and coalesce(j.not_before", "and coalesce(j.not_before"),
         ])],
         faults: &[Kind::SlowDatabaseLink],
     },
@@ -334,10 +337,10 @@ pub const PLANTED: &[Planted] = &[
                  create index on pcfarm.checkout (job_id, lane_id, from_order)",
             ),
             How::Statement(&[(
-                "where ($4::bigint[])[1] = coalesce((
-    select c.to_order from pcfarm.checkout c
-    where c.job_id = $1 and c.lane_id = $2 order by c.from_order desc limit 1), 0)",
-                "where $2::bigint is not null",
+                "where l.from_order = coalesce((
+        select c.to_order from pcfarm.checkout c
+        where c.job_id = l.job_id and c.lane_id = l.lane_id order by c.from_order desc limit 1), 0)",
+                "where true",
             )]),
         ],
         faults: &[],

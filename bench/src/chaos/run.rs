@@ -252,11 +252,17 @@ async fn keep_watch(config: Config) -> Vec<String> {
     }
 }
 
+/// The workload changes no resource, so that what is in use is never more than there is.
+const TOKENS: (&str, &str) = (
+    "tokens_in_use",
+    "select r.name, pcfarm.tokens_in_use(r.name) from pcfarm.resource r where pcfarm.tokens_in_use(r.name) > r.tokens",
+);
+
 async fn look(config: &Config) -> anyhow::Result<Vec<String>> {
     let (client, _connection) = connect(config).await?;
     client.batch_execute("begin isolation level repeatable read read only").await?;
     let mut found = Vec::new();
-    for (name, query) in checks::INVARIANTS {
+    for (name, query) in checks::INVARIANTS.iter().chain(&[TOKENS]) {
         let text = format!("select to_jsonb(v)::text from ({query}\n) v limit 3");
         for row in client.query(&text, &[]).await.with_context(|| format!("asking {name}"))? {
             found.push(format!("while it ran, {name}: {}", row.get::<_, &str>(0)));

@@ -347,6 +347,7 @@ fn messages(submission: &Submission, convoy: u32, each: usize) -> Vec<v1::Submit
         key: key.clone(),
         payload: payload.clone().into(),
         group_key: if grouped { (n / 3).to_string() } else { String::new() },
+        details: None,
     };
     let numbered: Vec<_> = submission.problems.iter().enumerate().collect();
     let parts = numbered

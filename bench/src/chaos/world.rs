@@ -65,8 +65,9 @@ const SCHEMA: &str = "
     create role chaos_writer nologin;
     grant usage on schema chaos to chaos_writer;
     grant select, insert, update on chaos.applied to chaos_writer;
-    select pcfarm.create_job_type('plain', 'digest', '{\"max_attempts\": 100}');
-    select pcfarm.create_job_type('flaky', 'digest', '{\"max_attempts\": 100}');
+    select pcfarm.set_resource('slot', 60);
+    select pcfarm.create_job_type('plain', 'digest', '{\"max_attempts\": 100, \"resources\": {\"slot\": 1}}');
+    select pcfarm.create_job_type('flaky', 'digest', '{\"max_attempts\": 100, \"retry_delay\": \"200 milliseconds\"}');
     select pcfarm.create_job_type('counted', 'digest', '{\"max_attempts\": 100, \"write_role\": \"chaos_writer\"}');
     select pcfarm.create_job_type('hasty', 'digest', '{\"max_attempts\": 100, \"write_role\": \"chaos_writer\",
         \"time_limit\": \"700 milliseconds\"}');

@@ -446,6 +446,7 @@ fn coming(lane: usize, row: &Row) -> ComingProblem {
         batch_order: order,
         key: row.problem.to_string(),
         payload: RawJson::default(),
+        weight: 1,
         attempts: row.attempts,
         alone: row.alone,
         grouped: false,

@@ -9,7 +9,7 @@ use pcfarm_proto::v1;
 use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_proto::v1::server_message::Message as In;
-use pcfarm_server::dispatch::choose::{Candidate, Ordered};
+use pcfarm_server::dispatch::choose::{Candidate, Ring, Selection};
 use pcfarm_server::dispatch::convoys::Ahead;
 use pcfarm_server::dispatch::size::{self, Situation, Speed};
 use pcfarm_sql::checkout::Closing;
@@ -90,11 +90,16 @@ fn candidate(lane: usize, came_back: bool) -> Candidate {
     Candidate {
         job_id: JobId(1),
         lane_id: LaneId(lane as i64),
+        user: "user".into(),
+        job_type: "echo".into(),
         priority: 0,
         deadline: None,
+        late: false,
+        urgency: 0,
         came_back,
         first: false,
-        controller: "echo".to_owned(),
+        controller: "echo".into(),
+        labels: std::sync::Arc::default(),
     }
 }
 
@@ -380,15 +385,17 @@ impl World {
 
     /// Hands out until nobody wants anything or nothing is left.
     fn dispatch(&mut self, server: usize) {
-        let controllers = HashSet::from(["echo".to_owned()]);
+        let slot = Selection { controllers: HashSet::from(["echo".to_owned()]), ..Selection::default() };
         loop {
             if self.servers[server].lanes.is_none() {
                 let Ok(lanes) = self.queue.call(|queue| queue.open_lanes()) else { return };
                 self.remember(server, lanes);
             }
             let lanes = self.servers[server].lanes.as_ref().expect("just read");
-            let ordered = Ordered::new(lanes.values().map(|lane| lane.candidate.clone()).collect());
-            let Some(number) = ordered.choose(&controllers).map(|lane| lane.lane_id.0 as usize) else { return };
+            let mut ring = Ring::default();
+            lanes.values().for_each(|lane| ring.add(lane.candidate.clone()));
+            let Some(choice) = ring.choose(&slot, |_| true) else { return };
+            let number = choice.candidate.lane_id.0 as usize;
             let mut wanting: Vec<i64> = self.servers[server]
                 .sessions
                 .iter()
@@ -445,7 +452,7 @@ impl World {
             return false;
         }
         let from = lane.next;
-        let Some(taken) = lane.ahead.take(wanted) else {
+        let Some(taken) = lane.ahead.take(wanted, u64::MAX, u64::MAX) else {
             self.servers[server].lanes.as_mut().expect("it is there").remove(&number);
             return true;
         };

@@ -1,5 +1,6 @@
 //! A problem per CSV record, with the names of its values in the first one.
 
+use std::borrow::Cow;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,7 @@ use pcfarm_proto::v1::SubmitProblem;
 use serde_json::value::RawValue;
 
 use super::input::Input;
-use super::{Shape, checked, tell, wrong};
+use super::{DETAILS, Shape, checked, details, tell, wrong};
 use crate::text;
 
 /// What a record may take: a quote that is never closed would otherwise take the rest of the file.
@@ -77,6 +78,8 @@ fn csv_error(name: &str, line: u64, error: &csv::Error) -> anyhow::Error {
 struct Columns {
     key: usize,
     group: Option<usize>,
+    /// Beside a column `payload`; without one, what has these names is data.
+    details: Vec<(&'static str, usize)>,
     payload: Payload,
 }
 
@@ -105,8 +108,12 @@ impl Columns {
             Some(group) => Some(named(group, "--group")?),
             None => at("group_key"),
         };
+        let mut details = Vec::new();
         let payload = match at("payload").filter(|column| *column != key) {
-            Some(column) => Payload::Column(column),
+            Some(column) => {
+                details = DETAILS.iter().filter_map(|name| Some((*name, at(name)?))).collect();
+                Payload::Column(column)
+            }
             None => {
                 // A group that was named by flag is data as well; `group_key` is there for us.
                 let ours = if shape.group.is_none() { group } else { None };
@@ -119,12 +126,16 @@ impl Columns {
                 Payload::Object { fields, strings: shape.strings }
             }
         };
-        Ok(Columns { key, group, payload })
+        Ok(Columns { key, group, details, payload })
     }
 
     fn problem(&self, record: &StringRecord) -> Result<SubmitProblem, String> {
         let group = self.group.map_or("", |group| &record[group]);
-        checked(record[self.key].to_owned(), self.payload.of(record)?, group.to_owned())
+        let details = details(|name| {
+            let (_, column) = self.details.iter().find(|(known, _)| *known == name)?;
+            Some(Cow::from(&record[*column]))
+        })?;
+        checked(record[self.key].to_owned(), self.payload.of(record)?, group.to_owned(), details)
     }
 }
 

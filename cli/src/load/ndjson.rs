@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::input::Input;
-use super::{Shape, checked, tell, wrong};
+use super::{DETAILS, Shape, checked, details, tell, wrong};
 use crate::text;
 
 /// No line is longer: a payload of the largest size, its key, and room for JSON's escapes of both.
@@ -54,14 +54,24 @@ struct Line<'a> {
     payload: Option<&'a RawValue>,
     #[serde(borrow)]
     group_key: Option<&'a RawValue>,
+    #[serde(borrow)]
+    job_type: Option<&'a RawValue>,
+    #[serde(borrow)]
+    priority: Option<&'a RawValue>,
+    #[serde(borrow)]
+    deadline: Option<&'a RawValue>,
+    #[serde(borrow)]
+    not_before: Option<&'a RawValue>,
+    #[serde(borrow)]
+    weight: Option<&'a RawValue>,
 }
 
 fn problem(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
     if shape.key.is_some() || shape.group.is_some() {
         return whole_object(text, shape);
     }
-    const HELP: &str = "a line is {\"key\": …, \"payload\": …} and optionally \"group_key\"; \
-                        with --key FIELD the whole object is the payload";
+    const HELP: &str = "a line is {\"key\": …, \"payload\": …} and optionally \"group_key\", \"job_type\", \"priority\", \
+                        \"deadline\", \"not_before\", \"weight\"; with --key FIELD the whole object is the payload";
     let line: Line = serde_json::from_str(text).map_err(|error| format!("{}: {HELP}", json_error(&error)))?;
     let key = line.key.ok_or_else(|| format!("no `key`: {HELP}"))?;
     // A null payload is a payload, and serde takes it for an absent one.
@@ -74,7 +84,16 @@ fn problem(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
         None => String::new(),
         Some(group) => scalar(group, "group_key")?,
     };
-    checked(scalar(key, "key")?, payload.to_owned(), group)
+    let mut given = Vec::new();
+    for (name, value) in DETAILS.iter().zip([line.job_type, line.priority, line.deadline, line.not_before, line.weight])
+    {
+        if let Some(value) = value.filter(|value| value.get() != "null") {
+            given.push((*name, scalar(value, name)?));
+        }
+    }
+    let details =
+        details(|name| given.iter().find(|(known, _)| *known == name).map(|(_, text)| Cow::from(text.as_str())))?;
+    checked(scalar(key, "key")?, payload.to_owned(), group, details)
 }
 
 fn has_field(text: &str, field: &str) -> bool {
@@ -91,7 +110,7 @@ fn whole_object(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
     };
     let key = field(shape.key.as_deref().unwrap_or("key"))?;
     let group = shape.group.as_deref().map(field).transpose()?.unwrap_or_default();
-    checked(key, text.trim().to_owned(), group)
+    checked(key, text.trim().to_owned(), group, None)
 }
 
 /// A key or group: a text, or a number as it is written.

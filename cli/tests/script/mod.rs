@@ -295,6 +295,10 @@ impl WorkstationService for Script {
         drained.set_state(WorkstationState::Draining);
         Ok(Response::new(drained))
     }
+
+    async fn set_selection(&self, _: Request<SetSelectionRequest>) -> Answer<SetSelectionResponse> {
+        Ok(Response::new(SetSelectionResponse {}))
+    }
 }
 
 fn workstation(workstation_id: i64, hostname: &str) -> Workstation {

@@ -20,6 +20,9 @@ pub struct Ahead {
 #[derive(Debug)]
 pub struct Taken {
     pub problems: Vec<ComingProblem>,
+    pub convoys: u32,
+    /// What they count against limits by the hour.
+    pub weight: u64,
     /// The first batch order behind them.
     pub to: BatchOrder,
     /// Whoever loses them blames the only, or the first, problem: so the workstation holds nothing else meanwhile, or an
@@ -54,40 +57,69 @@ impl Ahead {
         any
     }
 
+    /// Puts back in front what was taken last.
+    pub fn put_back(&mut self, problems: Vec<ComingProblem>) {
+        self.bytes += problems.iter().map(ComingProblem::bytes).sum::<usize>();
+        problems.into_iter().rev().for_each(|problem| self.problems.push_front(problem));
+    }
+
+    /// Lets go of what is before this order, which somebody else has handed out.
+    pub fn skip_to(&mut self, order: BatchOrder) {
+        let behind = self.problems.partition_point(|problem| problem.batch_order < order);
+        self.bytes -= self.problems.drain(..behind).map(|problem| problem.bytes()).sum::<usize>();
+    }
+
     /// Must the next convoy be the only one in its workstation's hands?
     pub fn next_is_suspect(&self) -> bool {
         let convoy = self.first_convoy();
         self.is_alone(convoy) && (convoy == 1 || self.problems[0].grouped)
     }
 
-    /// Takes whole convoys off the front, up to `wanted` problems and at least one convoy. One that must be alone is.
-    pub fn take(&mut self, wanted: usize) -> Option<Taken> {
+    /// Takes whole convoys off the front, up to `wanted` problems of `most_weight` in all, none with a payload beyond
+    /// `largest`, and at least one convoy. One that must be alone is.
+    pub fn take(&mut self, wanted: usize, most_weight: u64, largest: u64) -> Option<Taken> {
         let suspect = self.next_is_suspect();
         let mut taken: Vec<ComingProblem> = Vec::with_capacity(wanted.min(self.problems.len()));
-        let (mut bytes, mut alone) = (0, false);
+        let (mut bytes, mut weight, mut convoys, mut alone) = (0, 0, 0, false);
         loop {
             let convoy = self.first_convoy();
             if convoy == 0 {
                 break;
             }
             let convoy_bytes: usize = self.problems.range(..convoy).map(ComingProblem::bytes).sum();
-            let fits = taken.len() + convoy <= wanted && bytes + convoy_bytes <= CHECKOUT_BYTES_LIMIT;
+            let convoy_weight = self.weight(convoy);
+            let fits = taken.len() + convoy <= wanted
+                && bytes + convoy_bytes <= CHECKOUT_BYTES_LIMIT
+                && weight + convoy_weight <= most_weight
+                && self.largest_payload(convoy) <= largest;
             if !taken.is_empty() && (!fits || alone || self.is_alone(convoy)) {
                 break;
             }
             alone = self.is_alone(convoy);
             bytes += convoy_bytes;
+            weight += convoy_weight;
+            convoys += 1;
             taken.extend(self.problems.drain(..convoy));
         }
         self.bytes -= bytes;
         let to = BatchOrder(taken.last()?.batch_order.0 + 1);
-        Some(Taken { problems: taken, to, suspect })
+        Some(Taken { problems: taken, convoys, weight, to, suspect })
     }
 
-    /// How many problems the first convoy has.
-    fn first_convoy(&self) -> usize {
+    /// How many problems the first convoy has; 0 if none is here.
+    pub fn first_convoy(&self) -> usize {
         let Some(first) = self.problems.front() else { return 0 };
         self.problems.iter().take_while(|problem| problem.batch_order == first.batch_order).count()
+    }
+
+    /// Of so many problems at the front.
+    pub fn weight(&self, problems: usize) -> u64 {
+        self.problems.range(..problems).map(|problem| u64::from(problem.weight)).sum()
+    }
+
+    /// Bytes, of so many problems at the front.
+    pub fn largest_payload(&self, problems: usize) -> u64 {
+        self.problems.range(..problems).map(|problem| problem.payload.0.len() as u64).max().unwrap_or(0)
     }
 
     fn is_alone(&self, convoy: usize) -> bool {
@@ -107,6 +139,7 @@ mod tests {
             batch_order: BatchOrder(order),
             key: id.to_string(),
             payload: RawJson::default(),
+            weight: 2,
             attempts: 0,
             alone,
             grouped: false,
@@ -122,7 +155,9 @@ mod tests {
     }
 
     fn take(ahead: &mut Ahead, wanted: usize) -> Vec<i64> {
-        ahead.take(wanted).map_or_else(Vec::new, |taken| taken.problems.iter().map(|p| p.batch_order.0).collect())
+        ahead
+            .take(wanted, u64::MAX, u64::MAX)
+            .map_or_else(Vec::new, |taken| taken.problems.iter().map(|p| p.batch_order.0).collect())
     }
 
     #[test]
@@ -142,6 +177,27 @@ mod tests {
         assert_eq!(take(&mut ahead, 100), [2]);
         assert!(take(&mut ahead, 100).is_empty());
         assert_eq!(ahead.bytes(), 0);
+    }
+
+    #[test]
+    fn what_somebody_else_has_handed_out_is_let_go() {
+        let mut ahead = ahead(&[0, 0, 1, 1, 1, 2, 3], true);
+        let taken = ahead.take(5, u64::MAX, u64::MAX).expect("two convoys");
+        ahead.put_back(taken.problems);
+        ahead.skip_to(BatchOrder(1));
+        assert_eq!(take(&mut ahead, 3), [1, 1, 1]);
+        ahead.skip_to(BatchOrder(3));
+        assert_eq!(take(&mut ahead, 100), [3]);
+        assert_eq!(ahead.bytes(), 0);
+    }
+
+    #[test]
+    fn weights_are_kept_to() {
+        let mut ahead = ahead(&[0, 0, 1, 1, 1, 2], true);
+        let mut take = |most_weight| ahead.take(100, most_weight, u64::MAX).map(|taken| (taken.convoys, taken.weight));
+        assert_eq!(take(9), Some((1, 4)));
+        assert_eq!(take(8), Some((2, 8)));
+        assert_eq!(take(8), None);
     }
 
     #[test]

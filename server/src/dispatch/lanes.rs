@@ -3,25 +3,30 @@
 //! Reading ahead needs no lock, since what is visible in a lane never changes; whether it may be handed out is decided
 //! at commit.
 
-use super::choose::{Candidate, Ordered};
+use super::choose::{Candidate, Choice, Profile, Ring, Room, Rooms, Share};
 use super::convoys::{Ahead, Taken};
 use crate::farm::Farm;
+use crate::session::Session;
 use anyhow::Context;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::lanes::{self, OpenLane, Portion};
+use pcfarm_sql::lanes::{self, ComingProblem, OpenLane, Portion};
 use pcfarm_sql::pool::Kept;
+use pcfarm_sql::sharing;
 use pcfarm_sql::submit::Fresh;
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tracing::error;
 
 pub type LaneKey = (JobId, LaneId);
 
-/// Problems and large payload that one reading ahead is for, at least.
+/// Problems and large payload that one reading ahead is for, at least, where one lane is next; and bytes where many are.
 const AHEAD_PROBLEMS: usize = 4_000;
 const AHEAD_BYTES: usize = 8 << 20;
+const AHEAD_BYTES_OF_ALL: usize = 64 << 20;
+const AHEAD_PROBLEMS_EACH: usize = 250;
 
 /// What a lane that is not next may keep of it: as much as a small submission brings.
 const AHEAD_KEPT_BYTES: usize = 32 << 10;
@@ -33,7 +38,7 @@ const AHEAD_PROBLEMS_LIMIT: usize = 20_000;
 const CONVOY_PROBLEMS_LIMIT: usize = 200_000;
 
 pub struct Lane {
-    pub open: OpenLane,
+    pub open: Arc<OpenLane>,
     candidate: Candidate,
     ahead: Ahead,
     next: BatchOrder,
@@ -44,7 +49,14 @@ pub struct Lane {
 #[derive(Default)]
 pub struct Lanes {
     lanes: HashMap<LaneKey, Lane>,
-    ordered: Ordered,
+    /// Those of which a hand-out was refused, until the next look.
+    aside: HashMap<LaneKey, Lane>,
+    ring: Ring,
+    rooms: Rooms,
+    /// What profiles say instead of jobs.
+    priorities: HashMap<Arc<str>, i32>,
+    /// Somebody would have been served but for a limit.
+    short_of_room: Cell<bool>,
     looked: bool,
     /// For a planted bug alone.
     last_seen: Option<LaneId>,
@@ -61,12 +73,90 @@ impl Lanes {
 
     /// Nothing that is remembered can be trusted.
     pub fn forget(&mut self) {
-        *self = Lanes { last_seen: self.last_seen, ..Lanes::default() };
+        let mut ring = std::mem::take(&mut self.ring);
+        ring.clear();
+        *self = Lanes { last_seen: self.last_seen, ring, ..Lanes::default() };
     }
 
-    /// The best of those that a workstation with these controllers can run.
-    pub fn best(&self, controllers: &HashSet<String>) -> Option<LaneKey> {
-        self.ordered.choose(controllers).map(key_of)
+    /// What this session is to be served from.
+    pub fn choose(&self, session: &Session) -> Option<Choice> {
+        let selection = session.selection();
+        let suits = |candidate: &Candidate| {
+            let Some(largest) = selection.largest_problem else { return true };
+            self.lanes.get(&key_of(candidate)).is_none_or(|lane| lane.first_payload() <= largest)
+        };
+        self.ring.choose(&selection, |candidate| {
+            if !suits(candidate) {
+                return false;
+            }
+            let Some(room) = self.rooms.of(candidate) else { return true };
+            if self.rooms.needs_resources(candidate) && session.holds() > 0 {
+                return false;
+            }
+            // A convoy that does not fit stands in nobody's way.
+            let fits = self.lanes.get(&key_of(candidate)).is_none_or(|lane| lane.first_convoy_fits(room));
+            if !fits {
+                self.short_of_room.set(true);
+            }
+            fits
+        })
+    }
+
+    /// What may be handed out from it under limits; none: there is no limit.
+    pub fn room(&self, choice: &Choice) -> Option<Room> {
+        self.rooms.of(&choice.candidate)
+    }
+
+    /// Is there anything that is not prefetched?
+    pub fn know_resources(&self) -> bool {
+        self.rooms.know_resources()
+    }
+
+    /// May this be one of several checkouts of a workstation?
+    pub fn may_be_prefetched(&self, choice: &Choice) -> bool {
+        !self.rooms.needs_resources(&choice.candidate)
+    }
+
+    /// Takes note of what was decided on.
+    pub fn charge(&mut self, choice: &Choice, taken: &Taken) {
+        self.ring.charge(choice, taken.convoys);
+        self.rooms.take(&choice.candidate, taken.problems.len(), taken.weight);
+    }
+
+    /// It came to nothing.
+    pub fn refund(&mut self, choice: &Choice, convoys: u32) {
+        self.ring.refund(choice, convoys);
+    }
+
+    /// Did a limit keep anybody from being served since this was asked last?
+    pub fn was_short_of_room(&self) -> bool {
+        self.short_of_room.take()
+    }
+
+    /// Those that may be next and have nothing ahead.
+    pub fn unread(&self) -> impl Iterator<Item = LaneKey> {
+        let unread = |key: &LaneKey| self.lanes.get(key).is_some_and(|lane| !lane.has_ahead(1));
+        self.ring.firsts().map(key_of).filter(move |key| unread(key))
+    }
+
+    /// How much of a lane is read ahead, so that memory does not grow with those who take turns.
+    fn portion(&self) -> (usize, usize) {
+        match self.ring.firsts().count() {
+            0 | 1 => (AHEAD_PROBLEMS, AHEAD_BYTES),
+            many => {
+                let problems = (AHEAD_PROBLEMS / many).max(AHEAD_PROBLEMS_EACH);
+                (problems, (AHEAD_BYTES_OF_ALL / many).clamp(AHEAD_KEPT_BYTES, AHEAD_BYTES))
+            }
+        }
+    }
+
+    /// Reads on in a lane, so that what is ahead suffices for about so many problems.
+    pub async fn read_ahead(&mut self, key: &LaneKey, line: &mut Kept, wanted: usize) -> anyhow::Result<()> {
+        let portion = self.portion();
+        match self.lanes.get_mut(key) {
+            Some(lane) => lane.read_ahead(line, wanted, portion).await,
+            None => Ok(()),
+        }
     }
 
     pub fn get_mut(&mut self, key: &LaneKey) -> Option<&mut Lane> {
@@ -75,8 +165,22 @@ impl Lanes {
 
     pub fn remove(&mut self, farm: &Farm, key: &LaneKey) {
         if let Some(lane) = self.lanes.remove(key) {
-            self.ordered.remove(&lane.candidate);
+            self.ring.remove(&lane.candidate);
             farm.lane_out_of_sight(key.0);
+        }
+    }
+
+    /// Puts aside a lane that is not where it was thought to be, with what was taken from it last: much of it may still be
+    /// to come.
+    pub fn set_aside(&mut self, farm: &Farm, key: &LaneKey, from: BatchOrder, problems: Vec<ComingProblem>) {
+        if let Some(lane) = self.lanes.remove(key) {
+            self.ring.remove(&lane.candidate);
+            farm.lane_out_of_sight(key.0);
+            self.aside.insert(*key, lane);
+        }
+        if let Some(lane) = self.aside.get_mut(key) {
+            lane.ahead.put_back(problems);
+            lane.next = from;
         }
     }
 
@@ -90,9 +194,11 @@ impl Lanes {
     /// Reads which lanes there are, keeping what was read ahead where the pointer is where it was and somebody is to be
     /// served from it next: memory does not grow with the jobs.
     pub async fn look(&mut self, farm: &Arc<Farm>, line: &mut Kept) -> anyhow::Result<()> {
-        let open = lanes::open_lanes(line.client().await?).await.context("reading the open lanes")?;
+        let client = line.client().await?;
+        let open = lanes::open_lanes(client).await.context("reading the open lanes")?;
+        let shares = sharing::shares(client).await.context("reading users' shares")?;
         let mut before = std::mem::take(&mut self.lanes);
-        self.ordered = Ordered::default();
+        self.share(shares);
         let last_seen = self.last_seen;
         for open in open {
             if planted(Bug::SkipsLateLoads) && !open.came_back {
@@ -107,24 +213,61 @@ impl Lanes {
                 continue;
             };
             let key = (open.job_id, open.lane_id);
-            let ahead = match before.remove(&key) {
-                Some(lane) if lane.next == open.next_extraction => lane.ahead,
+            let ahead = match before.remove(&key).or_else(|| self.aside.remove(&key)) {
+                Some(mut lane) if lane.next <= open.next_extraction => {
+                    // What is visible in a lane never changes: another server has handed out the first of it.
+                    lane.ahead.skip_to(open.next_extraction);
+                    lane.ahead
+                }
                 _ => Ahead::default(),
             };
-            let candidate = candidate(&open, &job_type);
-            self.ordered.add(candidate.clone());
+            let candidate = self.candidate(&open, &job_type);
+            self.ring.add(candidate.clone());
             // A retry lane may have grown.
-            self.lanes.insert(key, Lane { next: open.next_extraction, candidate, ahead, open, at_end: false });
+            self.lanes.insert(
+                key,
+                Lane { next: open.next_extraction, candidate, ahead, open: Arc::new(open), at_end: false },
+            );
         }
-        let next: HashSet<LaneKey> = self.ordered.first().map(key_of).collect();
+        let next: HashSet<LaneKey> = self.ring.firsts().map(key_of).collect();
         for (key, lane) in &mut self.lanes {
             if lane.ahead.bytes() > AHEAD_KEPT_BYTES && !next.contains(key) {
                 lane.ahead = Ahead::default();
             }
         }
+        self.aside.clear();
         self.looked = true;
         farm.lanes_in_sight(self.lanes.keys().map(|key| key.0));
         Ok(())
+    }
+
+    fn share(&mut self, shares: Vec<sharing::Share>) {
+        self.rooms = Rooms::default();
+        self.priorities.clear();
+        let mut places = Vec::new();
+        for sharing::Share { owner, job_type, allocation, prohibited, room, weight, per_checkout, priority } in shares {
+            let place = allocation.map(|allocation| Share { allocation, prohibited });
+            match (owner, job_type) {
+                (Some(owner), job_type) => {
+                    let key = (owner, job_type);
+                    if let (Some(room), Some(_)) = (room, &key.1) {
+                        self.rooms.user_job_types.insert(key.clone(), room);
+                    } else if let Some(room) = room {
+                        self.rooms.users.insert(key.0.clone(), room);
+                    }
+                    places.extend(place.map(|place| (key, place)));
+                }
+                (None, Some(job_type)) => {
+                    if weight.is_some() || per_checkout.is_some() {
+                        self.rooms.profiles.insert(job_type.clone(), Profile { weight, per_checkout });
+                    }
+                    priority.map(|priority| self.priorities.insert(job_type.clone(), priority));
+                    room.map(|room| self.rooms.resources.insert(job_type, room));
+                }
+                (None, None) => {}
+            }
+        }
+        self.ring.set_shares(places);
     }
 
     /// Takes in a lane that has just been committed, whole. False: only a look can tell.
@@ -132,33 +275,39 @@ impl Lanes {
         let Fresh { lane: open, problems } = fresh;
         let key = (open.job_id, open.lane_id);
         let Some(job_type) = farm.job_type(&open.job_type) else { return false };
-        if self.stale() || self.lanes.contains_key(&key) {
+        if self.stale() || self.lanes.contains_key(&key) || !self.ring.knows(&open.owner) {
             return false;
         }
-        let candidate = candidate(&open, &job_type);
-        self.ordered.add(candidate.clone());
+        let candidate = self.candidate(&open, &job_type);
+        self.ring.add(candidate.clone());
         let mut ahead = Ahead::default();
         ahead.extend(problems, true);
-        self.lanes.insert(key, Lane { next: open.next_extraction, candidate, ahead, open, at_end: true });
+        let next = open.next_extraction;
+        self.lanes.insert(key, Lane { next, candidate, ahead, open: Arc::new(open), at_end: true });
         farm.lane_in_sight(key.0);
         true
+    }
+
+    fn candidate(&self, open: &OpenLane, job_type: &JobType) -> Candidate {
+        Candidate {
+            job_id: open.job_id,
+            lane_id: open.lane_id,
+            user: open.owner.clone(),
+            job_type: open.job_type.clone(),
+            priority: self.priorities.get(&open.job_type).copied().unwrap_or(open.priority),
+            deadline: open.deadline,
+            late: open.late,
+            urgency: open.urgency,
+            came_back: open.came_back,
+            first: open.first,
+            controller: job_type.controller.as_str().into(),
+            labels: job_type.labels.clone(),
+        }
     }
 }
 
 fn key_of(candidate: &Candidate) -> LaneKey {
     (candidate.job_id, candidate.lane_id)
-}
-
-fn candidate(open: &OpenLane, job_type: &JobType) -> Candidate {
-    Candidate {
-        job_id: open.job_id,
-        lane_id: open.lane_id,
-        priority: open.priority,
-        deadline: open.deadline,
-        came_back: open.came_back,
-        first: open.first,
-        controller: job_type.controller.clone(),
-    }
 }
 
 impl Lane {
@@ -193,19 +342,29 @@ impl Lane {
     }
 
     /// Takes whole convoys from what is ahead. Nothing, after reading ahead: the lane is at its end.
-    pub fn take(&mut self, wanted: usize) -> Option<Taken> {
-        let taken = self.ahead.take(wanted)?;
+    pub fn take(&mut self, wanted: usize, most_weight: u64, largest: u64) -> Option<Taken> {
+        let taken = self.ahead.take(wanted, most_weight, largest)?;
         self.next = taken.to;
         Some(taken)
     }
 
-    /// Reads on, so that what is ahead suffices for about so many problems.
-    pub async fn read_ahead(&mut self, line: &mut Kept, wanted: usize) -> anyhow::Result<()> {
+    /// Bytes of the largest payload of its next convoy, as far as that is known.
+    pub fn first_payload(&self) -> u64 {
+        self.ahead.largest_payload(self.ahead.first_convoy())
+    }
+
+    /// Does its next convoy, as far as that is known?
+    pub fn first_convoy_fits(&self, room: Room) -> bool {
+        let convoy = self.ahead.first_convoy();
+        if convoy == 0 { room.fits(1, 1) } else { room.fits(convoy, self.ahead.weight(convoy)) }
+    }
+
+    async fn read_ahead(&mut self, line: &mut Kept, wanted: usize, portion: (usize, usize)) -> anyhow::Result<()> {
         let client = line.client().await.context("getting a connection")?;
         let missing = wanted.saturating_sub(self.ahead.problems());
         // One more, by which a convoy that ends there is seen to be whole.
-        let mut limit = missing.clamp(AHEAD_PROBLEMS, AHEAD_PROBLEMS_LIMIT) + 1;
-        let mut bytes = AHEAD_BYTES;
+        let mut limit = missing.clamp(portion.0, AHEAD_PROBLEMS_LIMIT) + 1;
+        let mut bytes = portion.1;
         let mut only_small = true;
         loop {
             let from = self.ahead.end().unwrap_or(self.next);

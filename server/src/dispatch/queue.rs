@@ -18,6 +18,8 @@ pub struct Queue {
 #[derive(Debug)]
 pub struct Waiting {
     ticket: u64,
+    /// The line it stands in.
+    kind: Arc<str>,
     pub session: Arc<Session>,
 }
 
@@ -32,7 +34,7 @@ impl Queue {
     /// At the end, a session that was taken out.
     pub fn put_last(&mut self, session: Arc<Session>) {
         self.tickets += 1;
-        let waiting = Waiting { ticket: self.tickets, session };
+        let waiting = Waiting { ticket: self.tickets, kind: session.kind(), session };
         self.line(&waiting).push_back(waiting);
     }
 
@@ -42,7 +44,17 @@ impl Queue {
     }
 
     fn line(&mut self, waiting: &Waiting) -> &mut VecDeque<Waiting> {
-        self.lines.entry(waiting.session.kind.clone()).or_default()
+        self.lines.entry(waiting.kind.clone()).or_default()
+    }
+
+    /// Everybody into the line that it belongs to now, in the order in which they asked.
+    pub fn regroup(&mut self) {
+        let mut all: Vec<Waiting> = std::mem::take(&mut self.lines).into_values().flatten().collect();
+        all.sort_by_key(|waiting| waiting.ticket);
+        for mut waiting in all {
+            waiting.kind = waiting.session.kind();
+            self.line(&waiting).push_back(waiting);
+        }
     }
 
     /// It was taken out and does not come back before it asks again.
@@ -77,38 +89,32 @@ impl Queue {
         self.lines.values().filter_map(VecDeque::front).any(|first| first.session.controllers.contains(controller))
     }
 
-    /// What the first is to be served from, of those for whom there is something, and the lines that are to be served
-    /// from the same.
-    pub fn turn<L: PartialEq>(&mut self, best: impl Fn(&HashSet<String>) -> Option<L>) -> Option<(L, Vec<Arc<str>>)> {
+    /// Takes out the first for whom there is something, and says what. It stays marked, to be put back or to leave. Lines for
+    /// which there is nothing are noted in `idle`, and not looked at again. With `for_idle_ones`, there may be something for
+    /// those who hold nothing and not for those before them.
+    pub fn next<C>(
+        &mut self,
+        idle: &mut HashSet<Arc<str>>,
+        for_idle_ones: bool,
+        choose: impl Fn(&Session) -> Option<C>,
+    ) -> Option<(Waiting, C)> {
         self.lines.retain(|_, line| has_first(line));
-        let firsts = self.lines.iter().filter_map(|(kind, line)| {
+        loop {
+            let lines = self.lines.iter_mut().filter(|(kind, _)| !idle.contains(*kind));
+            let (kind, line) = lines.min_by_key(|(_, line)| line.front().map(|first| first.ticket))?;
             let first = line.front()?;
-            Some((first.ticket, best(&first.session.controllers)?, kind))
-        });
-        let mut firsts: Vec<_> = firsts.collect();
-        firsts.sort_unstable_by_key(|&(ticket, ..)| ticket);
-        let mut firsts = firsts.into_iter();
-        let (_, lane, kind) = firsts.next()?;
-        let mut kinds = vec![kind.clone()];
-        kinds.extend(firsts.filter(|(_, other, _)| *other == lane).map(|(.., kind)| kind.clone()));
-        Some((lane, kinds))
-    }
-
-    /// Takes out the first of these lines who still wants work; it stays marked, to be put back or to leave.
-    pub fn pop(&mut self, kinds: &[Arc<str>]) -> Option<Waiting> {
-        let mut oldest: Option<(u64, &Arc<str>)> = None;
-        for kind in kinds {
-            let Some(line) = self.lines.get_mut(kind) else { continue };
-            if !has_first(line) {
-                self.lines.remove(kind);
-                continue;
+            if let Some(choice) = choose(&first.session) {
+                return Some((line.pop_front()?, choice));
             }
-            let ticket = line[0].ticket;
-            if oldest.is_none_or(|(other, _)| ticket < other) {
-                oldest = Some((ticket, kind));
+            if for_idle_ones && first.session.holds() > 0 {
+                let idles = |waiting: &Waiting| waiting.session.holds() == 0 && waiting.session.wants_work();
+                let place = line.iter().position(idles);
+                if let Some((place, choice)) = place.and_then(|place| Some((place, choose(&line[place].session)?))) {
+                    return Some((line.remove(place)?, choice));
+                }
             }
+            idle.insert(kind.clone());
         }
-        self.lines.get_mut(oldest?.1)?.pop_front()
     }
 }
 
@@ -125,8 +131,9 @@ fn has_first(line: &mut VecDeque<Waiting>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pcfarm_proto::ids::WorkstationId;
+    use pcfarm_proto::ids::{CheckoutId, WorkstationId};
     use pcfarm_proto::v1;
+    use pcfarm_sql::json::RawJson;
     use pcfarm_sql::presence::Connection;
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
@@ -135,7 +142,14 @@ mod tests {
         let controllers = controllers.iter().map(|&name| name.to_owned()).collect();
         let hello = v1::Hello { controllers, cores: 1, ..v1::Hello::default() };
         let workstation_id = WorkstationId(id);
-        let connection = Connection { workstation_id, session: 1, drain: false, same_instance: false, was_dead: false };
+        let connection = Connection {
+            workstation_id,
+            session: 1,
+            drain: false,
+            same_instance: false,
+            was_dead: false,
+            selection: None,
+        };
         let session = Session::new(&connection, &hello, mpsc::channel(1).0, CancellationToken::new());
         session.add_credit(1);
         Arc::new(session)
@@ -147,13 +161,14 @@ mod tests {
         queue
     }
 
-    fn popped(queue: &mut Queue, kinds: &[Arc<str>]) -> Option<i64> {
-        queue.pop(kinds).map(|waiting| waiting.session.workstation_id.0)
+    /// A farm that has work for these controllers, from a lane of that name.
+    fn with<'a>(work: &'a [&'a str]) -> impl Fn(&Session) -> Option<&'a str> {
+        |session| work.iter().find(|&&lane| session.controllers.contains(lane)).copied()
     }
 
-    /// A farm that has work for these controllers, from a lane of that name.
-    fn with<'a>(work: &'a [&'a str]) -> impl Fn(&HashSet<String>) -> Option<&'a str> {
-        |controllers| work.iter().find(|&&lane| controllers.contains(lane)).copied()
+    fn next<'a>(queue: &mut Queue, work: &'a [&'a str]) -> Option<(i64, &'a str)> {
+        let (waiting, lane) = queue.next(&mut HashSet::new(), false, with(work))?;
+        Some((waiting.session.workstation_id.0, lane))
     }
 
     #[test]
@@ -167,43 +182,77 @@ mod tests {
         ];
         let mut queue = queue(&sessions);
         queue.join(sessions[0].clone());
-        assert!(queue.turn(with(&[])).is_none(), "there is nothing for anybody");
-        let (lane, kinds) = queue.turn(with(&["a"])).expect("some can run it");
-        assert_eq!((lane, kinds.len()), ("a", 2), "the order of a workstation's controllers does not matter");
-        let order: Vec<i64> = std::iter::from_fn(|| popped(&mut queue, &kinds)).collect();
-        assert_eq!(order, [2, 3, 4, 5]);
-        let (lane, kinds) = queue.turn(with(&["a", "b"])).expect("one is left");
-        assert_eq!((lane, popped(&mut queue, &kinds)), ("b", Some(1)), "nobody is in it twice");
-        assert!(queue.is_empty() || queue.turn(with(&["a", "b"])).is_none());
+        assert!(next(&mut queue, &[]).is_none(), "there is nothing for anybody");
+        let order: Vec<i64> = std::iter::from_fn(|| next(&mut queue, &["a"]).map(|(id, _)| id)).collect();
+        assert_eq!(order, [2, 3, 4, 5], "who cannot run it holds up nobody");
+        assert_eq!(next(&mut queue, &["a", "b"]), Some((1, "b")), "one is left");
+        assert_eq!(next(&mut queue, &["a", "b"]), None, "nobody is in it twice");
+        assert!(queue.is_empty());
     }
 
     #[test]
-    fn a_turn_is_for_those_who_are_served_from_the_same() {
-        let mut queue = queue(&[session(1, &["b"]), session(2, &["a", "b"]), session(3, &["b"])]);
-        // The second would rather run a: that is another turn.
-        let (lane, kinds) = queue.turn(with(&["a", "b"])).expect("there is work");
-        assert_eq!((lane, popped(&mut queue, &kinds), popped(&mut queue, &kinds)), ("b", Some(1), Some(3)));
-        assert_eq!(popped(&mut queue, &kinds), None);
-        assert!(queue.wants("a") && queue.wants("b") && !queue.wants("c"));
+    fn a_line_for_which_there_is_nothing_is_asked_once() {
+        let mut queue = queue(&[session(1, &["b"]), session(2, &["a"]), session(3, &["b"])]);
+        let (asked, mut idle) = (std::cell::Cell::new(0), HashSet::new());
+        let mut next = || {
+            queue.next(&mut idle, false, |session| {
+                asked.set(asked.get() + 1);
+                with(&["a"])(session)
+            })
+        };
+        assert_eq!(next().map(|(waiting, _)| waiting.session.workstation_id.0), Some(2));
+        assert!(next().is_none());
+        assert_eq!(asked.get(), 2, "once of those with b, once of those with a");
+        assert!(queue.wants("b") && !queue.wants("a"));
+    }
+
+    /// As what needs resources, which is not prefetched.
+    #[test]
+    fn those_who_hold_something_do_not_stand_before_those_who_hold_nothing() {
+        let sessions = [session(1, &["a"]), session(2, &["a"]), session(3, &["a"])];
+        let mut queue = queue(&sessions);
+        for busy in &sessions[..2] {
+            busy.sending(CheckoutId(7));
+        }
+        let for_idle = |session: &Session| (session.holds() == 0).then_some(());
+        assert!(queue.next(&mut HashSet::new(), false, for_idle).is_none());
+        let (waiting, ()) = queue.next(&mut HashSet::new(), true, for_idle).expect("the third holds nothing");
+        assert_eq!(waiting.session.workstation_id.0, 3);
+        assert_eq!(next(&mut queue, &["a"]), Some((1, "a")), "those before it keep their places");
     }
 
     #[test]
     fn who_is_put_back_keeps_its_place_and_who_changed_its_mind_leaves() {
         let sessions = [session(1, &["a"]), session(2, &["a"]), session(3, &["a"])];
         let mut queue = queue(&sessions);
-        let (_, kinds) = queue.turn(with(&["a"])).expect("there is work");
-        let first = queue.pop(&kinds).expect("all wait");
+        let (first, _) = queue.next(&mut HashSet::new(), false, with(&["a"])).expect("all wait");
         queue.put_back(first);
         sessions[1].set_suspended(true);
-        let first = queue.pop(&kinds).expect("two wait").session;
-        assert_eq!(first.workstation_id.0, 1);
-        queue.put_last(first);
-        assert_eq!(popped(&mut queue, &kinds), Some(3));
-        assert_eq!(popped(&mut queue, &kinds), Some(1));
-        assert!(queue.is_empty() || queue.turn(with(&["a"])).is_none());
+        let (first, _) = queue.next(&mut HashSet::new(), false, with(&["a"])).expect("two wait");
+        assert_eq!(first.session.workstation_id.0, 1);
+        queue.put_last(first.session);
+        assert_eq!(next(&mut queue, &["a"]), Some((3, "a")));
+        assert_eq!(next(&mut queue, &["a"]), Some((1, "a")));
+        assert_eq!(next(&mut queue, &["a"]), None);
         sessions[1].set_suspended(false);
         queue.join(sessions[1].clone());
-        assert_eq!(popped(&mut queue, &kinds), Some(2), "it may ask again");
+        assert_eq!(next(&mut queue, &["a"]), Some((2, "a")), "it may ask again");
+    }
+
+    #[test]
+    fn who_may_take_something_else_stands_in_another_line() {
+        let sessions = [session(1, &["a"]), session(2, &["a"])];
+        let mut queue = queue(&sessions);
+        let for_ann = |session: &Session| session.selection().required.contains("ann").then_some(());
+        assert!(sessions[1].select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))));
+        assert!(!sessions[1].select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))), "it is the same");
+        queue.regroup();
+        let (waiting, ()) = queue.next(&mut HashSet::new(), false, for_ann).expect("nobody stands before it");
+        assert_eq!(waiting.session.workstation_id.0, 2);
+        queue.put_back(waiting);
+        assert!(sessions[1].select(None));
+        queue.regroup();
+        assert_eq!(next(&mut queue, &["a"]), Some((1, "a")), "in the order in which they asked");
     }
 
     #[test]
@@ -215,8 +264,8 @@ mod tests {
         assert_eq!(Arc::strong_count(&sessions[1]), 2, "as many are here as are connected");
         queue.prune(2);
         assert_eq!(Arc::strong_count(&sessions[1]), 1, "nobody but the test has it");
-        let (_, kinds) = queue.turn(with(&["a"])).expect("there is work");
-        assert_eq!((popped(&mut queue, &kinds), popped(&mut queue, &kinds)), (Some(1), Some(3)));
-        assert_eq!(popped(&mut queue, &kinds), None);
+        assert_eq!(next(&mut queue, &["a"]), Some((1, "a")));
+        assert_eq!(next(&mut queue, &["a"]), Some((3, "a")));
+        assert_eq!(next(&mut queue, &["a"]), None);
     }
 }

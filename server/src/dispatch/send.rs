@@ -11,7 +11,7 @@ use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::lanes::{ComingProblem, OpenLane};
+use pcfarm_sql::lanes::ComingProblem;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::debug;
@@ -28,26 +28,21 @@ pub struct Shipment {
 }
 
 impl Shipment {
-    pub(super) fn new(
-        checkout_id: CheckoutId,
-        lane: &OpenLane,
-        job_type: Arc<JobType>,
-        decision: Decision,
-    ) -> Shipment {
+    pub(super) fn new(checkout_id: CheckoutId, job_type: Arc<JobType>, decision: Decision) -> Shipment {
+        let lane = &decision.lane;
         let first = &decision.taken.problems[0];
         let header = v1::Checkout {
             checkout_id: checkout_id.0,
             token: decision.hand_out.token.cast_unsigned(),
             job_id: lane.job_id.0,
             job_name: lane.job_name.clone(),
-            job_type: lane.job_type.clone(),
+            job_type: lane.job_type.to_string(),
             controller: job_type.controller.clone(),
             parameters: lane.parameters.clone().unwrap_or_default().0,
             time_limit: job_type.time_limit.and_then(|limit| prost_types::Duration::try_from(limit).ok()),
             one_by_one: first.alone && first.grouped,
             ..v1::Checkout::default()
         };
-        debug_assert_eq!(decision.from, decision.hand_out.from);
         Shipment {
             checkout_id,
             token: decision.hand_out.token,

@@ -82,6 +82,9 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
     if hello.controllers.len() > CONTROLLERS_LIMIT || hello.controllers.iter().any(|c| c.len() > TEXT_LIMIT) {
         return Err(Status::invalid_argument("too many controllers, or too long a name"));
     }
+    if hello.labels.len() > CONTROLLERS_LIMIT || hello.labels.iter().any(|label| label.len() > TEXT_LIMIT) {
+        return Err(Status::invalid_argument("too many labels, or too long a one"));
+    }
     Ok(Introduction {
         identity: uuid("identity", &hello.identity)?,
         instance: uuid("instance", &hello.instance)?,
@@ -91,6 +94,7 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
         system: shown(&hello.system),
         agent_version: shown(&hello.agent_version),
         controllers: hello.controllers.iter().map(|c| shown(c)).collect(),
+        labels: hello.labels.iter().map(|label| shown(label)).collect(),
         state: stored_state(hello.state()),
     })
 }

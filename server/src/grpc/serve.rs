@@ -5,11 +5,13 @@ use crate::grpc::accept::{Incoming, Limits};
 use crate::grpc::agent::AgentApi;
 use crate::grpc::farm::FarmApi;
 use crate::grpc::jobs::JobsApi;
+use crate::grpc::queue::QueueApi;
 use crate::grpc::workstations::WorkstationsApi;
 use anyhow::Context;
 use pcfarm_proto::v1::agent_service_server::AgentServiceServer;
 use pcfarm_proto::v1::farm_service_server::FarmServiceServer;
 use pcfarm_proto::v1::job_service_server::JobServiceServer;
+use pcfarm_proto::v1::queue_service_server::QueueServiceServer;
 use pcfarm_proto::v1::workstation_service_server::WorkstationServiceServer;
 use pcfarm_proto::{DESCRIPTORS, MESSAGE_BYTES_LIMIT};
 use std::sync::Arc;
@@ -29,6 +31,7 @@ pub async fn serve(
     health.set_serving::<JobServiceServer<JobsApi>>().await;
     health.set_serving::<WorkstationServiceServer<WorkstationsApi>>().await;
     health.set_serving::<FarmServiceServer<FarmApi>>().await;
+    health.set_serving::<QueueServiceServer<QueueApi>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -55,6 +58,9 @@ pub async fn serve(
         .add_service(
             WorkstationServiceServer::new(WorkstationsApi::new(pool.clone()))
                 .max_decoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
+        .add_service(
+            QueueServiceServer::new(QueueApi::new(pool.clone())).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )
         .add_service(
             FarmServiceServer::new(FarmApi::new(pool, lease, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),

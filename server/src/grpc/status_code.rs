@@ -32,7 +32,7 @@ pub fn of_pool(failed: PoolError) -> Status {
 pub fn of_load(failed: LoadError) -> Status {
     let message = failed.to_string();
     match &failed {
-        LoadError::Convoy(_) | LoadError::LateGroup { .. } | LoadError::TooMany => {
+        LoadError::Convoy(_) | LoadError::TooMany => {
             log(Code::InvalidArgument, &failed);
             Status::invalid_argument(message)
         }
@@ -116,6 +116,8 @@ fn code(failed: &Error) -> Code {
         | SqlState::NOT_NULL_VIOLATION
         | SqlState::STATEMENT_TOO_COMPLEX => Code::InvalidArgument,
         SqlState::UNIQUE_VIOLATION => Code::AlreadyExists,
+        // A queue limit.
+        SqlState::CONFIGURATION_LIMIT_EXCEEDED => Code::ResourceExhausted,
         SqlState::INSUFFICIENT_PRIVILEGE => Code::PermissionDenied,
         SqlState::QUERY_CANCELED => Code::DeadlineExceeded,
         SqlState::LOCK_NOT_AVAILABLE => Code::Aborted,

@@ -5,10 +5,12 @@ use deadpool_postgres::Pool;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
-    DrainWorkstationRequest, ListWorkstationsRequest, ListWorkstationsResponse, Workstation, WorkstationCheckout,
-    WorkstationState,
+    DrainWorkstationRequest, ListWorkstationsRequest, ListWorkstationsResponse, SetSelectionRequest,
+    SetSelectionResponse, Workstation, WorkstationCheckout, WorkstationState,
 };
+use pcfarm_sql::json::RawJson;
 use pcfarm_sql::{farm, presence};
+use serde_json::{Map, Value};
 use tonic::{Request, Response, Status};
 
 const DEFAULT_PAGE: u32 = 100;
@@ -28,6 +30,28 @@ impl WorkstationsApi {
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
         let found = farm::workstations(&client, asked.all, after, limit).await.map_err(status_code::of)?;
         Ok(Response::new(ListWorkstationsResponse { workstations: found.into_iter().map(message).collect() }))
+    }
+
+    async fn select(&self, asked: SetSelectionRequest) -> Result<Response<SetSelectionResponse>, Status> {
+        let lists = [
+            ("required", asked.required),
+            ("excluded", asked.excluded),
+            ("preferred", asked.preferred),
+            ("job_types", asked.job_types),
+            ("labels", asked.labels),
+        ];
+        let mut options: Map<String, Value> =
+            lists.into_iter().filter_map(|(name, list)| Some((name.to_owned(), list?.names.into()))).collect();
+        if let Some(bytes) = asked.largest_problem {
+            options.insert("largest_problem".to_owned(), if bytes == 0 { Value::Null } else { bytes.into() });
+        }
+        if asked.hostnames.is_empty() || options.is_empty() {
+            return Err(Status::invalid_argument("name workstations, and what they may take"));
+        }
+        let options = RawJson(Value::Object(options).to_string().into());
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        presence::set_selection(&client, &asked.hostnames, &options).await.map_err(status_code::of)?;
+        Ok(Response::new(SetSelectionResponse {}))
     }
 
     async fn drain(&self, asked: DrainWorkstationRequest) -> Result<Response<Workstation>, Status> {
@@ -57,6 +81,13 @@ impl WorkstationService for WorkstationsApi {
     ) -> Result<Response<Workstation>, Status> {
         self.drain(request.into_inner()).await
     }
+
+    async fn set_selection(
+        &self,
+        request: Request<SetSelectionRequest>,
+    ) -> Result<Response<SetSelectionResponse>, Status> {
+        self.select(request.into_inner()).await
+    }
 }
 
 pub(super) fn not_found(id: WorkstationId) -> Status {
@@ -75,6 +106,8 @@ fn message(one: farm::Workstation) -> Workstation {
         system: one.system,
         agent_version: one.agent_version,
         controllers: one.controllers,
+        labels: one.labels,
+        selection: one.selection.unwrap_or_default(),
         holds: one.holds.into_iter().map(held).collect(),
         last_heard: one.last_heard.map(Into::into),
         server: one.server.unwrap_or_default(),

@@ -44,7 +44,7 @@ fn open(job: &Job) -> String {
     let mut reason = match (job.in_progress, job.waiting) {
         (0, 0) if job.standing => "empty and standing: waits for problems to be loaded".to_owned(),
         (0, 0) => "every problem has its result: about to end".to_owned(),
-        (0, _) => waits(job),
+        (0, _) => job.obstacles.first().map_or_else(|| waits(job), |obstacle| format!("waits: {obstacle}")),
         (_, 0) => format!("the last {} in progress on {}", job.in_progress, counted(job.workstations, "workstation")),
         (_, _) => format!("in progress on {}", counted(job.workstations, "workstation")),
     };
@@ -100,6 +100,8 @@ pub fn explain(job: &Job, ahead: &Ahead) -> Vec<String> {
     if job.waiting == 0 {
         return reasons;
     }
+    let said = if job.in_progress == 0 { 1 } else { 0 };
+    reasons.extend(job.obstacles.iter().skip(said).map(|obstacle| format!("Besides: {obstacle}.")));
     let (controller, able) = (&job.controller, job.able);
     if able.connected == 0 {
         reasons.push(format!(
@@ -175,6 +177,7 @@ mod tests {
             requeued: 0,
             workstations: 0,
             able: Able::default(),
+            obstacles: Vec::new(),
         }
     }
 

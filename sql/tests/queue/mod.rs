@@ -140,6 +140,15 @@ impl Queue {
         }
     }
 
+    /// Returns when a query that counts has come to so many.
+    pub async fn eventually(&self, query: &str, count: i64) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.number(query).await < count {
+            assert!(Instant::now() < deadline, "{query} has not come to {count}");
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Returns when a backend waits for a lock that another holds.
     pub async fn until_blocked(&self, backend: i32) {
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -173,16 +182,20 @@ pub async fn take(
     problems.retain(|p| p.batch_order.0 <= last);
     let token = rand_token();
     let hand_out = HandOut {
+        job_id: lane.job_id,
+        lane_id: lane.lane_id,
+        job_type: lane.job_type.clone(),
         from: lane.next_extraction,
         to: BatchOrder(last + 1),
         problems: i32::try_from(problems.len()).expect("few"),
+        weight: problems.len() as i64,
         workstation_id,
         token,
         seconds: None,
     };
-    let made = checkout::check_out(client, lane.job_id, lane.lane_id, &lane.job_type, &[hand_out]).await;
-    let checkout_id = *made.expect("checked out").first()?;
-    Some(Held { checkout_id, token, job_id: lane.job_id, job_type: lane.job_type.clone(), problems })
+    let made = checkout::check_out(client, &[hand_out]).await;
+    let checkout_id = made.expect("checked out")[0]?;
+    Some(Held { checkout_id, token, job_id: lane.job_id, job_type: lane.job_type.to_string(), problems })
 }
 
 fn rand_token() -> i64 {

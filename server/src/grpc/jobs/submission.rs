@@ -1,21 +1,22 @@
-//! Submit: an upload, piece by piece, unless what comes is complete with its first problems, few and without group keys:
+//! Submit: an upload, piece by piece, unless what comes is complete with its first problems, few and plain:
 //! that is one statement. Where this does not succeed, the same messages are an upload, which finds what is wrong.
 //!
 //! A call that is cancelled leaves no transaction behind: a small submission is one statement, and an upload's connection
 //! has left the pool and is closed.
 
 use crate::dispatch::Event;
-use crate::grpc::status_code;
+use crate::grpc::{status_code, time};
 use deadpool_postgres::{Object, Pool};
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::PAYLOAD_BYTES_LIMIT;
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
-use pcfarm_proto::v1::{SubmitHeader, SubmitProblem, SubmitRequest};
+use pcfarm_proto::v1::{SubmitDetails, SubmitHeader, SubmitProblem, SubmitRequest};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Kept};
-use pcfarm_sql::submit::{self, Begun, Fresh, Loading, NewProblem, Submitted, Target};
+use pcfarm_sql::submit::{self, Begun, Details, Fresh, Loading, NewProblem, Submitted, Target};
+use prost_types::Timestamp;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -146,11 +147,13 @@ impl Parts {
         }
         let Some(Some(Part::Problems(part))) = self.early.back() else { return Ok(None) };
         let bytes: usize = part.problems.iter().map(|problem| problem.key.len() + problem.payload.len()).sum();
-        let grouped = part.problems.iter().any(|problem| !problem.group_key.is_empty());
-        if part.problems.len() > SMALL_PROBLEMS || bytes > SMALL_BYTES || grouped {
+        if part.problems.len() > SMALL_PROBLEMS || bytes > SMALL_BYTES {
             return Ok(None);
         }
         let Ok(problems) = checked_all(0, part.problems.clone()) else { return Ok(None) };
+        if !problems.iter().all(NewProblem::is_plain) {
+            return Ok(None);
+        }
         if !self.look_ahead().await? {
             return Ok(None);
         }
@@ -253,13 +256,15 @@ fn checked_all(arrived: i64, problems: Vec<SubmitProblem>) -> Result<Vec<NewProb
 
 /// A problem that the database will take, or what is wrong with it.
 fn checked(number: i64, problem: SubmitProblem) -> Result<NewProblem, Status> {
-    let SubmitProblem { key, payload, group_key } = problem;
+    let SubmitProblem { key, payload, group_key, details } = problem;
     let wrong = if key.is_empty() {
         Some("has no key".to_owned())
     } else if key.len() > KEY_BYTES_LIMIT {
         Some(format!("has a key of {} bytes, more than {KEY_BYTES_LIMIT}", key.len()))
     } else if key.contains('\0') || group_key.contains('\0') {
         Some("has a NUL character in its key or group key, which the database cannot store".to_owned())
+    } else if let Some(wrong) = details.as_ref().and_then(wrong_details) {
+        Some(wrong.to_owned())
     } else if payload.len() > PAYLOAD_BYTES_LIMIT {
         Some(format!("has a payload of {} bytes, more than {PAYLOAD_BYTES_LIMIT}", payload.len()))
     } else {
@@ -271,8 +276,34 @@ fn checked(number: i64, problem: SubmitProblem) -> Result<NewProblem, Status> {
             Err(Status::invalid_argument(format!("problem {number} (key {key:?}) {wrong}; nothing was loaded")))
         }
         None => {
-            Ok(NewProblem { key, payload: RawJson(payload), group_key: (!group_key.is_empty()).then_some(group_key) })
+            let group_key = (!group_key.is_empty()).then_some(group_key);
+            let details = details.map(known_details).filter(|details| *details != Details::default()).map(Box::new);
+            Ok(NewProblem { key, payload: RawJson(payload), group_key, details })
         }
+    }
+}
+
+fn wrong_details(details: &SubmitDetails) -> Option<&'static str> {
+    let SubmitDetails { job_type, deadline, not_before, weight, .. } = details;
+    let is_time = |stamp: &Option<Timestamp>| stamp.is_none_or(|stamp| time(stamp).is_some());
+    if job_type.contains('\0') {
+        Some("has a NUL character in its job type")
+    } else if !is_time(deadline) || !is_time(not_before) {
+        Some("has a time that the database cannot store")
+    } else if i32::try_from(*weight).is_err() {
+        Some("weighs more than 2147483647")
+    } else {
+        None
+    }
+}
+
+fn known_details(details: SubmitDetails) -> Details {
+    Details {
+        job_type: (!details.job_type.is_empty()).then_some(details.job_type),
+        priority: details.priority,
+        deadline: details.deadline.and_then(time),
+        not_before: details.not_before.and_then(time),
+        weight: i32::try_from(details.weight).ok().filter(|weight| *weight > 1),
     }
 }
 
@@ -322,7 +353,7 @@ mod tests {
     use super::*;
 
     fn problem(key: &str, payload: &[u8]) -> SubmitProblem {
-        SubmitProblem { key: key.into(), payload: payload.to_vec().into(), group_key: String::new() }
+        SubmitProblem { key: key.into(), payload: payload.to_vec().into(), group_key: String::new(), details: None }
     }
 
     #[test]

@@ -1,0 +1,209 @@
+//! Users and their limits, resources, profiles, what is suspended and what is parked.
+
+mod profiles;
+
+use super::{status_code, time};
+use deadpool_postgres::{Object, Pool};
+use pcfarm_proto::ids::JobId;
+use pcfarm_proto::v1::queue_service_server::QueueService;
+use pcfarm_proto::v1::{
+    DeleteProfileRequest, Limits, ListProfilesRequest, ListProfilesResponse, ListResourcesRequest,
+    ListResourcesResponse, ListSignalsRequest, ListSignalsResponse, ListUsersRequest, ListUsersResponse, ParkRequest,
+    ParkResponse, Resource, ResourceNeed, SetLimitsRequest, SetProfileRequest, SetResourceRequest, SetSignalRequest,
+    SuspendRequest, SuspendResponse, User, UserJobType,
+};
+use pcfarm_sql::json::RawJson;
+use pcfarm_sql::sharing::{self, Loads};
+use serde_json::{Map, Value, json};
+use std::time::SystemTime;
+use tonic::{Request, Response, Status};
+
+/// What limits can be reset.
+const LIMITS: [&str; 3] = ["queue_limit", "concurrency", "allocation"];
+
+pub struct QueueApi {
+    pool: Pool,
+}
+
+impl QueueApi {
+    pub fn new(pool: Pool) -> QueueApi {
+        QueueApi { pool }
+    }
+
+    async fn client(&self) -> Result<Object, Status> {
+        self.pool.get().await.map_err(status_code::of_pool)
+    }
+
+    async fn limit(&self, asked: SetLimitsRequest) -> Result<Response<ListUsersResponse>, Status> {
+        let options = options(&asked)?;
+        let client = self.client().await?;
+        let SetLimitsRequest { users: names, job_type, .. } = asked;
+        let done = match (names.is_empty(), job_type.is_empty()) {
+            (true, true) => sharing::set_default_limits(&client, &options).await,
+            (false, true) => sharing::set_users(&client, &names, &options).await,
+            (false, false) => sharing::set_users_of_type(&client, &names, &job_type, &options).await,
+            (true, false) => {
+                let wanted = "limits of a job type are a user's: name users";
+                return Err(Status::invalid_argument(wanted));
+            }
+        };
+        done.map_err(status_code::of)?;
+        users(&client).await
+    }
+
+    async fn park_loads(&self, asked: ParkRequest) -> Result<Response<ParkResponse>, Status> {
+        let ParkRequest { job_id, owner, loaded_from, loaded_before, undo } = asked;
+        let loads = Loads {
+            job: (job_id != 0).then_some(JobId(job_id)),
+            owner: (!owner.is_empty()).then_some(owner),
+            loaded_from: known(loaded_from)?,
+            loaded_before: known(loaded_before)?,
+        };
+        let client = self.client().await?;
+        let problems = sharing::park(&client, &loads, !undo).await.map_err(status_code::of)?;
+        Ok(Response::new(ParkResponse { problems }))
+    }
+}
+
+#[tonic::async_trait]
+impl QueueService for QueueApi {
+    async fn list_users(&self, _: Request<ListUsersRequest>) -> Result<Response<ListUsersResponse>, Status> {
+        users(&self.client().await?).await
+    }
+
+    async fn set_limits(&self, request: Request<SetLimitsRequest>) -> Result<Response<ListUsersResponse>, Status> {
+        self.limit(request.into_inner()).await
+    }
+
+    async fn list_resources(
+        &self,
+        _: Request<ListResourcesRequest>,
+    ) -> Result<Response<ListResourcesResponse>, Status> {
+        resources(&self.client().await?).await
+    }
+
+    async fn set_resource(
+        &self,
+        request: Request<SetResourceRequest>,
+    ) -> Result<Response<ListResourcesResponse>, Status> {
+        let SetResourceRequest { name, tokens, description } = request.into_inner();
+        let client = self.client().await?;
+        sharing::set_resource(&client, &name, tokens, &description).await.map_err(status_code::of)?;
+        resources(&client).await
+    }
+
+    async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
+        let SuspendRequest { job_type, reason, undo } = request.into_inner();
+        let job_type = (!job_type.is_empty()).then_some(job_type.as_str());
+        let client = self.client().await?;
+        let done = match undo {
+            true => sharing::resume(&client, job_type).await,
+            false => sharing::suspend(&client, job_type, &reason).await,
+        };
+        done.map_err(status_code::of)?;
+        Ok(Response::new(SuspendResponse {}))
+    }
+
+    async fn park(&self, request: Request<ParkRequest>) -> Result<Response<ParkResponse>, Status> {
+        self.park_loads(request.into_inner()).await
+    }
+
+    async fn list_profiles(
+        &self,
+        request: Request<ListProfilesRequest>,
+    ) -> Result<Response<ListProfilesResponse>, Status> {
+        let ListProfilesRequest { job_type, at } = request.into_inner();
+        profiles::list(&self.client().await?, &job_type, known(at)?).await
+    }
+
+    async fn set_profile(&self, request: Request<SetProfileRequest>) -> Result<Response<ListProfilesResponse>, Status> {
+        profiles::set(&self.client().await?, request.into_inner()).await
+    }
+
+    async fn delete_profile(
+        &self,
+        request: Request<DeleteProfileRequest>,
+    ) -> Result<Response<ListProfilesResponse>, Status> {
+        profiles::delete(&self.client().await?, request.into_inner()).await
+    }
+
+    async fn list_signals(&self, _: Request<ListSignalsRequest>) -> Result<Response<ListSignalsResponse>, Status> {
+        profiles::signals(&self.client().await?).await
+    }
+
+    async fn set_signal(&self, request: Request<SetSignalRequest>) -> Result<Response<ListSignalsResponse>, Status> {
+        profiles::set_signal(&self.client().await?, request.into_inner()).await
+    }
+}
+
+fn known(stamp: Option<prost_types::Timestamp>) -> Result<Option<SystemTime>, Status> {
+    let known = |stamp| time(stamp).ok_or_else(|| Status::invalid_argument("a time before 1970 or after 9999"));
+    stamp.map(known).transpose()
+}
+
+/// As `pcfarm.set_user` takes them.
+fn options(asked: &SetLimitsRequest) -> Result<RawJson, Status> {
+    let Limits { queue_limit, concurrency, allocation } = asked.limits.unwrap_or_default();
+    let mut options = Map::new();
+    for (name, value) in LIMITS.iter().zip([queue_limit, concurrency, allocation]) {
+        value.map(|value| options.insert((*name).to_owned(), json!(value)));
+    }
+    for name in &asked.reset {
+        if !LIMITS.contains(&name.as_str()) {
+            let known = LIMITS.join(", ");
+            return Err(Status::invalid_argument(format!("there is no limit {name:?}: limits are {known}")));
+        }
+        options.insert(name.clone(), Value::Null);
+    }
+    asked.prohibited.map(|prohibited| options.insert("prohibited".to_owned(), json!(prohibited)));
+    if options.is_empty() {
+        return Err(Status::invalid_argument("nothing says what is to change"));
+    }
+    Ok(RawJson(Value::Object(options).to_string().into()))
+}
+
+async fn users(client: &Object) -> Result<Response<ListUsersResponse>, Status> {
+    let defaults = sharing::default_limits(client).await.map_err(status_code::of)?;
+    let users = sharing::users(client).await.map_err(status_code::of)?;
+    Ok(Response::new(ListUsersResponse {
+        defaults: Some(limits(defaults)),
+        users: users.into_iter().map(user).collect(),
+    }))
+}
+
+fn user(user: sharing::User) -> User {
+    User {
+        name: user.name,
+        limits: Some(limits(user.limits)),
+        prohibited: user.prohibited,
+        waiting: user.waiting,
+        in_progress: user.in_progress,
+        open_jobs: user.open_jobs,
+        job_types: user
+            .job_types
+            .into_iter()
+            .map(|(job_type, own)| UserJobType { job_type, limits: Some(limits(own)) })
+            .collect(),
+    }
+}
+
+fn limits(limits: sharing::Limits) -> Limits {
+    let sharing::Limits { queue_limit, concurrency, allocation } = limits;
+    Limits { queue_limit, concurrency, allocation }
+}
+
+async fn resources(client: &Object) -> Result<Response<ListResourcesResponse>, Status> {
+    let resources = sharing::resources(client).await.map_err(status_code::of)?;
+    Ok(Response::new(ListResourcesResponse {
+        resources: resources
+            .into_iter()
+            .map(|resource| Resource {
+                name: resource.name,
+                tokens: resource.tokens,
+                in_use: resource.in_use,
+                description: resource.description,
+                needs: resource.needs.into_iter().map(|(job_type, tokens)| ResourceNeed { job_type, tokens }).collect(),
+            })
+            .collect(),
+    }))
+}

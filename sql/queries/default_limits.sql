@@ -1,0 +1,1 @@
+select f.queue_limit, f.concurrency, f.allocation::bigint from pcfarm.farm f

@@ -1,0 +1,1 @@
+select pcfarm.delete_profile($1)

@@ -1,0 +1,1 @@
+select pcfarm.move_due(10000)

@@ -1,1 +1,0 @@
-select pcfarm.register_lane($1, $2, $3, $4)

@@ -1,0 +1,1 @@
+select pcfarm.resume_queue()

@@ -1,0 +1,1 @@
+select pcfarm.sample_signals()

@@ -1,0 +1,1 @@
+select pcfarm.set_farm($1)

@@ -1,0 +1,1 @@
+select pcfarm.set_profile($1, $2, $3)

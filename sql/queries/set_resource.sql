@@ -1,0 +1,1 @@
+select pcfarm.set_resource($1, $2, $3)

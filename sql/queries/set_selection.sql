@@ -1,0 +1,1 @@
+select pcfarm.set_selection($1, $2)

@@ -1,0 +1,1 @@
+select pcfarm.set_signal($1, $2, $3 * interval '1 second')

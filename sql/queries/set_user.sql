@@ -1,0 +1,1 @@
+select pcfarm.set_user($1::text[]::name[], $2)

@@ -1,0 +1,1 @@
+select pcfarm.suspend_job_type($1, $2)

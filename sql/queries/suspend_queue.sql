@@ -1,0 +1,1 @@
+select pcfarm.suspend_queue($1)

@@ -1,0 +1,216 @@
+//! Limits of users and resources hold whoever hands out; what is suspended or parked waits.
+#![cfg(feature = "testing")]
+
+mod queue;
+
+use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, WorkstationId};
+use pcfarm_sql::checkout::{self, HandOut};
+use pcfarm_sql::lanes::OpenLane;
+use pcfarm_sql::sharing;
+use queue::{Queue, backend, queue};
+
+/// So many convoys of a problem each, from the start of a lane.
+fn hand_outs(lane: &OpenLane, sizes: &[i64]) -> Vec<HandOut> {
+    let mut next = lane.next_extraction.0;
+    sizes
+        .iter()
+        .map(|size| {
+            let from = next;
+            next += size;
+            HandOut {
+                job_id: lane.job_id,
+                lane_id: lane.lane_id,
+                job_type: lane.job_type.clone(),
+                from: BatchOrder(from),
+                to: BatchOrder(next),
+                problems: i32::try_from(*size).expect("small"),
+                weight: *size,
+                workstation_id: WorkstationId(1),
+                token: 5,
+                seconds: None,
+            }
+        })
+        .collect()
+}
+
+async fn made(queue: &Queue, hand_outs: &[HandOut]) -> Vec<Option<CheckoutId>> {
+    checkout::check_out_within_limits(&*queue.server().await, hand_outs).await.expect("told")
+}
+
+fn counts(made: &[Option<CheckoutId>]) -> Vec<bool> {
+    made.iter().map(Option::is_some).collect()
+}
+
+async fn of_user(queue: &Queue, user: &str, problems: i64) -> (JobId, OpenLane) {
+    let job = queue.job(problems, 1).await;
+    queue
+        .run(&format!(
+            "update pcfarm.job set owner = '{user}' where job_id = {job}; select pcfarm.set_user('{{{user}}}', '{{}}')"
+        ))
+        .await;
+    (job, queue.lane(job, false).await.expect("a lane"))
+}
+
+/// As `owner/type: room`.
+async fn rooms(queue: &Queue) -> Vec<String> {
+    let shares = sharing::shares(&*queue.server().await).await.expect("shares");
+    let mut rooms: Vec<String> = shares
+        .into_iter()
+        .filter_map(|share| {
+            let room = share.room?;
+            Some(format!(
+                "{}/{}: {room}",
+                share.owner.as_deref().unwrap_or("*"),
+                share.job_type.as_deref().unwrap_or("*")
+            ))
+        })
+        .collect();
+    rooms.sort();
+    rooms
+}
+
+#[tokio::test]
+async fn a_users_concurrency_holds_over_all_of_its_jobs() {
+    let queue = queue().await;
+    queue.run("select pcfarm.set_user('{ann}', '{\"concurrency\": 5}')").await;
+    let (_, one) = of_user(&queue, "ann", 20).await;
+    let (_, two) = of_user(&queue, "ann", 20).await;
+    let (_, other) = of_user(&queue, "ben", 20).await;
+    let wanted = [hand_outs(&one, &[3, 1, 3]), hand_outs(&two, &[1]), hand_outs(&other, &[9])].concat();
+    let ids = made(&queue, &wanted).await;
+    assert_eq!(counts(&ids), [true, true, false, false, true], "3 and 1 of 5, then none after one that does not fit");
+    assert_eq!(rooms(&queue).await, ["ann/*: 1"]);
+    assert_eq!(counts(&made(&queue, &hand_outs(&two, &[2])).await), [false]);
+    assert_eq!(counts(&made(&queue, &hand_outs(&two, &[1])).await), [true]);
+    assert_eq!(rooms(&queue).await, ["ann/*: 0"]);
+    queue.run(&format!("select pcfarm.close_checkouts(array[{}], 'finished', 'done')", ids[0].expect("made"))).await;
+    assert_eq!(rooms(&queue).await, ["ann/*: 3"]);
+    queue.run("select pcfarm.set_user('{ann}', '{\"concurrency\": 0}')").await;
+    let next = queue.lane(two.job_id, false).await.expect("a lane");
+    assert_eq!(counts(&made(&queue, &hand_outs(&next, &[1])).await), [false], "0 stops a user");
+    queue.run("select pcfarm.set_user('{ann}', '{\"concurrency\": null}'); select pcfarm.set_farm('{\"concurrency\": 11}')").await;
+    assert_eq!(rooms(&queue).await, ["ann/*: 9", "ben/*: 2"], "the farm's, for those who have none of their own");
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn limits_of_a_job_type_hold_beside_the_users() {
+    let queue = queue().await;
+    queue.run("select pcfarm.create_job_type('u', 'c')").await;
+    queue.run("select pcfarm.set_user_job_type('{ann, ben}', 't', '{\"concurrency\": 2}'); select pcfarm.set_user('{ann}', '{\"concurrency\": 3}')").await;
+    let (_, lane) = of_user(&queue, "ann", 20).await;
+    let other = queue.job_of("u", 20, 1).await;
+    queue.run(&format!("update pcfarm.job set owner = 'ann' where job_id = {other}")).await;
+    let of_other = queue.lane(other, false).await.expect("a lane");
+    let wanted = [hand_outs(&lane, &[1, 1, 1]), hand_outs(&of_other, &[1])].concat();
+    assert_eq!(counts(&made(&queue, &wanted).await), [true, true, false, false], "both count what was asked for");
+    assert_eq!(counts(&made(&queue, &hand_outs(&of_other, &[1, 1])).await), [true, false]);
+    assert_eq!(rooms(&queue).await, ["ann/*: 0", "ann/t: 0"]);
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn tokens_of_a_resource_are_never_more_than_there_are() {
+    let queue = queue().await;
+    queue
+        .run(
+            "select pcfarm.set_resource('licence', 7, 'of the solver'); select pcfarm.set_resource('slot', 4);
+             select pcfarm.create_job_type('t', 'c', '{\"resources\": {\"licence\": 2}}');
+             select pcfarm.create_job_type('u', 'c', '{\"resources\": {\"licence\": 1, \"slot\": 2}}')",
+        )
+        .await;
+    let (_, lane) = of_user(&queue, "ann", 20).await;
+    assert_eq!(rooms(&queue).await, ["*/t: 3", "*/u: 2"]);
+    assert_eq!(counts(&made(&queue, &hand_outs(&lane, &[2, 2])).await), [true, false], "4 of 7, then 8");
+    assert_eq!(rooms(&queue).await, ["*/t: 1", "*/u: 2"]);
+    let other = queue.job_of("u", 20, 1).await;
+    let of_other = queue.lane(other, false).await.expect("a lane");
+    assert_eq!(counts(&made(&queue, &hand_outs(&of_other, &[1, 1, 1])).await), [true, true, false], "2 slots each");
+    assert_eq!(rooms(&queue).await, ["*/t: 0", "*/u: 0"]);
+    let (code, message) =
+        queue.refused("select pcfarm.create_job_type('v', 'c', '{\"resources\": {\"license\": 1}}')").await;
+    assert_eq!((code.as_str(), message.as_str()), ("42704", "job type v: there is no resource 'license'"));
+}
+
+#[tokio::test]
+async fn of_two_servers_the_second_sees_what_the_first_has_handed_out() {
+    let queue = queue().await;
+    queue.run("select pcfarm.set_user('{ann}', '{\"concurrency\": 5}')").await;
+    let (_, one) = of_user(&queue, "ann", 20).await;
+    let (_, two) = of_user(&queue, "ann", 20).await;
+    let (first, second) = (queue.server().await, queue.server().await);
+    first.batch_execute("begin").await.expect("begun");
+    let ids = checkout::check_out_within_limits(&first, &hand_outs(&one, &[3])).await.expect("told");
+    assert_eq!(counts(&ids), [true]);
+    let waits = backend(&second).await;
+    let wanted = hand_outs(&two, &[1, 2]);
+    let (ids, ()) = tokio::join!(checkout::check_out_within_limits(&second, &wanted), async {
+        queue.until_blocked(waits).await;
+        first.batch_execute("commit").await.expect("committed");
+    });
+    assert_eq!(counts(&ids.expect("told")), [true, false], "3 and 1 of 5, and 2 more do not fit");
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn a_load_over_the_queue_limit_is_refused_whole() {
+    let queue = queue().await;
+    queue.run("select pcfarm.set_user(array[session_user], '{\"queue_limit\": 10}')").await;
+    let job = queue.job(6, 2).await;
+    let load = |n: i64| {
+        format!(
+            "select pcfarm.load({job}, 'select g::text as key, to_jsonb(g) as payload from generate_series(1, {n}) g', 2)"
+        )
+    };
+    let (code, message) = queue.refused(&load(5)).await;
+    assert_eq!(code, "53400");
+    assert!(
+        message.contains("5 problems more would be more than user") && message.contains("6 are, and the limit is 10"),
+        "{message}"
+    );
+    queue.run(&load(4)).await;
+    let held = queue.take(job, false, 2).await.expect("work");
+    assert_eq!(held.problems.len(), 4);
+    queue.run(&load(4)).await;
+    queue.deliver(&held, &[(0, Ok("1")), (1, Ok("1"))], false).await;
+    queue.refused(&load(1)).await;
+    queue.finish(&held).await;
+    queue.refused(&load(1)).await;
+    queue.run("select pcfarm.set_user(array[session_user], '{\"queue_limit\": null}')").await;
+    queue.run(&load(100)).await;
+    queue.run("select pcfarm.set_user_job_type(array[session_user], 't', '{\"queue_limit\": 111}')").await;
+    let (_, message) = queue.refused(&load(2)).await;
+    assert!(message.contains("of job type t: 110 are, and the limit is 111"), "{message}");
+    queue.run(&load(1)).await;
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn what_is_suspended_or_parked_is_not_handed_out_and_loads_go_on() {
+    let queue = queue().await;
+    let job = queue.job(6, 1).await;
+    let lane = queue.lane(job, false).await.expect("a lane");
+    queue.run("select pcfarm.suspend_queue('the database is moved')").await;
+    assert!(queue.lane(job, false).await.is_none());
+    let one = hand_outs(&lane, &[1]);
+    let server = queue.server().await;
+    assert_eq!(counts(&checkout::check_out(&server, &one).await.expect("told")), [false]);
+    assert_eq!(counts(&made(&queue, &one).await), [false]);
+    let other = queue.job(3, 1).await;
+    queue.run("select pcfarm.resume_queue(); select pcfarm.suspend_job_type('t', 'a bug')").await;
+    assert!(queue.lane(other, false).await.is_none());
+    queue.run("select pcfarm.resume_job_type('t')").await;
+    assert!(queue.lane(other, false).await.is_some());
+
+    assert_eq!(queue.number(&format!("select pcfarm.park(job => {job})")).await, 6);
+    assert!(queue.lane(job, false).await.is_none() && queue.lane(other, false).await.is_some());
+    assert_eq!(queue.end(job).await, None, "it waits");
+    assert_eq!(queue.number(&format!("select pcfarm.park(job => {job}, parked => false)")).await, 6);
+    let between = "loaded_from => now() - interval '1 h', loaded_before => now()";
+    assert_eq!(queue.number(&format!("select pcfarm.park(owner => session_user, {between})")).await, 9);
+    queue.run(&format!("select pcfarm.load({job}, 'select ''late'' as key, ''{{}}''::jsonb as payload')")).await;
+    let held = queue.take(job, false, 1).await.expect("what came later");
+    assert_eq!(held.keys(), ["late"]);
+    assert_eq!(queue.refused("select pcfarm.park()").await.0, "22023");
+    queue.check().await;
+}
