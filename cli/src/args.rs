@@ -73,6 +73,8 @@ pub enum Verb {
     /// Why a job or a workstation is not running, and what would change that
     #[command(subcommand)]
     Explain(ExplainVerb),
+    /// What happened: who did what, to what, when
+    Events(EventsArgs),
     /// Status, jobs and workstations, refreshed every second
     Top(TopArgs),
     /// Run a farm on this machine, until Ctrl-C
@@ -501,6 +503,28 @@ pub enum ProblemState {
     Done,
     Failed,
     Cancelled,
+}
+
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Of this job
+    #[arg(long, value_name = "ID", value_parser = job_id)]
+    pub job: Option<JobId>,
+    /// Of this workstation, by its id or host name
+    #[arg(long, value_name = "WORKSTATION")]
+    pub workstation: Option<String>,
+    /// Whose name begins so: job, "job failed", workstation, user
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub what: String,
+    /// Then or later: 2026-03-01T18:00:00Z
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<jiff::Timestamp>,
+    /// At most this many
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub limit: u32,
+    /// Go on with what happens next, until Ctrl-C
+    #[arg(long, short)]
+    pub follow: bool,
 }
 
 #[derive(Debug, Args)]

@@ -3,11 +3,13 @@
 //! - [`args`]: the command line; [`settings`]: what else decides which server is asked.
 //! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
 //! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
-//!   [`users`], [`profiles`], [`resources`], [`queue`], [`explain`], [`top`].
+//!   [`users`], [`profiles`], [`resources`], [`queue`], [`explain`],
+//!   [`events`], [`top`].
 //! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
 //! - [`up`] runs a farm on this machine.
 
 mod args;
+mod events;
 mod exit;
 mod explain;
 mod farm;
@@ -99,6 +101,7 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Explain(ExplainVerb::Workstation { workstation }) => {
             explain::workstation(&farm, &workstation, output).await?;
         }
+        Verb::Events(args) => events::events(&farm, &args, output).await?,
         Verb::Top(args) => top::top(&farm, &args, output).await?,
         Verb::Up(_) | Verb::Completions { .. } => unreachable!("handled above, without a server"),
     }

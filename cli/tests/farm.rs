@@ -522,6 +522,14 @@ async fn what_each_may_have_is_seen_and_changed() -> Test {
     farm.ends(2, "select pc1").await?;
     farm.ends(2, "select pc1 --types nothing").await?;
 
+    let events = farm.json(&format!("events --job {job}")).await?;
+    let what: Vec<&str> =
+        events["events"].as_array().context("a list")?.iter().filter_map(|e| e["what"].as_str()).collect();
+    ensure!(what == ["job created", "job opened", "job done"], "{what:?}");
+    let told = farm.ends(0, "events --what selection").await?;
+    ensure!(told.contains("selection removed") && told.contains("pc1"), "{told}");
+    farm.ends(4, "events --workstation pc77").await?;
+
     let parked = farm.ends(0, &format!("queue park --user {owner}")).await?;
     ensure!(parked.contains("loads of 0 problems are parked"), "all jobs have ended: {parked}");
     farm.ends(2, "queue park").await?;

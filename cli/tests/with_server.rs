@@ -31,6 +31,7 @@ async fn what_is_shown_fits_and_is_harmless() -> Test {
         "drain pc1",
         "explain job 7",
         "explain workstation pc1",
+        "events",
         "job hold 1",
     ] {
         let words: Vec<&str> = line.split(' ').collect();

@@ -103,6 +103,9 @@ struct Dispatcher {
     look_due: bool,
     /// When they may be looked at again.
     look_from: Instant,
+    looked_at: Instant,
+    /// When what limits leave is to be looked at again, while they keep somebody from being served.
+    room_from: Option<Instant>,
     /// One connection to commit on, one to read ahead on meanwhile.
     committing: Kept,
     reading: Kept,
@@ -117,6 +120,8 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         waiting: Queue::default(),
         look_due: true,
         look_from: Instant::now(),
+        looked_at: Instant::now(),
+        room_from: None,
         committing: Kept::for_hand_outs(farm.pool.clone()),
         reading: Kept::new(farm.pool.clone()),
     };
@@ -126,7 +131,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
             _ = poll.tick() => dispatcher.look_everywhere(),
-            () = tokio::time::sleep_until(dispatcher.look_from), if dispatcher.look_due && !dispatcher.waiting.is_empty() => {}
+            () = until(dispatcher.next_look()) => {}
             event = events.recv() => match event {
                 Some(event) => dispatcher.note(event),
                 None => return,
@@ -178,6 +183,7 @@ impl Dispatcher {
     /// Sessions whose event was lost, lanes that nobody told of.
     fn look_everywhere(&mut self) {
         self.look_due = true;
+        self.waiting.regroup();
         let sessions = self.farm.sessions();
         self.waiting.prune(sessions.len());
         sessions.into_iter().for_each(|session| self.waiting.join(session));
@@ -185,12 +191,16 @@ impl Dispatcher {
 
     /// Hands out until nobody waits or nothing is left for those who do.
     async fn serve(&mut self, events: &mut mpsc::Receiver<Event>) -> anyhow::Result<()> {
-        loop {
-            if self.lanes.stale() || (self.look_due && Instant::now() >= self.look_from) {
+        while !self.farm.stopping.is_cancelled() {
+            let now = Instant::now();
+            // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
+            let is_overdue = now.duration_since(self.looked_at) > POLL;
+            let is_due = (self.look_due && now >= self.look_from) || self.room_from.is_some_and(|from| now >= from);
+            if self.lanes.stale() || is_overdue || is_due {
                 if self.waiting.is_empty() {
                     return Ok(());
                 }
-                self.look_due = false;
+                (self.look_due, self.room_from, self.looked_at) = (false, None, now);
                 self.lanes.look(&self.farm, &mut self.reading).await?;
                 let lanes = u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX);
                 self.look_from = Instant::now() + LOOK_PAUSE_EACH.saturating_mul(lanes).min(POLL);
@@ -198,8 +208,7 @@ impl Dispatcher {
             let decisions = self.decide().await?;
             if self.lanes.was_short_of_room() {
                 // Others' checkouts end, too.
-                self.look_due = true;
-                self.look_from = self.look_from.max(Instant::now() + ROOM_PAUSE);
+                self.room_from.get_or_insert_with(|| Instant::now() + ROOM_PAUSE);
             }
             if decisions.is_empty() {
                 return Ok(());
@@ -209,6 +218,15 @@ impl Dispatcher {
                 self.note(event);
             }
         }
+        Ok(())
+    }
+
+    /// When to look again, if somebody waits.
+    fn next_look(&self) -> Option<Instant> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        self.look_due.then_some(self.look_from).into_iter().chain(self.room_from).min()
     }
 
     /// Checkouts for those who wait, each from the lane whose turn it is. None: there is nothing for anybody.
@@ -315,8 +333,19 @@ impl Dispatcher {
             // What was read may be of a database that this one is not.
             ensure!(self.farm.epoch.number() == self.epoch, "this is another database than before");
             let mut ids = check_out(client, &free, false).await?;
-            ids.extend(check_out(client, &limited, true).await?);
-            anyhow::Ok(ids)
+            // What is committed is sent, whatever becomes of the rest.
+            let within_limits = check_out(client, &limited, true).await;
+            let failed = match within_limits {
+                Ok(more) => {
+                    ids.extend(more);
+                    Ok(())
+                }
+                Err(error) => {
+                    ids.resize(free.len() + limited.len(), None);
+                    Err(error)
+                }
+            };
+            anyhow::Ok((ids, failed))
         };
         let reading = async {
             for (key, wanted) in unread {
@@ -328,8 +357,8 @@ impl Dispatcher {
         let (outcome, read) = tokio::join!(committing, reading);
         crash_point(CrashPoint::CheckOutCommitted);
         free.append(&mut limited);
-        let ids = match outcome {
-            Ok(ids) => ids,
+        let (ids, failed) = match outcome {
+            Ok(outcome) => outcome,
             Err(error) => {
                 // Nobody knows: what was handed out is given back as never received.
                 free.into_iter().for_each(|decision| self.undo(decision));
@@ -348,11 +377,13 @@ impl Dispatcher {
             // Somebody else has moved the lane on, or its job is locked or not open any more, or there is no room.
             let problems = std::mem::take(&mut decision.taken.problems);
             self.lanes.set_aside(&self.farm, &decision.choice.lane(), decision.hand_out.from, problems);
-            self.look_due = true;
-            self.look_from = self.look_from.max(Instant::now() + REFUSED_PAUSE);
+            if !self.look_due {
+                self.look_due = true;
+                self.look_from = self.look_from.max(Instant::now() + REFUSED_PAUSE);
+            }
             self.undo(decision);
         }
-        read
+        failed.and(read)
     }
 
     /// Lanes that are to be read on while these are committed, and how much will be wanted: as much again will be soon, if
@@ -389,6 +420,13 @@ impl Dispatcher {
         let shipment = send::Shipment::new(checkout_id, job_type, decision);
         shipment.announce(&self.farm);
         self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));
+    }
+}
+
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
     }
 }
 

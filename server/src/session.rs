@@ -100,8 +100,10 @@ struct State {
 
 impl Selecting {
     fn new(controllers: &BTreeSet<String>, labels: &[String], chosen: Option<&RawJson>) -> Selecting {
-        // The database has checked it; what a newer one adds is not for this server.
-        let chosen: Chosen = chosen.and_then(|chosen| serde_json::from_slice(&chosen.0).ok()).unwrap_or_default();
+        // The database has checked it. What this server does not understand must not let in what it keeps out: nobody's work.
+        let nobody = || Chosen { required: BTreeSet::from(["\0".to_owned()]), ..Chosen::default() };
+        let chosen = chosen.map(|chosen| serde_json::from_slice(&chosen.0).unwrap_or_else(|_| nobody()));
+        let chosen: Chosen = chosen.unwrap_or_default();
         let names = |names: &BTreeSet<String>| names.iter().map(|name| Arc::from(name.as_str())).collect();
         let all_labels: BTreeSet<String> = chosen.labels.iter().chain(labels).cloned().collect();
         let selection = Selection {

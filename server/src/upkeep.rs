@@ -20,6 +20,9 @@ const SWEEP_PAUSE_FACTOR: u32 = 30;
 /// What nudges a sweep is about to hand out or has just accepted: that goes first.
 const SWEEP_DELAY: Duration = Duration::from_millis(5);
 
+/// Ten thousand rows each: so many jobs and problems are forgotten in the time between two of these at most.
+const FORGET_STEPS: usize = 10;
+
 const FOLD: Duration = Duration::from_secs(10);
 
 /// Ends jobs that are empty, soon after a checkout closed and at least every second.
@@ -71,6 +74,11 @@ async fn tidy(farm: &Farm, analyzed: &mut Option<LaneId>) -> anyhow::Result<()> 
     profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;
     crash_point(CrashPoint::ProgressFolded);
+    for _ in 0..FORGET_STEPS {
+        if upkeep::forget_old_job(&*client).await.context("forgetting old jobs")? == 0 {
+            break;
+        }
+    }
     let newest = upkeep::newest_large_lane(&*client).await.context("looking for large loads")?;
     if newest > *analyzed {
         upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;

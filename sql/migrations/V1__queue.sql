@@ -27,6 +27,8 @@ create table pcfarm.job_type (
     max_attempts     integer not null default 3 constraint attempts_range check (max_attempts between 1 and 100),
     -- After a failed attempt a problem waits for about this, twice as long each time, and for no longer than that.
     retry_delay       interval constraint positive_retry_delay check (retry_delay > interval '0'),
+    -- Its jobs are removed, with their problems and results, when they ended this long ago.
+    retention         interval constraint retention_range check (retention between interval '0' and interval '1000 years'),
     retry_delay_limit interval not null default '1 hour'
                       constraint positive_retry_delay_limit check (retry_delay_limit > interval '0'),
     -- Longest that a checkout may be in a workstation's hands.
@@ -82,14 +84,27 @@ create table pcfarm.job (
     idempotency_key text,
     -- What the first submit with this key asked for; a different one is an error, not a repetition.
     submitted       jsonb,
+    -- A user has one job of each: whoever asks for another gets the first, or is refused.
+    unique_key      text,
     created_at      timestamptz not null default clock_timestamp(),
     opened_at       timestamptz,
     ended_at        timestamptz,
     constraint opened_when_open check (opened_at is not null or state in ('loading', 'cancelled')),
     constraint ended_when_ended check ((ended_at is not null) = (state in ('done', 'failed', 'cancelled'))),
-    constraint job_idempotency unique (owner, idempotency_key)
+    constraint job_idempotency unique (owner, idempotency_key),
+    constraint job_unique_key unique (owner, unique_key)
 );
 create index job_not_ended on pcfarm.job (job_id) where ended_at is null;
+
+-- Jobs that wait for others. A job that is not there any more is waited for no longer.
+create table pcfarm.job_after (
+    job_id    bigint not null,
+    after_job bigint not null,
+    -- However it ended; else it must be done.
+    ended     boolean not null default false,
+    primary key (job_id, after_job)
+);
+create index job_after_by_other on pcfarm.job_after (after_job);
 
 create sequence pcfarm.lane_number;
 

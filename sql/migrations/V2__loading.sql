@@ -26,14 +26,14 @@ begin
     select string_agg(quote_literal(o.key), ', ') into unknown
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
     where o.key not in ('description', 'default_priority', 'default_duration', 'max_attempts', 'retry_delay',
-                        'retry_delay_limit', 'time_limit', 'retry_first', 'keep_results', 'resources', 'labels', 'read_role',
-                        'read_time_limit', 'write_role');
+                        'retry_delay_limit', 'time_limit', 'retry_first', 'keep_results', 'resources', 'labels', 'retention',
+                        'read_role', 'read_time_limit', 'write_role');
     if unknown is not null then
         raise exception 'job type %: no such option: %', create_job_type.name, unknown
             using errcode = 'invalid_parameter_value',
                   hint = 'Options are description, default_priority, default_duration, max_attempts, retry_delay, '
-                         'retry_delay_limit, time_limit, retry_first, keep_results, resources, labels, read_role, '
-                         'read_time_limit and write_role.';
+                         'retry_delay_limit, time_limit, retry_first, keep_results, resources, labels, retention, '
+                         'read_role, read_time_limit and write_role.';
     end if;
     select t.* into before from pcfarm.job_type t where t.name = create_job_type.name for update;
     if options ->> 'read_role' is null
@@ -50,8 +50,8 @@ begin
                                 'pcfarm.set_write_back(%L, null).', before.write_role, create_job_type.name);
     end if;
     insert into pcfarm.job_type as t (name, controller, description, default_priority, default_duration,
-        max_attempts, retry_delay, retry_delay_limit, time_limit, retry_first, keep_results, labels, read_role,
-        read_time_limit, write_role)
+        max_attempts, retry_delay, retry_delay_limit, time_limit, retry_first, keep_results, labels, retention,
+        read_role, read_time_limit, write_role)
     values (create_job_type.name, create_job_type.controller,
         coalesce(options ->> 'description', ''),
         coalesce((options ->> 'default_priority')::integer, 0),
@@ -63,6 +63,7 @@ begin
         coalesce((options ->> 'retry_first')::boolean, false),
         coalesce((options ->> 'keep_results')::boolean, true),
         pcfarm.texts_of(options -> 'labels', 'labels'),
+        (options ->> 'retention')::interval,
         options ->> 'read_role',
         coalesce((options ->> 'read_time_limit')::interval, interval '30 seconds'),
         options ->> 'write_role')
@@ -71,7 +72,7 @@ begin
         default_priority = excluded.default_priority, default_duration = excluded.default_duration,
         max_attempts = excluded.max_attempts, retry_delay = excluded.retry_delay,
         retry_delay_limit = excluded.retry_delay_limit, time_limit = excluded.time_limit, retry_first = excluded.retry_first,
-        keep_results = excluded.keep_results, labels = excluded.labels, read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
+        keep_results = excluded.keep_results, labels = excluded.labels, retention = excluded.retention, read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
         write_role = excluded.write_role;
     perform pcfarm.set_job_type_resources(create_job_type.name, options -> 'resources');
     -- Its function belongs to the role whose rights it has.
@@ -181,33 +182,61 @@ begin
     select string_agg(quote_literal(o.key), ', ') into unknown
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
     where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
-                        'idempotency_key', 'idempotency_digest');
+                        'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended');
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
             using errcode = 'invalid_parameter_value',
-                  hint = 'Options are title, priority, deadline, not_before, standing, parameters, '
+                  hint = 'Options are title, priority, deadline, not_before, standing, parameters, after and after_ended '
+                         '(ids of jobs), unique_key, on_duplicate, '
                          'idempotency_key and idempotency_digest (of what else a repetition must have equal).';
     end if;
+    if coalesce(options ->> 'on_duplicate', 'return') not in ('return', 'refuse') then
+        raise exception 'job %: on_duplicate is %', create_job.name, options -> 'on_duplicate'
+            using errcode = 'invalid_parameter_value',
+                  hint = 'It is "return", for the first job of that unique_key, or "refuse".';
+    end if;
     insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters,
-        idempotency_key, submitted)
+        idempotency_key, submitted, unique_key)
     select create_job.name, t.name, coalesce(options ->> 'title', ''),
         coalesce((options ->> 'priority')::integer, t.default_priority),
         coalesce((options ->> 'deadline')::timestamptz, clock_timestamp() + t.default_duration),
         (options ->> 'not_before')::timestamptz,
         coalesce((options ->> 'standing')::boolean, false),
         options -> 'parameters', options ->> 'idempotency_key',
-        case when options ? 'idempotency_key' then asked_for end
+        case when options ? 'idempotency_key' then asked_for end, options ->> 'unique_key'
     from pcfarm.job_type t
     where t.name = create_job.job_type
-    on conflict on constraint job_idempotency do nothing
+    on conflict do nothing
     returning job_id into created;
+    if created is not null then
+        -- Nothing can run after a job that is not there yet: no circle to look for.
+        insert into pcfarm.job_after as a (job_id, after_job, ended)
+        select created, o.job::bigint, bool_or(o.ended)
+        from (
+            select jsonb_array_elements_text(options -> 'after') as job, false as ended where options ? 'after'
+            union all
+            select jsonb_array_elements_text(options -> 'after_ended'), true where options ? 'after_ended') o
+        group by o.job::bigint;
+        perform pcfarm.no_such_job(a.after_job) from pcfarm.job_after a
+        where a.job_id = created and not exists (select from pcfarm.job j where j.job_id = a.after_job);
+    end if;
     -- Whoever hands out under a limit locks this row, so it has to be there.
     insert into pcfarm.farm_user (name)
     select session_user where not exists (select from pcfarm.farm_user u where u.name = session_user)
     on conflict do nothing;
     if created is null then
-        select j.* into strict first from pcfarm.job j
+        select j.* into first from pcfarm.job j
         where j.owner = session_user and j.idempotency_key = options ->> 'idempotency_key';
+        if not found then
+            select j.* into strict first from pcfarm.job j
+            where j.owner = session_user and j.unique_key = options ->> 'unique_key';
+            if options ->> 'on_duplicate' = 'refuse' then
+                raise exception 'there is a job of unique key % already: job % (%)', quote_literal(first.unique_key),
+                        first.job_id, first.state
+                    using errcode = 'unique_violation', hint = 'Without on_duplicate "refuse" that job is returned.';
+            end if;
+            return first.job_id;
+        end if;
         -- A job created empty has no digest yet, and may be submitted under its key.
         if first.submitted #- '{options,idempotency_digest}' <> asked_for #- '{options,idempotency_digest}'
             or first.submitted #> '{options,idempotency_digest}' <> asked_for #> '{options,idempotency_digest}'
@@ -223,7 +252,48 @@ begin
     return created;
 end $$;
 comment on function pcfarm.create_job is
-    'Creates a job in state loading and returns its id. With the idempotency_key of an earlier call: that job.';
+    'Creates a job in state loading and returns its id. With the idempotency_key, or the unique_key, of an earlier call: '
+    'that job.';
+
+-- One at a time: of two that close a circle together neither would see the other's half.
+create function pcfarm.run_after(job bigint, after_job bigint, ended boolean default false)
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    state text;
+begin
+    state := (pcfarm.lock_job(job)).state;
+    perform pg_advisory_xact_lock(hashtextextended('pcfarm.run_after', 0));
+    if state in ('done', 'failed', 'cancelled') then
+        raise exception 'job % has ended (%)', job, state
+            using errcode = 'object_not_in_prerequisite_state', hint = 'Only what has not ended can wait.';
+    end if;
+    if not exists (select from pcfarm.job j where j.job_id = run_after.after_job) then
+        perform pcfarm.no_such_job(after_job);
+    end if;
+    if after_job = job or exists (
+        with recursive before as (
+            select a.after_job from pcfarm.job_after a where a.job_id = run_after.after_job
+            union
+            select a.after_job from before b join pcfarm.job_after a on a.job_id = b.after_job)
+        select from before b where b.after_job = job)
+    then
+        raise exception 'job % cannot run after job %, which itself runs after it', job, after_job
+            using errcode = 'invalid_parameter_value', hint = 'See pcfarm.job_after.';
+    end if;
+    insert into pcfarm.job_after as a (job_id, after_job, ended) values (job, run_after.after_job, run_after.ended)
+    on conflict on constraint job_after_pkey do update set ended = excluded.ended;
+    perform pg_notify('pcfarm', 'work');
+end $$;
+comment on function pcfarm.run_after is
+    'Hands out nothing of a job until another is done or, with ended => true, has ended in any way. Circles are refused.';
+
+-- Jobs that it still waits for.
+create function pcfarm.waits_for(job bigint)
+returns setof pcfarm.job language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select j.* from pcfarm.job_after a
+    join pcfarm.job j on j.job_id = a.after_job
+    where a.job_id = waits_for.job and j.state <> 'done' and not (a.ended and j.ended_at is not null)
+$$;
 
 create function pcfarm.no_such_job(job bigint)
 returns void language plpgsql immutable as $$
@@ -651,6 +721,8 @@ begin
         perform pcfarm.convoys_must_be_bounded(job);
     end if;
     if own > 0 then
+        perform pcfarm.check_load_limits(job, array[(0, null, 0, false, own, (
+            select count(distinct p.batch_order) from pcfarm.problem p where p.job_id = job and p.lane_id = 0))::pcfarm.packed_lane]);
         insert into pcfarm.lane (job_id, lane_id, kind, job_type, grouped, next_insertion, problems)
         select job, 0, 'own', locked.job_type, true, max(p.batch_order) + 1, own
         from pcfarm.problem p where p.job_id = job and p.lane_id = 0;
@@ -728,8 +800,10 @@ create type pcfarm.retry_lane as (job_id bigint, job_type text, priority integer
 create function pcfarm.lock_retry_lanes(wanted pcfarm.retry_lane[])
 returns void language plpgsql as $$
 begin
-    insert into pcfarm.lane (job_id, lane_id, kind, job_type, priority)
-    select w.job_id, nextval('pcfarm.lane_number'), 'retry', w.job_type, w.priority
+    insert into pcfarm.lane (job_id, lane_id, kind, job_type, priority, parked)
+    select w.job_id, nextval('pcfarm.lane_number'), 'retry', w.job_type, w.priority, coalesce((
+        -- Of a job that is parked as a whole, what comes back is.
+        select bool_and(o.parked) from pcfarm.lane o where o.job_id = w.job_id), false)
     from (select distinct w.* from unnest(wanted) w order by w.job_id, w.job_type, w.priority) w
     where not exists (
         select from pcfarm.lane l
@@ -864,7 +938,7 @@ begin
     repeated := false;
     if job is null then
         into_job := pcfarm.create_job(submit_problems.name, submit_problems.job_type, submit_problems.options);
-        if options ? 'idempotency_key' then
+        if options ?| array['idempotency_key', 'unique_key'] then
             -- Its turn, and then a look in a fresh snapshot, as in pcfarm.submit.
             perform pg_advisory_xact_lock(hashtextextended('pcfarm.submit', into_job));
             select j.state <> 'loading' or exists (
@@ -896,6 +970,8 @@ begin
     end if;
     select j.owner, j.name, j.job_type, j.priority, j.deadline, j.parameters,
         j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp()
+            and not exists (select from pcfarm.job_after a where a.job_id = into_job)
+            and not exists (select from pcfarm.job_type t where t.name = j.job_type and t.suspended_since is not null)
     into facts
     from pcfarm.job j where j.job_id = into_job;
 end $$;

@@ -523,6 +523,7 @@ begin
     where j.job_id = job
         and not exists (select from pcfarm.checkout c where c.job_id = job and c.ended_at is null)
         and not exists (select from pcfarm.delayed d where d.job_id = job)
+        and not exists (select from pcfarm.waits_for(job))
         and not exists (
             select from pcfarm.lane l
             left join lateral (

@@ -6,7 +6,8 @@ create table pcfarm.signal (
     value    double precision not null,
     said_at  timestamptz not null,
     -- What was said longer ago is not known any more.
-    holds_for interval not null default '5 minutes' constraint holds_for_positive check (holds_for > interval '0')
+    holds_for interval not null default '5 minutes' 
+              constraint holds_for_range check (holds_for > interval '0' and holds_for <= interval '1 year')
 );
 
 create table pcfarm.profile (

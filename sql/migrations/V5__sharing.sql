@@ -66,7 +66,8 @@ create function pcfarm.set_user(names name[], options jsonb)
 returns void language plpgsql as $$
 begin
     perform pcfarm.check_options(options, array['queue_limit', 'concurrency', 'allocation', 'prohibited'], 'user');
-    insert into pcfarm.farm_user (name) select distinct n from unnest(names) n on conflict do nothing;
+    insert into pcfarm.farm_user (name) select distinct n from unnest(names) n order by n on conflict do nothing;
+    perform from pcfarm.farm_user u where u.name = any (names) order by u.name for no key update;
     update pcfarm.farm_user u set
         queue_limit = case when options ? 'queue_limit' then (options ->> 'queue_limit')::bigint else u.queue_limit end,
         concurrency = case when options ? 'concurrency' then (options ->> 'concurrency')::bigint else u.concurrency end,
@@ -150,7 +151,10 @@ begin
     perform pcfarm.check_options(options, lists || 'largest_problem'::text, 'selection');
     perform pcfarm.texts_of(o.value, o.key) from jsonb_each(options) o where o.key = any (lists);
     perform pcfarm.job_type_must_exist(t) from unnest(pcfarm.texts_of(options -> 'job_types', 'job_types')) t;
-    if (options ->> 'largest_problem')::bigint <= 0 then
+    if jsonb_typeof(options -> 'largest_problem') not in ('number', 'null')
+        or (options ->> 'largest_problem')::numeric not between 1 and 1000000000
+        or (options ->> 'largest_problem')::numeric % 1 <> 0
+    then
         raise exception 'largest_problem: a number of bytes is wanted, and not %', options -> 'largest_problem'
             using errcode = 'invalid_parameter_value';
     end if;
@@ -376,12 +380,37 @@ comment on view pcfarm.share is
     'What each user with open jobs has in a round, and how many problems may still be handed out under its concurrency, that '
     'of a job type of its own, or the resources of a job type.';
 
+-- Asked again when something is handed out: what a server has in sight may be a second old.
+create function pcfarm.may_be_handed_out(job bigint, lane bigint)
+returns boolean language sql stable as $$
+    select exists (
+        select from pcfarm.lane l
+        join pcfarm.job_type t on t.name = l.job_type and t.suspended_since is null
+        where l.job_id = job and l.lane_id = lane and not l.parked)
+    and not exists (select from pcfarm.waits_for(job))
+$$;
+
+-- Does any limit hold now for what this user has of this job type?
+create function pcfarm.is_limited(owner name, job_type text)
+returns boolean language sql stable as $$
+    select exists (
+        select from pcfarm.farm f left join pcfarm.farm_user u on u.name = is_limited.owner
+        where coalesce(u.concurrency, f.concurrency) is not null)
+    or exists (
+        select from pcfarm.user_job_type u
+        where u.user_name = is_limited.owner and u.job_type = is_limited.job_type and u.concurrency is not null)
+    or exists (select from pcfarm.job_type_resource n where n.job_type = is_limited.job_type)
+    or (exists (select from pcfarm.profile p where p.job_type = is_limited.job_type) and exists (
+        select from pcfarm.profile_at(is_limited.job_type) p
+        where p.problems_per_hour is not null or p.problems_per_checkout is not null))
+$$;
+
 -- Hands out what check_out does, under limits: the limits' rows are locked in order, and what is live is read by the
 -- statement after that. Of each limit the first hand-outs that fit are made, and no other after one that does not.
 create function pcfarm.check_out_within_limits(
     job_ids bigint[], lane_ids bigint[], job_types text[], from_orders bigint[], to_orders bigint[], problems integer[],
     workstation_ids bigint[], tokens bigint[], seconds float8[], weights bigint[])
-returns table (checkout_id bigint, lane_id bigint, from_order bigint)
+returns table (checkout_id bigint, job_id bigint, lane_id bigint, from_order bigint)
 language plpgsql set enable_seqscan = off as $$
 declare
     locked   bigint[];
@@ -399,10 +428,10 @@ begin
     if locked is null then
         return;
     end if;
-    perform from pcfarm.farm_user u where u.name = any (owners) order by u.name for update;
+    perform from pcfarm.farm_user u where u.name = any (owners) order by u.name for no key update;
     perform from pcfarm.resource r
     where r.name in (select n.resource from pcfarm.job_type_resource n where n.job_type = any (job_types))
-    order by r.name for update;
+    order by r.name for no key update;
     perform from pcfarm.job_type t
     where t.name = any (job_types) and exists (select from pcfarm.profile p where p.job_type = t.name)
     order by t.name for no key update;
@@ -463,25 +492,25 @@ begin
         as h(job_id, lane_id, job_type, from_order, to_order, problems, workstation_id, token, seconds, fits, n)
     join pcfarm.job j on j.job_id = h.job_id
     join lateral (
-        select f.from_order from unnest(lane_ids, from_orders) with ordinality as f(lane_id, from_order, n)
-        where f.lane_id = h.lane_id order by f.n limit 1) first on true
-    where h.fits and h.job_id = any (locked)
+        select f.from_order from unnest(job_ids, lane_ids, from_orders) with ordinality as f(job_id, lane_id, from_order, n)
+        where f.job_id = h.job_id and f.lane_id = h.lane_id order by f.n limit 1) first on true
+    where h.fits and h.job_id = any (locked) and pcfarm.may_be_handed_out(h.job_id, h.lane_id)
         and first.from_order = coalesce((
             select p.to_order from pcfarm.checkout p
             where p.job_id = h.job_id and p.lane_id = h.lane_id order by p.from_order desc limit 1), 0)
     order by h.n
-    returning c.checkout_id, c.lane_id, c.from_order),
+    returning c.checkout_id, c.job_id, c.lane_id, c.from_order),
     counted as (
         insert into pcfarm.handed_out as o (profile_id, began_at, weight)
         select h.profile_id, pcfarm.minute_of(clock_timestamp()), sum(h.weight)
         from made m
-        join unnest(lane_ids, from_orders, weights, profiles) as h(lane_id, from_order, weight, profile_id)
-            on h.lane_id = m.lane_id and h.from_order = m.from_order
+        join unnest(job_ids, lane_ids, from_orders, weights, profiles) as h(job_id, lane_id, from_order, weight, profile_id)
+            on h.job_id = m.job_id and h.lane_id = m.lane_id and h.from_order = m.from_order
         where h.profile_id is not null
         group by h.profile_id
         order by h.profile_id
         on conflict on constraint handed_out_pkey do update set weight = o.weight + excluded.weight)
-    select m.checkout_id, m.lane_id, m.from_order from made m;
+    select m.checkout_id, m.job_id, m.lane_id, m.from_order from made m;
 end $$;
 
 -- The entry of each job type's profile that holds now, and what it leaves of this hour.

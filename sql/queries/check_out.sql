@@ -11,14 +11,16 @@ job as materialized (
     select j.job_id, j.owner from pcfarm.job j
     where j.job_id = any ($1) and j.state = 'open' order by j.job_id for share skip locked),
 lane as materialized (
-    select distinct on (h.job_id, h.lane_id) h.job_id, h.lane_id, h.from_order from hand_out h
+    select distinct on (h.job_id, h.lane_id) h.job_id, h.lane_id, h.job_type, h.from_order from hand_out h
     order by h.job_id, h.lane_id, h.n),
 at_its_pointer as materialized (
     select l.job_id, l.lane_id, j.owner from lane l
     join job j on j.job_id = l.job_id
     where l.from_order = coalesce((
         select c.to_order from pcfarm.checkout c
-        where c.job_id = l.job_id and c.lane_id = l.lane_id order by c.from_order desc limit 1), 0))
+        where c.job_id = l.job_id and c.lane_id = l.lane_id order by c.from_order desc limit 1), 0)
+        -- A limit that the server has not seen yet: it looks again, and comes with check_out_within_limits.
+        and pcfarm.may_be_handed_out(l.job_id, l.lane_id) and not pcfarm.is_limited(j.owner, l.job_type))
 insert into pcfarm.checkout
     (job_id, lane_id, job_type, owner, from_order, to_order, problems, workstation_id, token, deadline)
 select h.job_id, h.lane_id, h.job_type, l.owner, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,
@@ -26,4 +28,4 @@ select h.job_id, h.lane_id, h.job_type, l.owner, h.from_order, h.to_order, h.pro
 from hand_out h
 join at_its_pointer l on l.job_id = h.job_id and l.lane_id = h.lane_id
 order by h.n
-returning checkout_id, lane_id, from_order
+returning checkout_id, job_id, lane_id, from_order

@@ -6,7 +6,8 @@ with handed_out as materialized (
     where j.ended_at is null and j.state = 'open' and not j.standing
         and not exists (
             select from pcfarm.lane l where l.job_id = j.job_id and not l.exhausted and l.kind <> 'retry')
-        and not exists (select from pcfarm.delayed d where d.job_id = j.job_id))
+        and not exists (select from pcfarm.delayed d where d.job_id = j.job_id)
+        and not exists (select from pcfarm.waits_for(j.job_id)))
 select h.job_id from handed_out h
 cross join lateral (
     select count(*) as live from (

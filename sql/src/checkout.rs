@@ -64,10 +64,12 @@ async fn check_out_by(
     parameters.extend(more);
     match client.query(&statement, &parameters).await {
         Ok(rows) => {
-            let made: Result<HashMap<(LaneId, BatchOrder), CheckoutId>, Error> =
-                rows.iter().map(|row| Ok(((row.try_get(1)?, row.try_get(2)?), row.try_get(0)?))).collect();
-            let made = made?;
-            Ok(hand_outs.iter().map(|h| made.get(&(h.lane_id, h.from)).copied()).collect())
+            // A lane of batch orders of one's own has the same number in every job.
+            let mut made: HashMap<(JobId, LaneId, BatchOrder), CheckoutId> = HashMap::new();
+            for row in &rows {
+                made.insert((row.try_get(1)?, row.try_get(2)?, row.try_get(3)?), row.try_get(0)?);
+            }
+            Ok(hand_outs.iter().map(|h| made.get(&(h.job_id, h.lane_id, h.from)).copied()).collect())
         }
         // Of two that start at the same place one commits, and with the other nothing does.
         Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => Ok(vec![None; hand_outs.len()]),

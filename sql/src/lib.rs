@@ -8,6 +8,7 @@
 
 pub mod checkout;
 pub mod checks;
+pub mod events;
 pub mod farm;
 pub mod job_types;
 pub mod jobs;

@@ -9,7 +9,8 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V3__checkouts", include_str!("../migrations/V3__checkouts.sql")),
     ("V4__profiles", include_str!("../migrations/V4__profiles.sql")),
     ("V5__sharing", include_str!("../migrations/V5__sharing.sql")),
-    ("V6__views", include_str!("../migrations/V6__views.sql")),
+    ("V6__history", include_str!("../migrations/V6__history.sql")),
+    ("V7__views", include_str!("../migrations/V7__views.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

@@ -83,6 +83,11 @@ pub async fn analyze_problems(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/analyze_problems.sql"), &[]).await.map(drop)
 }
 
+/// Removes a part of a job whose retention is over. Returns how many rows are gone; 0: there is none.
+pub async fn forget_old_job(client: &impl Queries) -> Result<i64, Error> {
+    client.run(include_str!("../queries/forget_old_job.sql"), &[]).await?[0].try_get(0)
+}
+
 /// Folds progress rows.
 pub async fn fold_progress(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/fold_progress.sql"), &[]).await.map(drop)

@@ -214,3 +214,113 @@ async fn what_is_suspended_or_parked_is_not_handed_out_and_loads_go_on() {
     assert_eq!(queue.refused("select pcfarm.park()").await.0, "22023");
     queue.check().await;
 }
+
+/// Lanes of batch orders of one's own have the same number in every job.
+#[tokio::test]
+async fn jobs_with_orders_of_their_own_are_not_mixed_up() {
+    let queue = queue().await;
+    let mut lanes = Vec::new();
+    for key in ["a", "b", "c"] {
+        let job = queue.number(&format!("select pcfarm.create_job('{key}', 't')")).await;
+        queue
+            .run(&format!(
+                "insert into pcfarm.problem (job_id, key, payload, batch_order)
+                 select {job}, '{key}' || g, '1', g from generate_series(0, 9) g; select pcfarm.open_job({job})"
+            ))
+            .await;
+        lanes.push(queue.lane(JobId(job), false).await.expect("a lane"));
+    }
+    // The second is not where it was.
+    made(&queue, &hand_outs(&lanes[1], &[1])).await;
+    for within_limits in [false, true] {
+        let wanted: Vec<HandOut> = lanes.iter().flat_map(|lane| hand_outs(lane, &[1, 2])).collect();
+        let server = queue.server().await;
+        let ids = match within_limits {
+            false => checkout::check_out(&server, &wanted).await,
+            true => checkout::check_out_within_limits(&server, &wanted).await,
+        };
+        let ids = ids.expect("told");
+        assert_eq!(counts(&ids), [true, true, false, false, true, true]);
+        for (hand_out, id) in wanted.iter().zip(&ids) {
+            let Some(id) = id else { continue };
+            let job = queue.number(&format!("select job_id from pcfarm.checkout where checkout_id = {id}")).await;
+            assert_eq!(job, hand_out.job_id.0);
+        }
+        queue.check().await;
+        for lane in &mut lanes {
+            let next = queue.lane(lane.job_id, false).await.expect("a lane").next_extraction;
+            lane.next_extraction = if lane.job_id.0 == 2 { BatchOrder(0) } else { next };
+        }
+    }
+}
+
+/// What a server has in sight may be a second old: the statement that looks at no limits hands out nothing that is under one.
+#[tokio::test]
+async fn a_limit_that_a_server_has_not_seen_yet_holds() {
+    let queue = queue().await;
+    let (job, lane) = of_user(&queue, "ann", 20).await;
+    let one = hand_outs(&lane, &[1]);
+    let refused = async || {
+        let server = queue.server().await;
+        counts(&checkout::check_out(&server, &one).await.expect("told")) == [false]
+    };
+    for (limit, lifted) in [
+        (
+            "select pcfarm.set_user('{ann}', '{\"concurrency\": 5}')",
+            "select pcfarm.set_user('{ann}', '{\"concurrency\": null}')",
+        ),
+        (
+            "select pcfarm.set_user_job_type('{ann}', 't', '{\"concurrency\": 5}')",
+            "select pcfarm.set_user_job_type('{ann}', 't', '{\"concurrency\": null}')",
+        ),
+        (
+            "select pcfarm.set_profile('t', '{\"problems_per_hour\": 5}')",
+            "select pcfarm.delete_profile(max(profile_id)) from pcfarm.profile",
+        ),
+        ("select pcfarm.suspend_job_type('t')", "select pcfarm.resume_job_type('t')"),
+        ("select pcfarm.park(owner => 'ann')", "select pcfarm.park(owner => 'ann', parked => false)"),
+        (
+            "select pcfarm.run_after(1, pcfarm.create_job('first', 't'))",
+            "select pcfarm.cancel_job(2); delete from pcfarm.job_after",
+        ),
+    ] {
+        queue.run(limit).await;
+        assert!(refused().await, "{limit}");
+        queue.run(lifted).await;
+    }
+    // One that sets no limit is none.
+    queue.run("select pcfarm.set_profile('t', '{\"priority\": 5}')").await;
+    assert!(!refused().await);
+    assert_eq!(job, JobId(1));
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn what_comes_back_to_a_parked_job_is_parked_and_what_never_fits_is_explained() {
+    let queue = queue().await;
+    let job = queue.job(2, 2).await;
+    let held = queue.take(job, false, 1).await.expect("work");
+    queue.run(&format!("select pcfarm.park(job => {job})")).await;
+    queue.close(&held, pcfarm_sql::checkout::Closing::Finished).await;
+    assert!(queue.lane(job, true).await.is_none());
+    queue.run(&format!("select pcfarm.park(job => {job}, parked => false)")).await;
+    assert!(queue.lane(job, true).await.is_some());
+
+    queue.run("select pcfarm.set_profile('t', '{\"problems_per_hour\": 40}')").await;
+    let heavy = queue.number("select pcfarm.create_job('heavy', 't')").await;
+    queue
+        .run(&format!(
+            "select pcfarm.load({heavy}, 'select ''k'' as key, ''1''::jsonb as payload, 50 as weight'); select pcfarm.open_job({heavy})"
+        ))
+        .await;
+    let why = queue.text(&format!("select string_agg(o, '; ') from pcfarm.job_obstacles({heavy}) o")).await;
+    assert!(why.contains("its next convoy of job type t weighs 50, and profile entry"), "{why}");
+    for (options, said) in
+        [("{\"largest_problem\": \"1000\"}", "a number of bytes"), ("{\"required\": \"ann\"}", "a list of names")]
+    {
+        let (_, message) = queue.refused(&format!("select pcfarm.set_selection('{{pc1}}', '{options}')")).await;
+        assert!(message.contains(said), "{message}");
+    }
+    assert_eq!(queue.refused("select pcfarm.set_signal('x', 1, '300000 years')").await.0, "23514");
+    queue.check().await;
+}

@@ -333,4 +333,15 @@ impl FarmService for Script {
         let reasons = vec![format!("job {} workstation {}", asked.job_id, asked.workstation_id), "two".into()];
         Ok(Response::new(ExplainResponse { reasons }))
     }
+
+    async fn list_events(&self, _: Request<ListEventsRequest>) -> Answer<ListEventsResponse> {
+        let event = Event {
+            event_id: 7,
+            what: HOSTILE.into(),
+            who: HOSTILE.into(),
+            subject: HOSTILE.into(),
+            ..Event::default()
+        };
+        Ok(Response::new(ListEventsResponse { events: vec![event], after: "1-7".into() }))
+    }
 }

@@ -1,14 +1,19 @@
 //! The farm at a glance, and why something in it does not run.
 
-use super::{jobs, status_code, workstations};
+use super::{jobs, status_code, time, workstations};
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_proto::v1::farm_service_server::FarmService;
-use pcfarm_proto::v1::{ExplainRequest, ExplainResponse, FarmStatus, GetStatusRequest, ServerStatus};
+use pcfarm_proto::v1::{
+    Event, ExplainRequest, ExplainResponse, FarmStatus, GetStatusRequest, ListEventsRequest, ListEventsResponse,
+    ServerStatus,
+};
 use pcfarm_recycler::pulse_limit;
-use pcfarm_sql::farm;
+use pcfarm_sql::{events, farm};
 use std::time::Duration;
 use tonic::{Request, Response, Status};
+
+const DEFAULT_PAGE: u32 = 100;
 
 pub struct FarmApi {
     pool: Pool,
@@ -20,6 +25,30 @@ pub struct FarmApi {
 impl FarmApi {
     pub fn new(pool: Pool, lease: Duration, warnings: Vec<String>) -> FarmApi {
         FarmApi { pool, lease, warnings }
+    }
+
+    async fn events(&self, asked: ListEventsRequest) -> Result<Response<ListEventsResponse>, Status> {
+        let known = |stamp| time(stamp).ok_or_else(|| Status::invalid_argument("a time before 1970 or after 9999"));
+        let after = match asked.after.as_str() {
+            "" => None,
+            place => Some(
+                place
+                    .parse()
+                    .map_err(|_| Status::invalid_argument(format!("{place:?} is not what an answer ended at")))?,
+            ),
+        };
+        let wanted = events::Wanted {
+            job_id: (asked.job_id != 0).then_some(JobId(asked.job_id)),
+            workstation_id: (asked.workstation_id != 0).then_some(WorkstationId(asked.workstation_id)),
+            what: asked.what,
+            since: asked.since.map(known).transpose()?,
+            after,
+            limit: if asked.limit == 0 { DEFAULT_PAGE } else { asked.limit },
+        };
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let (found, after) = events::events(&client, &wanted).await.map_err(status_code::of)?;
+        let events = found.into_iter().map(event).collect();
+        Ok(Response::new(ListEventsResponse { events, after: after.to_string() }))
     }
 
     async fn reasons(&self, asked: ExplainRequest) -> Result<Response<ExplainResponse>, Status> {
@@ -50,6 +79,24 @@ impl FarmService for FarmApi {
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         self.reasons(request.into_inner()).await
+    }
+
+    async fn list_events(&self, request: Request<ListEventsRequest>) -> Result<Response<ListEventsResponse>, Status> {
+        self.events(request.into_inner()).await
+    }
+}
+
+fn event(event: events::Event) -> Event {
+    Event {
+        event_id: event.event_id,
+        happened_at: Some(event.happened_at.into()),
+        who: event.who,
+        program: event.program,
+        what: event.what,
+        job_id: event.job_id.map_or(0, |id| id.0),
+        workstation_id: event.workstation_id.map_or(0, |id| id.0),
+        subject: event.subject.unwrap_or_default(),
+        details: event.details.0,
     }
 }
 

@@ -81,6 +81,7 @@ with job as (
     left join pcfarm.profile_now p on p.job_type = j.job_type
     where j.ended_at is null and j.state = 'open' and coalesce(j.not_before, '-infinity') <= now()
         and f.suspended_since is null and not coalesce(u.prohibited, false)
+        and not exists (select from pcfarm.waits_for(j.job_id))
         and exists (
             select from pcfarm.queue_pointer q
             join pcfarm.lane l on l.job_id = q.job_id and l.lane_id = q.lane_id and not l.parked
@@ -163,15 +164,30 @@ returns setof text language sql stable as $$
     job_type as (select distinct l.job_type from lane l where l.has_work),
     -- What each lane hands out next.
     convoy as materialized (
-        select l.job_type, coalesce(
-            (select count(*) from pcfarm.problem p where p.job_id = job and p.lane_id = l.lane_id and p.batch_order = (
-                select f.batch_order from pcfarm.problem f where f.job_id = job and f.lane_id = l.lane_id
-                    and f.batch_order >= l.next_extraction order by f.batch_order limit 1) having count(*) > 0),
-            (select count(*) from pcfarm.requeued r where r.job_id = job and r.lane_id = l.lane_id and r.batch_order = (
-                select f.batch_order from pcfarm.requeued f where f.job_id = job and f.lane_id = l.lane_id
-                    and f.batch_order >= l.next_extraction order by f.batch_order limit 1))) as problems
-        from lane l where l.has_work and not l.parked)
+        select l.job_type, count(*) as problems, sum(coalesce(p.weight, 1)) as weight
+        from lane l
+        cross join lateral (
+            select f.batch_order from pcfarm.problem f where f.job_id = job and f.lane_id = l.lane_id
+                and f.batch_order >= l.next_extraction order by f.batch_order limit 1) f
+        join pcfarm.problem p on p.job_id = job and p.lane_id = l.lane_id and p.batch_order = f.batch_order
+        where l.has_work and not l.parked
+        group by l.job_type, l.lane_id
+        union all
+        select l.job_type, count(*), sum(coalesce(p.weight, 1))
+        from lane l
+        cross join lateral (
+            select f.batch_order from pcfarm.requeued f where f.job_id = job and f.lane_id = l.lane_id
+                and f.batch_order >= l.next_extraction order by f.batch_order limit 1) f
+        join pcfarm.requeued r on r.job_id = job and r.lane_id = l.lane_id and r.batch_order = f.batch_order
+        join pcfarm.problem p on p.job_id = r.job_id and p.lane_id = r.home_lane and p.batch_order = r.home_order
+            and p.problem_id = r.problem_id
+        where l.has_work and not l.parked
+        group by l.job_type, l.lane_id)
     select o.why from (
+        select 0 as rank, format('it comes after job %s (%s), which is %s%s', b.job_id, b.name, b.state,
+            case when b.state in ('failed', 'cancelled') then ': `pcfarm job retry ' || b.job_id || '`, or cancel this one' else '' end) as why
+        from pcfarm.waits_for(job) b
+        union all
         select 1 as rank, format('the whole queue is suspended%s: `pcfarm queue resume` goes on',
             coalesce(' (' || nullif(f.suspended_reason, '') || ')', '')) as why
         from pcfarm.farm f where f.suspended_since is not null
@@ -212,8 +228,7 @@ returns setof text language sql stable as $$
                 where h.profile_id = p.profile_id and h.began_at > clock_timestamp() - pcfarm.hour() * 61 / 60)
                 + pcfarm.hour() * 61 / 60, 'YYYY-MM-DD HH24:MI:SS TZH'), 'its next hour'))
         from job_type n join pcfarm.profile_now p on p.job_type = n.job_type
-        where p.room < least(p.problems_per_hour, coalesce((select min(c.problems) from convoy c where c.job_type = n.job_type), 1))
-            or p.problems_per_hour = 0
+        where p.room < coalesce((select min(c.weight) from convoy c where c.job_type = n.job_type), 1)
         union all
         select 10, format('its next convoy of job type %s has %s problems, and %s: load smaller ones', c.job_type, c.problems, m.what)
         from of_job j
@@ -227,9 +242,17 @@ returns setof text language sql stable as $$
                 coalesce(u.concurrency, f.concurrency))
             from pcfarm.farm f left join pcfarm.farm_user u on u.name = j.owner
             union all
+            select u.concurrency, format('user %s may have %s of that job type in progress', j.owner, u.concurrency)
+            from pcfarm.user_job_type u where u.user_name = j.owner and u.job_type = c.job_type
+            union all
             select r.tokens / n.tokens, format('resource %s has tokens for %s', r.name, r.tokens / n.tokens)
             from pcfarm.job_type_resource n join pcfarm.resource r on r.name = n.resource where n.job_type = c.job_type) m
         where m.most > 0 and c.problems > m.most
+        union all
+        select 10, format('its next convoy of job type %s weighs %s, and profile entry %s lets no hour have more than %s: load '
+            'smaller ones', c.job_type, c.weight, p.profile_id, p.problems_per_hour)
+        from convoy c join pcfarm.profile_now p on p.job_type = c.job_type
+        where p.problems_per_hour > 0 and c.weight > p.problems_per_hour
         union all
         select 11, format('%s wait for their time, the first until %s', count(*),
             to_char(min(d.due_at) at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'))
@@ -269,7 +292,7 @@ begin
     grant select on pcfarm.job_type, pcfarm.related_read, pcfarm.job, pcfarm.lane, pcfarm.problem, pcfarm.requeued,
         pcfarm.result, pcfarm.queue_pointer, pcfarm.in_progress, pcfarm.workstation_status, pcfarm.job_progress,
         pcfarm.jobs_ordered, pcfarm.problems_ordered, pcfarm.job_problems, pcfarm.user_status, pcfarm.resource_status,
-        pcfarm.profile, pcfarm.profile_now, pcfarm.signal to pcfarm_loader;
+        pcfarm.profile, pcfarm.profile_now, pcfarm.signal, pcfarm.job_after, pcfarm.event to pcfarm_loader;
     grant insert, update (batch_order) on pcfarm.problem to pcfarm_loader;
     grant select, insert on pcfarm.delayed to pcfarm_loader;
     grant usage on sequence pcfarm.problem_number, pcfarm.lane_number to pcfarm_loader;
@@ -290,7 +313,7 @@ begin
                 'lock_for_loading', 'convoy_must_be_sensible', 'job_type_must_exist', 'no_such_job', 'pack',
                 'pack_step', 'pack_staged', 'convoy_is_too_large', 'analyze_after_load',
                 'set_signal', 'explain_profile', 'profile_at', 'handed_out_in_an_hour', 'in_progress_of', 'tokens_in_use',
-                'waiting_of')
+                'waiting_of', 'run_after', 'waits_for')
             and exists (select from pg_roles where rolname = 'pcfarm_loader')
         then
             execute format('grant execute on routine %s to pcfarm_loader', f.signature);

@@ -1,0 +1,212 @@
+//! Jobs that wait for others, keys of which there is one, what is written down, and what is forgotten.
+#![cfg(feature = "testing")]
+
+mod queue;
+
+use pcfarm_proto::ids::JobId;
+use pcfarm_sql::events::{self, Wanted};
+use pcfarm_sql::upkeep;
+use queue::{Queue, queue};
+
+async fn created(queue: &Queue, options: &str) -> JobId {
+    let job = queue.number(&format!("select pcfarm.create_job('j', 't', '{options}')")).await;
+    queue
+        .run(&format!(
+            "select pcfarm.load({job}, 'select ''k'' as key, ''1''::jsonb as payload'); select pcfarm.open_job({job})"
+        ))
+        .await;
+    JobId(job)
+}
+
+async fn solve(queue: &Queue, job: JobId, outcome: Result<&str, &str>) {
+    for came_back in [false, true, true] {
+        if let Some(held) = queue.take(job, came_back, 1).await {
+            queue.deliver(&held, &[(0, outcome)], true).await;
+            queue.close(&held, pcfarm_sql::checkout::Closing::Finished).await;
+        }
+    }
+    queue.end(job).await;
+}
+
+#[tokio::test]
+async fn a_job_waits_until_those_before_it_are_done_or_have_ended() {
+    let queue = queue().await;
+    let (first, second) = (created(&queue, "{}").await, created(&queue, "{}").await);
+    let after = created(&queue, &format!("{{\"after\": [{first}], \"after_ended\": [{second}]}}")).await;
+    let ordered = "select coalesce(string_agg(job_id::text, ' ' order by position), '') from pcfarm.jobs_ordered";
+    assert!(queue.lane(after, false).await.is_none());
+    assert_eq!(queue.text(ordered).await, format!("{first} {second}"));
+    let why = queue.text(&format!("select string_agg(o, '; ') from pcfarm.job_obstacles({after}) o")).await;
+    assert!(
+        why.contains(&format!("it comes after job {first} (j), which is open; it comes after job {second} (j)")),
+        "{why}"
+    );
+    solve(&queue, first, Err("no")).await;
+    assert_eq!(queue.state(first).await, "failed");
+    queue.run(&format!("select pcfarm.cancel_job({second})")).await;
+    assert!(queue.lane(after, false).await.is_none(), "the first is not done");
+    let why = queue.text(&format!("select string_agg(o, '; ') from pcfarm.job_obstacles({after}) o")).await;
+    assert_eq!(
+        why,
+        format!("it comes after job {first} (j), which is failed: `pcfarm job retry {first}`, or cancel this one")
+    );
+    queue.run(&format!("select pcfarm.retry_job({first})")).await;
+    solve(&queue, first, Ok("1")).await;
+    assert_eq!(queue.state(first).await, "done");
+    assert!(queue.lane(after, false).await.is_some());
+    solve(&queue, after, Ok("1")).await;
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn an_empty_job_does_not_end_before_those_it_waits_for_and_circles_are_refused() {
+    let queue = queue().await;
+    let first = created(&queue, "{}").await;
+    let empty = queue.number(&format!("select pcfarm.create_job('gate', 't', '{{\"after\": [{first}]}}')")).await;
+    queue.run(&format!("select pcfarm.open_job({empty})")).await;
+    assert!(upkeep::maybe_empty_jobs(&*queue.server().await).await.expect("asked").is_empty());
+    assert_eq!(queue.end(JobId(empty)).await, None);
+    let last = queue.number(&format!("select pcfarm.create_job('last', 't', '{{\"after\": [{empty}]}}')")).await;
+    let (code, message) = queue.refused(&format!("select pcfarm.run_after({first}, {last})")).await;
+    assert_eq!(
+        (code.as_str(), message),
+        ("22023", format!("job {first} cannot run after job {last}, which itself runs after it"))
+    );
+    queue.refused(&format!("select pcfarm.run_after({first}, {first})")).await;
+    assert_eq!(queue.refused("select pcfarm.create_job('x', 't', '{\"after\": [999]}')").await.0, "P0002");
+    solve(&queue, first, Ok("1")).await;
+    assert_eq!(queue.end(JobId(empty)).await.as_deref(), Some("done"));
+    assert!(queue.refused(&format!("select pcfarm.run_after({first}, {last})")).await.1.contains("has ended"));
+}
+
+#[tokio::test]
+async fn of_a_unique_key_there_is_one_job() {
+    let queue = queue().await;
+    let submit = |name: &str, more: &str| {
+        format!(
+            "select pcfarm.submit('{name}', 't', 'select ''k'' as key, ''1''::jsonb as payload', 1, '{{\"unique_key\": \"night\"{more}}}')"
+        )
+    };
+    let first = queue.number(&submit("one", "")).await;
+    assert_eq!(queue.number(&submit("two", "")).await, first, "whatever else it asks for");
+    assert_eq!(queue.number("select count(*) from pcfarm.problem").await, 1);
+    let (code, message) = queue.refused(&submit("three", ", \"on_duplicate\": \"refuse\"")).await;
+    assert_eq!(code, "23505");
+    assert!(message.contains(&format!("'night' already: job {first} (open)")), "{message}");
+    assert_eq!(queue.refused(&submit("four", ", \"on_duplicate\": \"wait\"")).await.0, "22023");
+    queue.check().await;
+}
+
+/// As `what of-job`.
+async fn happened(queue: &Queue, wanted: &Wanted) -> Vec<String> {
+    let (found, _) = events::events(&*queue.server().await, wanted).await.expect("events");
+    found.into_iter().map(|event| format!("{} {}", event.what, event.subject.unwrap_or_default())).collect()
+}
+
+#[tokio::test]
+async fn what_people_may_ask_about_is_written_down() {
+    let queue = queue().await;
+    let job = created(&queue, "{}").await;
+    queue
+        .run(&format!(
+            "select pcfarm.hold_job({job}); select pcfarm.release_job({job}); select pcfarm.park(job => {job})"
+        ))
+        .await;
+    queue.run(&format!("select pcfarm.park(job => {job}, parked => false)")).await;
+    solve(&queue, job, Ok("1")).await;
+    let of_job = Wanted { job_id: Some(job), limit: 100, ..Wanted::default() };
+    assert_eq!(
+        happened(&queue, &of_job).await,
+        [
+            "job created j",
+            "job opened j",
+            "job held j",
+            "job released j",
+            "load parked ",
+            "load unparked ",
+            "job done j"
+        ]
+    );
+    queue
+        .run(
+            "select pcfarm.set_user('{ann}', '{\"allocation\": 3}'); select pcfarm.set_user('{ann}', '{\"allocation\": 3}');
+             select pcfarm.suspend_queue('x'); select pcfarm.set_resource('licence', 3);
+             select pcfarm.set_selection('{pc1}', '{\"required\": [\"ann\"]}'); select pcfarm.set_profile('t', '{}');
+             update pcfarm.workstation set state = 'dead', reason = 'not heard of' where hostname = 'pc2'",
+        )
+        .await;
+    let newest = Wanted { limit: 7, ..Wanted::default() };
+    assert_eq!(
+        happened(&queue, &newest).await,
+        [
+            "user made ann",
+            "user changed ann",
+            "farm changed true",
+            "resource made licence",
+            "selection made pc1",
+            "profile entry made t",
+            "workstation dead pc2"
+        ]
+    );
+    let details = queue.text("select details::text from pcfarm.event where what = 'user changed'").await;
+    assert_eq!(details, "{\"allocation\": [null, 3]}");
+}
+
+#[tokio::test]
+async fn whoever_follows_events_misses_none() {
+    let queue = queue().await;
+    let (slow, quick) = (queue.server().await, queue.server().await);
+    let what = |name: &str| format!("select pcfarm.set_resource('{name}', 1)");
+    let (_, mut after) = events::events(&quick, &Wanted { limit: 1, ..Wanted::default() }).await.expect("events");
+    slow.batch_execute("begin").await.expect("begun");
+    slow.batch_execute(&what("slow")).await.expect("made");
+    for name in ["quick", "quicker", "quickest"] {
+        quick.batch_execute(&what(name)).await.expect("made");
+    }
+    let mut seen = Vec::new();
+    // In pages of two, of which the first is cut.
+    for step in 0..3 {
+        let place = after.to_string().parse().expect("as it is printed");
+        let wanted = Wanted { after: Some(place), what: "resource".to_owned(), limit: 2, ..Wanted::default() };
+        let (found, next) = events::events(&quick, &wanted).await.expect("events");
+        seen.extend(found.into_iter().map(|event| event.subject.unwrap_or_default()));
+        after = next;
+        if step == 0 {
+            slow.batch_execute("commit").await.expect("committed");
+        }
+    }
+    assert_eq!(seen, ["quick", "quicker", "quickest", "slow"], "nobody waits for one that is under way");
+}
+
+#[tokio::test]
+async fn ended_jobs_are_forgotten_bit_by_bit_when_their_time_is_over() {
+    let queue = queue().await;
+    queue.run("select pcfarm.create_job_type('t', 'c', '{\"retention\": \"1 hour\", \"max_attempts\": 3}')").await;
+    let (old, recent, open) = (queue.job(5, 2).await, queue.job(2, 2).await, queue.job(3, 1).await);
+    for job in [old, recent] {
+        while let Some(held) = queue.take(job, false, 1).await {
+            queue.finish(&held).await;
+        }
+        queue.end(job).await;
+    }
+    queue.run(&format!("update pcfarm.job set ended_at = now() - interval '2 h' where job_id = {old}")).await;
+    let mut steps = 0;
+    loop {
+        let gone = queue.number("select pcfarm.forget_old_job(2)").await;
+        queue.check().await;
+        if gone == 0 {
+            break;
+        }
+        assert!(gone <= 2);
+        steps += 1;
+        assert!(steps < 20, "it comes to an end");
+    }
+    for table in ["job", "lane", "problem", "result", "checkout", "requeued", "progress"] {
+        let text = format!("select count(*) from pcfarm.{table} where job_id = {old}");
+        assert_eq!(queue.number(&text).await, 0, "{table}");
+    }
+    assert_eq!(queue.number("select count(*) from pcfarm.job").await, 2);
+    assert_eq!(queue.number(&format!("select count(*) from pcfarm.result where job_id = {recent}")).await, 2);
+    assert_eq!(queue.number(&format!("select count(*) from pcfarm.problem where job_id = {open}")).await, 3);
+    assert_eq!(queue.number("select count(*) from pcfarm.forgotten").await, 0);
+}
