@@ -101,13 +101,13 @@ impl Site {
              select pcfarm.set_user(array_agg('user' || u), '{{}}') from generate_series(1, {users}) u;
              do $$
              declare
-                 job bigint;
+                 made bigint;
              begin
                  for n in 1..{jobs} loop
-                     job := pcfarm.create_job('no-ops ' || n, 'noop');
-                     perform pcfarm.load(job, 'select n::text as key, public.pcfarm_payload(n) as payload
+                     made := pcfarm.create_job('no-ops ' || n, 'noop');
+                     perform pcfarm.load(made, 'select n::text as key, public.pcfarm_payload(n) as payload
                          from generate_series(1, {problems_each}::bigint) n', 1);
-                     update pcfarm.job set owner = 'user' || (1 + n % {users}) where job_id = job;
+                     update pcfarm.job set owner = 'user' || (1 + n % {users}) where job_id = made;
                  end loop;
              end $$"
         );

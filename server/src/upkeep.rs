@@ -45,7 +45,7 @@ pub async fn sweep(farm: Arc<Farm>) {
         if folded.elapsed() > FOLD {
             folded = Instant::now();
             if let Err(error) = tidy(&farm, &mut analyzed).await {
-                warn!(error = format!("{error:#}"), "folding counts failed: trying again");
+                warn!(error = format!("{error:#}"), "tidying up failed: trying again");
             }
         }
         farm.stopping.run_until_cancelled(tokio::time::sleep(pause)).await;
@@ -67,22 +67,22 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
 }
 
 /// Folds counts, and analyses after large loads: a load does so itself, unless somebody else is at it just then, and what
-/// came by COPY has not.
+/// came by COPY has not. Says the signals that it knows, and forgets what is old.
 async fn tidy(farm: &Farm, analyzed: &mut Option<LaneId>) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
-    profiles::sample_signals(&client).await.context("sampling signals")?;
-    profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;
     crash_point(CrashPoint::ProgressFolded);
-    for _ in 0..FORGET_STEPS {
-        if upkeep::forget_old_job(&*client).await.context("forgetting old jobs")? == 0 {
-            break;
-        }
-    }
     let newest = upkeep::newest_large_lane(&*client).await.context("looking for large loads")?;
     if newest > *analyzed {
         upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;
         *analyzed = newest;
+    }
+    profiles::sample_signals(&client).await.context("sampling signals")?;
+    profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
+    for _ in 0..FORGET_STEPS {
+        if upkeep::forget_old_job(&*client).await.context("forgetting old jobs")? == 0 {
+            break;
+        }
     }
     Ok(())
 }

@@ -72,7 +72,8 @@ begin
         default_priority = excluded.default_priority, default_duration = excluded.default_duration,
         max_attempts = excluded.max_attempts, retry_delay = excluded.retry_delay,
         retry_delay_limit = excluded.retry_delay_limit, time_limit = excluded.time_limit, retry_first = excluded.retry_first,
-        keep_results = excluded.keep_results, labels = excluded.labels, retention = excluded.retention, read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
+        keep_results = excluded.keep_results, labels = excluded.labels, retention = excluded.retention,
+        read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
         write_role = excluded.write_role;
     perform pcfarm.set_job_type_resources(create_job_type.name, options -> 'resources');
     -- Its function belongs to the role whose rights it has.

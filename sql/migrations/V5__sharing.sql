@@ -422,6 +422,8 @@ begin
     if exists (select from pcfarm.farm f where f.suspended_since is not null) then
         return;
     end if;
+    -- Other hand-outs may be forgotten in a crash and be made again: then two would have what there is one of.
+    perform set_config('synchronous_commit', 'on', true);
     select array_agg(j.job_id), array_agg(distinct j.owner) into locked, owners
     from (select j.job_id, j.owner from pcfarm.job j
         where j.job_id = any (job_ids) and j.state = 'open' order by j.job_id for share skip locked) j;

@@ -100,14 +100,14 @@ async fn worst_share(context: &Context) -> anyhow::Result<f64> {
              from generate_series(1, {USERS}) u;
              do $$
              declare
-                 job bigint;
+                 made bigint;
              begin
                  for n in 1..{USERS} loop
-                     job := pcfarm.create_job('no-ops ' || n, 'noop');
-                     perform pcfarm.load(job, format('select n::text as key, to_jsonb(n) as payload
+                     made := pcfarm.create_job('no-ops ' || n, 'noop');
+                     perform pcfarm.load(made, format('select n::text as key, to_jsonb(n) as payload
                          from generate_series(1, %s::bigint) n', case n when 4 then {heavy} else {light} * (1 + n % 5) end), 1);
-                     update pcfarm.job set owner = 'user' || n where job_id = job;
-                     perform pcfarm.open_job(job);
+                     update pcfarm.job set owner = 'user' || n where job_id = made;
+                     perform pcfarm.open_job(made);
                  end loop;
              end $$"
         ))
