@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 /// Most checkouts that an agent may ask for at once.
-const CREDIT_LIMIT: u32 = 32;
+const CREDIT_LIMIT: u32 = 64;
 
 /// Messages that wait to be written to one agent. Checkouts are bounded by credit; this bounds everything.
 pub const OUTGOING_LIMIT: usize = 256;

@@ -117,7 +117,9 @@ begin
         array_agg(c.job_id order by t.n)
     into live, jobs
     from unnest(checkout_ids, tokens) with ordinality as t(checkout_id, token, n)
-    left join pcfarm.checkout c on c.checkout_id = t.checkout_id;
+    left join lateral (
+        select c.token, c.ended_at, c.job_type, c.job_id from pcfarm.checkout c
+        where c.checkout_id = t.checkout_id offset 0) c on true;
     select t.* into job_type from pcfarm.job_type t where t.name = type;
     if job_type.write_back is not null and cardinality(keys) <> cardinality(positions) then
         raise exception 'job type % has a write-back now', type using errcode = 'serialization_failure';
@@ -203,7 +205,8 @@ begin
 
     if job_type.write_back is not null then
         -- The caller's plans go by index alone. This statement is not ours, and may read what it likes as it likes.
-        perform set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true);
+        perform set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
+            set_config('enable_mergejoin', 'on', true);
         select coalesce(array_agg(f), '{}') into failures
         from pcfarm.write_back(type, array(select generate_subscripts(keys, 1)::bigint), keys, solutions::jsonb[]) f;
         -- The statement's text may have turned durability off, or anything else.
@@ -237,7 +240,8 @@ begin
             ended_at = case when k.closing and c.delivered + k.delivered = c.problems then clock_timestamp() end,
             ending = case when k.closing and c.delivered + k.delivered = c.problems then 'accepted' end
         from counted k
-        where c.checkout_id = k.checkout_id and (k.delivered > 0 or k.closing)
+        -- Named twice: a plan that joins by merging would read every checkout there has been.
+        where c.checkout_id = any (checkout_ids) and c.checkout_id = k.checkout_id and (k.delivered > 0 or k.closing)
         returning c.job_id, c.checkout_id, c.ended_at)
     -- A failed attempt whose problem was solved after all, by a later delivery.
     delete from pcfarm.failed_attempt f
@@ -255,7 +259,9 @@ begin
         solved[t.n] + failed[t.n] + waiting[t.n], offered[t.n] - solved[t.n] - failed[t.n] - waiting[t.n],
         live[t.n] and c.ended_at is not null
     from unnest(checkout_ids, tokens) with ordinality as t(checkout_id, token, n)
-    left join pcfarm.checkout c on c.checkout_id = t.checkout_id
+    left join lateral (
+        select c.token, c.ended_at, c.ending, c.reason from pcfarm.checkout c
+        where c.checkout_id = t.checkout_id offset 0) c on true
     order by t.n;
 end $$;
 

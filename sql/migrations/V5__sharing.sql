@@ -390,21 +390,6 @@ returns boolean language sql stable as $$
     and not exists (select from pcfarm.waits_for(job))
 $$;
 
--- Does any limit hold now for what this user has of this job type?
-create function pcfarm.is_limited(owner name, job_type text)
-returns boolean language sql stable as $$
-    select exists (
-        select from pcfarm.farm f left join pcfarm.farm_user u on u.name = is_limited.owner
-        where coalesce(u.concurrency, f.concurrency) is not null)
-    or exists (
-        select from pcfarm.user_job_type u
-        where u.user_name = is_limited.owner and u.job_type = is_limited.job_type and u.concurrency is not null)
-    or exists (select from pcfarm.job_type_resource n where n.job_type = is_limited.job_type)
-    or (exists (select from pcfarm.profile p where p.job_type = is_limited.job_type) and exists (
-        select from pcfarm.profile_at(is_limited.job_type) p
-        where p.problems_per_hour is not null or p.problems_per_checkout is not null))
-$$;
-
 -- Hands out what check_out does, under limits: the limits' rows are locked in order, and what is live is read by the
 -- statement after that. Of each limit the first hand-outs that fit are made, and no other after one that does not.
 create function pcfarm.check_out_within_limits(

@@ -19,8 +19,25 @@ at_its_pointer as materialized (
     where l.from_order = coalesce((
         select c.to_order from pcfarm.checkout c
         where c.job_id = l.job_id and c.lane_id = l.lane_id order by c.from_order desc limit 1), 0)
+        -- As pcfarm.may_be_handed_out has it. Here and below no function is called: to plan its text anew with each call
+        -- would cost more than all the rest.
+        and exists (select from pcfarm.lane x where x.job_id = l.job_id and x.lane_id = l.lane_id and not x.parked)
+        and exists (select from pcfarm.job_type t where t.name = l.job_type and t.suspended_since is null)
+        and not exists (
+            select from pcfarm.job_after a
+            join pcfarm.job b on b.job_id = a.after_job and b.state <> 'done' and not (a.ended and b.ended_at is not null)
+            where a.job_id = l.job_id)
         -- A limit that the server has not seen yet: it looks again, and comes with check_out_within_limits.
-        and pcfarm.may_be_handed_out(l.job_id, l.lane_id) and not pcfarm.is_limited(j.owner, l.job_type))
+        and not exists (
+            select from pcfarm.farm f left join pcfarm.farm_user u on u.name = j.owner
+            where coalesce(u.concurrency, f.concurrency) is not null)
+        and not exists (
+            select from pcfarm.user_job_type u
+            where u.user_name = j.owner and u.job_type = l.job_type and u.concurrency is not null)
+        and not exists (select from pcfarm.job_type_resource n where n.job_type = l.job_type)
+        and (not exists (select from pcfarm.profile p where p.job_type = l.job_type) or not exists (
+            select from pcfarm.profile_at(l.job_type) p
+            where p.problems_per_hour is not null or p.problems_per_checkout is not null)))
 insert into pcfarm.checkout
     (job_id, lane_id, job_type, owner, from_order, to_order, problems, workstation_id, token, deadline)
 select h.job_id, h.lane_id, h.job_type, l.owner, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,

@@ -1,6 +1,8 @@
 -- What checkouts hold, for a server that did not hand them out itself. Never changes while they exist.
 select h.checkout_id, h.problem_id, h.attempts, h.home_lane, h.home_order, p.key
 from pcfarm.held_problem h
-join pcfarm.problem p on p.job_id = h.job_id and p.lane_id = h.home_lane and p.batch_order = h.home_order
-    and p.problem_id = h.problem_id
+cross join lateral (
+    select p.key from pcfarm.problem p
+    where p.job_id = h.job_id and p.lane_id = h.home_lane and p.batch_order = h.home_order and p.problem_id = h.problem_id
+    offset 0) p
 where h.checkout_id = any ($1)

@@ -38,8 +38,11 @@ const FIXED: &str = "-c synchronous_commit=on -c search_path=pg_catalog,pg_temp 
 
 /// Where nothing runs but our own statements, each of which has its index. A plan is made once for a connection, often while
 /// a table is empty, and reading all of an empty table costs nothing: with a hundred thousand checkouts a night that plan
-/// would be the end of it. An administrator's SQL is planned as ever.
-pub const BY_INDEX: &str = "-c enable_seqscan=off -c enable_bitmapscan=off";
+/// would be the end of it; and a merge join reads an index from end to end. An administrator's SQL is planned as ever.
+pub const BY_INDEX: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_mergejoin=off";
+
+/// Hand-outs may be lost in a crash and made again; and to plan one takes longer than to make it.
+const HAND_OUTS: &str = "set synchronous_commit = off; set plan_cache_mode = force_generic_plan";
 
 /// Run on a connection before it is handed out again. The first statement fails, and so discards the connection, when a
 /// cancelled caller left a transaction open: only then is now() older than the statement. Deallocating is left out, as
@@ -217,7 +220,7 @@ impl Kept {
     /// For hand-outs alone: a crash of the database may forget the last of them, which only means that what they held is
     /// handed out again. Their ids may then be given anew, which is what tokens are for.
     pub fn for_hand_outs(pool: Pool) -> Kept {
-        Kept { pool, client: None, setting: Some("set synchronous_commit = off") }
+        Kept { pool, client: None, setting: Some(HAND_OUTS) }
     }
 
     /// The connection; another one after [`Kept::let_go`] or when it is closed.

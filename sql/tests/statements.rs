@@ -206,6 +206,44 @@ fn grows_with_nothing(name: &str, plan: &str) {
         let reads_all = indexes.iter().any(|index| line.contains(index)) && !next.contains("Index Cond: (");
         assert!(!reads_all, "{name} reads all of an index:\n{plan}");
     }
+    joins_by_key(name, plan);
+}
+
+/// No index of a table that grows is read from end to end, as a merge join does.
+fn joins_by_key(name: &str, plan: &str) {
+    let lines: Vec<&str> = plan.lines().collect();
+    for (line, next) in lines.iter().zip(lines.iter().skip(1)) {
+        let grows =
+            ["checkout", "problem", "requeued", "result"].iter().any(|table| line.contains(&format!(" on {table} ")));
+        let reads_all = grows && line.contains("Scan using ") && !next.contains("Index Cond: (");
+        assert!(!reads_all, "{name} reads all of an index:\n{plan}");
+    }
+}
+
+/// A few thousand checkouts, as after an hour: to read them all looks cheap, and is not cheap a thousand times a second.
+#[tokio::test]
+async fn accepting_goes_by_key_among_some_thousand_checkouts() {
+    let (queue, job) = large().await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token,
+                 ended_at, ending)
+             select {job}, l.lane_id, g * 10, g * 10 + 10, 't', 100, 1, 7, clock_timestamp(), 'accepted'
+             from pcfarm.lane l, generate_series(300, 2799) g where l.job_id = {job} and l.kind = 'load';
+             analyze pcfarm.checkout"
+        ))
+        .await;
+    let live = eight_live(&queue, job).await;
+    let accept = format!(
+        "select pcfarm.accept('t', array[c.checkout_id], array[7], '{{true}}', '{{1}}', '{{1}}', array[h.problem_id], '{{}}',
+            array['1'], '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false)
+         from pcfarm.checkout c
+         cross join lateral (select * from pcfarm.held_problem h where h.checkout_id = c.checkout_id limit 1) h
+         where c.checkout_id = ({live})[1]"
+    );
+    let plans = inner_plans(&queue, &accept).await;
+    assert!(plans.contains("Update on checkout"), "{plans}");
+    joins_by_key("accept", &plans);
 }
 
 /// What PostgreSQL did inside a function, as auto_explain tells it.

@@ -83,7 +83,7 @@ const UNACKNOWLEDGED_CHECKOUTS_LIMIT: usize = 256;
 const WORK_AHEAD: Duration = Duration::from_millis(100);
 
 /// Most checkouts ahead, however small they are.
-const PREFETCH_LIMIT: u32 = 31;
+const PREFETCH_LIMIT: u32 = 63;
 
 /// What of a message's limit is left to its frame around one solution.
 const FRAME_BYTES: usize = 64 << 10;

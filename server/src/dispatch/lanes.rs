@@ -22,11 +22,12 @@ use tracing::error;
 
 pub type LaneKey = (JobId, LaneId);
 
-/// Problems and large payload that one reading ahead is for, at least, where one lane is next; and bytes where many are.
+/// Problems and bytes that one reading ahead is for, at least, where one lane is next; and of each where many are.
 const AHEAD_PROBLEMS: usize = 4_000;
 const AHEAD_BYTES: usize = 8 << 20;
 const AHEAD_BYTES_OF_ALL: usize = 64 << 20;
 const AHEAD_PROBLEMS_EACH: usize = 250;
+const AHEAD_PROBLEMS_OF_ALL: usize = 128_000;
 
 /// What a lane that is not next may keep of it: as much as a small submission brings.
 const AHEAD_KEPT_BYTES: usize = 32 << 10;
@@ -144,7 +145,7 @@ impl Lanes {
         match self.ring.firsts().count() {
             0 | 1 => (AHEAD_PROBLEMS, AHEAD_BYTES),
             many => {
-                let problems = (AHEAD_PROBLEMS / many).max(AHEAD_PROBLEMS_EACH);
+                let problems = (AHEAD_PROBLEMS_OF_ALL / many).clamp(AHEAD_PROBLEMS_EACH, AHEAD_PROBLEMS);
                 (problems, (AHEAD_BYTES_OF_ALL / many).clamp(AHEAD_KEPT_BYTES, AHEAD_BYTES))
             }
         }

@@ -5,6 +5,9 @@ use std::time::Duration;
 /// A checkout is at most this much larger than what its workstation's speed was measured on.
 const GROWTH_LIMIT: f64 = 16.0;
 
+/// Work that is not split any more, so that all finish together: what each checkout costs would be more than what is won.
+const NOT_SPLIT: Duration = Duration::from_millis(100);
+
 /// What a workstation holds beside the usual should be done within this, or a quarter of the time limit.
 const AHEAD: Duration = Duration::from_secs(1);
 
@@ -36,7 +39,8 @@ pub struct Speed {
 /// to the first one.
 ///
 /// Some seconds of work for that workstation; a problem a core before anything is known of it; less as the lane
-/// nears its end, so that all finish together; and no more than a quarter of the time limit.
+/// nears its end, so that all finish together, unless what is left is done in no time; and no more than a quarter of the
+/// time limit.
 pub fn wanted(situation: &Situation) -> usize {
     let by_speed = match situation.measured {
         None => situation.cores as usize,
@@ -51,7 +55,8 @@ pub fn wanted(situation: &Situation) -> usize {
     };
     // Half of what is left: there is a next time, at which more is known.
     let share = situation.remaining / (2 * situation.workstations.max(1));
-    by_speed.min(share).clamp(1, situation.limit.max(1))
+    let small = situation.measured.map_or(0, |speed| (speed.problems_per_second * NOT_SPLIT.as_secs_f64()) as usize);
+    by_speed.min(share.max(small)).clamp(1, situation.limit.max(1))
 }
 
 /// May a workstation that holds `in_hand` checkouts be given one more, of so many problems? It gave credit for many when
@@ -117,7 +122,8 @@ mod tests {
     #[test]
     fn the_end_is_shared() {
         assert_eq!(wanted(&Situation { remaining: 400, ..situation() }), 20);
-        assert_eq!(wanted(&Situation { remaining: 3, ..situation() }), 1);
+        assert_eq!(wanted(&Situation { remaining: 3, ..situation() }), 10, "a tenth of a second");
+        assert_eq!(wanted(&Situation { remaining: 3, measured: None, ..situation() }), 1);
     }
 
     #[test]
