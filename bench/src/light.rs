@@ -510,7 +510,7 @@ impl Agent {
                 Outcome::Solution(_) => self.work.solve(&author, checkout_id, &problem),
                 Outcome::Failure(_) => outcome.clone(),
             };
-            v1::ProblemResult { problem_id: *problem_id, outcome: Some(outcome) }
+            v1::ProblemResult { problem_id: *problem_id, outcome: Some(outcome), more: None }
         };
         let results: Vec<_> = held.problems.iter().map(forged).collect();
         let solved = held.problems.iter().map(|(problem_id, _)| *problem_id).collect();
@@ -525,7 +525,7 @@ impl Agent {
         let author = format!("forger-{}/{checkout_id}", self.number);
         let problem = v1::Problem { problem_id, attempt: u32::MAX, ..v1::Problem::default() };
         let outcome = Some(self.work.solve(&author, checkout_id, &problem));
-        Some(v1::ProblemResult { problem_id, outcome })
+        Some(v1::ProblemResult { problem_id, outcome, more: None })
     }
 
     /// Whatever is due, all results at once.
@@ -545,6 +545,7 @@ impl Agent {
                 let result = |(problem_id, outcome): &(i64, Outcome)| v1::ProblemResult {
                     problem_id: *problem_id,
                     outcome: Some(outcome.clone()),
+                    more: None,
                 };
                 v1::CheckoutResults {
                     checkout_id: held.checkout_id,
@@ -566,6 +567,7 @@ fn half(held: &Held) -> Option<Out> {
     let result = |(problem_id, outcome): &(i64, Outcome)| v1::ProblemResult {
         problem_id: *problem_id,
         outcome: Some(outcome.clone()),
+        more: None,
     };
     let part = v1::CheckoutResults {
         checkout_id: held.checkout_id,

@@ -90,6 +90,7 @@ fn forged(checkout: &Checkout) -> Out {
     let result = |problem_id| ProblemResult {
         problem_id,
         outcome: Some(problem_result::Outcome::Solution(br#"{"digest":"forged"}"#.as_slice().into())),
+        more: None,
     };
     Out::Delivery(Delivery {
         delivery_id: 1,

@@ -16,6 +16,6 @@ use std::time::SystemTime;
 const SECONDS_LIMIT: i64 = 253_402_300_800;
 
 /// None: a time that the database cannot store.
-fn time(stamp: Timestamp) -> Option<SystemTime> {
+pub(crate) fn time(stamp: Timestamp) -> Option<SystemTime> {
     (0..SECONDS_LIMIT).contains(&stamp.seconds).then(|| SystemTime::try_from(stamp).ok())?
 }

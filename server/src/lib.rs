@@ -3,7 +3,7 @@
 //!
 //! - what it is told: [`settings`]; how it starts and stops: [`run`]; how many files it may open: [`descriptors`]
 //! - what its parts share: [`farm`], [`session`]
-//! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]
+//! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
 //! - the edge: [`grpc`]
 
@@ -13,6 +13,7 @@ pub mod dispatch;
 pub mod farm;
 pub mod grpc;
 pub mod members;
+pub mod problem;
 pub mod reads;
 pub mod registrar;
 pub mod run;

@@ -128,7 +128,7 @@ impl Members {
             }
             Members::Listed { problems, keys } => (problems[place.0].home_lane, problems[place.0].home_order, keys),
         };
-        Home { lane, order, key: keys.get(place.0).map_or_else(String::new, |key| key.to_string()) }
+        Home { lane, order, key: keys.get(place.0).map(|key| key.to_string()) }
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
         for p in of {
             let place = members.find(p.problem_id).expect("a member");
             assert_eq!(members.attempts(place), p.attempts);
-            let key = if members.has_keys() { p.key.clone() } else { String::new() };
+            let key = members.has_keys().then(|| p.key.clone());
             assert_eq!(members.home(place), Home { lane: p.home_lane, order: p.home_order, key });
         }
         for id in [99, 100 + of.len() as i64, i64::MIN, i64::MAX] {

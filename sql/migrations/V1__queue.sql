@@ -96,6 +96,14 @@ create table pcfarm.job (
 );
 create index job_not_ended on pcfarm.job (job_id) where ended_at is null;
 
+-- What a job's controllers and people tell each other while it runs. Apart from the job's row, which hand-outs share.
+create table pcfarm.job_info (
+    job_id     bigint primary key,
+    info       jsonb not null constraint info_is_an_object check (jsonb_typeof(info) = 'object')
+               constraint info_at_most_64_kib check (pg_column_size(info) <= 65536),
+    changed_at timestamptz not null default clock_timestamp()
+);
+
 -- Jobs that wait for others. A job that is not there any more is waited for no longer.
 create table pcfarm.job_after (
     job_id    bigint not null,

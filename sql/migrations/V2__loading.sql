@@ -183,11 +183,12 @@ begin
     select string_agg(quote_literal(o.key), ', ') into unknown
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
     where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
-                        'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended');
+                        'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended',
+                        'info');
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
             using errcode = 'invalid_parameter_value',
-                  hint = 'Options are title, priority, deadline, not_before, standing, parameters, after and after_ended '
+                  hint = 'Options are title, priority, deadline, not_before, standing, parameters, info, after and after_ended '
                          '(ids of jobs), unique_key, on_duplicate, '
                          'idempotency_key and idempotency_digest (of what else a repetition must have equal).';
     end if;
@@ -210,6 +211,9 @@ begin
     on conflict do nothing
     returning job_id into created;
     if created is not null then
+        if options ? 'info' then
+            insert into pcfarm.job_info (job_id, info) values (created, options -> 'info');
+        end if;
         -- Nothing can run after a job that is not there yet: no circle to look for.
         insert into pcfarm.job_after as a (job_id, after_job, ended)
         select created, o.job::bigint, bool_or(o.ended)
@@ -624,6 +628,113 @@ begin
     end if;
 end $$;
 
+-- Puts problems that a problem of this job enqueues into lanes of their own. Each is a JSON object: key, payload, and
+-- optionally job_type, priority, deadline and not_before (in seconds since 1970), weight, and group, which makes one convoy of
+-- those that share it.
+create function pcfarm.enqueue(job bigint, problems jsonb)
+returns void language plpgsql as $$
+declare
+    own_type text := (select j.job_type from pcfarm.job j where j.job_id = job);
+    moment   timestamptz := clock_timestamp();
+    wrong    text;
+    packed   pcfarm.packed_lane[];
+    is_group boolean;
+begin
+    select string_agg(distinct quote_literal(g.job_type), ', ') into wrong
+    from jsonb_to_recordset(problems) as g(job_type text)
+    where g.job_type is not null and not exists (select from pcfarm.job_type t where t.name = g.job_type);
+    if wrong is not null then
+        raise exception 'there is no job type %', wrong using errcode = 'undefined_object';
+    end if;
+    foreach is_group in array array[false, true] loop
+        with given as (
+            select g.key, g.payload, g.weight, g.deadline, g."group", g.n, coalesce(g.job_type, own_type) as own_type,
+                coalesce(g.priority, 0) as priority,
+                case when to_timestamp(g.not_before) > moment then to_timestamp(g.not_before) end as due_at
+            from rows from (jsonb_to_recordset(problems) as (key text, payload jsonb, job_type text, priority integer,
+                deadline float8, not_before float8, weight integer, "group" text)) with ordinality
+                as g(key, payload, job_type, priority, deadline, not_before, weight, "group", n)
+            where (g."group" is not null) = is_group),
+        lane as materialized (
+            select k.*, nextval('pcfarm.lane_number') as lane_id
+            from (select g.own_type, g.priority, g.due_at is not null as later from given g group by 1, 2, 3) k),
+        placed as (
+            select g.*, l.lane_id, row_number() over (partition by l.lane_id order by g.deadline nulls last, g.n) as place
+            from given g
+            join lane l on l.own_type = g.own_type and l.priority = g.priority and l.later = (g.due_at is not null)),
+        convoy as (
+            select p.*, min(p.place) over (partition by p.lane_id, p."group", case when p."group" is null then p.n end) as first
+            from placed p),
+        numbered as materialized (
+            select c.*, dense_rank() over (partition by c.lane_id order by c.first) - 1 as batch_order,
+                c.lane_id * 10000000000 + row_number() over (partition by c.lane_id order by c.first, c.place) as problem_id
+            from convoy c),
+        stored as (
+            insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload, weight)
+            select job, n.lane_id, n.problem_id, n.batch_order, n.key, n.payload, n.weight
+            from numbered n
+            order by n.lane_id, n.problem_id),
+        waiting as (
+            insert into pcfarm.delayed (job_id, problem_id, due_at, home_lane, home_order, grouped)
+            select job, n.problem_id, max(n.due_at) over (partition by n.lane_id, n.batch_order), n.lane_id, n.batch_order, is_group
+            from numbered n where n.due_at is not null)
+        select array_agg((l.lane_id, l.own_type, l.priority, l.later, n.problems, n.orders)::pcfarm.packed_lane order by l.lane_id)
+        into packed
+        from lane l
+        join (select n.lane_id, count(*) as problems, max(n.batch_order) + 1 as orders from numbered n group by 1) n
+            on n.lane_id = l.lane_id;
+        if packed is not null then
+            perform pcfarm.register_lanes(job, packed, is_group);
+        end if;
+    end loop;
+end $$;
+
+-- What is said about a job while it runs --------------------------------------------------------------------
+
+-- A JSON merge patch (RFC 7396): objects are merged, null removes, anything else replaces.
+create function pcfarm.merge_patch(target jsonb, patch jsonb)
+returns jsonb language plpgsql immutable as $$
+declare
+    merged jsonb := case when jsonb_typeof(target) = 'object' then target else '{}' end;
+    part   record;
+begin
+    if jsonb_typeof(patch) <> 'object' then
+        return patch;
+    end if;
+    for part in select p.key, p.value from jsonb_each(patch) p loop
+        merged := case when part.value = 'null' then merged - part.key
+            else merged || jsonb_build_object(part.key, pcfarm.merge_patch(merged -> part.key, part.value)) end;
+    end loop;
+    return merged;
+end $$;
+
+create function pcfarm.patch_info(job bigint, patch jsonb)
+returns jsonb language plpgsql as $$
+declare
+    patched jsonb;
+begin
+    if patch is null or jsonb_typeof(patch) <> 'object' then
+        raise exception 'the info of job %: a JSON object is wanted', job using errcode = 'invalid_parameter_value',
+            hint = 'It is merged with what is there: {"rows": 7, "gone": null}.';
+    end if;
+    insert into pcfarm.job_info as i (job_id, info) values (job, pcfarm.merge_patch('{}', patch))
+    on conflict (job_id) do update set info = pcfarm.merge_patch(i.info, patch), changed_at = clock_timestamp()
+    returning i.info into patched;
+    return patched;
+end $$;
+
+create function pcfarm.set_info(job bigint, patch jsonb)
+returns jsonb language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if not exists (select from pcfarm.job j where j.job_id = job) then
+        perform pcfarm.no_such_job(job);
+    end if;
+    return pcfarm.patch_info(job, patch);
+end $$;
+comment on function pcfarm.set_info is
+    'Merges a JSON object into a job''s info (RFC 7396: null removes a key), which controllers read with their next checkout and '
+    'may change with their results. Returns all of it.';
+
 -- Batch orders of one's own ---------------------------------------------------------------------------------
 
 -- A COPY into a job that is being opened waits or is refused, never lost: open_job takes the job's row FOR
@@ -972,6 +1083,7 @@ begin
     select j.owner, j.name, j.job_type, j.priority, j.deadline, j.parameters,
         j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp()
             and not exists (select from pcfarm.job_after a where a.job_id = into_job)
+            and not exists (select from pcfarm.job_info i where i.job_id = into_job)
             and not exists (select from pcfarm.job_type t where t.name = j.job_type and t.suspended_since is not null)
     into facts
     from pcfarm.job j where j.job_id = into_job;

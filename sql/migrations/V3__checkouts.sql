@@ -60,6 +60,56 @@ begin
     end if;
 end $$;
 
+-- More than solutions ---------------------------------------------------------------------------------------------
+
+-- Enqueues what stored problems bring, patches their jobs' infos and writes their solutions back, jobs in ascending order:
+-- of each problem all of it or nothing. Returns what could not be done, by the places of those problems.
+create function pcfarm.bring_more(
+    type text, writes_back boolean, jobs bigint[], checkout_ids bigint[], positions integer[], problem_ids bigint[],
+    keys text[], solutions text[], more jsonb)
+returns setof pcfarm.write_back_failure language plpgsql as $$
+declare
+    one     record;
+    failure text;
+begin
+    for one in
+        select s.n as place, jobs[s.position] as job, m.value as brought
+        from unnest(positions, problem_ids) with ordinality as s(position, problem_id, n)
+        join jsonb_array_elements(more) as m(value)
+            on (m.value ->> 'problem_id')::bigint = s.problem_id
+            and (m.value ->> 'checkout_id')::bigint = checkout_ids[s.position]
+        order by 2, 1
+    loop
+        failure := null;
+        begin
+            if one.brought ? 'enqueue' then
+                perform pcfarm.enqueue(one.job, one.brought -> 'enqueue');
+            end if;
+            if one.brought ? 'info' then
+                perform pcfarm.patch_info(one.job, one.brought -> 'info');
+            end if;
+            if writes_back then
+                select f.message into failure
+                from pcfarm.write_back(type, array[one.place], keys[one.place:one.place], solutions[one.place:one.place]::jsonb[]) f;
+                if found then
+                    raise exception using errcode = 'PCFWB', message = failure;
+                end if;
+            end if;
+        exception
+            when lock_not_available then
+                raise;
+            when sqlstate 'PCFWB' then
+                failure := sqlerrm;
+            when data_exception or integrity_constraint_violation or program_limit_exceeded or configuration_limit_exceeded
+                or undefined_object or object_not_in_prerequisite_state then
+                failure := 'what it brings cannot be stored: ' || sqlerrm;
+        end;
+        if failure is not null then
+            return next (one.place, failure)::pcfarm.write_back_failure;
+        end if;
+    end loop;
+end $$;
+
 -- Accept ------------------------------------------------------------------------------------------------------
 
 create type pcfarm.verdict as (
@@ -84,6 +134,10 @@ create type pcfarm.verdict as (
 -- Solutions come as text and are parsed one at a time, row by row: an array of jsonb is parsed whole, and the memory that
 -- takes is asked of the system anew with each call, which cost more than the parsing.
 --
+-- What some of the solved problems bring beside their solutions is a JSON array, or null: of each its checkout_id and
+-- problem_id, problems that it enqueues in its job, and a patch for the job's info. It has its effect if the solution is
+-- stored, in the same transaction. What cannot be enqueued costs its problem an attempt.
+--
 -- Solutions are stored by a plain insert, which costs half of one with ON CONFLICT: when one is there already, that fails
 -- with a unique violation, and the caller comes again with careful = true, under which what is there counts.
 create function pcfarm.accept(
@@ -91,7 +145,7 @@ create function pcfarm.accept(
     positions integer[], problem_ids bigint[], attempts integer[], solutions text[],
     keys text[], home_lanes bigint[], home_orders bigint[],
     failed_positions integer[], failed_ids bigint[], failed_attempts integer[],
-    failed_home_lanes bigint[], failed_home_orders bigint[], messages text[], careful boolean)
+    failed_home_lanes bigint[], failed_home_orders bigint[], messages text[], careful boolean, more jsonb)
 returns setof pcfarm.verdict language plpgsql as $$
 declare
     checkouts integer := cardinality(checkout_ids);
@@ -106,7 +160,15 @@ declare
     job_type  pcfarm.job_type;
     moment    timestamptz;
     failures  pcfarm.write_back_failure[] := '{}';
+    -- Places of those that bring nothing more.
+    alike     bigint[];
 begin
+    if more is not null then
+        -- Jobs come before checkouts: whoever cancels one has it locked when it closes those.
+        perform from pcfarm.job j
+        where j.job_id = any (array(select c.job_id from pcfarm.checkout c where c.checkout_id = any (checkout_ids)))
+        order by j.job_id for share;
+    end if;
     -- To plan for a few results takes as long as to store them (0.68 ms, and 0.36 ms without). For many, the plan is
     -- worth its time; and a write-back's statement is not ours to decide on.
     if cardinality(positions) + cardinality(failed_positions) <= 100 and cardinality(keys) = 0 then
@@ -121,10 +183,12 @@ begin
         select c.token, c.ended_at, c.job_type, c.job_id from pcfarm.checkout c
         where c.checkout_id = t.checkout_id offset 0) c on true;
     select t.* into job_type from pcfarm.job_type t where t.name = type;
-    if job_type.write_back is not null and cardinality(keys) <> cardinality(positions) then
+    if job_type.write_back is not null
+        and (cardinality(keys) <> cardinality(positions) or array_position(keys, null) is not null)
+    then
         raise exception 'job type % has a write-back now', type using errcode = 'serialization_failure';
     end if;
-    if cardinality(attempts) = 0 and (careful or job_type.write_back is not null or false = any (live)) then
+    if cardinality(attempts) = 0 and (careful or job_type.write_back is not null or more is not null or false = any (live)) then
         attempts := array_fill(0, array[cardinality(positions)]);
     end if;
 
@@ -207,24 +271,37 @@ begin
         -- The caller's plans go by index alone. This statement is not ours, and may read what it likes as it likes.
         perform set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
             set_config('enable_mergejoin', 'on', true);
+    end if;
+    if more is not null then
         select coalesce(array_agg(f), '{}') into failures
-        from pcfarm.write_back(type, array(select generate_subscripts(keys, 1)::bigint), keys, solutions::jsonb[]) f;
+        from pcfarm.bring_more(type, job_type.write_back is not null, jobs, checkout_ids, positions, problem_ids, keys,
+            solutions, more) f;
+    end if;
+    if job_type.write_back is not null then
+        select array_agg(s.n order by s.n) into alike
+        from unnest(positions, problem_ids) with ordinality as s(position, problem_id, n)
+        where more is null or not exists (
+            select from jsonb_array_elements(more) m
+            where (m ->> 'problem_id')::bigint = s.problem_id and (m ->> 'checkout_id')::bigint = checkout_ids[s.position]);
+        select failures || coalesce(array_agg(f), '{}') into failures
+        from pcfarm.write_back(type, alike, array(select keys[n] from unnest(alike) n),
+            array(select solutions[n]::jsonb from unnest(alike) n)) f;
         -- The statement's text may have turned durability off, or anything else.
         reset all;
         set local synchronous_commit = on;
-        if cardinality(failures) > 0 then
-            perform pcfarm.take_back_stored(checkout_ids, jobs, job_type.max_attempts, failures, positions, problem_ids,
-                attempts, home_lanes, home_orders);
-            select array_agg(solved[n] - coalesce(k.taken_back, 0) order by n),
-                array_agg(failed[n] + coalesce(k.ended, 0) order by n),
-                array_agg(waiting[n] + coalesce(k.taken_back - k.ended, 0) order by n)
-            into solved, failed, waiting
-            from generate_series(1, checkouts) n
-            left join (
-                select positions[f.place] as position, count(*)::integer as taken_back,
-                    (count(*) filter (where attempts[f.place] + 1 >= job_type.max_attempts))::integer as ended
-                from unnest(failures) f group by 1) k on k.position = n;
-        end if;
+    end if;
+    if cardinality(failures) > 0 then
+        perform pcfarm.take_back_stored(checkout_ids, jobs, job_type.max_attempts, failures, positions, problem_ids,
+            attempts, home_lanes, home_orders);
+        select array_agg(solved[n] - coalesce(k.taken_back, 0) order by n),
+            array_agg(failed[n] + coalesce(k.ended, 0) order by n),
+            array_agg(waiting[n] + coalesce(k.taken_back - k.ended, 0) order by n)
+        into solved, failed, waiting
+        from generate_series(1, checkouts) n
+        left join (
+            select positions[f.place] as position, count(*)::integer as taken_back,
+                (count(*) filter (where attempts[f.place] + 1 >= job_type.max_attempts))::integer as ended
+            from unnest(failures) f group by 1) k on k.position = n;
     end if;
 
     with counted as materialized (

@@ -292,7 +292,7 @@ begin
     grant select on pcfarm.job_type, pcfarm.related_read, pcfarm.job, pcfarm.lane, pcfarm.problem, pcfarm.requeued,
         pcfarm.result, pcfarm.queue_pointer, pcfarm.in_progress, pcfarm.workstation_status, pcfarm.job_progress,
         pcfarm.jobs_ordered, pcfarm.problems_ordered, pcfarm.job_problems, pcfarm.user_status, pcfarm.resource_status,
-        pcfarm.profile, pcfarm.profile_now, pcfarm.signal, pcfarm.job_after, pcfarm.event to pcfarm_loader;
+        pcfarm.profile, pcfarm.profile_now, pcfarm.signal, pcfarm.job_after, pcfarm.job_info, pcfarm.event to pcfarm_loader;
     grant insert, update (batch_order) on pcfarm.problem to pcfarm_loader;
     grant select, insert on pcfarm.delayed to pcfarm_loader;
     grant usage on sequence pcfarm.problem_number, pcfarm.lane_number to pcfarm_loader;
@@ -313,7 +313,7 @@ begin
                 'lock_for_loading', 'convoy_must_be_sensible', 'job_type_must_exist', 'no_such_job', 'pack',
                 'pack_step', 'pack_staged', 'convoy_is_too_large', 'analyze_after_load',
                 'set_signal', 'explain_profile', 'profile_at', 'handed_out_in_an_hour', 'in_progress_of', 'tokens_in_use',
-                'waiting_of', 'run_after', 'waits_for')
+                'waiting_of', 'run_after', 'waits_for', 'set_info')
             and exists (select from pg_roles where rolname = 'pcfarm_loader')
         then
             execute format('grant execute on routine %s to pcfarm_loader', f.signature);

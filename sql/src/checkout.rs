@@ -82,7 +82,8 @@ async fn check_out_by(
 pub struct Home {
     pub lane: LaneId,
     pub order: BatchOrder,
-    pub key: String,
+    /// Where the job type has a write-back.
+    pub key: Option<String>,
 }
 
 /// A solution, of a problem that is known to be of its checkout.
@@ -94,8 +95,10 @@ pub struct Solved {
     /// Attempts used before this one.
     pub attempts: i32,
     pub solution: RawJson,
-    /// Where the job type has a write-back.
+    /// Where the job type has a write-back, and where the problem brings more than its solution.
     pub home: Option<Box<Home>>,
+    /// What it brings beside, as an object that `pcfarm.accept` takes; known to be JSON.
+    pub more: Option<Box<RawJson>>,
 }
 
 /// A failed attempt.
@@ -181,7 +184,12 @@ async fn try_accept(
     let mut counts = vec![0i32; checkouts.len()];
     solved.iter().for_each(|s| counts[s.checkout] += 1);
     let attempts = if solved.iter().all(|s| s.attempts == 0) { Vec::new() } else { column(solved, |s| s.attempts) };
-    let homes: Vec<&Home> = solved.iter().filter_map(|s| s.home.as_deref()).collect();
+    // All of them, or none: where one is not known it is not asked for.
+    let homes: Vec<Option<&Home>> = match solved.iter().any(|s| s.home.is_some()) {
+        true => column(solved, |s| s.home.as_deref()),
+        false => Vec::new(),
+    };
+    let more = more_of(acceptance).map(|more| RawJson(more.into()));
     let rows = client
         .query(
             &statement,
@@ -195,9 +203,9 @@ async fn try_accept(
                 &column(solved, |s| s.problem_id.0),
                 &attempts,
                 &column(solved, |s| &s.solution),
-                &column(&homes, |h| h.key.as_str()),
-                &column(&homes, |h| h.lane.0),
-                &column(&homes, |h| h.order.0),
+                &column(&homes, |h| h.and_then(|h| h.key.as_deref())),
+                &column(&homes, |h| h.map(|h| h.lane.0)),
+                &column(&homes, |h| h.map(|h| h.order.0)),
                 &column(failed, |f| position(f.checkout)),
                 &column(failed, |f| f.problem_id.0),
                 &column(failed, |f| f.attempts),
@@ -205,6 +213,7 @@ async fn try_accept(
                 &column(failed, |f| f.home_order.0),
                 &column(failed, |f| f.message.as_str()),
                 &careful,
+                &more,
             ],
         )
         .await?;
@@ -225,6 +234,12 @@ async fn try_accept(
             })
         })
         .collect()
+}
+
+/// What solved problems bring beside their solutions, as `pcfarm.accept` takes it.
+fn more_of(acceptance: &Acceptance) -> Option<Vec<u8>> {
+    let brings: Vec<&[u8]> = acceptance.solved.iter().filter_map(|solved| Some(&*solved.more.as_ref()?.0)).collect();
+    (!brings.is_empty()).then(|| [&b"["[..], &brings.join(&b","[..]), b"]"].concat())
 }
 
 /// One array parameter.

@@ -7,6 +7,7 @@ pub mod reason;
 pub mod results;
 
 use crate::checkout::Queries;
+use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{JobId, LaneId};
 use std::time::SystemTime;
@@ -100,6 +101,18 @@ pub struct Able {
     pub working: i64,
     /// Of these, those that hold nothing.
     pub idle: i64,
+}
+
+/// What is said about a job while it runs, if anything is.
+pub async fn info(client: &ClientWrapper, job: JobId) -> Result<Option<RawJson>, Error> {
+    let rows = client.run(include_str!("../queries/job_info.sql"), &[&job]).await?;
+    rows.first().map(|row| row.try_get(0)).transpose()
+}
+
+/// Merges an object into it, and returns all of it.
+pub async fn set_info(client: &ClientWrapper, job: JobId, patch: &RawJson) -> Result<RawJson, Error> {
+    let rows = client.run(include_str!("../queries/set_info.sql"), &[&job, patch]).await?;
+    rows.first().expect("a function returns a row").try_get(0)
 }
 
 impl Job {

@@ -34,6 +34,8 @@ pub struct OpenLane {
     pub next_insertion: BatchOrder,
     /// Problems loaded; 0 for a retry lane.
     pub problems: i64,
+    /// The job has an info, which goes with every checkout.
+    pub has_info: bool,
 }
 
 /// All of them, in the dispatcher's order; at most 10,000.
@@ -60,6 +62,7 @@ pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> 
                 next_extraction: row.try_get("next_extraction")?,
                 next_insertion: row.try_get("next_insertion")?,
                 problems: row.try_get("problems")?,
+                has_info: row.try_get("has_info")?,
             })
         })
         .collect()

@@ -2,14 +2,17 @@
 //!
 //! Owns the interface between the agent and the code that solves. It never knows of servers or sessions.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use anyhow::Context;
 use pcfarm_proto::ids::{CheckoutId, JobId, ProblemId};
+use pcfarm_proto::v1;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::related;
+use crate::storable;
 use crate::work::Checkout;
 
 /// Solves one kind of problem.
@@ -47,6 +50,74 @@ pub struct Problem<'a, P> {
     pub(crate) checkout: &'a Checkout,
     pub(crate) message: &'a pcfarm_proto::v1::Problem,
     pub(crate) payload: P,
+    pub(crate) more: Mutex<v1::More>,
+}
+
+/// A problem that another one enqueues.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewProblem(pub(crate) v1::SubmitProblem);
+
+impl NewProblem {
+    /// Of its job's own type. An error if the payload cannot be stored as JSON.
+    pub fn new(key: impl Into<String>, payload: &(impl Serialize + ?Sized)) -> anyhow::Result<NewProblem> {
+        let key = key.into();
+        let payload = storable::json(payload).with_context(|| format!("the payload of problem {key:?}"))?.into();
+        Ok(NewProblem(v1::SubmitProblem { key, payload, ..v1::SubmitProblem::default() }))
+    }
+
+    pub fn key(&self) -> &str {
+        &self.0.key
+    }
+
+    pub fn payload<T: DeserializeOwned>(&self) -> anyhow::Result<T> {
+        Ok(serde_json::from_slice(&self.0.payload)?)
+    }
+
+    /// Of another job type than its job's.
+    #[must_use]
+    pub fn job_type(mut self, name: &str) -> NewProblem {
+        self.details().job_type = name.to_owned();
+        self
+    }
+
+    /// Within the job, highest first.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> NewProblem {
+        self.details().priority = priority;
+        self
+    }
+
+    /// Of those that come together and have one priority, the earliest is first.
+    #[must_use]
+    pub fn deadline(mut self, deadline: SystemTime) -> NewProblem {
+        self.details().deadline = Some(deadline.into());
+        self
+    }
+
+    /// It is not handed out before.
+    #[must_use]
+    pub fn not_before(mut self, moment: SystemTime) -> NewProblem {
+        self.details().not_before = Some(moment.into());
+        self
+    }
+
+    /// What it counts against limits by the hour; 1 if it is not said.
+    #[must_use]
+    pub fn weight(mut self, weight: u32) -> NewProblem {
+        self.details().weight = weight;
+        self
+    }
+
+    /// Those of one group that come together share a convoy.
+    #[must_use]
+    pub fn group(mut self, group: &str) -> NewProblem {
+        self.0.group_key = group.to_owned();
+        self
+    }
+
+    fn details(&mut self) -> &mut v1::SubmitDetails {
+        self.0.details.get_or_insert_default()
+    }
 }
 
 impl<P> Problem<'_, P> {
@@ -92,6 +163,38 @@ impl<P> Problem<'_, P> {
         serde_json::from_slice(&self.checkout.parameters)
             .map(Some)
             .with_context(|| format!("the parameters of job {} do not parse", self.job_name()))
+    }
+
+    /// What is said about the job while it runs, as it was when the checkout was sent, if anything is. Parsed at every
+    /// call.
+    pub fn info<T: DeserializeOwned>(&self) -> anyhow::Result<Option<T>> {
+        if self.checkout.info.is_empty() {
+            return Ok(None);
+        }
+        serde_json::from_slice(&self.checkout.info)
+            .map(Some)
+            .with_context(|| format!("the info of job {} does not parse", self.job_name()))
+    }
+
+    /// Merges an object into the job's info when the solution is stored (JSON merge patch, RFC 7396: null removes a
+    /// key). Called again, it adds to the same patch.
+    pub fn update_info(&self, patch: &impl Serialize) -> anyhow::Result<()> {
+        let given: serde_json::Value = serde_json::from_slice(&storable::json(patch)?)?;
+        let serde_json::Value::Object(given) = given else { anyhow::bail!("a patch of a job's info is an object") };
+        let mut more = self.more.lock().expect("nothing panics under this lock");
+        let mut all: serde_json::Map<String, serde_json::Value> = match more.info.is_empty() {
+            true => serde_json::Map::new(),
+            false => serde_json::from_slice(&more.info)?,
+        };
+        all.extend(given);
+        more.info = serde_json::to_vec(&all)?.into();
+        Ok(())
+    }
+
+    /// Puts a problem into this one's job when the solution is stored, in the same transaction: both happen, or neither.
+    /// A problem that fails enqueues nothing, and what the farm cannot take fails this problem.
+    pub fn enqueue(&self, problem: NewProblem) {
+        self.more.lock().expect("nothing panics under this lock").enqueue.push(problem.0);
     }
 
     /// The rows of a related read that are for this problem or for every problem, in the order read.

@@ -88,6 +88,6 @@ mod storable;
 mod work;
 
 pub use agent::{Agent, AgentError, run};
-pub use controller::{Controller, Problem};
+pub use controller::{Controller, NewProblem, Problem};
 pub use link::IdentityInUse;
 pub use settings::Settings;

@@ -202,9 +202,9 @@ impl Shared {
                 self.report(Report::Started(checkout.key));
             }
             let task = Task { checkout, problem: taken.problem, solution_bytes_limit };
-            let outcome = controller.solve(&task, buffer);
+            let (outcome, more) = controller.solve(&task, buffer);
             let began = std::mem::replace(&mut now, Instant::now());
-            let result = ProblemResult { problem_id: taken.problem.problem_id, outcome: Some(outcome) };
+            let result = ProblemResult { problem_id: taken.problem.problem_id, outcome: Some(outcome), more };
             pocket_result(&mut locked(&core.pocket), checkout.key, result, now - began);
         }
         locked(&core.at).pop();

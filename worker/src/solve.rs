@@ -6,12 +6,13 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use bytes::{BufMut, BytesMut};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
+use prost::Message;
 
 use crate::controller::{Controller, Problem};
 use crate::storable;
@@ -20,10 +21,13 @@ use crate::work::Checkout;
 /// Most bytes of a failure's message: enough for a chain of causes, and little in a table of a million.
 const FAILURE_BYTES_LIMIT: usize = 4096;
 
+/// Most problems that one problem may enqueue.
+const ENQUEUE_LIMIT: usize = 10_000;
+
 /// A controller of any kind.
 pub trait Solve: Send + Sync {
-    /// Solves a problem; the solution's bytes are cut from `buffer`.
-    fn solve(&self, task: &Task<'_>, buffer: &mut BytesMut) -> Outcome;
+    /// Solves a problem, and says what it brings beside; the solution's bytes are cut from `buffer`.
+    fn solve(&self, task: &Task<'_>, buffer: &mut BytesMut) -> (Outcome, Option<v1::More>);
 }
 
 /// A problem, and what its solution may weigh.
@@ -59,29 +63,45 @@ impl Controllers {
 struct Typed<C>(C);
 
 impl<C: Controller> Solve for Typed<C> {
-    fn solve(&self, task: &Task<'_>, buffer: &mut BytesMut) -> Outcome {
+    fn solve(&self, task: &Task<'_>, buffer: &mut BytesMut) -> (Outcome, Option<v1::More>) {
         buffer.clear();
         // What a panic may leave half done is the buffer, cleared before its next use, and the controller's
         // own state: a controller that shares some across problems poisons its locks itself.
         let result = catch_unwind(AssertUnwindSafe(|| try_solve(&self.0, task, buffer)));
         match result {
-            Ok(Ok(())) => Outcome::Solution(buffer.split().freeze()),
-            Ok(Err(error)) => Outcome::Failure(message(&format!("{error:#}"))),
-            Err(panic) => Outcome::Failure(message(&format!("the controller panicked: {}", panic_text(&*panic)))),
+            Ok(Ok(more)) => (Outcome::Solution(buffer.split().freeze()), more),
+            Ok(Err(error)) => (failure(&format!("{error:#}")), None),
+            Err(panic) => (failure(&format!("the controller panicked: {}", panic_text(&*panic))), None),
         }
     }
 }
 
 /// Leaves the solution in `buffer`. The controller's panics are the caller's.
-pub fn try_solve<C: Controller>(controller: &C, task: &Task<'_>, buffer: &mut BytesMut) -> anyhow::Result<()> {
+pub fn try_solve<C: Controller>(
+    controller: &C,
+    task: &Task<'_>,
+    buffer: &mut BytesMut,
+) -> anyhow::Result<Option<v1::More>> {
     let payload = serde_json::from_slice(&task.problem.payload).context("the payload does not parse")?;
-    let problem = Problem { checkout: task.checkout, message: task.problem, payload };
+    let problem = Problem { checkout: task.checkout, message: task.problem, payload, more: Mutex::default() };
     let solution = controller.solve(&problem)?;
     storable::check(&solution).context("the solution cannot be stored")?;
     serde_json::to_writer(buffer.writer(), &solution).context("the solution cannot be written as JSON")?;
     let (bytes, limit) = (buffer.len(), task.solution_bytes_limit);
     anyhow::ensure!(bytes <= limit, "the solution has {bytes} bytes; at most {limit} can be stored");
-    Ok(())
+    let more = problem.more.into_inner().expect("nothing panics under this lock");
+    let problems = more.enqueue.len();
+    anyhow::ensure!(problems <= ENQUEUE_LIMIT, "it enqueues {problems} problems; at most {ENQUEUE_LIMIT} can be");
+    let brought = more.encoded_len();
+    anyhow::ensure!(
+        bytes + brought <= limit,
+        "the solution has {bytes} bytes and what it brings {brought}; together at most {limit} can be stored"
+    );
+    Ok((brought > 0).then_some(more))
+}
+
+fn failure(text: &str) -> Outcome {
+    Outcome::Failure(message(text))
 }
 
 /// A failure's message as the farm can store it.
@@ -160,7 +180,7 @@ mod tests {
         assert!(controllers.add(Puppet));
         assert!(!controllers.add(Puppet));
         let task = Task { checkout: &checkout, problem: &checkout.problems[0], solution_bytes_limit: 5000 };
-        controllers.get("puppet").expect("just added").solve(&task, &mut BytesMut::new())
+        controllers.get("puppet").expect("just added").solve(&task, &mut BytesMut::new()).0
     }
 
     fn solution(text: &str) -> Outcome {

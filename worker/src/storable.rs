@@ -27,6 +27,12 @@ pub fn check<T: Serialize + ?Sized>(value: &T) -> Result<(), Unstorable> {
     value.serialize(Look)
 }
 
+/// The value as JSON, if it can be stored.
+pub fn json<T: Serialize + ?Sized>(value: &T) -> anyhow::Result<Vec<u8>> {
+    check(value)?;
+    Ok(serde_json::to_vec(value)?)
+}
+
 #[derive(Clone, Copy)]
 struct Look;
 

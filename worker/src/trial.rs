@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use pcfarm_proto::{SOLUTION_BYTES_LIMIT, v1};
 use serde::Serialize;
 
-use crate::controller::Controller;
+use crate::controller::{Controller, NewProblem};
 use crate::solve::{Task, try_solve};
 use crate::work::Checkout;
 
@@ -47,6 +47,13 @@ impl Trial {
         self
     }
 
+    /// The job's info.
+    #[must_use]
+    pub fn info(mut self, info: &impl Serialize) -> Trial {
+        self.checkout.info = json(info);
+        self
+    }
+
     /// As if the checkout had been revoked.
     #[must_use]
     pub fn cancelled(mut self) -> Trial {
@@ -56,6 +63,11 @@ impl Trial {
 
     /// What the farm would store, or why the problem would fail. Panics are the caller's.
     pub fn solve<C: Controller>(&self, controller: &C, payload: &impl Serialize) -> anyhow::Result<serde_json::Value> {
+        Ok(self.solve_whole(controller, payload)?.solution)
+    }
+
+    /// The same, with what it brings beside its solution.
+    pub fn solve_whole<C: Controller>(&self, controller: &C, payload: &impl Serialize) -> anyhow::Result<Solved> {
         let problem =
             v1::Problem { key: self.key.clone(), payload: json(payload), attempt: 1, ..v1::Problem::default() };
         let checkout = Checkout::new(v1::Checkout { problems: vec![problem], ..self.checkout.clone() });
@@ -65,9 +77,20 @@ impl Trial {
         let task =
             Task { checkout: &checkout, problem: &checkout.problems[0], solution_bytes_limit: SOLUTION_BYTES_LIMIT };
         let mut solution = BytesMut::new();
-        try_solve(controller, &task, &mut solution)?;
-        Ok(serde_json::from_slice(&solution)?)
+        let more = try_solve(controller, &task, &mut solution)?.unwrap_or_default();
+        let info = (!more.info.is_empty()).then(|| serde_json::from_slice(&more.info)).transpose()?;
+        let enqueued = more.enqueue.into_iter().map(NewProblem).collect();
+        Ok(Solved { solution: serde_json::from_slice(&solution)?, enqueued, info })
     }
+}
+
+/// What the farm would store of a problem.
+#[derive(Clone, Debug)]
+pub struct Solved {
+    pub solution: serde_json::Value,
+    pub enqueued: Vec<NewProblem>,
+    /// A patch for the job's info.
+    pub info: Option<serde_json::Value>,
 }
 
 fn json(value: &impl Serialize) -> Bytes {

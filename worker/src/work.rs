@@ -28,6 +28,7 @@ pub struct Checkout {
     pub job_type: String,
     pub controller: String,
     pub parameters: Bytes,
+    pub info: Bytes,
     pub problems: Vec<v1::Problem>,
     /// The next problem is released when the server has acknowledged the last one's result.
     pub one_by_one: bool,
@@ -64,6 +65,7 @@ impl Checkout {
             job_type: message.job_type,
             controller: message.controller,
             parameters: message.parameters,
+            info: message.info,
             released: AtomicUsize::new(if message.one_by_one { 1 } else { message.problems.len() }),
             one_by_one: message.one_by_one,
             problems: message.problems,

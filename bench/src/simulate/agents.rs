@@ -155,7 +155,7 @@ impl World {
             false => Outcome::Solution("1".into()),
         };
         let busy = self.some_ms(PROBLEM_MS);
-        let results = vec![v1::ProblemResult { problem_id, outcome: Some(outcome) }];
+        let results = vec![v1::ProblemResult { problem_id, outcome: Some(outcome), more: None }];
         self.take(agent, Event::Computed(Report::Results(Batch { key, results, busy })));
         if self.is_alive(agent, life) && checkout.untaken() > 0 {
             self.later(busy, Happening::Solve { agent, life, checkout });

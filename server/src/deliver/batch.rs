@@ -1,6 +1,7 @@
 //! Deliveries of one job type, gathered into one acceptance. Pure.
 
 use crate::farm::Held;
+use crate::problem;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::{CheckoutId, ProblemId};
 use pcfarm_proto::v1;
@@ -43,7 +44,14 @@ impl Batch {
                     && let Some(Outcome::Solution(solution)) = &result.outcome
                 {
                     let solution = RawJson(solution.clone());
-                    gathered.solved.push(Solved { checkout: 0, problem_id, attempts: 0, solution, home: None });
+                    gathered.solved.push(Solved {
+                        checkout: 0,
+                        problem_id,
+                        attempts: 0,
+                        solution,
+                        home: None,
+                        more: None,
+                    });
                     continue;
                 }
                 gathered.strangers += 1;
@@ -56,10 +64,16 @@ impl Batch {
             let attempts = held.members.attempts(place);
             let message = match &result.outcome {
                 Some(Outcome::Solution(solution)) if solution.len() <= pcfarm_proto::SOLUTION_BYTES_LIMIT => {
-                    let home = writes_back.then(|| Box::new(held.members.home(place)));
-                    let solution = RawJson(solution.clone());
-                    gathered.solved.push(Solved { checkout: 0, problem_id, attempts, solution, home });
-                    continue;
+                    match more_of(id, result) {
+                        Ok(more) => {
+                            let home = writes_back || more.is_some();
+                            let home = home.then(|| Box::new(held.members.home(place)));
+                            let solution = RawJson(solution.clone());
+                            gathered.solved.push(Solved { checkout: 0, problem_id, attempts, solution, home, more });
+                            continue;
+                        }
+                        Err(wrong) => wrong,
+                    }
                 }
                 Some(Outcome::Solution(solution)) => too_large(solution.len()),
                 Some(Outcome::Failure(message)) => message.clone(),
@@ -109,6 +123,12 @@ impl Batch {
     pub(super) fn finished(&self, id: CheckoutId) -> Option<&str> {
         self.checkouts.get(&id)?.finished.as_deref()
     }
+}
+
+fn more_of(id: CheckoutId, result: &v1::ProblemResult) -> Result<Option<Box<RawJson>>, String> {
+    let Some(more) = &result.more else { return Ok(None) };
+    let brought = problem::brought(id.0, result.problem_id, more)?;
+    Ok(Some(Box::new(RawJson(brought.into()))))
 }
 
 /// Makes failures of the solutions that this says something against.
@@ -179,11 +199,11 @@ mod tests {
     }
 
     fn solved(problem_id: i64) -> v1::ProblemResult {
-        v1::ProblemResult { problem_id, outcome: Some(Outcome::Solution("1".into())) }
+        v1::ProblemResult { problem_id, outcome: Some(Outcome::Solution("1".into())), more: None }
     }
 
     fn failing(problem_id: i64) -> v1::ProblemResult {
-        v1::ProblemResult { problem_id, outcome: Some(Outcome::Failure("no\0pe".to_owned())) }
+        v1::ProblemResult { problem_id, outcome: Some(Outcome::Failure("no\0pe".to_owned())), more: None }
     }
 
     fn delivery(results: Vec<v1::ProblemResult>, finished: bool) -> v1::CheckoutResults {
@@ -202,7 +222,7 @@ mod tests {
         let done = accepted(&two, vec![solved(2), solved(1)], true);
         assert!(done.checkouts[0].closing);
         assert_eq!(done.solved.iter().map(|s| s.problem_id.0).collect::<Vec<_>>(), [1, 2], "in order");
-        assert_eq!(done.solved[0].home.as_ref().map(|home| home.key.as_str()), Some("1"));
+        assert_eq!(done.solved[0].home.as_ref().and_then(|home| home.key.as_deref()), Some("1"));
         let not_done = accepted(&two, vec![solved(1), failing(2)], false);
         assert!(!not_done.checkouts[0].closing, "the agent has more to say");
         assert_eq!((not_done.solved.len(), not_done.failed.len()), (1, 1));
@@ -237,7 +257,7 @@ mod tests {
         let mut bad = solved(1);
         bad.outcome = Some(Outcome::Solution("{half".into()));
         let mut acceptance = accepted(&held(&[1, 2], 0), vec![bad, solved(2)], true);
-        let home = |_, _| Some(Home { lane: LaneId(1), order: BatchOrder(3), key: String::new() });
+        let home = |_, _| Some(Home { lane: LaneId(1), order: BatchOrder(3), key: None });
         assert_eq!(refuse(&mut acceptance, home, not_json), 1);
         assert_eq!(acceptance.solved.len(), 1);
         assert!(acceptance.failed[0].message.contains("not JSON"));
@@ -264,7 +284,7 @@ mod tests {
                 batch.add(CheckoutId(5), &held, &results, true);
                 let strangers = batch.refused(CheckoutId(5)) as usize;
                 let mut acceptance = batch.acceptances(1000).remove(0);
-                let home = |_, _| Some(Home { lane: LaneId(1), order: BatchOrder(3), key: String::new() });
+                let home = |_, _| Some(Home { lane: LaneId(1), order: BatchOrder(3), key: None });
                 refuse(&mut acceptance, home, not_json);
                 let mut ids: Vec<i64> = acceptance.solved.iter().map(|s| s.problem_id.0).collect();
                 ids.extend(acceptance.failed.iter().map(|f| f.problem_id.0));

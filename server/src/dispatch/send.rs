@@ -7,10 +7,12 @@ use crate::members::Members;
 use crate::reads::Related;
 use crate::session::Session;
 use pcfarm_faults::{CrashPoint, crash_point};
-use pcfarm_proto::ids::CheckoutId;
+use pcfarm_proto::ids::{CheckoutId, JobId};
 use pcfarm_proto::v1;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET};
 use pcfarm_sql::job_types::JobType;
+use pcfarm_sql::jobs;
+use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +27,7 @@ pub struct Shipment {
     header: v1::Checkout,
     problems: Vec<ComingProblem>,
     suspect: bool,
+    has_info: bool,
 }
 
 impl Shipment {
@@ -44,6 +47,7 @@ impl Shipment {
             ..v1::Checkout::default()
         };
         Shipment {
+            has_info: lane.has_info,
             checkout_id,
             token: decision.hand_out.token,
             session: decision.session,
@@ -65,7 +69,7 @@ impl Shipment {
             self.checkout_id,
             Held {
                 token: self.token,
-                job_id: pcfarm_proto::ids::JobId(self.header.job_id),
+                job_id: JobId(self.header.job_id),
                 job_type: self.job_type.name.clone(),
                 workstation_id: self.session.workstation_id,
                 members: Members::of(&self.problems, self.job_type.writes_back),
@@ -89,6 +93,16 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
             related.failures.insert(problem.problem_id, message);
         }
     }
+    if shipment.has_info {
+        match tokio::time::timeout(INFO_DEADLINE, info(&farm, &shipment)).await.unwrap_or_else(|late| Err(late.into()))
+        {
+            Ok(info) => shipment.header.info = info.unwrap_or_default().0,
+            Err(error) => {
+                let message = format!("its job's info was not read: {error:#}");
+                related.failures.extend(problems.iter().map(|problem| (problem.problem_id, message.clone())));
+            }
+        }
+    }
     if !related.failures.is_empty() {
         problems.retain(|p| !related.failures.contains_key(&p.problem_id));
         fail(&farm, &shipment, &related, problems.is_empty()).await;
@@ -99,6 +113,14 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
         session.sent(shipment.checkout_id, sequence);
         crash_point(CrashPoint::CheckOutSent);
     }
+}
+
+/// Longest that reading a job's info may take.
+const INFO_DEADLINE: Duration = Duration::from_secs(10);
+
+async fn info(farm: &Farm, shipment: &Shipment) -> anyhow::Result<Option<RawJson>> {
+    let client = farm.pool.get().await?;
+    Ok(jobs::info(&client, JobId(shipment.header.job_id)).await?)
 }
 
 fn message(problem: ComingProblem) -> v1::Problem {
@@ -119,6 +141,7 @@ async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
         .map(|(&problem_id, message)| v1::ProblemResult {
             problem_id,
             outcome: Some(v1::problem_result::Outcome::Failure(message.clone())),
+            more: None,
         })
         .collect();
     let delivery = v1::Delivery {

@@ -218,7 +218,8 @@ pub fn acceptance(deliveries: &[Delivery<'_>]) -> Acceptance {
                     problem_id,
                     attempts,
                     solution: RawJson((*text).to_owned().into()),
-                    home: Some(Box::new(Home { lane: home_lane, order: home_order, key })),
+                    home: Some(Box::new(Home { lane: home_lane, order: home_order, key: Some(key) })),
+                    more: None,
                 }),
                 Err(message) => {
                     let message = (*message).to_owned();

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
+use prost::Message;
 
 use super::PARTIAL_DELIVERY_EVERY;
 use crate::pool::Batch;
@@ -173,5 +174,5 @@ pub fn bytes_of(result: &v1::ProblemResult) -> usize {
         Some(Outcome::Failure(message)) => message.len(),
         None => 0,
     };
-    outcome + RESULT_FRAME_BYTES
+    outcome + result.more.as_ref().map_or(0, Message::encoded_len) + RESULT_FRAME_BYTES
 }

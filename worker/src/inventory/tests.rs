@@ -124,8 +124,11 @@ fn solved(id: i64, problems: &[i64]) -> Event {
 
 fn sized(id: i64, problems: &[i64], bytes: usize) -> Event {
     let solution = Bytes::from(vec![b'1'; bytes]);
-    let result =
-        |&problem_id: &i64| v1::ProblemResult { problem_id, outcome: Some(Outcome::Solution(solution.clone())) };
+    let result = |&problem_id: &i64| v1::ProblemResult {
+        problem_id,
+        outcome: Some(Outcome::Solution(solution.clone())),
+        more: None,
+    };
     let results = problems.iter().map(result).collect();
     Event::Computed(Report::Results(Batch { key: key(id), results, busy: SECOND }))
 }

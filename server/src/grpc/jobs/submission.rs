@@ -6,9 +6,9 @@
 
 use crate::dispatch::Event;
 use crate::grpc::{status_code, time};
+use crate::problem::{self, json};
 use deadpool_postgres::{Object, Pool};
 use pcfarm_faults::{Bug, planted};
-use pcfarm_proto::PAYLOAD_BYTES_LIMIT;
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{SubmitDetails, SubmitHeader, SubmitProblem, SubmitRequest};
@@ -16,7 +16,6 @@ use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Kept};
 use pcfarm_sql::submit::{self, Begun, Details, Fresh, Loading, NewProblem, Submitted, Target};
-use prost_types::Timestamp;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -38,8 +37,6 @@ const SMALL_BYTES: usize = 512 << 10;
 const SMALL_AT_ONCE: usize = 4;
 /// What is complete comes at once. Who sends on later is told sooner what is wrong with the job.
 const SMALL_PATIENCE: Duration = Duration::from_millis(20);
-
-const KEY_BYTES_LIMIT: usize = 1024;
 
 /// Problems that go to the dispatcher by the side of the database: thousands of these submissions may wait there.
 const FRESH_BYTES: usize = 16 << 10;
@@ -256,20 +253,8 @@ fn checked_all(arrived: i64, problems: Vec<SubmitProblem>) -> Result<Vec<NewProb
 
 /// A problem that the database will take, or what is wrong with it.
 fn checked(number: i64, problem: SubmitProblem) -> Result<NewProblem, Status> {
+    let wrong = problem::wrong(&problem);
     let SubmitProblem { key, payload, group_key, details } = problem;
-    let wrong = if key.is_empty() {
-        Some("has no key".to_owned())
-    } else if key.len() > KEY_BYTES_LIMIT {
-        Some(format!("has a key of {} bytes, more than {KEY_BYTES_LIMIT}", key.len()))
-    } else if key.contains('\0') || group_key.contains('\0') {
-        Some("has a NUL character in its key or group key, which the database cannot store".to_owned())
-    } else if let Some(wrong) = details.as_ref().and_then(wrong_details) {
-        Some(wrong.to_owned())
-    } else if payload.len() > PAYLOAD_BYTES_LIMIT {
-        Some(format!("has a payload of {} bytes, more than {PAYLOAD_BYTES_LIMIT}", payload.len()))
-    } else {
-        json(&payload).err().map(|wrong| format!("has a payload that cannot be stored: {wrong}"))
-    };
     match wrong {
         Some(wrong) => {
             let key: String = key.chars().take(100).collect();
@@ -283,20 +268,6 @@ fn checked(number: i64, problem: SubmitProblem) -> Result<NewProblem, Status> {
     }
 }
 
-fn wrong_details(details: &SubmitDetails) -> Option<&'static str> {
-    let SubmitDetails { job_type, deadline, not_before, weight, .. } = details;
-    let is_time = |stamp: &Option<Timestamp>| stamp.is_none_or(|stamp| time(stamp).is_some());
-    if job_type.contains('\0') {
-        Some("has a NUL character in its job type")
-    } else if !is_time(deadline) || !is_time(not_before) {
-        Some("has a time that the database cannot store")
-    } else if i32::try_from(*weight).is_err() {
-        Some("weighs more than 2147483647")
-    } else {
-        None
-    }
-}
-
 fn known_details(details: SubmitDetails) -> Details {
     Details {
         job_type: (!details.job_type.is_empty()).then_some(details.job_type),
@@ -307,50 +278,10 @@ fn known_details(details: SubmitDetails) -> Details {
     }
 }
 
-/// One JSON value in UTF-8, without the escapes that `jsonb` refuses.
-fn json(bytes: &[u8]) -> Result<&str, String> {
-    if bytes.is_empty() {
-        return Err("it is empty, and not a JSON value".to_owned());
-    }
-    let text = std::str::from_utf8(bytes).map_err(|wrong| format!("not UTF-8 after byte {}", wrong.valid_up_to()))?;
-    serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|wrong| format!("not JSON: {wrong}"))?;
-    match unstorable_escape(text) {
-        Some(escape) => Err(format!("{escape} is no character that the database can store")),
-        None => Ok(text),
-    }
-}
-
-/// `\u0000`, or half of a surrogate pair. The text is valid JSON, so backslashes are inside strings.
-fn unstorable_escape(text: &str) -> Option<&str> {
-    let mut rest = text;
-    while let Some(at) = rest.find('\\') {
-        let escape = &rest[at..];
-        if !escape.starts_with("\\u") {
-            rest = &escape[2..];
-            continue;
-        }
-        match code_unit(escape)? {
-            0 | 0xDC00..=0xDFFF => return escape.get(..6),
-            0xD800..=0xDBFF => {
-                let low = escape[6..].starts_with("\\u").then(|| code_unit(&escape[6..])).flatten();
-                if !matches!(low, Some(0xDC00..=0xDFFF)) {
-                    return escape.get(..6);
-                }
-                rest = &escape[12..];
-            }
-            _ => rest = &escape[6..],
-        }
-    }
-    None
-}
-
-fn code_unit(escape: &str) -> Option<u32> {
-    u32::from_str_radix(escape.get(2..6)?, 16).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pcfarm_proto::PAYLOAD_BYTES_LIMIT;
 
     fn problem(key: &str, payload: &[u8]) -> SubmitProblem {
         SubmitProblem { key: key.into(), payload: payload.to_vec().into(), group_key: String::new(), details: None }

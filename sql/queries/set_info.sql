@@ -1,0 +1,1 @@
+select pcfarm.set_info($1, $2)
