@@ -9,7 +9,7 @@ use pcfarm_bench::program::Program;
 use pcfarm_proto::ids::JobId;
 use pcfarm_sql::connect::connect;
 use pcfarm_sql::settings::DatabaseSettings;
-use receiver::{Answer, Receiver, SECRET};
+use receiver::{Answer, Certificate, Receiver, SECRET};
 use serde_json::{Value, json};
 use tokio_postgres::AsyncMessage;
 
@@ -40,7 +40,10 @@ async fn cancelled(farm: &Farm) -> JobId {
 
 /// What would be some seconds later.
 async fn time_passes(farm: &Farm) {
-    farm.run("update pcfarm.alert set next_attempt_at = now() where next_attempt_at is not null; notify pcfarm, 'alert'").await;
+    farm.run(
+        "update pcfarm.alert set next_attempt_at = now() where next_attempt_at is not null; notify pcfarm, 'alert'",
+    )
+    .await;
 }
 
 async fn until_delivered(farm: &Farm, count: i64) {
@@ -109,6 +112,28 @@ async fn targets_that_hang_hold_nobody_up() {
 }
 
 #[tokio::test]
+async fn webhooks_are_posted_to_those_whom_the_system_trusts() {
+    let farm = farm().await;
+    let (trusted, stranger) = (Certificate::new(), Certificate::new());
+    trusted.write(&farm.path("trusted.pem"), &farm.path("key.pem"));
+    let mut receiver = Receiver::encrypted(&trusted).await;
+    let unknown = Receiver::encrypted(&stranger).await;
+    posted_to(&farm, &receiver.url, &["ended"]).await;
+    posted_to(&farm, &unknown.url, &["ended"]).await;
+    let Server { program, port } = farm.server("a", &[]);
+    let mut server = Server { program: program.environment("SSL_CERT_FILE", farm.path("trusted.pem")), port };
+    server.start().await;
+    cancelled(&farm).await;
+    receiver.next().await;
+    until_delivered(&farm, 1).await;
+    farm.until(
+        SOON,
+        "select count(*) = 1 from pcfarm.alert_status where state = 'waiting' and message like '%certificate%'",
+    )
+    .await;
+}
+
+#[tokio::test]
 async fn servers_share_what_is_to_be_told() {
     let farm = farm().await;
     let mut receiver = Receiver::start(&[]).await;
@@ -141,7 +166,10 @@ async fn jobs_that_end_are_late_or_have_failures_are_told_of_on_a_channel() {
         let message = tokio::time::timeout(LONG, messages.next()).await.expect("nothing came");
         if let Some(AsyncMessage::Notification(said)) = message {
             let said: Value = serde_json::from_str(said.payload()).expect("JSON");
-            told.push((said["type"].as_str().unwrap_or_default().to_owned(), said["job_id"].as_str().unwrap_or_default().to_owned()));
+            told.push((
+                said["type"].as_str().unwrap_or_default().to_owned(),
+                said["job_id"].as_str().unwrap_or_default().to_owned(),
+            ));
         }
     }
     told.sort();
@@ -167,6 +195,7 @@ class Box(aiosmtpd.handlers.Mailbox):
     std::fs::write(farm.path("box.py"), handler).expect("written");
     Program::new("smtp", &executable, &farm.path("smtp.log"))
         .environment("PYTHONPATH", farm.path("").into_os_string())
+        .arguments(["--tlscert".into(), farm.path("trusted.pem"), "--tlskey".into(), farm.path("key.pem")])
         .arguments(["-n", "-l", &format!("127.0.0.1:{port}"), "-c", "box.Box"])
         .arguments([farm.path("mail").into_os_string()])
 }
@@ -176,7 +205,11 @@ fn mails(directory: &Path) -> Vec<String> {
     let files = std::fs::read_dir(directory.join("mail/new")).into_iter().flatten().flatten();
     let mut mails: Vec<String> = files
         .map(|file| std::fs::read_to_string(file.path()).expect("a mail"))
-        .map(|mail| mail.replace("\r\n", "\n").replace("\n ", " "))
+        .map(|mail| mail.replace("\r\n", "\n"))
+        .map(|mail| {
+            let (head, body) = mail.split_once("\n\n").expect("a mail has a body");
+            format!("{}\n\n{body}", head.replace("\n ", " "))
+        })
         .collect();
     mails.sort_by_key(|mail| mail.lines().find(|line| line.starts_with("Subject:")).map(str::to_owned));
     mails
@@ -200,8 +233,12 @@ async fn mails_wait_for_their_relay_and_say_what_to_do() {
     poor.program.kill();
 
     let relay = farm.server("port", &[]).port;
-    let url = format!("smtp://127.0.0.1:{relay}");
-    let _server = farm.serving("a", &["--smtp-url", &url, "--mail-from", "PC Farm <farm@example.org>"]).await;
+    let url = format!("smtp://127.0.0.1:{relay}?tls=required");
+    Certificate::new().write(&farm.path("trusted.pem"), &farm.path("key.pem"));
+    let Server { program, port } = farm.server("a", &["--mail-from", "PC Farm <farm@example.org>"]);
+    let program = program.environment("PCFARM_SMTP_URL", url).environment("SSL_CERT_FILE", farm.path("trusted.pem"));
+    let mut server = Server { program, port };
+    server.start().await;
     farm.until(LONG, "select message like '%onnection%' and attempts = 1 from pcfarm.alert_status").await;
     let mut smtp = smtp(&farm, relay);
     smtp.start();
@@ -233,7 +270,11 @@ async fn a_digest_and_a_refusal(farm: &Farm) {
     subscribe(farm, json!({"email": "boss@example.org", "events": ["digest"], "time_zone": "Europe/Berlin"})).await;
     subscribe(farm, json!({"email": "gone@example.org", "job_type": "plain"})).await;
     cancelled(farm).await;
-    farm.until(SOON, "select count(*) = 1 from pcfarm.alert_status where state = 'given_up' and message like '%no such mailbox%'").await;
+    farm.until(
+        SOON,
+        "select count(*) = 1 from pcfarm.alert_status where state = 'given_up' and message like '%no such mailbox%'",
+    )
+    .await;
     until_delivered(farm, 2).await;
     farm.run("select pcfarm.set_resource('licence', 3); update pcfarm.subscription set next_digest_at = now() where next_digest_at is not null").await;
     until_delivered(farm, 3).await;

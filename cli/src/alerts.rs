@@ -106,13 +106,8 @@ fn of(subscription: &Subscription) -> String {
 }
 
 fn subscriptions(found: &[Subscription]) -> String {
-    let columns = [
-        Column::Number("ID"),
-        Column::Text("OF"),
-        Column::Text("TOLD"),
-        Column::Text("HOW"),
-        Column::Reason("WHERE"),
-    ];
+    let columns =
+        [Column::Number("ID"), Column::Text("OF"), Column::Text("TOLD"), Column::Text("HOW"), Column::Reason("WHERE")];
     let row = |one: &Subscription| {
         let share = one.failed_share.map(|share| format!(" {share}")).unwrap_or_default();
         vec![

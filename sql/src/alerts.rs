@@ -93,10 +93,7 @@ pub struct Claimed {
 }
 
 /// Options as `pcfarm.subscribe` takes them. Returns the secret of a webhook, which is told this once.
-pub async fn subscribe(
-    client: &ClientWrapper,
-    options: &RawJson,
-) -> Result<(SubscriptionId, Option<String>), Error> {
+pub async fn subscribe(client: &ClientWrapper, options: &RawJson) -> Result<(SubscriptionId, Option<String>), Error> {
     let rows = client.run(include_str!("../queries/subscribe.sql"), &[options]).await?;
     Ok((rows[0].try_get(0)?, rows[0].try_get(1)?))
 }

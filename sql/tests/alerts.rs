@@ -127,10 +127,18 @@ async fn ends_are_told_to_those_who_asked_and_in_the_transaction_that_ends() {
     queue.run(&format!("begin; select pcfarm.cancel_job({first}); rollback")).await;
     assert_eq!(queue.number("select count(*) from pcfarm.alert").await, 3);
     queue.run(&format!("select pcfarm.cancel_job({first})")).await;
-    let of_first = format!("select string_agg(s.target, ' ' order by s.target) from pcfarm.alert a join pcfarm.subscription s using (subscription_id) where a.job_id = {first} and a.what = 'cancelled'");
+    let of_first = format!(
+        "select string_agg(s.target, ' ' order by s.target) from pcfarm.alert a join pcfarm.subscription s using (subscription_id) where a.job_id = {first} and a.what = 'cancelled'"
+    );
     assert_eq!(queue.text(&of_first).await, "everything failed job_1");
     let body = queue.text(&format!("select body::text from pcfarm.alert where job_id = {second} limit 1")).await;
-    for part in ["\"problems\": 2", "\"done\": 1", "\"failed\": 1", "\"state\": \"failed\"", &format!("\"job_id\": \"{second}\"")] {
+    for part in [
+        "\"problems\": 2",
+        "\"done\": 1",
+        "\"failed\": 1",
+        "\"state\": \"failed\"",
+        &format!("\"job_id\": \"{second}\""),
+    ] {
         assert!(body.contains(part), "{part}: {body}");
     }
     // It ends once more.
@@ -162,7 +170,11 @@ async fn deadlines_and_shares_of_failures_are_told_once() {
     fail().await;
     assert_eq!(told(&queue).await, format!("late {job}, failures {job}"));
     // What no sweep has seen is told at the end.
-    queue.run(&format!("update pcfarm.job set deadline = now() where job_id = {early}; select pcfarm.cancel_job({early})")).await;
+    queue
+        .run(&format!(
+            "update pcfarm.job set deadline = now() where job_id = {early}; select pcfarm.cancel_job({early})"
+        ))
+        .await;
     queue.run(&format!("select pcfarm.cancel_job({job})")).await;
     sweep(&queue).await;
     assert_eq!(told(&queue).await, format!("late {job}, failures {job}, late {early}"));
@@ -220,7 +232,8 @@ async fn loaders_are_told_of_their_own_jobs_and_see_their_own_alerts() {
         assert_eq!(refused(&ann, &statement).await.0, code, "{statement}");
     }
     queue.run(&format!("select pcfarm.cancel_job({mine}); select pcfarm.cancel_job({others})")).await;
-    let all = "select string_agg(format('%s %s', target, job_id), ', ' order by target, job_id) from pcfarm.alert_status";
+    let all =
+        "select string_agg(format('%s %s', target, job_id), ', ' order by target, job_id) from pcfarm.alert_status";
     assert_eq!(
         queue.text(all).await,
         format!("all {mine}, all {others}, https://host/x {mine}, its_own {mine}, mine {others}")
@@ -296,7 +309,10 @@ async fn of_each_place_one_is_claimed_and_nobody_claims_it_again() {
     // The lease of one that was never heard of again is over.
     queue.run("update pcfarm.alert set next_attempt_at = now() where place = 'b'").await;
     let again = claim(&queue, 10, &[]).await;
-    assert_eq!((again.len(), again[0].attempts, &again[0].message_id), (1, 2, &first[1..].iter().find(|one| one.place == "b").or(first.first()).expect("it was").message_id));
+    assert_eq!(
+        (again.len(), again[0].attempts, &again[0].message_id),
+        (1, 2, &first[1..].iter().find(|one| one.place == "b").or(first.first()).expect("it was").message_id)
+    );
 }
 
 async fn claim_all(queue: &Queue) -> Vec<AlertId> {
@@ -325,7 +341,8 @@ async fn what_fails_is_tried_again_later_and_given_up_after_a_day() {
         assert!((seconds * 3 / 4 - 1..=seconds * 5 / 4 + 1).contains(&wait), "{attempt}: {wait} for {seconds}");
         queue.run("update pcfarm.alert set next_attempt_at = now()").await;
     }
-    let seen = alerts::alerts(&server, Wanted { undelivered: true, limit: 10, ..Wanted::default() }).await.expect("seen");
+    let seen =
+        alerts::alerts(&server, Wanted { undelivered: true, limit: 10, ..Wanted::default() }).await.expect("seen");
     assert_eq!((seen[0].state.as_str(), seen[0].message.as_str()), ("waiting", "it is away"));
     // Somebody else's claim is over: it has nothing to say, unless it has delivered.
     let old = claim(&queue, 1, &[]).await.remove(0);
@@ -398,7 +415,9 @@ async fn digests_come_once_a_day_and_have_each_event_once() {
     let slow = queue.server().await;
     slow.batch_execute("begin; select pcfarm.set_resource('slow', 1)").await.expect("begun");
     let late = queue.job(2, 1).await;
-    queue.run(&format!("update pcfarm.job set deadline = now() where job_id = {late}; select pcfarm.cancel_job({late})")).await;
+    queue
+        .run(&format!("update pcfarm.job set deadline = now() where job_id = {late}; select pcfarm.cancel_job({late})"))
+        .await;
     queue.run("select pcfarm.set_resource('licence', 1); update pcfarm.workstation set state = 'dead' where hostname = 'pc2'").await;
     let due = "update pcfarm.subscription set next_digest_at = now() - interval '3 days'";
     queue.run(due).await;

@@ -3,6 +3,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base64::Engine;
@@ -15,12 +16,16 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
 use serde_json::Value;
 use sha2::Sha256;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
 use pcfarm_bench::farm::LONG;
 
@@ -50,19 +55,58 @@ pub struct Receiver {
     _tasks: JoinSet<()>,
 }
 
+/// Of 127.0.0.1, signed by itself: whoever is to trust it is given its file.
+pub struct Certificate(rcgen::CertifiedKey<rcgen::KeyPair>);
+
+impl Certificate {
+    pub fn new() -> Certificate {
+        Certificate(rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate"))
+    }
+
+    pub fn write(&self, certificate: &Path, key: &Path) {
+        std::fs::write(certificate, self.0.cert.pem()).expect("written");
+        std::fs::write(key, self.0.signing_key.serialize_pem()).expect("written");
+    }
+
+    fn acceptor(&self) -> TlsAcceptor {
+        let key = PrivateKeyDer::try_from(self.0.signing_key.serialize_der()).expect("a key");
+        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("ring knows them")
+            .with_no_client_auth()
+            .with_single_cert(vec![self.0.cert.der().clone()], key);
+        TlsAcceptor::from(Arc::new(config.expect("they belong together")))
+    }
+}
+
 type Script = Arc<Mutex<VecDeque<Answer>>>;
 
 impl Receiver {
     pub async fn start(script: &[Answer]) -> Receiver {
+        Receiver::with("http", script, None).await
+    }
+
+    /// The same behind TLS.
+    pub async fn encrypted(certificate: &Certificate) -> Receiver {
+        Receiver::with("https", &[], Some(certificate.acceptor())).await
+    }
+
+    async fn with(scheme: &str, script: &[Answer], tls: Option<TlsAcceptor>) -> Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let url = format!("http://{}", listener.local_addr().expect("a port"));
+        let url = format!("{scheme}://{}", listener.local_addr().expect("a port"));
         let (tell, posts) = mpsc::unbounded_channel();
         let script: Script = Arc::new(Mutex::new(script.iter().copied().collect()));
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, script.clone(), tell.clone()));
+                let (script, tell, tls) = (script.clone(), tell.clone(), tls.clone());
+                connections.spawn(async move {
+                    match tls {
+                        None => serve(stream, script, tell).await,
+                        Some(tls) => serve(tls.accept(stream).await.expect("TLS"), script, tell).await,
+                    }
+                });
             }
         });
         Receiver { url, posts, _tasks: tasks }
@@ -83,7 +127,7 @@ impl Receiver {
     }
 }
 
-async fn serve(stream: TcpStream, script: Script, tell: mpsc::UnboundedSender<Post>) {
+async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, script: Script, tell: mpsc::UnboundedSender<Post>) {
     let service = service_fn(move |request| answer(request, script.clone(), tell.clone()));
     // A server that is killed breaks its connection.
     drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
@@ -96,7 +140,8 @@ async fn answer(
 ) -> Result<Response<Empty<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.expect("a whole body").to_bytes();
-    let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let header =
+        |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let id = header("webhook-id");
     let signed = format!("{id}.{}.{}", header("webhook-timestamp"), String::from_utf8_lossy(&body));
     assert_eq!(header("webhook-signature"), signature(&signed), "{head:?}");

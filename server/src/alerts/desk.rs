@@ -34,7 +34,11 @@ impl Desk {
             return self.dead.iter().chain(full).cloned().collect();
         }
         let limit = |place| if self.dead.contains(place) { 1 } else { AT_ONE_PLACE };
-        self.under_way.iter().filter(|(place, count)| **count >= limit(*place)).map(|(place, _)| place.clone()).collect()
+        self.under_way
+            .iter()
+            .filter(|(place, count)| **count >= limit(*place))
+            .map(|(place, _)| place.clone())
+            .collect()
     }
 
     pub fn begin(&mut self, place: &str) {

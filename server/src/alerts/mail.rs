@@ -38,7 +38,9 @@ impl Mailer {
             return Err(wrong.to_owned());
         }
         let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(&with_encryption(url, &uri)).map_err(|_| {
-            format!("{wrong}; it may end in ?tls=required, ?tls=opportunistic or ?tls=none, and this one is none of these")
+            format!(
+                "{wrong}; it may end in ?tls=required, ?tls=opportunistic or ?tls=none, and this one is none of these"
+            )
         })?;
         Ok(Mailer { transport: transport.build(), from, relay: host.to_owned() })
     }
@@ -128,7 +130,8 @@ mod tests {
         let mailer = Mailer::new("smtps://me:hidden@mail.example.org", "PC Farm <farm@example.org>").expect("sensible");
         let shown = format!("{mailer:?}");
         assert!(shown.contains("mail.example.org") && !shown.contains("hidden"), "{shown}");
-        for url in ["mail:hidden", "http://me:hidden@host", "smtp://me:hidden@host?tls=maybe", "smtp://me:hid den@host"] {
+        for url in ["mail:hidden", "http://me:hidden@host", "smtp://me:hidden@host?tls=maybe", "smtp://me:hid den@host"]
+        {
             let wrong = Mailer::new(url, "farm@example.org").expect_err(url);
             assert!(wrong.starts_with("smtp_url") && !wrong.contains("hid"), "{wrong}");
         }

@@ -12,9 +12,10 @@ pub fn kind(what: &str) -> String {
     if what == "digest" { what.to_owned() } else { format!("job.{what}") }
 }
 
-/// RFC 3339 in UTC.
+/// RFC 3339 in UTC, to the second.
 pub fn time(moment: SystemTime) -> String {
-    jiff::Timestamp::try_from(moment).map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())
+    let seconds = jiff::Timestamp::try_from(moment).and_then(|moment| jiff::Timestamp::from_second(moment.as_second()));
+    seconds.map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())
 }
 
 pub fn subject(what: &str, body: &Value) -> String {
@@ -60,9 +61,9 @@ fn of_job(what: &str, body: &Value, happened_at: SystemTime) -> String {
         ("problems", count(body, "problems")),
         ("done", count(body, "done")),
         ("failed", count(body, "failed")),
-        ("created", text(body, "created_at")),
-        ("deadline", text(body, "deadline")),
-        ("ended", text(body, "ended_at")),
+        ("created", moment(body, "created_at")),
+        ("deadline", moment(body, "deadline")),
+        ("ended", moment(body, "ended_at")),
         ("told", time(happened_at)),
     ];
     for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
@@ -79,7 +80,7 @@ fn of_job(what: &str, body: &Value, happened_at: SystemTime) -> String {
 }
 
 fn digest(body: &Value) -> String {
-    let mut lines = format!("From {} to {}\n\nJobs that ended\n", text(body, "since"), text(body, "until"));
+    let mut lines = format!("From {} to {}\n\nJobs that ended\n", moment(body, "since"), moment(body, "until"));
     let jobs = rows(body, "jobs", |job| {
         format!(
             "{}: {} done, {} failed, {} cancelled; {} problems done, {} failed",
@@ -93,9 +94,12 @@ fn digest(body: &Value) -> String {
     });
     section(&mut lines, jobs);
     let _ = writeln!(lines, "\nDeadlines missed: {}", count(body, "late"));
-    section_of(&mut lines, rows(body, "late_jobs", |job| {
-        format!("job {} ({}), {}", text(job, "job_id"), text(job, "name"), text(job, "state"))
-    }));
+    section_of(
+        &mut lines,
+        rows(body, "late_jobs", |job| {
+            format!("job {} ({}), {}", text(job, "job_id"), text(job, "name"), text(job, "state"))
+        }),
+    );
     let _ = writeln!(
         lines,
         "\nWorkstations: {} died, {} came back, {} are dead now",
@@ -107,12 +111,17 @@ fn digest(body: &Value) -> String {
     let _ = writeln!(lines, "\nSettings changed");
     let settings = rows(body, "settings", |change| {
         let subjects: Vec<String> = change["subjects"].as_array().into_iter().flatten().map(plain).collect();
-        format!("{} by {}, {} times: {}", text(change, "what"), text(change, "who"), count(change, "times"), subjects.join(", "))
+        let times = match change["times"].as_i64() {
+            Some(times @ 2..) => format!(" ({} times)", number(times)),
+            _ => String::new(),
+        };
+        let made = format!("{} by {}{times}: {}", text(change, "what"), text(change, "who"), subjects.join(", "));
+        made.trim_end_matches([':', ' ']).to_owned()
     });
     section(&mut lines, settings);
     let _ = writeln!(
         lines,
-        "\nAlerts not delivered: {} given up, {} are tried again (pcfarm alerts list --undelivered)",
+        "\nAlerts not delivered: {} given up, {} are tried again\n    pcfarm alerts list --undelivered",
         count(body, "alerts_given_up"),
         count(body, "alerts_waiting")
     );
@@ -145,6 +154,14 @@ fn plain(value: &Value) -> String {
 
 fn text(body: &Value, field: &str) -> String {
     plain(&body[field])
+}
+
+/// A time as the database writes it, to the second, in UTC.
+fn moment(body: &Value, field: &str) -> String {
+    let text = text(body, field);
+    let parsed =
+        text.parse::<jiff::Timestamp>().ok().and_then(|moment| jiff::Timestamp::from_second(moment.as_second()).ok());
+    parsed.map_or(text, |moment| moment.to_string())
 }
 
 fn count(body: &Value, field: &str) -> String {
@@ -190,7 +207,9 @@ mod tests {
     fn mails_say_how_to_look_further() {
         let body = json!({"job_id": "12", "name": "n", "failed": 3, "problems": 4, "ended_at": "2027-01-01T05:00:00Z"});
         let text = mail("failed", &body, SystemTime::UNIX_EPOCH);
-        for part in ["Job 12 (n) has ended", "\nfailed     3\n", "pcfarm job show 12", "pcfarm problems 12 --state failed"] {
+        for part in
+            ["Job 12 (n) has ended", "\nfailed     3\n", "pcfarm job show 12", "pcfarm problems 12 --state failed"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("explain"), "{text}");
@@ -200,7 +219,7 @@ mod tests {
 
     #[test]
     fn digests_have_every_part() {
-        let body = json!({"since": "a", "until": "b", "late": 1, "late_jobs": [{"job_id": "5", "name": "x", "state": "open"}],
+        let body = json!({"since": "2027-01-01T06:00:00.123456+01:00", "until": "b", "late": 1, "late_jobs": [{"job_id": "5", "name": "x", "state": "open"}],
             "jobs": [{"job_type": "emsr", "done": 2, "failed": 1, "cancelled": 0, "problems_done": 5_000, "problems_failed": 7}],
             "workstations_died": 2, "workstations_back": 1, "workstations_dead": 1, "dead": ["pc7"],
             "settings": [{"who": "ops", "what": "user changed", "times": 2, "subjects": ["ann", "ben"]}],
@@ -210,8 +229,9 @@ mod tests {
             "emsr: 2 done, 1 failed, 0 cancelled; 5,000 problems done, 7 failed",
             "Deadlines missed: 1\n    job 5 (x), open",
             "2 died, 1 came back, 1 are dead now\n    pc7",
-            "user changed by ops, 2 times: ann, ben",
+            "user changed by ops (2 times): ann, ben",
             "1 given up",
+            "From 2027-01-01T05:00:00Z to b\n",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

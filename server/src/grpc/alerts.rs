@@ -72,7 +72,10 @@ impl AlertService for AlertsApi {
         let wanted = Wanted { only: Some(id), limit: 1, ..Wanted::default() };
         let mut found = alerts::alerts(&client, wanted).await.map_err(status_code::of)?;
         // Somebody may have unsubscribed meanwhile.
-        found.pop().map(|one| Response::new(alert(one))).ok_or_else(|| Status::not_found(format!("there is no alert {id}")))
+        found
+            .pop()
+            .map(|one| Response::new(alert(one)))
+            .ok_or_else(|| Status::not_found(format!("there is no alert {id}")))
     }
 }
 
