@@ -46,7 +46,7 @@ ensure_tools() {
 
 # The mail server of the tests.
 ensure_smtp() {
-    command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ] || install_packages python3-aiosmtpd aiosmtpd "aiosmtpd (pipx install aiosmtpd)"
+    command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ] || install_packages python3-aiosmtpd "pipx && pipx install aiosmtpd" "aiosmtpd (pipx install aiosmtpd)"
 }
 
 # What moves a program's clock. Without it, those faults are skipped.

@@ -20,7 +20,7 @@ pub async fn run(farm: &Farm, verb: AlertsVerb, output: Output) -> Result<()> {
     let mut client = farm.alerts();
     match verb {
         AlertsVerb::Subscribe(args) => {
-            let made = farm.call("subscribing", client.subscribe(farm.request(request(args)?))).await?;
+            let made = farm.call("subscribing", client.subscribe(farm.request(request(*args)?))).await?;
             let json = || MadeJson {
                 subscription: made.subscription.as_ref().map(subscription_json),
                 secret: some(&made.secret),

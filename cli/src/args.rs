@@ -533,7 +533,7 @@ pub struct EventsArgs {
 #[derive(Debug, Subcommand)]
 pub enum AlertsVerb {
     /// Ask to be told
-    Subscribe(SubscribeArgs),
+    Subscribe(Box<SubscribeArgs>),
     /// Who is told of what
     Subscriptions {
         /// Of this job

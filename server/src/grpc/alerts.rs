@@ -94,7 +94,7 @@ fn options(asked: SubscribeRequest) -> RawJson {
     set("events", (!events.is_empty()).then(|| json!(events)));
     set("job", (job_id != 0).then(|| json!(job_id)));
     set("job_type", text(job_type));
-    set("all_users", all_users.then(|| json!(true)));
+    set("all_users", all_users.then_some(Value::Bool(true)));
     set("failed_share", failed_share.map(|share| json!(share)));
     match target {
         Some(Target::Webhook(url)) => set("webhook", Some(json!(url))),
