@@ -157,7 +157,7 @@ struct Courier {
     mailer: Option<Arc<Mailer>>,
 }
 
-/// Delivers one and says how that went. True: the place took it, or at least answered.
+/// Delivers one and notes how that went. False: its place does not work as it should.
 async fn deliver(courier: Arc<Courier>, alert: Claimed) -> bool {
     let outcome = match tokio::time::timeout(DEADLINE, courier.carry(&alert)).await {
         Ok(outcome) => outcome,

@@ -108,7 +108,8 @@ returns void language plpgsql immutable as $$
 begin
     if channel = 'webhook' and (length(target) > 2000
         or target !~ '^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][!-~]*)?$') then
-        perform pcfarm.wrong_subscription(format('%L is no webhook', target),
+        -- It may have a password, which the log is not to have.
+        perform pcfarm.wrong_subscription('what is given is no webhook',
             'It is like https://host.example/path, without a name or password before the host.');
     elsif channel = 'email' and (length(target) > 254
         or target !~ '^[A-Za-z0-9.!#$%&''*+/=?^_`{|}~-]+@[A-Za-z0-9.-]+$') then
@@ -348,34 +349,40 @@ language sql stable as $$
     from pcfarm.progress p where p.job_id = counts_of.job
 $$;
 
--- Writes down what those who asked for it are to be told of a job as it is. Repeating it tells nothing twice, but that it
--- has ended.
-create function pcfarm.tell_of(j pcfarm.job)
-returns bigint language plpgsql as $$
-declare
-    told bigint;
-begin
-    insert into pcfarm.alert (subscription_id, job_id, what, place, body)
-    select s.subscription_id, j.job_id, w.what, s.place, jsonb_build_object('job_id', j.job_id::text, 'name', j.name,
-        'title', j.title, 'job_type', j.job_type, 'owner', j.owner, 'state', j.state, 'problems', n.problems, 'done', n.done,
-        'failed', n.failed, 'deadline', j.deadline, 'created_at', j.created_at, 'opened_at', j.opened_at,
-        'ended_at', j.ended_at, 'failed_share', case when w.what = 'failures' then s.failed_share end)
-    from pcfarm.counts_of(j.job_id) n
-    cross join pcfarm.interested_in(j) s
+-- What is to be told of a job as it is, and to whom. What is told once is not said again.
+create function pcfarm.news_of(j pcfarm.job)
+returns table (subscription_id bigint, place text, what text, failed_share double precision) language sql stable as $$
+    select s.subscription_id, s.place, w.what, case when w.what = 'failures' then s.failed_share end
+    from pcfarm.interested_in(j) s
+    cross join pcfarm.counts_of(j.job_id) n
     cross join lateral (
         select j.state where j.ended_at is not null
             and ('ended' = any (s.events) or ('failed' = any (s.events) and j.state <> 'done'))
         union all
-        select 'late' where 'late' = any (s.events) and j.deadline < coalesce(j.ended_at, clock_timestamp())
+        select 'late' where 'late' = any (s.events) and j.deadline < coalesce(j.ended_at, now())
         union all
         select 'failures' where 'failures' = any (s.events) and n.failed >= greatest(1, s.failed_share * n.problems)) w(what)
-    order by s.subscription_id, w.what
+    where w.what not in ('late', 'failures') or not exists (
+        select from pcfarm.alert a
+        where a.subscription_id = s.subscription_id and a.job_id = j.job_id and a.what = w.what)
+$$;
+
+-- Writes that down. Repeating it tells nothing twice, but that the job has ended.
+create function pcfarm.tell_of(j pcfarm.job)
+returns void language plpgsql as $$
+begin
+    insert into pcfarm.alert (subscription_id, job_id, what, place, body)
+    select w.subscription_id, j.job_id, w.what, w.place, jsonb_build_object('job_id', j.job_id::text, 'name', j.name,
+        'title', j.title, 'job_type', j.job_type, 'owner', j.owner, 'state', j.state, 'problems', n.problems, 'done', n.done,
+        'failed', n.failed, 'deadline', j.deadline, 'created_at', j.created_at, 'opened_at', j.opened_at,
+        'ended_at', j.ended_at, 'failed_share', w.failed_share)
+    from pcfarm.news_of(j) w
+    cross join pcfarm.counts_of(j.job_id) n
+    order by w.subscription_id, w.what
     on conflict do nothing;
-    get diagnostics told = row_count;
-    if told > 0 then
+    if found then
         perform pg_notify('pcfarm', 'alert');
     end if;
-    return told;
 end $$;
 
 create function pcfarm.tell_of_end()
@@ -389,48 +396,34 @@ end $$;
 create trigger tell_of_end after update on pcfarm.job for each row
     when (new.ended_at is not null and old.ended_at is null) execute function pcfarm.tell_of_end();
 
--- What no statement brings about: deadlines that pass, and shares of failed problems that are reached. Looks at jobs that
--- are late, and at some of those that have not ended, from one id on; returns where to go on, 0: from the start. A job that
--- somebody is about to end or change is left to the end's own trigger, or to the next time, so that nobody waits for another.
-create function pcfarm.sweep_alerts(after_job bigint default 0, batch integer default 500)
+-- What no statement brings about: deadlines that pass, and shares of failed problems that are reached. Looks at jobs whose
+-- deadline has just passed, and at some of all that have not ended, from one id on, so that it takes about as long however
+-- many there are; returns where to go on, 0: from the start. A job that somebody is about to end or change is left to the
+-- end's own trigger, or to the next time, so that nobody waits for another.
+create function pcfarm.sweep_alerts(after_job bigint default 0, batch integer default 200)
 returns bigint language plpgsql as $$
 declare
-    j         pcfarm.job;
-    looked_to bigint := 0;
+    some bigint[];
+    late bigint[];
+    j    pcfarm.job;
 begin
-    if exists (select from pcfarm.subscription s where 'late' = any (s.events)) then
-        for j in
-            select o.* from pcfarm.job o
-            where o.ended_at is null and o.deadline < now() and exists (
-                select from pcfarm.interested_in(o) s
-                where 'late' = any (s.events) and not exists (
-                    select from pcfarm.alert a
-                    where a.subscription_id = s.subscription_id and a.job_id = o.job_id and a.what = 'late'))
-            order by o.deadline
-            limit batch
-            for share of o skip locked
-        loop
-            perform pcfarm.tell_of(j);
-        end loop;
+    if not exists (select from pcfarm.subscription s where s.events && '{late,failures}') then
+        return 0;
     end if;
-    if exists (select from pcfarm.subscription s where 'failures' = any (s.events)) then
-        select case when count(*) = batch then max(o.job_id) else 0 end into looked_to
-        from (select p.job_id from pcfarm.job p where p.ended_at is null and p.job_id > after_job order by p.job_id limit batch) o;
-        for j in
-            select o.* from pcfarm.job o
-            where o.ended_at is null and o.job_id > after_job and (looked_to = 0 or o.job_id <= looked_to) and exists (
-                select from pcfarm.interested_in(o) s
-                cross join lateral pcfarm.counts_of(o.job_id) n
-                where 'failures' = any (s.events) and n.failed >= greatest(1, s.failed_share * n.problems) and not exists (
-                    select from pcfarm.alert a
-                    where a.subscription_id = s.subscription_id and a.job_id = o.job_id and a.what = 'failures'))
-            order by o.job_id
-            for share of o skip locked
-        loop
-            perform pcfarm.tell_of(j);
-        end loop;
-    end if;
-    return looked_to;
+    some := array(
+        select o.job_id from pcfarm.job o where o.ended_at is null and o.job_id > after_job order by o.job_id limit batch);
+    late := array(
+        select o.job_id from pcfarm.job o
+        where o.ended_at is null and o.deadline between now() - interval '5 minutes' and now() order by o.deadline limit batch);
+    for j in
+        select o.* from pcfarm.job o
+        where o.job_id = any (some || late) and o.ended_at is null and exists (select from pcfarm.news_of(o))
+        order by o.job_id
+        for share of o skip locked
+    loop
+        perform pcfarm.tell_of(j);
+    end loop;
+    return case when cardinality(some) = batch then some[batch] else 0 end;
 end $$;
 
 -- Digests -----------------------------------------------------------------------------------------------------------

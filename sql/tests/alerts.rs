@@ -69,7 +69,7 @@ async fn what_makes_no_sense_is_refused_with_a_hint() {
         ("{\"email\": \"a@b.c\", \"whenever\": 1}", "no such option: ''whenever''"),
         ("{\"email\": \"a@b.c, d@e.f\"}", "is no address"),
         ("{\"email\": \"a@b.c\\nBcc: d@e.f\"}", "is no address"),
-        ("{\"webhook\": \"ftp://host/x\"}", "is no webhook"),
+        ("{\"webhook\": \"ftp://host/x\"}", "what is given is no webhook"),
         ("{\"webhook\": \"https://me:secret@host/x\"}", "is no webhook"),
         ("{\"webhook\": \"https://host/x y\"}", "is no webhook"),
         ("{\"webhook\": \"https://host/x\", \"secret\": \"guess\"}", "its secret is none"),
