@@ -403,27 +403,27 @@ create trigger tell_of_end after update on pcfarm.job for each row
 create function pcfarm.sweep_alerts(after_job bigint default 0, batch integer default 200)
 returns bigint language plpgsql as $$
 declare
-    some bigint[];
+    part bigint[];
     late bigint[];
     j    pcfarm.job;
 begin
     if not exists (select from pcfarm.subscription s where s.events && '{late,failures}') then
         return 0;
     end if;
-    some := array(
+    part := array(
         select o.job_id from pcfarm.job o where o.ended_at is null and o.job_id > after_job order by o.job_id limit batch);
     late := array(
         select o.job_id from pcfarm.job o
         where o.ended_at is null and o.deadline between now() - interval '5 minutes' and now() order by o.deadline limit batch);
     for j in
         select o.* from pcfarm.job o
-        where o.job_id = any (some || late) and o.ended_at is null and exists (select from pcfarm.news_of(o))
+        where o.job_id = any (part || late) and o.ended_at is null and exists (select from pcfarm.news_of(o))
         order by o.job_id
         for share of o skip locked
     loop
         perform pcfarm.tell_of(j);
     end loop;
-    return case when cardinality(some) = batch then some[batch] else 0 end;
+    return case when cardinality(part) = batch then part[batch] else 0 end;
 end $$;
 
 -- Digests -----------------------------------------------------------------------------------------------------------
