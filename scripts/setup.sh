@@ -44,6 +44,11 @@ ensure_tools() {
     find_postgres || die "PostgreSQL 15 or newer is needed, and what was installed is older or not found."
 }
 
+# The mail server of the tests.
+ensure_smtp() {
+    command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ] || install_packages python3-aiosmtpd "pipx && pipx install aiosmtpd" "aiosmtpd (pipx install aiosmtpd)"
+}
+
 # What moves a program's clock. Without it, those faults are skipped.
 ensure_faketime() {
     compgen -G "/usr/lib/*/faketime/libfaketimeMT.so.1" >/dev/null && return 0

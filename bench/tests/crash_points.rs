@@ -1,6 +1,8 @@
 //! Every program crashes at every point around a commit, in the middle of work, and is started again: nothing is lost or
 //! doubled, wherever it was.
 
+mod receiver;
+
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use pcfarm_faults::CrashPoint;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::problem_result::Outcome;
+use receiver::Receiver;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -49,6 +52,8 @@ crashes! {
     a_server_after_it_has_acknowledged_results: ResultsAcknowledged by a_server;
     a_server_after_it_has_marked_lanes_as_exhausted: LanesExhausted by a_server;
     a_server_after_it_has_ended_a_job: JobEnded by a_server;
+    a_server_after_it_has_taken_alerts: AlertsClaimed by a_server_that_tells;
+    a_server_after_it_has_delivered_an_alert: AlertDelivered by a_server_that_tells;
     a_server_after_its_pulse: Pulsed by a_server;
     a_server_after_it_has_folded_counts: ProgressFolded by a_server;
     a_server_after_it_has_marked_a_workstation_as_silent: SilenceMarked by a_server_of_a_silent_agent;
@@ -120,6 +125,25 @@ impl Work for Strange {
     }
 
     fn told(&self, _delivered: Delivered, _accepted: bool) {}
+}
+
+/// A server that crashes when something is told: it is told by the next one, and the receiver knows it by its id.
+async fn a_server_that_tells(point: CrashPoint) {
+    let farm = a_farm().await;
+    let mut receiver = Receiver::start(&[]).await;
+    let options = json!({"webhook": receiver.url, "secret": receiver::SECRET}).to_string();
+    farm.query("select pcfarm.subscribe($1::text::jsonb)", &[&options]).await;
+    let Server { program, port } = farm.server("a", &[]);
+    let mut server = Server { program: crashing(program, point), port };
+    server.start().await;
+    let job = farm.submit_sleeps("plain", 1, 1, 1).await;
+    farm.query("select pcfarm.cancel_job($1)", &[&job]).await;
+    crashed(&mut server.program, point, LONG).await;
+    let _next = farm.serving("b", &[]).await;
+    farm.run("update pcfarm.alert set next_attempt_at = now(); notify pcfarm, 'alert'").await;
+    farm.until(SOON, "select count(*) = 1 from pcfarm.alert where delivered_at is not null and attempts = 2").await;
+    let posts = if point == CrashPoint::AlertDelivered { 2 } else { 1 };
+    assert_eq!(receiver.different(posts).await, 1);
 }
 
 /// A server that crashes while jobs are submitted, computed, cancelled and brought to their ends.

@@ -75,6 +75,9 @@ pub enum Verb {
     Explain(ExplainVerb),
     /// What happened: who did what, to what, when
     Events(EventsArgs),
+    /// Who is told when jobs end, are late or have failures, and what could not be told
+    #[command(subcommand)]
+    Alerts(AlertsVerb),
     /// Status, jobs and workstations, refreshed every second
     Top(TopArgs),
     /// Run a farm on this machine, until Ctrl-C
@@ -525,6 +528,78 @@ pub struct EventsArgs {
     /// Go on with what happens next, until Ctrl-C
     #[arg(long, short)]
     pub follow: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum AlertsVerb {
+    /// Ask to be told
+    Subscribe(Box<SubscribeArgs>),
+    /// Who is told of what
+    Subscriptions {
+        /// Of this job
+        #[arg(long, value_name = "ID", value_parser = job_id)]
+        job: Option<JobId>,
+    },
+    /// Tell no more
+    Unsubscribe {
+        #[arg(value_name = "ID", value_parser = clap::value_parser!(i64).range(1..))]
+        subscription: i64,
+    },
+    /// Alerts and what has become of them, the newest first
+    List {
+        /// Of this job
+        #[arg(long, value_name = "ID", value_parser = job_id)]
+        job: Option<JobId>,
+        /// Those alone that wait or were given up
+        #[arg(long)]
+        undelivered: bool,
+        /// At most this many
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        limit: u32,
+    },
+    /// Try one again that was not delivered, at once and for another day
+    Retry {
+        #[arg(value_name = "ID", value_parser = clap::value_parser!(i64).range(1..))]
+        alert: i64,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("target").required(true))]
+pub struct SubscribeArgs {
+    /// Post to this URL
+    #[arg(long, value_name = "URL", group = "target")]
+    pub webhook: Option<String>,
+    /// Mail to this address
+    #[arg(long, value_name = "ADDRESS", group = "target")]
+    pub email: Option<String>,
+    /// Notify this channel of PostgreSQL's LISTEN
+    #[arg(long, value_name = "CHANNEL", group = "target")]
+    pub notify: Option<String>,
+    /// What to tell: ended, failed (or cancelled), late, failures, digest; several by commas
+    #[arg(long, value_name = "EVENTS", value_delimiter = ',', default_value = "ended")]
+    pub on: Vec<String>,
+    /// Of this job alone
+    #[arg(long, value_name = "ID", value_parser = job_id, conflicts_with_all = ["job_type", "all_users"])]
+    pub job: Option<JobId>,
+    /// Of jobs of this type
+    #[arg(long = "type", value_name = "TYPE")]
+    pub job_type: Option<String>,
+    /// Of everybody's jobs, and not only of those that were submitted to a server
+    #[arg(long)]
+    pub all_users: bool,
+    /// For failures: at this share of a job's problems, from 0 (the first one) to 1
+    #[arg(long, value_name = "SHARE")]
+    pub failed_share: Option<f64>,
+    /// A file with the webhook's secret, whsec_ and base64 [default: one is made, and shown once]
+    #[arg(long, value_name = "FILE", requires = "webhook")]
+    pub secret_file: Option<PathBuf>,
+    /// A digest's time of day [default: 07:00]
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<String>,
+    /// By the clocks of this time zone: Europe/Berlin; UTC if missing
+    #[arg(long, value_name = "ZONE")]
+    pub zone: Option<String>,
 }
 
 #[derive(Debug, Args)]

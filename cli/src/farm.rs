@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use anyhow::Result;
+use pcfarm_proto::v1::alert_service_client::AlertServiceClient;
 use pcfarm_proto::v1::farm_service_client::FarmServiceClient;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::queue_service_client::QueueServiceClient;
@@ -66,6 +67,10 @@ impl Farm {
 
     pub fn queue(&self) -> QueueServiceClient<Channel> {
         QueueServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
+    }
+
+    pub fn alerts(&self) -> AlertServiceClient<Channel> {
+        AlertServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
     }
 
     pub fn server(&self) -> &str {

@@ -4,10 +4,11 @@
 //! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
 //! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
 //!   [`users`], [`profiles`], [`resources`], [`queue`], [`explain`],
-//!   [`events`], [`top`].
+//!   [`events`], [`alerts`], [`top`].
 //! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
 //! - [`up`] runs a farm on this machine.
 
+mod alerts;
 mod args;
 mod events;
 mod exit;
@@ -101,6 +102,7 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Explain(ExplainVerb::Workstation { workstation }) => {
             explain::workstation(&farm, &workstation, output).await?;
         }
+        Verb::Alerts(verb) => alerts::run(&farm, verb, output).await?,
         Verb::Events(args) => events::events(&farm, &args, output).await?,
         Verb::Top(args) => top::top(&farm, &args, output).await?,
         Verb::Up(_) | Verb::Completions { .. } => unreachable!("handled above, without a server"),

@@ -337,3 +337,8 @@ async fn the_sql_of_the_guide_runs() {
 async fn the_sql_of_the_readme_runs() {
     run_sql_of("README.md").await;
 }
+
+#[tokio::test]
+async fn the_sql_of_the_page_on_alerts_runs() {
+    run_sql_of("docs/alerts.md").await;
+}

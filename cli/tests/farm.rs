@@ -539,3 +539,49 @@ async fn what_each_may_have_is_seen_and_changed() -> Test {
     }
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_say_of_what_they_want_to_be_told() -> Test {
+    let farm = Farm::start().await?;
+    assert!(farm.ends(0, "alerts subscriptions").await?.contains("nobody is told of anything"));
+    farm.ends(0, "job create night --type echo").await?;
+    let hook = farm.ends(0, "alerts subscribe --webhook http://127.0.0.1:9/x --job 1 --on failed,late").await?;
+    assert!(hook.contains("is told of job 1: failed, late") && hook.contains("not shown again: whsec_"), "{hook}");
+    let secret = farm.file("secret", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=\n")?;
+    let given =
+        format!("alerts subscribe --webhook http://127.0.0.1:9/y --type echo --all-users --secret-file {secret}");
+    assert!(farm.json(&given).await?["secret"].as_str().is_some_and(|secret| secret.ends_with("MfKQ9r8GKYo=")));
+    let share = farm.json("alerts subscribe --notify night --on failures --failed-share 0.25").await?;
+    assert_eq!((&share["subscription"]["failed_share"], &share["secret"]), (&json!(0.25), &Value::Null));
+    let digest = "alerts subscribe --email ops@example.org --on digest --at 06:30 --zone Europe/Berlin";
+    assert!(farm.ends(0, digest).await?.contains("the farm, daily at 06:30 Europe/Berlin: digest"));
+    let told = farm.json("alerts subscriptions").await?;
+    assert_eq!(told["subscriptions"].as_array().map(Vec::len), Some(4));
+    let table = farm.ends(0, "alerts subscriptions").await?;
+    assert!(table.contains("failures 0.25") && table.lines().all(|line| line.chars().count() <= 100), "{table}");
+
+    farm.ends(0, "job cancel 1").await?;
+    farm.until("select count(*) from pcfarm.alert where message <> ''", 2).await?;
+    let waiting = farm.json("alerts list --undelivered --job 1").await?;
+    let alerts = waiting["alerts"].as_array().context("an array")?;
+    assert_eq!(alerts.len(), 2, "{waiting}");
+    let table = farm.ends(0, "alerts list").await?;
+    assert!(table.contains("job 1 cancelled") && table.contains("onnect"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    let alert = alerts[0]["alert_id"].as_str().context("an id")?;
+    farm.ends(0, &format!("alerts retry {alert}")).await?;
+    farm.ends(0, "alerts unsubscribe 1").await?;
+    farm.ends(4, "alerts unsubscribe 1").await?;
+    farm.ends(4, "alerts retry 99").await?;
+    for (code, line) in [
+        (2, "alerts subscribe --email nobody"),
+        (2, "alerts subscribe --notify x --on dawn"),
+        (2, "alerts subscribe --notify x --email a@b.c"),
+        (2, "alerts subscribe --on failed"),
+        (4, "alerts subscribe --notify x --job 99"),
+        (1, "alerts subscribe --notify x --job 1"),
+    ] {
+        farm.ends(code, line).await?;
+    }
+    Ok(())
+}

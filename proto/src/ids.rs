@@ -81,6 +81,14 @@ id!(
     /// The position of a convoy in its lane.
     BatchOrder
 );
+id!(
+    /// Somebody's wish to be told.
+    SubscriptionId
+);
+id!(
+    /// Something that somebody is to be told.
+    AlertId
+);
 
 #[cfg(test)]
 mod tests {

@@ -51,6 +51,8 @@ pub struct Farm {
     pub reads: crate::reads::Reads,
     /// Something ended: jobs may be over.
     pub upkeep: Notify,
+    /// Something is to be told.
+    pub alerts: Notify,
     /// Checkouts may have been revoked elsewhere, or workstations drained.
     pub look_at_sessions: Notify,
     pub refused_results: AtomicI64,
@@ -127,6 +129,7 @@ impl Farm {
             registrar: parts.registrar,
             reads: parts.reads,
             upkeep: Notify::new(),
+            alerts: Notify::new(),
             look_at_sessions: Notify::new(),
             refused_results: AtomicI64::new(0),
             stopping: parts.stopping,

@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod agent;
+pub mod alerts;
 pub mod farm;
 pub mod jobs;
 pub mod queue;

@@ -5,8 +5,10 @@
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
+//! - telling people what they asked to be told: [`alerts`]
 //! - the edge: [`grpc`]
 
+pub mod alerts;
 pub mod deliver;
 pub mod descriptors;
 pub mod dispatch;

@@ -3,7 +3,7 @@
 use crate::farm::{Farm, Parts};
 use crate::reads::Reads;
 use crate::settings::{Database, Settings};
-use crate::{deliver, descriptors, dispatch, grpc, registrar, upkeep, watch};
+use crate::{alerts, deliver, descriptors, dispatch, grpc, registrar, upkeep, watch};
 use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
 use pcfarm_proto::ids::ServerId;
@@ -115,7 +115,7 @@ async fn serve(
     });
     patiently(&stopping, async || farm.reload_job_types().await.context("reading the job types")).await?;
     info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
-        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, "serving");
+        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, mail = ?settings.mailer, "serving");
 
     let mut parts = JoinSet::new();
     parts.spawn(dispatch::run(farm.clone(), events));
@@ -125,6 +125,7 @@ async fn serve(
     parts.spawn(watch::sessions(farm.clone()));
     parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
+    parts.spawn(alerts::run(farm.clone(), settings.mailer.clone()));
     if settings.recycler {
         parts.spawn(upkeep::recycle(farm.clone()));
     }

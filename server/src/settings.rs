@@ -1,5 +1,6 @@
 //! What the server is told: flags over `PCFARM_*` variables over a TOML file over defaults. Filled once, checked whole.
 
+use crate::alerts::mail::Mailer;
 use crate::farm::Rhythm;
 use crate::grpc::accept::Limits;
 use clap::Parser;
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Loopback, since anybody who reaches the port may do anything until there are users.
@@ -82,6 +84,12 @@ struct Arguments {
     /// Leave recycling to pcfarm-recycler or to other servers
     #[arg(long, env = "PCFARM_NO_RECYCLER", value_parser = clap::builder::BoolishValueParser::new())]
     no_recycler: bool,
+    /// The relay that mails alerts: smtp://user:password@host:587, encrypted by STARTTLS, or smtps://
+    #[arg(long, env = "PCFARM_SMTP_URL", value_name = "URL", hide_env_values = true)]
+    smtp_url: Option<String>,
+    /// Whom mails are from: farm@example.org, or 'PC Farm <farm@example.org>'
+    #[arg(long, env = "PCFARM_MAIL_FROM", value_name = "ADDRESS")]
+    mail_from: Option<String>,
 }
 
 /// The file's form of the same.
@@ -101,6 +109,8 @@ struct File {
     connections_per_address: Option<usize>,
     name: Option<String>,
     no_recycler: Option<bool>,
+    smtp_url: Option<String>,
+    mail_from: Option<String>,
 }
 
 /// Which database.
@@ -121,6 +131,8 @@ pub struct Settings {
     pub connections: Limits,
     pub name: String,
     pub recycler: bool,
+    /// None: this server mails nothing.
+    pub mailer: Option<Arc<Mailer>>,
 }
 
 /// Settings that make no sense, or a call for help: printed, with its exit code.
@@ -219,6 +231,12 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
     if connections.total == 0 || connections.per_address == 0 {
         return Err("connections and connections_per_address: without any the server serves nobody".to_owned());
     }
+    let mailer = match (arguments.smtp_url.or(file.smtp_url), arguments.mail_from.or(file.mail_from)) {
+        (Some(url), Some(from)) => Some(Arc::new(Mailer::new(&url, &from)?)),
+        (None, None) => None,
+        (Some(_), None) => return Err("smtp_url: mails need a sender, too: say mail_from".to_owned()),
+        (None, Some(_)) => return Err("mail_from: mails need a relay, too: say smtp_url".to_owned()),
+    };
     Ok(Settings {
         database,
         listen,
@@ -227,6 +245,7 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         connections,
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
+        mailer,
     })
 }
 
@@ -288,6 +307,10 @@ mod tests {
         assert!(read(&[], "leese = \"1s\"").expect_err("refused").contains("leese"));
         assert!(read(&["--lease", "0"], "").is_err());
         assert!(read(&["--connections", "0"], "").expect_err("refused").contains("nobody"));
+        assert!(read(&["--mail-from", "a@b.c"], "").expect_err("refused").contains("smtp_url"));
+        assert!(read(&[], "smtp_url = \"smtp://u:hidden@h\"").expect_err("refused").contains("mail_from"));
+        let settings = read(&["--mail-from", "a@b.c"], "smtp_url = \"smtp://u:hidden@h\"").expect("sensible");
+        assert!(settings.mailer.is_some() && !format!("{settings:?}").contains("hidden"));
     }
 
     mod fuzz {

@@ -251,7 +251,7 @@ async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     let (client, mut messages) = connect::connect(config).await?;
     client.batch_execute("listen pcfarm").await?;
     // What happened while nobody listened.
-    nudge(farm, &HashSet::from(["work", "job_type", "revoked", "drain", "selection"])).await;
+    nudge(farm, &HashSet::from(["work", "job_type", "revoked", "drain", "selection", "alert"])).await;
     while let Some(message) = messages.next().await {
         if let AsyncMessage::Notification(notification) = message {
             nudge(farm, &HashSet::from([notification.payload()])).await;
@@ -269,7 +269,10 @@ async fn nudge(farm: &Farm, what: &HashSet<&str>) {
     if ["revoked", "drain", "selection"].iter().any(|payload| what.contains(payload)) {
         farm.look_at_sessions.notify_one();
     }
-    if !what.contains("drain") || what.len() > 1 {
+    if what.contains("alert") {
+        farm.alerts.notify_one();
+    }
+    if what.iter().any(|payload| !["drain", "alert"].contains(payload)) {
         // Full means that the dispatcher has been told often enough.
         drop(farm.dispatcher.try_send(dispatch::Event::Work));
         farm.upkeep.notify_one();

@@ -173,8 +173,10 @@ declare
     unknown   text;
     created   bigint;
     first     pcfarm.job;
+    -- Of its alerts, which have secrets, a hash.
     asked_for jsonb := jsonb_build_object('name', create_job.name, 'job_type', create_job.job_type,
-                                          'options', coalesce(options, '{}'));
+        'options', coalesce(options, '{}') || case when options ? 'alerts' then jsonb_build_object('alerts',
+            encode(sha256(convert_to(options ->> 'alerts', 'UTF8')), 'hex')) else '{}' end);
 begin
     perform pcfarm.job_type_must_exist(create_job.job_type);
     if jsonb_typeof(coalesce(options, '{}')) <> 'object' then
@@ -184,12 +186,12 @@ begin
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
     where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
                         'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended',
-                        'info');
+                        'info', 'alerts');
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
             using errcode = 'invalid_parameter_value',
                   hint = 'Options are title, priority, deadline, not_before, standing, parameters, info, after and after_ended '
-                         '(ids of jobs), unique_key, on_duplicate, '
+                         '(ids of jobs), alerts (as pcfarm.subscribe takes them), unique_key, on_duplicate, '
                          'idempotency_key and idempotency_digest (of what else a repetition must have equal).';
     end if;
     if coalesce(options ->> 'on_duplicate', 'return') not in ('return', 'refuse') then
@@ -224,6 +226,9 @@ begin
         group by o.job::bigint;
         perform pcfarm.no_such_job(a.after_job) from pcfarm.job_after a
         where a.job_id = created and not exists (select from pcfarm.job j where j.job_id = a.after_job);
+        if options ? 'alerts' then
+            perform pcfarm.subscribe_to_job(created, options -> 'alerts');
+        end if;
     end if;
     -- Whoever hands out under a limit locks this row, so it has to be there.
     insert into pcfarm.farm_user (name)

@@ -4,8 +4,10 @@
 //! - its schema: [`migrate`]
 //! - handing out: [`lanes`], [`job_types`]; accepting and closing: [`checkout`]
 //! - who works: [`presence`]; what runs now and then: [`upkeep`]
+//! - what people are told: [`alerts`]
 //! - what must hold at every moment: [`checks`]
 
+pub mod alerts;
 pub mod checkout;
 pub mod checks;
 pub mod events;

@@ -10,7 +10,8 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V4__profiles", include_str!("../migrations/V4__profiles.sql")),
     ("V5__sharing", include_str!("../migrations/V5__sharing.sql")),
     ("V6__history", include_str!("../migrations/V6__history.sql")),
-    ("V7__views", include_str!("../migrations/V7__views.sql")),
+    ("V7__alerts", include_str!("../migrations/V7__alerts.sql")),
+    ("V8__views", include_str!("../migrations/V8__views.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

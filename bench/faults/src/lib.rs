@@ -94,6 +94,8 @@ named! {
         CheckoutReceived = "checkout-received",
         ProblemsSolved = "problems-solved",
         ResultsDelivered = "results-delivered",
+        AlertsClaimed = "alerts-claimed",
+        AlertDelivered = "alert-delivered",
         AcknowledgementCame = "acknowledgement-came",
     }
 }

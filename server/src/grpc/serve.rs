@@ -3,12 +3,14 @@
 use crate::farm::Farm;
 use crate::grpc::accept::{Incoming, Limits};
 use crate::grpc::agent::AgentApi;
+use crate::grpc::alerts::AlertsApi;
 use crate::grpc::farm::FarmApi;
 use crate::grpc::jobs::JobsApi;
 use crate::grpc::queue::QueueApi;
 use crate::grpc::workstations::WorkstationsApi;
 use anyhow::Context;
 use pcfarm_proto::v1::agent_service_server::AgentServiceServer;
+use pcfarm_proto::v1::alert_service_server::AlertServiceServer;
 use pcfarm_proto::v1::farm_service_server::FarmServiceServer;
 use pcfarm_proto::v1::job_service_server::JobServiceServer;
 use pcfarm_proto::v1::queue_service_server::QueueServiceServer;
@@ -32,6 +34,7 @@ pub async fn serve(
     health.set_serving::<WorkstationServiceServer<WorkstationsApi>>().await;
     health.set_serving::<FarmServiceServer<FarmApi>>().await;
     health.set_serving::<QueueServiceServer<QueueApi>>().await;
+    health.set_serving::<AlertServiceServer<AlertsApi>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -61,6 +64,9 @@ pub async fn serve(
         )
         .add_service(
             QueueServiceServer::new(QueueApi::new(pool.clone())).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
+        .add_service(
+            AlertServiceServer::new(AlertsApi::new(pool.clone())).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )
         .add_service(
             FarmServiceServer::new(FarmApi::new(pool, lease, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),

@@ -274,6 +274,24 @@ select r.name, r.tokens, pcfarm.tokens_in_use(r.name) as in_use, r.description
 from pcfarm.resource r;
 comment on view pcfarm.resource_status is 'Resources, their tokens, and how many of them problems in progress have.';
 
+-- A target may be a secret itself: everybody sees their own.
+create view pcfarm.subscription_status with (security_barrier) as
+select s.subscription_id, s.owner, s.job_id, s.job_type, s.all_users, s.events, s.failed_share, s.channel, s.target, s.digest_at,
+    s.time_zone, s.next_digest_at, s.created_at
+from pcfarm.subscription s
+where s.owner = session_user or pcfarm.is_administrator();
+comment on view pcfarm.subscription_status is 'Who is told of what, and where; everybody sees their own, administrators all.';
+
+create view pcfarm.alert_status with (security_barrier) as
+select a.alert_id, a.subscription_id, s.owner, s.channel, s.target, a.what, a.job_id, a.body ->> 'name' as job_name,
+    case when a.delivered_at is not null then 'delivered' when a.given_up_at is not null then 'given_up' else 'waiting' end as state,
+    a.message, a.attempts, a.created_at, a.next_attempt_at, a.delivered_at, a.given_up_at
+from pcfarm.alert a
+join pcfarm.subscription s on s.subscription_id = a.subscription_id
+where s.owner = session_user or pcfarm.is_administrator();
+comment on view pcfarm.alert_status is
+    'Alerts of the last month: delivered, waiting (message says why it was not delivered yet) or given_up.';
+
 -- Roles -------------------------------------------------------------------------------------------------------
 
 do $$
@@ -292,7 +310,8 @@ begin
     grant select on pcfarm.job_type, pcfarm.related_read, pcfarm.job, pcfarm.lane, pcfarm.problem, pcfarm.requeued,
         pcfarm.result, pcfarm.queue_pointer, pcfarm.in_progress, pcfarm.workstation_status, pcfarm.job_progress,
         pcfarm.jobs_ordered, pcfarm.problems_ordered, pcfarm.job_problems, pcfarm.user_status, pcfarm.resource_status,
-        pcfarm.profile, pcfarm.profile_now, pcfarm.signal, pcfarm.job_after, pcfarm.job_info, pcfarm.event to pcfarm_loader;
+        pcfarm.profile, pcfarm.profile_now, pcfarm.signal, pcfarm.job_after, pcfarm.job_info, pcfarm.event,
+        pcfarm.subscription_status, pcfarm.alert_status to pcfarm_loader;
     grant insert, update (batch_order) on pcfarm.problem to pcfarm_loader;
     grant select, insert on pcfarm.delayed to pcfarm_loader;
     grant usage on sequence pcfarm.problem_number, pcfarm.lane_number to pcfarm_loader;
@@ -313,7 +332,8 @@ begin
                 'lock_for_loading', 'convoy_must_be_sensible', 'job_type_must_exist', 'no_such_job', 'pack',
                 'pack_step', 'pack_staged', 'convoy_is_too_large', 'analyze_after_load',
                 'set_signal', 'explain_profile', 'profile_at', 'handed_out_in_an_hour', 'in_progress_of', 'tokens_in_use',
-                'waiting_of', 'run_after', 'waits_for', 'set_info')
+                'waiting_of', 'run_after', 'waits_for', 'set_info', 'subscribe', 'unsubscribe', 'retry_alert',
+                'is_administrator')
             and exists (select from pg_roles where rolname = 'pcfarm_loader')
         then
             execute format('grant execute on routine %s to pcfarm_loader', f.signature);

@@ -1,0 +1,125 @@
+//! Webhooks: JSON that is posted, signed as Standard Webhooks has it (<https://www.standardwebhooks.com>), so that receivers
+//! check it with a library.
+
+use super::{Failure, text};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
+use http_body_util::Full;
+use hyper::{Request, StatusCode, Uri, header};
+use hyper_rustls::builderstates::WantsSchemes;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use pcfarm_sql::alerts::Claimed;
+use rustls::crypto::ring;
+use rustls::{ClientConfig, RootCertStore};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use sha2::Sha256;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tracing::warn;
+
+pub struct Poster {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+/// What receivers get.
+#[derive(Serialize)]
+struct Payload<'a> {
+    r#type: String,
+    timestamp: String,
+    data: &'a RawValue,
+}
+
+impl Poster {
+    pub fn new() -> Poster {
+        let connector = connector().https_or_http().enable_http1().build();
+        // A connection each: answers are not read to their ends.
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
+        Poster { client }
+    }
+
+    /// Redirects are not followed, and of the answer its status is all that counts.
+    pub async fn post(&self, alert: &Claimed, secret: &str) -> Result<(), Failure> {
+        let request = request(alert, secret, SystemTime::now()).map_err(Failure::InVain)?;
+        let answer = self.client.request(request).await.map_err(|error| Failure::Again(chain(&error)))?;
+        match answer.status() {
+            status if status.is_success() => Ok(()),
+            StatusCode::GONE => Err(Failure::InVain("the receiver wants no more: 410 Gone".to_owned())),
+            status => Err(Failure::Again(format!("the receiver answered {status}"))),
+        }
+    }
+}
+
+/// Trusts whom the system trusts: a department's own authority is among them.
+fn connector() -> HttpsConnectorBuilder<WantsSchemes> {
+    match HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider()) {
+        Ok(builder) => builder,
+        Err(error) => {
+            warn!(%error, "this system has no certificates to trust: no webhook with https will be reached");
+            let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .expect("ring knows TLS 1.2 and 1.3");
+            let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+            HttpsConnectorBuilder::new().with_tls_config(config)
+        }
+    }
+}
+
+fn request(alert: &Claimed, secret: &str, now: SystemTime) -> Result<Request<Full<Bytes>>, String> {
+    let uri: Uri = alert.target.parse().map_err(|error| format!("its target is no URL: {error}"))?;
+    let data: &RawValue = serde_json::from_slice(&alert.body.0).map_err(|error| format!("its body: {error}"))?;
+    let payload = Payload { r#type: text::kind(&alert.what), timestamp: text::time(alert.created_at), data };
+    let body = serde_json::to_string(&payload).map_err(|error| format!("its body: {error}"))?;
+    let timestamp = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let signature = sign(secret, &alert.message_id, timestamp, &body)?;
+    Request::post(uri)
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::USER_AGENT, concat!("pcfarm/", env!("CARGO_PKG_VERSION")))
+        .header("webhook-id", &alert.message_id)
+        .header("webhook-timestamp", timestamp)
+        .header("webhook-signature", signature)
+        .body(Full::from(body))
+        .map_err(|error| format!("it cannot be posted: {error}"))
+}
+
+fn sign(secret: &str, id: &str, timestamp: u64, body: &str) -> Result<String, String> {
+    let key = secret.strip_prefix("whsec_").and_then(|key| STANDARD.decode(key).ok());
+    let key = key.ok_or("its secret is not whsec_ and base64")?;
+    let mut mac = Hmac::<Sha256>::new_from_slice(&key).map_err(|error| error.to_string())?;
+    mac.update(format!("{id}.{timestamp}.{body}").as_bytes());
+    Ok(format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())))
+}
+
+/// An error with what caused it; the outermost says little.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As other implementations of Standard Webhooks test it.
+    #[test]
+    fn signatures_are_those_of_the_standard() {
+        let signature = sign(
+            "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+            "msg_p5jXN8AQM9LWM0D4loKWxJek",
+            1_614_265_330,
+            "{\"test\": 2432232314}",
+        );
+        assert_eq!(signature.as_deref(), Ok("v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="));
+        assert!(sign("whsec_?", "", 0, "").is_err() && sign("MfKQ", "", 0, "").is_err());
+    }
+}

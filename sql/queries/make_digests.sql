@@ -1,0 +1,1 @@
+select pcfarm.make_digests()

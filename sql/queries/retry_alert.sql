@@ -1,0 +1,1 @@
+select pcfarm.retry_alert($1)

@@ -1,0 +1,1 @@
+select s.subscription, s.secret from pcfarm.subscribe($1::jsonb) s

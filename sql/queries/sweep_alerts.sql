@@ -1,0 +1,1 @@
+select pcfarm.sweep_alerts($1)

@@ -1,0 +1,1 @@
+select pcfarm.unsubscribe($1)
