@@ -70,6 +70,9 @@ pub enum Verb {
     Drain(DrainArgs),
     /// What workstations may take: users, job types, labels, size
     Select(SelectArgs),
+    /// Slots: workstations beside an agent's own that share its cores, each with a selection of its own
+    #[command(subcommand)]
+    Slots(SlotsVerb),
     /// Why a job or a workstation is not running, and what would change that
     #[command(subcommand)]
     Explain(ExplainVerb),
@@ -112,6 +115,8 @@ pub enum JobVerb {
     Create(CreateArgs),
     /// Show a job with its lanes
     Show(JobArgs),
+    /// What its controllers and people say about a job, and a word more
+    Info(InfoArgs),
     /// Load problems from a CSV or NDJSON file, or by a query
     Load(LoadArgs),
     /// Loading is over: hand its problems out
@@ -603,6 +608,15 @@ pub struct SubscribeArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct InfoArgs {
+    #[arg(value_name = "JOB", value_parser = job_id)]
+    pub id: JobId,
+    /// A JSON object that is merged with what is there; null removes a key
+    #[arg(long, value_name = "JSON")]
+    pub set: Option<String>,
+}
+
+#[derive(Debug, Args)]
 pub struct SelectArgs {
     /// Host names, as `pcfarm workstations` shows them
     #[arg(required = true, value_name = "HOST")]
@@ -625,6 +639,25 @@ pub struct SelectArgs {
     /// No problem with a payload of more bytes; 0 for any
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(i64).range(0..))]
     pub largest: Option<i64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SlotsVerb {
+    /// Slots, and what they are doing
+    List,
+    /// Let agents run a slot: it becomes the workstation HOST#NAME, for `pcfarm select`
+    Start(SlotArgs),
+    /// End it: what it holds goes back to the queue
+    Stop(SlotArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct SlotArgs {
+    /// What it is called, on each of the hosts
+    pub name: String,
+    /// Host names, as `pcfarm workstations` shows them
+    #[arg(required = true, value_name = "HOST")]
+    pub hostnames: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -4,12 +4,13 @@ use anyhow::Result;
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{
-    GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, SubmitEnd, SubmitHeader, SubmitRequest, SubmitResponse,
+    GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, SetInfoRequest, SubmitEnd, SubmitHeader, SubmitRequest,
+    SubmitResponse,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::args::{CreateArgs, JobOptions, JobsArgs};
+use crate::args::{CreateArgs, InfoArgs, JobOptions, JobsArgs};
 use crate::exit::Failure;
 use crate::farm::Farm;
 use crate::output::{self, Column, Output};
@@ -81,6 +82,23 @@ pub async fn show(farm: &Farm, id: JobId, output: Output) -> Result<()> {
     output.print(|| json(&job), || detail(&job, jiff::Timestamp::now()))
 }
 
+/// What is said about a job, after merging a patch into it.
+pub async fn info(farm: &Farm, args: InfoArgs, output: Output) -> Result<()> {
+    let InfoArgs { id, set } = args;
+    let job = match set {
+        None => get(farm, id).await?,
+        Some(patch) => {
+            let request = farm.request(SetInfoRequest { job_id: id.0, patch: patch.into() });
+            farm.call(&format!("setting the info of job {id}"), farm.jobs().set_info(request)).await?
+        }
+    };
+    let text = match job.info.is_empty() {
+        true => "nothing is said about it".to_owned(),
+        false => plain(&String::from_utf8_lossy(&job.info)),
+    };
+    output.print(|| json(&job), || text)
+}
+
 pub async fn get(farm: &Farm, id: JobId) -> Result<Job> {
     let mut client = farm.jobs();
     let request = farm.request(GetJobRequest { job_id: id.0 });
@@ -112,6 +130,10 @@ fn detail(job: &Job, now: jiff::Timestamp) -> String {
         ("  cancelled", number(job.cancelled)),
         ("requeued", number(job.requeued)),
     ]);
+    if !job.info.is_empty() {
+        let info = plain(&String::from_utf8_lossy(&job.info));
+        text.push_str(&format!("\ninfo  {info}"));
+    }
     if !job.lanes.is_empty() {
         text.push_str("\n\n");
         text.push_str(&lanes(&job.lanes));
@@ -283,6 +305,7 @@ pub struct JobJson<'a> {
     waiting: i64,
     cancelled: i64,
     requeued: i64,
+    info: Option<Box<RawValue>>,
     lanes: Vec<LaneJson<'a>>,
 }
 
@@ -317,6 +340,7 @@ pub fn json(job: &Job) -> JobJson<'_> {
         waiting: job.waiting,
         cancelled: job.cancelled,
         requeued: job.requeued,
+        info: output::raw(&job.info),
         lanes: job.lanes.iter().map(lane_json).collect(),
     }
 }

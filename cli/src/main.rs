@@ -24,6 +24,7 @@ mod queue;
 mod resources;
 mod results;
 mod settings;
+mod slots;
 mod status;
 mod text;
 mod top;
@@ -37,7 +38,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 
-use args::{Cli, ExplainVerb, JobVerb, UsersVerb, Verb};
+use args::{Cli, ExplainVerb, JobVerb, SlotsVerb, UsersVerb, Verb};
 use exit::Exit;
 use farm::Farm;
 use output::Output;
@@ -97,6 +98,9 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Resources(verb) => resources::run(&farm, verb, output).await?,
         Verb::Queue(verb) => queue::run(&farm, verb, output).await?,
         Verb::Select(args) => workstations::select(&farm, args, output).await?,
+        Verb::Slots(SlotsVerb::List) => slots::list(&farm, output).await?,
+        Verb::Slots(SlotsVerb::Start(args)) => slots::set(&farm, args, true, output).await?,
+        Verb::Slots(SlotsVerb::Stop(args)) => slots::set(&farm, args, false, output).await?,
         Verb::Drain(args) => workstations::drain(&farm, &args, output).await?,
         Verb::Explain(ExplainVerb::Job(args)) => explain::job(&farm, args.id, output).await?,
         Verb::Explain(ExplainVerb::Workstation { workstation }) => {
@@ -114,6 +118,7 @@ async fn job(farm: &Farm, verb: JobVerb, output: Output) -> Result<Exit> {
     match verb {
         JobVerb::Create(args) => jobs::create(farm, &args, output).await?,
         JobVerb::Show(args) => jobs::show(farm, args.id, output).await?,
+        JobVerb::Info(args) => jobs::info(farm, args, output).await?,
         JobVerb::Load(args) => load::load(farm, &args, output).await?,
         JobVerb::Open(args) => jobs::change(farm, jobs::Change::Open, args.id, output).await?,
         JobVerb::Hold(args) => jobs::change(farm, jobs::Change::Hold, args.id, output).await?,

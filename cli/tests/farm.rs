@@ -109,6 +109,60 @@ async fn jobs_are_loaded_and_run() -> Test {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_agent_runs_slots_that_are_started_and_stopped_live() -> Test {
+    let farm = Farm::start().await?;
+    let started = farm.json("slots start quick pc1").await?;
+    assert_eq!(started["slots"][0]["workstation"], json!("pc1#quick"));
+    assert!(farm.ends(0, "slots list").await?.contains("not connected"));
+    // The slot has what is small, the agent itself the rest.
+    farm.ends(0, "select pc1#quick --types echo").await?;
+    farm.ends(0, "select pc1 --types nap").await?;
+    let farm = farm.with_agent().await?;
+    farm.until("select count(*) from pcfarm.workstation where hostname = 'pc1#quick'", 1).await?;
+    let slots = farm.ends(0, "slots list").await?;
+    assert!(slots.contains("#quick") && slots.contains("waiting") && slots.contains("echo"), "{slots}");
+    let numbers: String = (0..20).map(|i| format!("{{\"key\":\"{i}\",\"payload\":{i}}}\n")).collect();
+    let numbers = farm.file("numbers.ndjson", numbers)?;
+    let echoes = id(&farm.json(&format!("job load {numbers} --name echoes --type echo --convoy 5")).await?)?;
+    farm.ends(0, &format!("job wait {echoes}")).await?;
+    let elsewhere = "select count(*) from pcfarm.checkout c join pcfarm.workstation w using (workstation_id)
+         where w.hostname not like '%#quick' and c.ending = 'accepted'";
+    assert_eq!(farm.number(elsewhere).await?, 0);
+    // A slot that is stopped gives back what it holds, and nobody else may take it.
+    let nap = farm.file("nap.ndjson", "{\"key\":\"1\",\"payload\":{\"ms\":20}}\n")?;
+    let stopped = farm.json("slots stop quick pc1").await?;
+    assert_eq!(stopped["slots"], json!([]));
+    farm.until("select count(*) from pcfarm.workstation where hostname like '%#quick' and silent_since is not null", 1)
+        .await?;
+    let naps = id(&farm.json(&format!("job load {nap} --name naps --type nap")).await?)?;
+    farm.ends(0, &format!("job wait {naps}")).await?;
+    // It comes back as the same workstation, with its selection.
+    farm.ends(0, "slots start quick pc1").await?;
+    farm.until("select count(*) from pcfarm.workstation where hostname like '%#quick' and silent_since is null", 1)
+        .await?;
+    assert_eq!(farm.number("select count(*) from pcfarm.workstation").await?, 2);
+    let wrong = farm.ends(2, "slots start a/b pc1").await?;
+    assert!(wrong.contains("slot_name"), "{wrong}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_say_something_about_a_job() -> Test {
+    let farm = Farm::start().await?;
+    farm.ends(0, "job create import --type echo").await?;
+    assert!(farm.ends(0, "job info 1").await?.contains("nothing is said"));
+    let said = farm.json(r#"job info 1 --set {"rows":7,"from":{"a":1,"b":2}}"#).await?;
+    assert_eq!(said["info"], json!({"rows": 7, "from": {"a": 1, "b": 2}}));
+    let said = farm.json(r#"job info 1 --set {"rows":null,"from":{"b":3}}"#).await?;
+    assert_eq!(said["info"], json!({"from": {"a": 1, "b": 3}}));
+    assert!(farm.ends(0, "job show 1").await?.contains("info"));
+    assert!(farm.ends(2, "job info 1 --set 7").await?.contains("a JSON object is wanted"));
+    assert!(farm.ends(2, "job info 1 --set {").await?.contains("not JSON"));
+    farm.ends(4, "job info 99 --set {}").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_held_released_and_cancelled() -> Test {
     let farm = Farm::start().await?.with_agent().await?;
     let naps: String = (0..200).map(|i| format!("{{\"key\":\"{i}\",\"payload\":{{\"ms\":50}}}}\n")).collect();

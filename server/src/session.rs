@@ -76,6 +76,8 @@ struct Report {
 #[derive(Debug)]
 struct State {
     credit: u32,
+    /// What its agent was told to run beside it.
+    slots: Vec<String>,
     /// The dispatcher has it in its queue.
     queued: bool,
     suspended: bool,
@@ -143,6 +145,7 @@ impl Session {
             ended,
             state: Mutex::new(State {
                 credit: 0,
+                slots: Vec::new(),
                 queued: false,
                 suspended: hello.state() == v1::WorkstationState::Suspended,
                 leaving: hello.state() == v1::WorkstationState::Draining,
@@ -161,6 +164,16 @@ impl Session {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().expect("nothing panics while it holds a session's state")
+    }
+
+    /// Takes note of what its agent is to run beside it. True if that is something else than it was told.
+    pub fn set_slots(&self, slots: &[String]) -> bool {
+        let mut state = self.state();
+        let changed = state.slots != slots;
+        if changed {
+            state.slots = slots.to_vec();
+        }
+        changed
     }
 
     pub fn selection(&self) -> Arc<Selection> {

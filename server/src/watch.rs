@@ -172,6 +172,7 @@ async fn look_at_rows(
     let ids: Vec<WorkstationId> = sessions.iter().map(|s| s.workstation_id).collect();
     for row in presence::session_states(client, &ids).await.context("reading the workstations' rows")? {
         let Some(session) = farm.session(row.workstation_id) else { continue };
+        tell_slots(&session, &row.slots);
         if row.session > session.number {
             session.end(Status::unavailable("the workstation has connected elsewhere"));
         } else if row.dead {
@@ -192,6 +193,17 @@ async fn look_at_rows(
         }
     }
     Ok(())
+}
+
+/// Tells an agent what it is to run beside this session, if that has changed.
+pub fn tell_slots(session: &crate::session::Session, slots: &[String]) {
+    if session.set_slots(slots) {
+        let slots = v1::Slots { names: slots.to_vec() };
+        let message = v1::ServerMessage { message: Some(server_message::Message::Slots(slots)) };
+        if session.out.try_send(Ok(message)).is_err() {
+            session.end(Status::resource_exhausted("the agent does not read"));
+        }
+    }
 }
 
 /// A server may die between a hand-out's commit and its sending: what an agent does not hold comes back at no cost.

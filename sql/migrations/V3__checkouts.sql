@@ -145,7 +145,7 @@ create function pcfarm.accept(
     positions integer[], problem_ids bigint[], attempts integer[], solutions text[],
     keys text[], home_lanes bigint[], home_orders bigint[],
     failed_positions integer[], failed_ids bigint[], failed_attempts integer[],
-    failed_home_lanes bigint[], failed_home_orders bigint[], messages text[], careful boolean, more jsonb)
+    failed_home_lanes bigint[], failed_home_orders bigint[], messages text[], careful boolean, more jsonb default null)
 returns setof pcfarm.verdict language plpgsql as $$
 declare
     checkouts integer := cardinality(checkout_ids);

@@ -171,6 +171,45 @@ comment on function pcfarm.set_selection is
     'What workstations of these names may take: required (users; nobody else''s work), excluded, preferred (users), job_types, '
     'labels (beside those that their agents say), largest_problem (bytes of payload). What is not named stays; null removes it.';
 
+-- Slots: an agent is a workstation of its host's name, and one more of the name HOST#SLOT for each of these. They share its
+-- cores, and each may take what its own selection says.
+create table pcfarm.slot (
+    hostname   text not null,
+    name       text not null constraint slot_name check (name ~ '^[A-Za-z0-9_.-]{1,63}$'),
+    started_at timestamptz not null default clock_timestamp(),
+    primary key (hostname, name)
+);
+
+create function pcfarm.start_slot(hostnames text[], name text)
+returns void language plpgsql as $$
+declare
+    crowded text;
+begin
+    insert into pcfarm.slot (hostname, name) select distinct h, start_slot.name from unnest(hostnames) h on conflict do nothing;
+    select s.hostname into crowded from pcfarm.slot s where s.hostname = any (hostnames) group by s.hostname having count(*) > 16 limit 1;
+    if found then
+        raise exception 'workstation % would have more than 16 slots', crowded
+            using errcode = 'program_limit_exceeded', hint = 'Stop some with pcfarm.stop_slot(hostnames, name).';
+    end if;
+    perform pg_notify('pcfarm', 'selection');
+end $$;
+comment on function pcfarm.start_slot is
+    'Lets the agents of these names run a slot of this name beside what they are: a workstation HOST#SLOT that shares their '
+    'cores, with a selection of its own. Agents that connect later find it, too.';
+
+create function pcfarm.stop_slot(hostnames text[], name text)
+returns bigint language plpgsql as $$
+declare
+    stopped bigint;
+begin
+    delete from pcfarm.slot s where s.hostname = any (hostnames) and s.name = stop_slot.name;
+    get diagnostics stopped = row_count;
+    perform pg_notify('pcfarm', 'selection');
+    return stopped;
+end $$;
+comment on function pcfarm.stop_slot is
+    'Ends it: what it holds goes back to the queue at no cost. Its selection stays, for when it is started again.';
+
 -- Suspension and parking --------------------------------------------------------------------------------------------
 
 create function pcfarm.suspend_queue(reason text default '')

@@ -42,7 +42,8 @@ connected as (
         silent_since = null, connected_at = clock_timestamp()
     returning w.workstation_id, w.identity, w.instance, w.session, w.drain)
 select c.workstation_id, c.session, c.drain, coalesce(p.instance = c.instance, false) as same_instance,
-    coalesce(p.state = 'dead', false) as was_dead, s.selection
+    coalesce(p.state = 'dead', false) as was_dead, s.selection,
+    array(select o.name from pcfarm.slot o where o.hostname = a.hostname order by o.name) as slots
 from asked a
 join connected c on c.identity = a.identity
 left join prior p on p.identity = a.identity

@@ -1,6 +1,7 @@
--- What became of these sessions' workstations: declared dead, taken over by another connection, to be drained; and
--- what they may take.
-select w.workstation_id, w.session, w.state = 'dead' as dead, w.drain, s.selection
+-- What became of these sessions' workstations: declared dead, taken over by another connection, to be drained; what they may
+-- take, and the slots that their agents are to run.
+select w.workstation_id, w.session, w.state = 'dead' as dead, w.drain, s.selection,
+    array(select o.name from pcfarm.slot o where o.hostname = w.hostname order by o.name) as slots
 from pcfarm.workstation w
 left join pcfarm.selection s on s.hostname = w.hostname
 where w.workstation_id = any ($1)

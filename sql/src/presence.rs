@@ -4,6 +4,7 @@ use crate::checkout::Queries;
 use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{CheckoutId, ServerId, WorkstationId};
+use std::time::SystemTime;
 use tokio_postgres::Error;
 use uuid::Uuid;
 
@@ -59,6 +60,8 @@ pub struct Connection {
     pub was_dead: bool,
     /// What it may take, as `pcfarm.set_selection` keeps it.
     pub selection: Option<RawJson>,
+    /// What its agent is to run beside it.
+    pub slots: Vec<String>,
 }
 
 /// Registers these workstations, in one transaction; answers in the same order. An identity may come only once.
@@ -106,6 +109,7 @@ pub async fn connect(
                 same_instance: row.try_get("same_instance")?,
                 was_dead: row.try_get("was_dead")?,
                 selection: row.try_get("selection")?,
+                slots: row.try_get("slots")?,
             })
         })
         .collect()
@@ -184,6 +188,8 @@ pub struct SessionState {
     pub drain: bool,
     /// What it may take, as `pcfarm.set_selection` keeps it.
     pub selection: Option<RawJson>,
+    /// What its agent is to run beside it.
+    pub slots: Vec<String>,
 }
 
 pub async fn session_states(
@@ -200,6 +206,7 @@ pub async fn session_states(
                 dead: row.try_get("dead")?,
                 drain: row.try_get("drain")?,
                 selection: row.try_get("selection")?,
+                slots: row.try_get("slots")?,
             })
         })
         .collect()
@@ -220,4 +227,40 @@ pub async fn set_selection(client: &ClientWrapper, hostnames: &[String], options
 /// Tells every server to look: `work`, `revoked`, `drain`, `selection` or `job_type`.
 pub async fn notify(client: &ClientWrapper, what: &str) -> Result<(), Error> {
     client.run(include_str!("../queries/notify.sql"), &[&what]).await.map(drop)
+}
+
+/// A slot of an agent, which is a workstation of its own.
+#[derive(Clone, Debug)]
+pub struct Slot {
+    pub hostname: String,
+    pub name: String,
+    pub started_at: SystemTime,
+    /// None: it has not connected yet.
+    pub state: Option<String>,
+    /// What it may take, for people.
+    pub selection: Option<String>,
+}
+
+pub async fn slots(client: &ClientWrapper) -> Result<Vec<Slot>, Error> {
+    let rows = client.run(include_str!("../queries/slots.sql"), &[]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Slot {
+                hostname: row.try_get("hostname")?,
+                name: row.try_get("name")?,
+                started_at: row.try_get("started_at")?,
+                state: row.try_get("state")?,
+                selection: row.try_get("selection")?,
+            })
+        })
+        .collect()
+}
+
+/// Lets agents of these names run a slot, or ends it.
+pub async fn set_slot(client: &ClientWrapper, hostnames: &[String], name: &str, running: bool) -> Result<(), Error> {
+    let text = match running {
+        true => include_str!("../queries/start_slot.sql"),
+        false => include_str!("../queries/stop_slot.sql"),
+    };
+    client.run(text, &[&hostnames, &name]).await.map(drop)
 }

@@ -2,10 +2,13 @@
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use pcfarm_proto::v1;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Endpoint;
 use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
@@ -14,7 +17,9 @@ use crate::controller::Controller;
 use crate::drive::{Setup, drive};
 use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
+use crate::pool;
 use crate::settings::{Settings, SettingsError};
+use crate::slots;
 use crate::solve::Controllers;
 use crate::state_dir::{StateDir, StateDirError};
 
@@ -152,17 +157,49 @@ impl Agent {
             controllers = self.controllers.names().join(","),
             "agent starts"
         );
-        let profile = Profile {
-            hello: hello(&settings, state_dir.identity, self.controllers.names()),
-            prefetch: settings.prefetch,
-            grace: settings.grace,
-            unacknowledged_bytes: settings.unacknowledged_bytes,
-        };
-        let setup = Setup { endpoints, cores: settings.cores, controllers: self.controllers, profile };
-        match Box::pin(drive(setup, stop)).await {
-            Ok(Ending::Clean) => Ok(()),
-            Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts)),
+        let (slots, wanted) = watch::channel(Vec::new());
+        let threads = pool::threads(settings.cores).map_err(AgentError::Failed)?;
+        let body = Body { settings, state_dir, endpoints, threads, controllers: self.controllers };
+        let setup = Setup { slots: Some(slots), ..body.setup(body.state_dir.identity, None) };
+        // Its slots end with it: nobody is left who tells them apart.
+        let (ended, left) = tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, &body, stop));
+        match ended {
+            Ok(Ending::Clean) if left == 0 => Ok(()),
+            Ok(Ending::Clean) => Err(AgentError::Unacknowledged(left)),
+            Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts + left)),
             Err(error) => Err(error.downcast::<IdentityInUse>().map_or_else(AgentError::Failed, AgentError::from)),
+        }
+    }
+}
+
+/// What the sessions of an agent have in common.
+pub(crate) struct Body {
+    pub settings: Settings,
+    pub state_dir: StateDir,
+    endpoints: Vec<Endpoint>,
+    threads: Arc<rayon::ThreadPool>,
+    controllers: Controllers,
+}
+
+impl Body {
+    /// For the agent itself, or for one of its slots.
+    pub fn setup(&self, identity: Uuid, slot: Option<&str>) -> Setup {
+        let mut hello = hello(&self.settings, identity, self.controllers.names());
+        if let Some(slot) = slot {
+            hello.hostname = format!("{}#{slot}", hello.hostname);
+        }
+        let profile = Profile {
+            hello,
+            prefetch: self.settings.prefetch,
+            grace: self.settings.grace,
+            unacknowledged_bytes: self.settings.unacknowledged_bytes,
+        };
+        Setup {
+            endpoints: self.endpoints.clone(),
+            threads: self.threads.clone(),
+            controllers: self.controllers.clone(),
+            profile,
+            slots: None,
         }
     }
 }

@@ -3,12 +3,14 @@
 //! Owns the link, the cores and the messages under way between them. It decides nothing itself.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::v1::AgentMessage;
 use pcfarm_proto::v1::agent_message::Message as Out;
-use tokio::sync::mpsc;
+use pcfarm_proto::v1::server_message::Message as In;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -32,9 +34,11 @@ const FAREWELL_WAIT: Duration = Duration::from_secs(2);
 /// What an agent runs with.
 pub struct Setup {
     pub endpoints: Vec<Endpoint>,
-    pub cores: usize,
+    pub threads: Arc<rayon::ThreadPool>,
     pub controllers: Controllers,
     pub profile: Profile,
+    /// Where the slots go that the server wants beside this session; a slot has none.
+    pub slots: Option<watch::Sender<Vec<String>>>,
 }
 
 struct Driver {
@@ -42,11 +46,12 @@ struct Driver {
     pool: Pool,
     stream: Option<Stream>,
     outgoing: VecDeque<Out>,
+    slots: Option<watch::Sender<Vec<String>>>,
 }
 
 /// Runs until `stop` is cancelled and what is held has been delivered or given back.
 pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Ending> {
-    let (pool, mut reports) = Pool::new(setup.cores, setup.controllers)?;
+    let (pool, mut reports) = Pool::new(setup.threads, setup.controllers);
     let (events, mut link_events) = mpsc::channel(LINK_EVENTS_WAITING);
     let end_link = CancellationToken::new();
     let _end_link_with_this = end_link.clone().drop_guard();
@@ -58,6 +63,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
         pool,
         stream: None,
         outgoing: VecDeque::new(),
+        slots: setup.slots,
     };
     let mut told_to_stop = false;
     let ending = loop {
@@ -114,6 +120,11 @@ impl Driver {
                 self.outgoing.clear();
                 self.stream = Some(stream);
                 self.take(Event::Connected);
+            }
+            LinkEvent::Received(In::Slots(wanted)) => {
+                if let Some(slots) = &self.slots {
+                    slots.send_replace(wanted.names);
+                }
             }
             LinkEvent::Received(message) => self.take(Event::Received(message)),
             LinkEvent::Ended => {

@@ -425,6 +425,8 @@ impl Inventory {
             In::Checkout(part) => self.part(now, part),
             In::DeliveryAck(ack) => self.acknowledged(ack),
             In::Revoke(revoke) => self.revoke(revoke.revoked),
+            // The driver's: they are sessions of their own.
+            In::Slots(_) => {}
             In::Drain(drain) => self.drained_by_server(Some(drain.reason)),
         }
     }

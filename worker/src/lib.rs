@@ -58,6 +58,7 @@
 //! - [`settings`]: what it is told, and [`state_dir`]: who it is.
 //! - `drive`: the one loop: wait, decide, act.
 //! - `inventory`: every decision of it, without I/O or clock.
+//! - `slots`: sessions beside its own.
 //! - `link`: the connection to one of the servers, kept up for ever.
 //! - `pool`: the cores, and `work`, `related`, `solve`, `storable`: from a checkout to results.
 //! - `clock`: a clock that runs on while the machine sleeps.
@@ -83,6 +84,7 @@ mod inventory;
 mod link;
 mod pool;
 mod related;
+mod slots;
 mod solve;
 mod storable;
 mod work;

@@ -52,9 +52,18 @@ pub struct Batch {
     pub busy: Duration,
 }
 
-/// A pool of `cores` threads.
+/// The cores of an agent, which its slots share.
+pub fn threads(cores: usize) -> anyhow::Result<Arc<rayon::ThreadPool>> {
+    let threads = rayon::ThreadPoolBuilder::new()
+        .num_threads(cores)
+        .thread_name(|index| format!("pcfarm-core-{index}"))
+        .build()?;
+    Ok(Arc::new(threads))
+}
+
+/// What one session computes on them.
 pub struct Pool {
-    threads: rayon::ThreadPool,
+    threads: Arc<rayon::ThreadPool>,
     shared: Arc<Shared>,
 }
 
@@ -82,12 +91,9 @@ struct Queue {
 }
 
 impl Pool {
-    pub fn new(cores: usize, controllers: Controllers) -> anyhow::Result<(Pool, mpsc::Receiver<Report>)> {
+    pub fn new(threads: Arc<rayon::ThreadPool>, controllers: Controllers) -> (Pool, mpsc::Receiver<Report>) {
         let (reports, receiver) = mpsc::channel(REPORTS_WAITING);
-        let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(cores)
-            .thread_name(|index| format!("pcfarm-core-{index}"))
-            .build()?;
+        let cores = threads.current_num_threads();
         let shared = Shared {
             controllers,
             queue: Mutex::default(),
@@ -95,7 +101,7 @@ impl Pool {
             cores: (0..cores).map(|_| Core::default()).collect(),
             reports,
         };
-        Ok((Pool { threads, shared: Arc::new(shared) }, receiver))
+        (Pool { threads, shared: Arc::new(shared) }, receiver)
     }
 
     /// Puts a checkout behind those that wait, or before them if it was begun before them and is run one by
@@ -263,7 +269,7 @@ mod tests {
         let mut controllers = Controllers::default();
         controllers.add(Echo);
         controllers.add(Sleep);
-        Pool::new(cores, controllers).expect("threads can be started")
+        Pool::new(threads(cores).expect("threads can be started"), controllers)
     }
 
     /// Counts results by checkout until there are so many.

@@ -17,6 +17,7 @@ const LOCK_FILE: &str = "lock";
 #[derive(Debug)]
 pub struct StateDir {
     pub identity: Uuid,
+    dir: PathBuf,
     _lock: File,
 }
 
@@ -35,13 +36,21 @@ impl StateDir {
     pub fn open(dir: &Path) -> Result<StateDir, StateDirError> {
         fs::create_dir_all(dir).map_err(failed("make the state directory", dir))?;
         let lock = lock(dir)?;
-        let path = dir.join(IDENTITY_FILE);
-        let identity = match fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse().map_err(|source| StateDirError::BadIdentity { path, source })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => make_identity(dir, &path)?,
-            Err(error) => return Err(failed("read", &path)(error)),
-        };
-        Ok(StateDir { identity, _lock: lock })
+        Ok(StateDir { identity: identity(dir, IDENTITY_FILE)?, dir: dir.to_owned(), _lock: lock })
+    }
+
+    /// Who a slot is. Its name is one that a file can have.
+    pub fn identity_of_slot(&self, name: &str) -> Result<Uuid, StateDirError> {
+        identity(&self.dir, &format!("{IDENTITY_FILE}.slot-{name}"))
+    }
+}
+
+fn identity(dir: &Path, file: &str) -> Result<Uuid, StateDirError> {
+    let path = dir.join(file);
+    match fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse().map_err(|source| StateDirError::BadIdentity { path, source }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => make_identity(dir, &path),
+        Err(error) => Err(failed("read", &path)(error)),
     }
 }
 

@@ -63,7 +63,7 @@ impl Farm {
         let mut command = program("pcfarm-worker")?;
         command.args(["--server", &self.url, "--cores", "2", "--hostname", "pc1", "--state-dir"]).arg(state);
         self.agents.push(Running(command.stdout(Stdio::null()).stderr(log).spawn()?));
-        self.until("select count(*) from pcfarm.workstation", 1).await?;
+        self.until("select count(*) from pcfarm.workstation where hostname = 'pc1'", 1).await?;
         Ok(self)
     }
 

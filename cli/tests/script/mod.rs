@@ -226,6 +226,10 @@ impl JobService for Script {
         self.known(request.get_ref().job_id)
     }
 
+    async fn set_info(&self, request: Request<SetInfoRequest>) -> Answer<Job> {
+        self.known(request.get_ref().job_id)
+    }
+
     async fn hold_job(&self, request: Request<JobRequest>) -> Answer<Job> {
         self.known(request.get_ref().job_id)
     }
@@ -298,6 +302,14 @@ impl WorkstationService for Script {
 
     async fn set_selection(&self, _: Request<SetSelectionRequest>) -> Answer<SetSelectionResponse> {
         Ok(Response::new(SetSelectionResponse {}))
+    }
+
+    async fn set_slot(&self, _: Request<SetSlotRequest>) -> Answer<SetSlotResponse> {
+        Ok(Response::new(SetSlotResponse {}))
+    }
+
+    async fn list_slots(&self, _: Request<ListSlotsRequest>) -> Answer<ListSlotsResponse> {
+        Ok(Response::new(ListSlotsResponse::default()))
     }
 }
 

@@ -149,6 +149,7 @@ mod tests {
             same_instance: false,
             was_dead: false,
             selection: None,
+            slots: Vec::new(),
         };
         let session = Session::new(&connection, &hello, mpsc::channel(1).0, CancellationToken::new());
         session.add_credit(1);

@@ -6,6 +6,7 @@ use crate::farm::Farm;
 use crate::grpc::status_code;
 use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
+use crate::watch;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1::agent_message::Message;
@@ -164,6 +165,7 @@ async fn register(
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(out.try_send(Ok(message)));
+    watch::tell_slots(&session, &connection.slots);
     Ok(session)
 }
 

@@ -6,6 +6,8 @@ mod submission;
 
 use super::status_code;
 use crate::farm::Farm;
+use crate::problem;
+use bytes::Bytes;
 use chunks::Chunks;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_faults::{CrashPoint, crash_point};
@@ -13,9 +15,10 @@ use pcfarm_proto::ids::{JobId, ProblemId};
 use pcfarm_proto::v1::job_service_server::JobService;
 use pcfarm_proto::v1::{
     GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, ListJobsResponse, ListProblemsRequest, ListProblemsResponse,
-    ProblemOutcome, ProblemStatus, SubmitRequest, SubmitResponse,
+    ProblemOutcome, ProblemStatus, SetInfoRequest, SubmitRequest, SubmitResponse,
 };
 use pcfarm_sql::jobs::{self, problems, results};
+use pcfarm_sql::json::RawJson;
 use std::sync::Arc;
 use std::time::Duration;
 use submission::Submissions;
@@ -53,7 +56,17 @@ impl JobsApi {
         let job = jobs::get(client, job_id).await.map_err(status_code::of)?;
         let job = job.ok_or_else(|| not_found(job_id))?;
         let lanes = jobs::lanes(client, job_id).await.map_err(status_code::of)?;
-        Ok(Response::new(job_message(job, lanes)))
+        let info = jobs::info(client, job_id).await.map_err(status_code::of)?.unwrap_or_default().0;
+        Ok(Response::new(Job { info, ..job_message(job, lanes) }))
+    }
+
+    async fn set_info_of(&self, asked: SetInfoRequest) -> Result<Response<Job>, Status> {
+        let job_id = JobId(asked.job_id);
+        let patch = problem::json(&asked.patch)
+            .map_err(|wrong| Status::invalid_argument(format!("the patch of a job's info: {wrong}")))?;
+        let client = self.client().await?;
+        jobs::set_info(&client, job_id, &RawJson(patch.to_owned().into())).await.map_err(status_code::of)?;
+        self.job(&client, job_id).await
     }
 
     async fn wait(&self, timeout: Option<Duration>, job_id: JobId) -> Result<Response<Job>, Status> {
@@ -143,6 +156,10 @@ impl JobService for JobsApi {
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
         self.job(&self.client().await?, JobId(request.into_inner().job_id)).await
+    }
+
+    async fn set_info(&self, request: Request<SetInfoRequest>) -> Result<Response<Job>, Status> {
+        self.set_info_of(request.into_inner()).await
     }
 
     async fn open_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
@@ -277,6 +294,7 @@ fn job_message(job: jobs::Job, lanes: Vec<jobs::Lane>) -> Job {
         requeued: job.requeued,
         lanes: lanes.into_iter().map(lane_message).collect(),
         title: job.title,
+        info: Bytes::new(),
     }
 }
 

@@ -5,8 +5,9 @@ use deadpool_postgres::Pool;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
-    DrainWorkstationRequest, ListWorkstationsRequest, ListWorkstationsResponse, SetSelectionRequest,
-    SetSelectionResponse, Workstation, WorkstationCheckout, WorkstationState,
+    DrainWorkstationRequest, ListSlotsRequest, ListSlotsResponse, ListWorkstationsRequest, ListWorkstationsResponse,
+    SetSelectionRequest, SetSelectionResponse, SetSlotRequest, SetSlotResponse, Slot, Workstation, WorkstationCheckout,
+    WorkstationState,
 };
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::{farm, presence};
@@ -54,6 +55,22 @@ impl WorkstationsApi {
         Ok(Response::new(SetSelectionResponse {}))
     }
 
+    async fn set_slot(&self, asked: SetSlotRequest) -> Result<Response<SetSlotResponse>, Status> {
+        let SetSlotRequest { hostnames, name, running } = asked;
+        if hostnames.is_empty() {
+            return Err(Status::invalid_argument("name workstations"));
+        }
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        presence::set_slot(&client, &hostnames, &name, running).await.map_err(status_code::of)?;
+        Ok(Response::new(SetSlotResponse {}))
+    }
+
+    async fn slots(&self) -> Result<Response<ListSlotsResponse>, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let slots = presence::slots(&client).await.map_err(status_code::of)?;
+        Ok(Response::new(ListSlotsResponse { slots: slots.into_iter().map(slot).collect() }))
+    }
+
     async fn drain(&self, asked: DrainWorkstationRequest) -> Result<Response<Workstation>, Status> {
         let DrainWorkstationRequest { workstation_id, undo } = asked;
         let id = WorkstationId(workstation_id);
@@ -88,6 +105,14 @@ impl WorkstationService for WorkstationsApi {
     ) -> Result<Response<SetSelectionResponse>, Status> {
         self.select(request.into_inner()).await
     }
+
+    async fn set_slot(&self, request: Request<SetSlotRequest>) -> Result<Response<SetSlotResponse>, Status> {
+        WorkstationsApi::set_slot(self, request.into_inner()).await
+    }
+
+    async fn list_slots(&self, _: Request<ListSlotsRequest>) -> Result<Response<ListSlotsResponse>, Status> {
+        self.slots().await
+    }
 }
 
 pub(super) fn not_found(id: WorkstationId) -> Status {
@@ -112,6 +137,12 @@ fn message(one: farm::Workstation) -> Workstation {
         last_heard: one.last_heard.map(Into::into),
         server: one.server.unwrap_or_default(),
     }
+}
+
+fn slot(slot: presence::Slot) -> Slot {
+    let presence::Slot { hostname, name, started_at, state, selection } = slot;
+    let (state, selection) = (state.unwrap_or_default(), selection.unwrap_or_default());
+    Slot { hostname, name, started: Some(started_at.into()), state, selection }
 }
 
 fn state(state: farm::WorkstationState) -> WorkstationState {

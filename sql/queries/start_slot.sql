@@ -1,0 +1,1 @@
+select pcfarm.start_slot($1, $2)

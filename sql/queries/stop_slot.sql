@@ -1,0 +1,1 @@
+select pcfarm.stop_slot($1, $2)
