@@ -78,6 +78,8 @@ pub enum Verb {
     Explain(ExplainVerb),
     /// What happened: who did what, to what, when
     Events(EventsArgs),
+    /// What was done in each hour, by job type and user
+    Statistics(StatisticsArgs),
     /// Who is told when jobs end, are late or have failures, and what could not be told
     #[command(subcommand)]
     Alerts(AlertsVerb),
@@ -605,6 +607,19 @@ pub struct SubscribeArgs {
     /// By the clocks of this time zone: Europe/Berlin; UTC if missing
     #[arg(long, value_name = "ZONE")]
     pub zone: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct StatisticsArgs {
+    /// Then or later: 2026-03-01T18:00:00Z
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<jiff::Timestamp>,
+    /// Of this job type
+    #[arg(long = "type", value_name = "TYPE")]
+    pub job_type: Option<String>,
+    /// Of this user
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
 }
 
 #[derive(Debug, Args)]

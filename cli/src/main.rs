@@ -25,6 +25,7 @@ mod resources;
 mod results;
 mod settings;
 mod slots;
+mod statistics;
 mod status;
 mod text;
 mod top;
@@ -98,6 +99,7 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Resources(verb) => resources::run(&farm, verb, output).await?,
         Verb::Queue(verb) => queue::run(&farm, verb, output).await?,
         Verb::Select(args) => workstations::select(&farm, args, output).await?,
+        Verb::Statistics(args) => statistics::statistics(&farm, args, output).await?,
         Verb::Slots(SlotsVerb::List) => slots::list(&farm, output).await?,
         Verb::Slots(SlotsVerb::Start(args)) => slots::set(&farm, args, true, output).await?,
         Verb::Slots(SlotsVerb::Stop(args)) => slots::set(&farm, args, false, output).await?,

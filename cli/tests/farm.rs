@@ -128,6 +128,10 @@ async fn an_agent_runs_slots_that_are_started_and_stopped_live() -> Test {
     let elsewhere = "select count(*) from pcfarm.checkout c join pcfarm.workstation w using (workstation_id)
          where w.hostname not like '%#quick' and c.ending = 'accepted'";
     assert_eq!(farm.number(elsewhere).await?, 0);
+    farm.until("select coalesce(sum(done), 0)::bigint from pcfarm.statistic where job_type = 'echo'", 20).await?;
+    let statistics = farm.json("statistics --type echo").await?;
+    assert_eq!((&statistics["statistics"][0]["done"], &statistics["statistics"][0]["failed"]), (&json!(20), &json!(0)));
+    assert_eq!(farm.json("statistics --user nobody").await?["statistics"], json!([]));
     // A slot that is stopped gives back what it holds, and nobody else may take it.
     let nap = farm.file("nap.ndjson", "{\"key\":\"1\",\"payload\":{\"ms\":20}}\n")?;
     let stopped = farm.json("slots stop quick pc1").await?;

@@ -76,7 +76,7 @@ const HAND_OUTS_AT_ONCE: usize = 64;
 /// Problems that one call commits, unless a single checkout has more: what is read for the next one has to fit in memory.
 const PROBLEMS_AT_ONCE: usize = 16_000;
 
-/// Lanes without anything ahead that are read while a call commits.
+/// Lanes with next to nothing ahead that are read while a call commits.
 const READ_AT_ONCE: usize = 16;
 
 /// Between two looks at what limits leave, while they keep somebody from being served.
@@ -390,12 +390,15 @@ impl Dispatcher {
     /// anybody still waits.
     fn wanted_ahead<'a>(&mut self, decisions: impl Iterator<Item = &'a Decision>) -> Vec<(LaneKey, usize)> {
         let mut handed_out: HashMap<LaneKey, usize> = HashMap::new();
+        let mut largest = 1;
         for decision in decisions {
+            largest = largest.max(decision.taken.problems.len());
             *handed_out.entry(decision.choice.lane()).or_default() += decision.taken.problems.len();
         }
-        let unread: Vec<LaneKey> = self.lanes.unread().take(READ_AT_ONCE).collect();
+        // A lane whose rest is less than a checkout would end the next round of decisions when its turn comes.
+        let unread: Vec<LaneKey> = self.lanes.unread(largest).take(READ_AT_ONCE).collect();
         for key in unread {
-            handed_out.entry(key).or_insert(1);
+            handed_out.entry(key).or_insert(2 * largest);
         }
         let Dispatcher { lanes, waiting, .. } = self;
         handed_out.retain(|key, problems| {

@@ -20,6 +20,9 @@ const SWEEP_PAUSE_FACTOR: u32 = 30;
 /// What nudges a sweep is about to hand out or has just accepted: that goes first.
 const SWEEP_DELAY: Duration = Duration::from_millis(5);
 
+/// Jobs that end in one transaction: until it commits, nothing is loaded into them.
+const JOBS_AT_ONCE: usize = 50;
+
 /// Ten thousand rows each: so many jobs and problems are forgotten in the time between two of these at most.
 const FORGET_STEPS: usize = 10;
 
@@ -57,8 +60,8 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
     while upkeep::move_due(&*client).await.context("moving what is due")? > 0 {}
     upkeep::exhaust_lanes(&*client).await.context("marking exhausted lanes")?;
     crash_point(CrashPoint::LanesExhausted);
-    for job_id in upkeep::maybe_empty_jobs(&*client).await.context("looking for empty jobs")? {
-        if let Some(state) = upkeep::end_job_if_empty(&*client, job_id).await.context("ending a job")? {
+    for jobs in upkeep::maybe_empty_jobs(&*client).await.context("looking for empty jobs")?.chunks(JOBS_AT_ONCE) {
+        for (job_id, state) in upkeep::end_jobs_if_empty(&*client, jobs).await.context("ending jobs")? {
             crash_point(CrashPoint::JobEnded);
             info!(%job_id, state, "job ended");
         }
@@ -70,7 +73,9 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
 /// came by COPY has not. Says the signals that it knows, and forgets what is old.
 async fn tidy(farm: &Farm, analyzed: &mut Option<LaneId>) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
+    upkeep::count_progress(&*client).await.context("counting progress")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;
+    upkeep::forget_statistics(&*client).await.context("forgetting old statistics")?;
     crash_point(CrashPoint::ProgressFolded);
     let newest = upkeep::newest_large_lane(&*client).await.context("looking for large loads")?;
     if newest > *analyzed {

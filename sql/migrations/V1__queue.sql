@@ -337,6 +337,22 @@ create table pcfarm.progress (
     job_type text not null,
     done     bigint not null default 0,
     failed   bigint not null default 0,
-    requeued bigint not null default 0
+    requeued bigint not null default 0,
+    -- What has been added to pcfarm.statistic is not added again.
+    noted_at timestamptz not null default clock_timestamp(),
+    counted  boolean not null default false
 );
+create index progress_not_counted on pcfarm.progress (noted_at) where not counted;
+
+-- What was done in each hour.
+create table pcfarm.statistic (
+    hour     timestamptz not null,
+    job_type text not null,
+    owner    name not null,
+    done     bigint not null,
+    failed   bigint not null,
+    requeued bigint not null,
+    primary key (hour, job_type, owner)
+);
+
 create index progress_by_job on pcfarm.progress (job_id, job_type) include (done, failed, requeued);

@@ -310,7 +310,7 @@ begin
     grant select on pcfarm.job_type, pcfarm.related_read, pcfarm.job, pcfarm.lane, pcfarm.problem, pcfarm.requeued,
         pcfarm.result, pcfarm.queue_pointer, pcfarm.in_progress, pcfarm.workstation_status, pcfarm.job_progress,
         pcfarm.jobs_ordered, pcfarm.problems_ordered, pcfarm.job_problems, pcfarm.user_status, pcfarm.resource_status,
-        pcfarm.profile, pcfarm.profile_now, pcfarm.signal, pcfarm.job_after, pcfarm.job_info, pcfarm.event,
+        pcfarm.profile, pcfarm.profile_now, pcfarm.signal, pcfarm.job_after, pcfarm.job_info, pcfarm.statistic, pcfarm.event,
         pcfarm.subscription_status, pcfarm.alert_status to pcfarm_loader;
     grant insert, update (batch_order) on pcfarm.problem to pcfarm_loader;
     grant select, insert on pcfarm.delayed to pcfarm_loader;

@@ -18,6 +18,7 @@ pub mod json;
 pub mod lanes;
 pub mod migrate;
 pub mod presence;
+pub mod statistics;
 pub mod submit;
 pub mod upkeep;
 

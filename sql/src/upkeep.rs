@@ -68,9 +68,11 @@ pub async fn maybe_empty_jobs(client: &impl Queries) -> Result<Vec<JobId>, Error
     rows.iter().map(|row| row.try_get(0)).collect()
 }
 
-/// Ends the job if it is empty. Returns the state it ended in.
-pub async fn end_job_if_empty(client: &impl Queries, job_id: JobId) -> Result<Option<String>, Error> {
-    client.run(include_str!("../queries/end_job.sql"), &[&job_id]).await?[0].try_get(0)
+/// Ends those of the jobs that are empty. Returns the states in which they ended.
+pub async fn end_jobs_if_empty(client: &impl Queries, jobs: &[JobId]) -> Result<Vec<(JobId, String)>, Error> {
+    let ids: Vec<i64> = jobs.iter().map(|job| job.0).collect();
+    let rows = client.run(include_str!("../queries/end_jobs.sql"), &[&ids]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
 /// The newest lane that is large enough to change what the planner should know.
@@ -88,7 +90,16 @@ pub async fn forget_old_job(client: &impl Queries) -> Result<i64, Error> {
     client.run(include_str!("../queries/forget_old_job.sql"), &[]).await?[0].try_get(0)
 }
 
-/// Folds progress rows.
+/// Adds what was done to the statistics of its hour; at most 20,000 transactions' worth.
+pub async fn count_progress(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/count_progress.sql"), &[]).await.map(drop)
+}
+
+pub async fn forget_statistics(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/forget_statistics.sql"), &[]).await.map(drop)
+}
+
+/// Folds what has been counted.
 pub async fn fold_progress(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/fold_progress.sql"), &[]).await.map(drop)
 }

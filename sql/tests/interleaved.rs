@@ -178,7 +178,7 @@ impl Act {
             Act::CloseLost => closing(held, Closing::Lost).await,
             Act::CloseFinished => closing(held, Closing::Finished).await,
             Act::CloseAnother => closing(another, Closing::Lost).await,
-            Act::End => upkeep::end_job_if_empty(&**client, *job).await.map(drop),
+            Act::End => upkeep::end_jobs_if_empty(&**client, &[*job]).await.map(drop),
             Act::Cancel => call(format!("select pcfarm.cancel_job({job})")).await,
             Act::Hold => call(format!("select pcfarm.hold_job({job})")).await,
             Act::Retry => call(format!("select pcfarm.retry_job({job})")).await,

@@ -133,7 +133,7 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
         ),
         ("held_problems", "", format!("('{ids}')"), &["problem_in_dispatch_order", "requeued_pkey"]),
         ("open_lanes", "", String::new(), &["checkout_after_checkout", "requeued_pkey"]),
-        ("end_job", "", format!("({job})"), &[]),
+        ("end_jobs", "", format!("('{{{job}}}')"), &[]),
         ("checkout_facts", "", format!("('{ids}')"), &[]),
         ("revoked_checkouts", "", format!("('{ids}')"), &[]),
         ("live_checkouts_of", "", "('{1,2}')".into(), &["checkout_live"]),

@@ -64,9 +64,10 @@ async fn serve(queue: &Queue, server: u64, jobs: &[JobId], out: &RefCell<Vec<Hel
             }
             13 => {
                 upkeep::exhaust_lanes(&*client).await.expect("exhausted");
+                upkeep::count_progress(&*client).await.expect("counted");
                 upkeep::fold_progress(&*client).await.expect("folded");
                 for job_id in jobs {
-                    upkeep::end_job_if_empty(&*client, *job_id).await.expect("asked");
+                    upkeep::end_jobs_if_empty(&*client, &[*job_id]).await.expect("asked");
                 }
             }
             14 => {

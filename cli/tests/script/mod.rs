@@ -346,6 +346,10 @@ impl FarmService for Script {
         Ok(Response::new(ExplainResponse { reasons }))
     }
 
+    async fn list_statistics(&self, _: Request<ListStatisticsRequest>) -> Answer<ListStatisticsResponse> {
+        Ok(Response::new(ListStatisticsResponse::default()))
+    }
+
     async fn list_events(&self, _: Request<ListEventsRequest>) -> Answer<ListEventsResponse> {
         let event = Event {
             event_id: 7,

@@ -134,9 +134,9 @@ impl Lanes {
         self.short_of_room.take()
     }
 
-    /// Those that may be next and have nothing ahead.
-    pub fn unread(&self) -> impl Iterator<Item = LaneKey> {
-        let unread = |key: &LaneKey| self.lanes.get(key).is_some_and(|lane| !lane.has_ahead(1));
+    /// Those that may be next and have less than so many problems ahead.
+    pub fn unread(&self, least: usize) -> impl Iterator<Item = LaneKey> {
+        let unread = move |key: &LaneKey| self.lanes.get(key).is_some_and(|lane| !lane.has_ahead(least));
         self.ring.firsts().map(key_of).filter(move |key| unread(key))
     }
 

@@ -6,14 +6,16 @@ use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_proto::v1::farm_service_server::FarmService;
 use pcfarm_proto::v1::{
     Event, ExplainRequest, ExplainResponse, FarmStatus, GetStatusRequest, ListEventsRequest, ListEventsResponse,
-    ServerStatus,
+    ListStatisticsRequest, ListStatisticsResponse, ServerStatus, Statistic,
 };
 use pcfarm_recycler::pulse_limit;
-use pcfarm_sql::{events, farm};
-use std::time::Duration;
+use pcfarm_sql::{events, farm, statistics};
+use std::time::{Duration, SystemTime};
 use tonic::{Request, Response, Status};
 
 const DEFAULT_PAGE: u32 = 100;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 pub struct FarmApi {
     pool: Pool,
@@ -25,6 +27,19 @@ pub struct FarmApi {
 impl FarmApi {
     pub fn new(pool: Pool, lease: Duration, warnings: Vec<String>) -> FarmApi {
         FarmApi { pool, lease, warnings }
+    }
+
+    async fn statistics(&self, asked: ListStatisticsRequest) -> Result<Response<ListStatisticsResponse>, Status> {
+        let ListStatisticsRequest { since, job_type, owner, limit } = asked;
+        let since = match since {
+            None => SystemTime::now() - DAY,
+            Some(stamp) => time(stamp).ok_or_else(|| Status::invalid_argument("a time that cannot be"))?,
+        };
+        let (job_type, owner) = (Some(&*job_type).filter(|t| !t.is_empty()), Some(&*owner).filter(|t| !t.is_empty()));
+        let limit = if limit == 0 { statistics::PAGE_LIMIT } else { limit };
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let found = statistics::statistics(&client, since, job_type, owner, limit).await.map_err(status_code::of)?;
+        Ok(Response::new(ListStatisticsResponse { statistics: found.into_iter().map(statistic).collect() }))
     }
 
     async fn events(&self, asked: ListEventsRequest) -> Result<Response<ListEventsResponse>, Status> {
@@ -81,9 +96,21 @@ impl FarmService for FarmApi {
         self.reasons(request.into_inner()).await
     }
 
+    async fn list_statistics(
+        &self,
+        request: Request<ListStatisticsRequest>,
+    ) -> Result<Response<ListStatisticsResponse>, Status> {
+        self.statistics(request.into_inner()).await
+    }
+
     async fn list_events(&self, request: Request<ListEventsRequest>) -> Result<Response<ListEventsResponse>, Status> {
         self.events(request.into_inner()).await
     }
+}
+
+fn statistic(of: statistics::Statistic) -> Statistic {
+    let statistics::Statistic { hour, job_type, owner, done, failed, requeued } = of;
+    Statistic { hour: Some(hour.into()), job_type, owner, done, failed, requeued }
 }
 
 fn event(event: events::Event) -> Event {

@@ -123,7 +123,11 @@ impl Queue {
     }
 
     pub async fn end(&self, job_id: JobId) -> Option<String> {
-        pcfarm_sql::upkeep::end_job_if_empty(&*self.server().await, job_id).await.expect("asked")
+        pcfarm_sql::upkeep::end_jobs_if_empty(&*self.server().await, &[job_id])
+            .await
+            .expect("asked")
+            .pop()
+            .map(|ended| ended.1)
     }
 
     pub async fn state(&self, job_id: JobId) -> String {

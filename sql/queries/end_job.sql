@@ -1,1 +1,0 @@
-select pcfarm.end_job_if_empty($1)

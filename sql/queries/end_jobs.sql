@@ -1,0 +1,7 @@
+-- Of these jobs, those that are empty end: in one transaction, so that a thousand small jobs do not wait for a thousand
+-- commits. Each call looks in a snapshot of its own, and passes over a job that somebody else has locked.
+select j.job_id, e.state
+from unnest($1::bigint[]) with ordinality as j(job_id, n)
+cross join lateral (select pcfarm.end_job_if_empty(j.job_id) as state offset 0) e
+where e.state is not null
+order by j.n
