@@ -77,7 +77,7 @@ const HAND_OUTS_AT_ONCE: usize = 64;
 const PROBLEMS_AT_ONCE: usize = 16_000;
 
 /// Lanes with next to nothing ahead that are read while a call commits.
-const READ_AT_ONCE: usize = 16;
+const READ_AT_ONCE: usize = 32;
 
 /// Between two looks at what limits leave, while they keep somebody from being served.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);

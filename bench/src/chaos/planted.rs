@@ -440,10 +440,10 @@ pub const PLANTED: &[Planted] = &[
     Planted {
         name: "folds-counts-wrongly",
         what: "counts that are folded lose some",
-        how: &[How::Statement(&[
-            ("having count(*) > 200", "having count(*) > 1"),
-            ("sum(f.done), sum(f.failed), sum(f.requeued)", "max(f.done), max(f.failed), max(f.requeued)"),
-        ])],
+        how: &[How::Statement(&[(
+            "sum(f.done), sum(f.failed), sum(f.requeued), true from fresh",
+            "max(f.done), max(f.failed), max(f.requeued), true from fresh",
+        )])],
         faults: &[],
     },
 ];

@@ -27,7 +27,7 @@ const AHEAD_PROBLEMS: usize = 4_000;
 const AHEAD_BYTES: usize = 8 << 20;
 const AHEAD_BYTES_OF_ALL: usize = 64 << 20;
 const AHEAD_PROBLEMS_EACH: usize = 250;
-const AHEAD_PROBLEMS_OF_ALL: usize = 128_000;
+const AHEAD_PROBLEMS_OF_ALL: usize = 256_000;
 
 /// What a lane that is not next may keep of it: as much as a small submission brings.
 const AHEAD_KEPT_BYTES: usize = 32 << 10;
