@@ -108,13 +108,18 @@ select pcfarm.create_job_type('single_message', 'message', '{
     "default_priority": 3, "default_duration": "15 minutes", "max_attempts": 4, "retry_delay": "30 seconds",
     "time_limit": "10 minutes"}');
 
--- Its key is mailing/recipient, the last one that was read.
-select pcfarm.create_job_type('mailing', 'mailing', '{
-    "description": "reads its recipients in steps, and enqueues their messages",
-    "default_priority": 0, "default_duration": "7 days", "max_attempts": 3, "retry_delay": "30 seconds",
-    "time_limit": "5 minutes", "read_role": "office_reader"}');
+-- A mailing's messages. What reads its recipients is of another type, so that the profile counts messages alone.
+select pcfarm.create_job_type('mailing', 'message', '{
+    "description": "sends the messages of mailings, so many an hour",
+    "default_priority": 0, "default_duration": "7 days", "max_attempts": 4, "retry_delay": "30 seconds",
+    "time_limit": "10 minutes"}');
 
-select pcfarm.set_related_read('mailing', 'recipients', $read$
+-- Its key is mailing/recipient, the last one that was read.
+select pcfarm.create_job_type('mailing_recipients', 'mailing', '{
+    "description": "reads the recipients of a mailing in steps, and enqueues their messages",
+    "max_attempts": 3, "retry_delay": "2 seconds", "time_limit": "5 minutes", "read_role": "office_reader"}');
+
+select pcfarm.set_related_read('mailing_recipients', 'recipients', $read$
     select k.key, r.recipient_id, r.email
     from unnest($1::text[]) k (key)
     cross join lateral (
@@ -123,8 +128,8 @@ select pcfarm.set_related_read('mailing', 'recipients', $read$
         order by r.recipient_id limit 500) r
 $read$);
 
--- The customs of the place: by day few and one at a time, at night and on Thursday and Friday many. It holds for all
--- problems of the jobs of this type, so for the messages as well; a message counts as many as it has recipients.
+-- The customs of the place: by day few and one at a time, at night and on Thursday and Friday many. A message counts as
+-- many as it has recipients.
 select pcfarm.delete_profile(p.profile_id) from pcfarm.profile p where p.job_type = 'mailing';
 select pcfarm.set_profile('mailing', '{"weekdays": "sat-wed", "from": "07:00", "to": "24:00",
     "time_zone": "Asia/Tehran", "problems_per_hour": 5, "problems_per_checkout": 1}');

@@ -153,8 +153,10 @@ mod tests {
     #[test]
     fn a_step_enqueues_its_lines_and_the_next_step() {
         let row = PieceRow { first_line: 1, text: "person,course\nP1,M1\n,M1\nP\"3,M1\n".to_owned(), more: true };
-        let solved =
-            Trial::new("7/1").related("piece", Some("7/1"), &row).solve_whole(&EnrolmentFile, &json!({})).expect("read");
+        let solved = Trial::new("7/1")
+            .related("piece", Some("7/1"), &row)
+            .solve_whole(&EnrolmentFile, &json!({}))
+            .expect("read");
         let keys: Vec<&str> = solved.enqueued.iter().map(NewProblem::key).collect();
         assert_eq!(keys, [r#"[7,2,"P1","M1"]"#, r#"[7,4,"P\"3","M1"]"#, "7/2"]);
         let refused = json!([{"line": 3, "refused": "it names no person"}]);
@@ -171,7 +173,8 @@ mod tests {
     #[test]
     fn a_file_without_its_columns_is_refused_as_a_whole() {
         let row = PieceRow { first_line: 1, text: "name\nP1\n".to_owned(), more: true };
-        let solved = Trial::new("7/1").related("piece", None, &row).solve_whole(&EnrolmentFile, &json!({})).expect("read");
+        let solved =
+            Trial::new("7/1").related("piece", None, &row).solve_whole(&EnrolmentFile, &json!({})).expect("read");
         assert_eq!((solved.enqueued.len(), &solved.solution["lines_in_all"]), (0, &json!(1)));
         assert_eq!(solved.solution["refused"][0]["refused"], "there is no column person in the first line");
     }

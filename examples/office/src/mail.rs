@@ -78,10 +78,11 @@ impl Post {
     /// Several recipients do not see each other.
     fn message(&self, mail: &Mail<'_>) -> anyhow::Result<Message> {
         ensure!((1..=RECIPIENTS_LIMIT).contains(&mail.to.len()), "{} recipients", mail.to.len());
-        let mut message = Message::builder()
-            .from(self.from.clone())
-            .subject(mail.subject)
-            .message_id(Some(format!("<{}@{}>", mail.id, self.from.email.domain())));
+        let mut message = Message::builder().from(self.from.clone()).subject(mail.subject).message_id(Some(format!(
+            "<{}@{}>",
+            mail.id,
+            self.from.email.domain()
+        )));
         for to in mail.to {
             let address: Address = to.parse().with_context(|| format!("{to:?} is no address"))?;
             let to = Mailbox::new(None, address);

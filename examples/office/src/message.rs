@@ -6,9 +6,6 @@ use pcfarm_worker::{Controller, NewProblem, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// The job type of the problems that a mailing enqueues.
-const SINGLE_MESSAGE: &str = "single_message";
-
 /// `message`: sends one message. It is sent again when its agent dies before the farm knows that it was; its `Message-ID`
 /// is the same then.
 #[derive(Clone, Debug)]
@@ -60,7 +57,7 @@ impl Controller for SingleMessage {
             Err(NotSent::Refused(why)) if to.len() > 1 => {
                 for one in to {
                     let message = Message { to: vec![one.clone()], subject: subject.clone(), body: body.clone() };
-                    problem.enqueue(NewProblem::new(one, &message)?.job_type(SINGLE_MESSAGE));
+                    problem.enqueue(NewProblem::new(one, &message)?.job_type(problem.job_type()));
                 }
                 Ok(Sent { recipients: 0, split: Some(why) })
             }
@@ -73,8 +70,8 @@ fn message_id<P>(problem: &Problem<'_, P>) -> String {
     format!("{}.{}", problem.job_id(), problem.problem_id())
 }
 
-/// `mailing`: reads some recipients, enqueues their messages, and then the step that reads the next ones. A problem's key is
-/// `mailing/recipient`, where the last step ended.
+/// `mailing`: reads some recipients, enqueues their messages, and then the step that reads the next ones. Its problem's key
+/// is `mailing/recipient`, where the last step ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Mailing;
 
@@ -108,19 +105,20 @@ impl Controller for Mailing {
         let so_far = problem.payload().recipients_before + recipients.len();
         if let Some(last) = recipients.last() {
             let next = MailingStep { recipients_before: so_far };
-            problem.enqueue(NewProblem::new(format!("{mailing}/{}", last.recipient_id), &next)?);
+            let key = format!("{mailing}/{}", last.recipient_id);
+            problem.enqueue(NewProblem::new(key, &next)?.job_type(problem.job_type()));
         }
         problem.update_info(&json!({"recipients": so_far, "all_read": recipients.is_empty()}))?;
         Ok(recipients.len())
     }
 }
 
-/// It counts as many as it has recipients against the limits of the hour.
+/// Of its job's type, whose profile it counts against: as many as it has recipients.
 fn message(some: &[Recipient]) -> anyhow::Result<NewProblem> {
     let to: Vec<String> = some.iter().map(|one| one.email.clone()).collect();
     let key = format!("message to {} and on", some[0].recipient_id);
     let message = NewProblem::new(key, &Message { to, subject: None, body: None })?;
-    Ok(message.job_type(SINGLE_MESSAGE).weight(u32::try_from(some.len())?))
+    Ok(message.weight(u32::try_from(some.len())?))
 }
 
 /// `report`: mails what the related read `report` says, a line a row.
@@ -213,7 +211,8 @@ mod tests {
     #[test]
     fn a_refusal_fails_one_and_splits_several() {
         let (post, _relay) = relay();
-        let error = Trial::new("x").solve(&SingleMessage(post), &json!({"to": ["gone@example.org"]})).expect_err("refused");
+        let error =
+            Trial::new("x").solve(&SingleMessage(post), &json!({"to": ["gone@example.org"]})).expect_err("refused");
         assert!(format!("{error:#}").contains("no such mailbox"), "{error:#}");
         let (post, _relay) = relay();
         let to = json!({"to": ["a@example.org", "gone@example.org"], "subject": "News"});
@@ -243,7 +242,7 @@ mod tests {
         let keys: Vec<&str> = solved.enqueued.iter().map(NewProblem::key).collect();
         assert_eq!(keys, ["message to 11 and on", "message to 15 and on", "4/15"]);
         let expected = NewProblem::new("message to 11 and on", &json!({"to": ["p11@example.org", "p12@example.org"]}));
-        assert_eq!(solved.enqueued[0], expected.expect("JSON").job_type(SINGLE_MESSAGE).weight(2));
+        assert_eq!(solved.enqueued[0], expected.expect("JSON").weight(2));
         assert_eq!(solved.info, Some(json!({"recipients": 3, "all_read": false})));
     }
 

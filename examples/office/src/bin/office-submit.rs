@@ -49,9 +49,7 @@ async fn main() -> anyhow::Result<()> {
 
 async fn done(client: &mut Client, command: &Command) -> anyhow::Result<Value> {
     Ok(match command {
-        Command::Queued { file, submitter } => {
-            serde_json::to_value(submit::queued(client, file, submitter).await?)?
-        }
+        Command::Queued { file, submitter } => serde_json::to_value(submit::queued(client, file, submitter).await?)?,
         Command::Direct { file } => serde_json::to_value(submit::direct(client, file).await?)?,
     })
 }
