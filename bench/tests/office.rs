@@ -13,7 +13,7 @@ use postbox::{has, header, mails};
 use serde_json::{Value, json};
 
 /// For a mailing of some hours, which are short.
-const LONGEST: Duration = Duration::from_secs(110);
+const LONGEST: Duration = Duration::from_secs(90);
 
 /// The office's schema and job types, an SMTP server, and its URL.
 async fn office() -> (Farm, Program, String) {
@@ -89,7 +89,7 @@ fn received(farm: &Farm) -> BTreeMap<String, Vec<String>> {
 
 #[tokio::test]
 async fn the_published_mailing_keeps_its_hours() {
-    const HOUR_SECONDS: u32 = 8;
+    const HOUR_SECONDS: u32 = 5;
     const RECIPIENTS: i64 = 5_000;
     let (farm, _smtp, url) = office().await;
     // A Monday at noon and at three in the morning, and a Friday, by the clocks there.
@@ -102,10 +102,11 @@ async fn the_published_mailing_keeps_its_hours() {
         assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (per_hour, per_checkout), "{moment}");
     }
     mailing_profile(&farm, HOUR_SECONDS, 1000, 5).await;
-    let job = mailing(&farm, RECIPIENTS, json!({"subject": "News", "body": "None."})).await;
+    let options = json!({"subject": "News", "body": "None.", "recipients_per_message": 5});
+    let job = mailing(&farm, RECIPIENTS, options).await;
     let server = farm.serving("a", &[]).await;
     let mut agents = ["one", "two"].map(|name| agent(&farm, name, &server, &url));
-    farm.finished(job, 1_200, LONGEST).await;
+    farm.finished(job, 300, LONGEST).await;
     agents[0].kill();
     assert_eq!(farm.ended(job, LONGEST).await, "done");
     assert!(most_in_an_hour(&farm, HOUR_SECONDS).await <= 1000, "{}", most_in_an_hour(&farm, HOUR_SECONDS).await);
@@ -116,12 +117,12 @@ async fn the_published_mailing_keeps_its_hours() {
     let received = received(&farm);
     assert_eq!(received.len(), RECIPIENTS as usize, "everybody got it");
     let repeated: Vec<_> = received.values().filter(|ids| ids.len() > 1).collect();
-    println!("{} mails came again after an agent was killed", repeated.len());
+    println!("{} recipients got it again after an agent was killed", repeated.len());
     assert!(repeated.iter().all(|ids| ids.iter().all(|id| *id == ids[0])), "repetitions can be recognised");
     let lost = farm
         .number("select coalesce(sum(problems - delivered), 0)::bigint from pcfarm.checkout where ending = 'revoked'")
         .await;
-    assert!(repeated.len() as i64 <= lost, "{} came again, {lost} were lost", repeated.len());
+    assert!(repeated.len() as i64 <= 5 * lost, "{} came again, {lost} were lost", repeated.len());
     farm.check(&[]).await;
 }
 
@@ -130,14 +131,14 @@ async fn by_day_a_mailing_has_five_an_hour_and_one_at_a_time() {
     const HOUR_SECONDS: u32 = 2;
     let (farm, _smtp, url) = office().await;
     mailing_profile(&farm, HOUR_SECONDS, 5, 1).await;
-    let options = json!({"subject": "News", "body": "None.", "recipients_per_message": 3});
-    let job = mailing(&farm, 10, options).await;
+    let options = json!({"subject": "News", "body": "None.", "recipients_per_message": 2});
+    let job = mailing(&farm, 8, options).await;
     let server = farm.serving("a", &[]).await;
     let _agent = agent(&farm, "one", &server, &url);
     assert_eq!(farm.ended(job, LONG).await, "done");
-    assert_eq!(most_in_an_hour(&farm, HOUR_SECONDS).await, 5, "a message counts as many as it has recipients");
+    assert_eq!(most_in_an_hour(&farm, HOUR_SECONDS).await, 4, "a message counts as many as it has recipients");
     assert_eq!(farm.number("select max(problems)::bigint from pcfarm.checkout where job_type = 'mailing'").await, 1);
-    assert!(received(&farm).len() == 10 && received(&farm).values().all(|ids| ids.len() == 1));
+    assert!(received(&farm).len() == 8 && received(&farm).values().all(|ids| ids.len() == 1));
     assert_eq!(mails(&farm.path("")).len(), 4);
     farm.check(&[]).await;
 }

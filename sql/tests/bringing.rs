@@ -36,7 +36,7 @@ async fn waiting(queue: &Queue, job_type: &str) -> String {
 
 /// What failed, by key.
 async fn messages(queue: &Queue, job: JobId) -> Vec<String> {
-    let text = "select key || ': ' || message from pcfarm.job_problems where job_id = $1 and attempts > 0 order by key";
+    let text = "select key || ': ' || message from pcfarm.job_problems where job_id = $1 and attempts > 0 and state <> 'done' order by key";
     queue.client.query(text, &[&job]).await.expect("asked").iter().map(|row| row.get(0)).collect()
 }
 
@@ -105,7 +105,7 @@ async fn what_cannot_be_enqueued_fails_its_problem_alone() {
     let queue = queue().await;
     let job = queue.job(6, 6).await;
     let held = queue.take(job, false, 1).await.expect("some");
-    queue.run("select pcfarm.set_user(array[session_user::text], '{\"queue_limit\": 20}')").await;
+    queue.run("select pcfarm.set_user(array[session_user::name], '{\"queue_limit\": 20}')").await;
     let many: Vec<String> = (0..30).map(|n| format!(r#"{{"key": "m{n}", "payload": 1}}"#)).collect();
     let long = "x".repeat(1025);
     let brought = [

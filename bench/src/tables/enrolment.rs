@@ -80,8 +80,9 @@ fn notes(report: &mut Report) {
          connect once",
     );
     report.note(
-        "farm: from the start of the queued process until its job has ended, one agent on the same cores. Queued is sooner \
-         back, not sooner done, where this is more than direct; the direct process keeps no record of its lines, the farm does",
+        "farm: from the start of the queued process until its job has ended, one agent on the same cores. Where \
+         farm_of_direct is above one, who queues is sooner back and later done; the farm keeps an outcome of each line, the \
+         direct process of those that it refused",
     );
     report.note("memory: the most that the process ever had resident (VmHWM), its program and libraries included");
     report.note(
@@ -95,8 +96,8 @@ fn memory(report: &mut Report, largest: u64) {
     let name = format!("memory_{largest}_ratio");
     match report.median(&name) {
         Some(ratio) if ratio > MEMORY_RATIO => report.note(format!(
-            "queued has {:.0} % of direct's memory, not 91 %: of both most is the program itself, and a file of {largest} \
-             lines is some dozens of KiB",
+            "queued has {:.0} % of direct's memory, not 91 %: of both nearly all is the program and its libraries; a file \
+             of {largest} lines is some dozens of KiB",
             ratio * 100.0
         )),
         _ => report.promise_at_most(&name, MEMORY_RATIO),
@@ -242,7 +243,7 @@ impl Office {
 
     /// The largest file of each way under the least limit that lets both take as many as were published.
     async fn limits(&self, context: &Context, report: &mut Report, figures: &mut Figures) -> anyhow::Result<()> {
-        let (least, most) = (context.scaled(DIRECT_UNDER_LIMIT, 300), context.scaled(50_000, 2_000));
+        let (least, most) = (context.scaled(DIRECT_UNDER_LIMIT, 2_000), context.scaled(50_000, 8_000));
         let mut limit = LEAST_LIMIT;
         for way in [Way::Direct, Way::Queued] {
             limit = limit.max(self.least_limit(way, least, limit).await?);
