@@ -328,7 +328,7 @@ impl Server {
 }
 
 /// Programs are beside the test's executable, or one directory up from it.
-fn executable_path(name: &str) -> PathBuf {
+pub fn executable_path(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("a process knows its executable");
     let places = own.ancestors().skip(1).take(2).map(|directory| directory.join(name));
     let found = places.into_iter().find(|path| Path::is_file(path));

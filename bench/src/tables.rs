@@ -3,6 +3,7 @@
 pub mod convoys;
 pub mod depth;
 pub mod efficiency;
+pub mod enrolment;
 pub mod fairness;
 pub mod latency;
 pub mod load;
@@ -28,6 +29,7 @@ pub const TABLES: &[&str] = &[
     "convoys",
     "recovery",
     "fairness",
+    "enrolment",
 ];
 
 /// Measures one table.
@@ -44,6 +46,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "convoys" => convoys::run(context, report).await,
         "recovery" => recovery::run(context, report).await,
         "fairness" => fairness::run(context, report).await,
+        "enrolment" => enrolment::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }
 }

@@ -1,20 +1,16 @@
 //! People are told, by real servers: webhooks, mail through a real SMTP server, and notifications.
 
+mod postbox;
 mod receiver;
 
-use std::path::{Path, PathBuf};
-
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server};
-use pcfarm_bench::program::Program;
 use pcfarm_proto::ids::JobId;
 use pcfarm_sql::connect::connect;
 use pcfarm_sql::settings::DatabaseSettings;
+use postbox::{has, mails};
 use receiver::{Answer, Certificate, Receiver, SECRET};
 use serde_json::{Value, json};
 use tokio_postgres::AsyncMessage;
-
-/// As one looks for it: the first of PATH, else where Debian has it.
-const SMTP_SERVER: &str = "aiosmtpd";
 
 async fn farm() -> Farm {
     let farm = Farm::new().await;
@@ -178,49 +174,6 @@ async fn jobs_that_end_are_late_or_have_failures_are_told_of_on_a_channel() {
     farm.check(&[]).await;
 }
 
-/// A real SMTP server that keeps a Maildir, and knows nobody whose name is `gone`.
-fn smtp(farm: &Farm, port: u16) -> Program {
-    let directories = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = std::env::split_paths(&directories).chain([PathBuf::from("/usr/bin")]);
-    let executable = places.find_map(|place| Some(place.join(SMTP_SERVER)).filter(|path| path.is_file()));
-    let executable = executable.expect("aiosmtpd is missing: scripts/test installs it (python3-aiosmtpd)");
-    let handler = "import aiosmtpd.handlers
-class Box(aiosmtpd.handlers.Mailbox):
-    async def handle_RCPT(self, server, session, envelope, address, options):
-        if address.startswith('gone'):
-            return '550 5.1.1 no such mailbox'
-        envelope.rcpt_tos.append(address)
-        return '250 OK'
-";
-    std::fs::write(farm.path("box.py"), handler).expect("written");
-    Program::new("smtp", &executable, &farm.path("smtp.log"))
-        .environment("PYTHONPATH", farm.path("").into_os_string())
-        .arguments(["--tlscert".into(), farm.path("trusted.pem"), "--tlskey".into(), farm.path("key.pem")])
-        .arguments(["-n", "-l", &format!("127.0.0.1:{port}"), "-c", "box.Box"])
-        .arguments([farm.path("mail").into_os_string()])
-}
-
-/// The mails that came, unfolded, by subject.
-fn mails(directory: &Path) -> Vec<String> {
-    let files = std::fs::read_dir(directory.join("mail/new")).into_iter().flatten().flatten();
-    let mut mails: Vec<String> = files
-        .map(|file| std::fs::read_to_string(file.path()).expect("a mail"))
-        .map(|mail| mail.replace("\r\n", "\n"))
-        .map(|mail| {
-            let (head, body) = mail.split_once("\n\n").expect("a mail has a body");
-            format!("{}\n\n{body}", head.replace("\n ", " "))
-        })
-        .collect();
-    mails.sort_by_key(|mail| mail.lines().find(|line| line.starts_with("Subject:")).map(str::to_owned));
-    mails
-}
-
-fn has(mail: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(mail.contains(part), "{part}: {mail}");
-    }
-}
-
 #[tokio::test]
 async fn mails_wait_for_their_relay_and_say_what_to_do() {
     let farm = farm().await;
@@ -240,12 +193,8 @@ async fn mails_wait_for_their_relay_and_say_what_to_do() {
     let mut server = Server { program, port };
     server.start().await;
     farm.until(LONG, "select message like '%onnection%' and attempts = 1 from pcfarm.alert_status").await;
-    let mut smtp = smtp(&farm, relay);
-    smtp.start();
-    while std::net::TcpStream::connect(("127.0.0.1", relay)).is_err() {
-        assert!(smtp.runs(), "{}", smtp.log());
-        tokio::task::yield_now().await;
-    }
+    let mut smtp = postbox::smtp(&farm, relay, true);
+    postbox::start(&mut smtp, relay);
     time_passes(&farm).await;
     until_delivered(&farm, 1).await;
     let id = farm.query("select message_id::text from pcfarm.alert", &[]).await[0].get::<_, String>(0);

@@ -15,6 +15,19 @@ use pcfarm_sql::testing;
 /// What the documentation's own controllers are called: agents of the SDK, which share their flags.
 const AGENTS: &[&str] = &["options-agent"];
 
+/// What is built here.
+const PROGRAMS: &[&str] = &[
+    "pcfarm",
+    "pcfarm-server",
+    "pcfarm-worker",
+    "pcfarm-recycler",
+    "airline",
+    "airline-agent",
+    "airline-night",
+    "office-agent",
+    "office-submit",
+];
+
 /// A fenced block.
 struct Block {
     file: String,
@@ -27,7 +40,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the CLI is a folder of the repository").to_owned()
 }
 
-/// README.md, docs/*.md and the example's README.
+/// README.md, docs/*.md and the examples' READMEs.
 fn pages() -> Vec<PathBuf> {
     let root = repository();
     let mut pages: Vec<PathBuf> = fs::read_dir(root.join("docs"))
@@ -35,7 +48,7 @@ fn pages() -> Vec<PathBuf> {
         .map(|entry| entry.expect("docs/ can be read").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
         .collect();
-    pages.extend([root.join("README.md"), root.join("examples/airline/README.md")]);
+    pages.extend(["README.md", "examples/airline/README.md", "examples/office/README.md"].map(|page| root.join(page)));
     pages.sort();
     pages
 }
@@ -219,9 +232,7 @@ fn check_cargo(helps: &mut Helps, arguments: &[String]) -> Result<(), String> {
 fn check_program(helps: &mut Helps, name: &str, arguments: &[String]) -> Result<(), String> {
     let name = if AGENTS.contains(&name) { "pcfarm-worker" } else { name };
     let path = if name == "pcfarm" { PathBuf::from(env!("CARGO_BIN_EXE_pcfarm")) } else { beside(name) };
-    if !["pcfarm", "pcfarm-server", "pcfarm-worker", "pcfarm-recycler", "airline", "airline-agent", "airline-night"]
-        .contains(&name)
-    {
+    if !PROGRAMS.contains(&name) {
         return Err(format!("there is no program {name}"));
     }
     if !path.exists() {
@@ -248,7 +259,7 @@ fn check(helps: &mut Helps, words: &[String]) -> Result<(), String> {
             let at = arguments.iter().position(|word| word.starts_with("pcfarm")).unwrap_or(arguments.len());
             check(helps, &arguments[at..])
         }
-        _ if name.starts_with("pcfarm") || name.starts_with("airline") || AGENTS.contains(&name) => {
+        _ if ["pcfarm", "airline", "office"].iter().any(|own| name.starts_with(own)) || AGENTS.contains(&name) => {
             check_program(helps, name, arguments)
         }
         // The shell's own, PostgreSQL's, the system's.

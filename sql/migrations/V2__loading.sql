@@ -653,7 +653,9 @@ begin
     end if;
     foreach is_group in array array[false, true] loop
         with given as (
-            select g.key, g.payload, g.weight, g.deadline, g."group", g.n, coalesce(g.job_type, own_type) as own_type,
+            -- A payload that is JSON's null comes as SQL's.
+            select g.key, coalesce(g.payload, 'null') as payload, g.weight, g.deadline, g."group", g.n,
+                coalesce(g.job_type, own_type) as own_type,
                 coalesce(g.priority, 0) as priority,
                 case when to_timestamp(g.not_before) > moment then to_timestamp(g.not_before) end as due_at
             from rows from (jsonb_to_recordset(problems) as (key text, payload jsonb, job_type text, priority integer,

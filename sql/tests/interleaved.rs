@@ -11,6 +11,7 @@ use deadpool_postgres::Object;
 use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::checks::INVARIANTS;
+use pcfarm_sql::json::RawJson;
 use pcfarm_sql::{lanes, upkeep};
 use queue::{Held, Queue, Told, acceptance, backend, queue, take};
 use std::time::{Duration, Instant};
@@ -47,6 +48,13 @@ const STEPPED: [&str; 9] = [
     "pcfarm.lock_retry_lanes",
     "pcfarm.move_due",
 ];
+
+/// What a result brings is there if it is, and never without it.
+const BROUGHT_WITH_ITS_RESULT: &str = "
+    select format('%s results have brought %s problems, %s infos', r, p, i)
+    from (select (select count(*) from pcfarm.result where solution = '4') as r,
+        (select count(*) from pcfarm.problem where key = 'brought') as p, (select count(*) from pcfarm.job_info) as i) n
+    where r <> p or r <> i";
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -96,6 +104,8 @@ enum Act {
     CheckOutWhatCameBack,
     AcceptSome,
     AcceptAll,
+    /// A result that enqueues a problem and patches the job's info.
+    Bring,
     CloseLost,
     CloseFinished,
     CloseAnother,
@@ -116,7 +126,7 @@ struct Scene {
 
 async fn scene(queue: &Queue) -> Scene {
     queue.run("delete from pcfarm.problem; delete from pcfarm.result; delete from pcfarm.checkout; delete from pcfarm.requeued; delete from pcfarm.delayed;
-        delete from pcfarm.failed_attempt; delete from pcfarm.progress; delete from pcfarm.lane; delete from pcfarm.job").await;
+        delete from pcfarm.failed_attempt; delete from pcfarm.progress; delete from pcfarm.job_info; delete from pcfarm.lane; delete from pcfarm.job").await;
     let job = queue.job(10, 2).await;
     let back = queue.take(job, false, 1).await.expect("some");
     queue.close(&back, Closing::Unreceived).await;
@@ -131,11 +141,12 @@ async fn scene(queue: &Queue) -> Scene {
 }
 
 impl Act {
-    const ALL: [Act; 12] = [
+    const ALL: [Act; 13] = [
         Act::CheckOut,
         Act::CheckOutWhatCameBack,
         Act::AcceptSome,
         Act::AcceptAll,
+        Act::Bring,
         Act::CloseLost,
         Act::CloseFinished,
         Act::CloseAnother,
@@ -175,6 +186,16 @@ impl Act {
             }
             Act::AcceptSome => accept(vec![(1, Ok("2"))], false).await,
             Act::AcceptAll => accept(vec![(1, Ok("3"))], true).await,
+            Act::Bring => {
+                let mut acceptance = acceptance(&[(held, &[(1, Ok("4"))], true)]);
+                let (checkout, problem) = (held.checkout_id, acceptance.solved[0].problem_id);
+                let more = format!(
+                    "{{\"checkout_id\": {checkout}, \"problem_id\": {problem}, \"info\": {{\"brought\": 1}},
+                       \"enqueue\": [{{\"key\": \"brought\", \"payload\": 1}}]}}"
+                );
+                acceptance.solved[0].more = Some(Box::new(RawJson(more.into())));
+                checkout::accept(client, "t", &acceptance).await.map(drop)
+            }
             Act::CloseLost => closing(held, Closing::Lost).await,
             Act::CloseFinished => closing(held, Closing::Finished).await,
             Act::CloseAnother => closing(another, Closing::Lost).await,
@@ -195,7 +216,7 @@ impl Act {
     /// server comes again in another transaction.
     fn may_fail(self, code: &str) -> bool {
         match self {
-            Act::AcceptSome | Act::AcceptAll => matches!(code, "23505" | "25P02"),
+            Act::AcceptSome | Act::AcceptAll | Act::Bring => matches!(code, "23505" | "25P02"),
             Act::Cancel | Act::Hold | Act::Retry | Act::Load => code == "55000",
             _ => false,
         }
@@ -383,7 +404,9 @@ async fn invariants(queue: &Queue, acts: [Act; 2]) {
     let each = INVARIANTS.iter().map(|(name, query)| {
         format!("select '{name}: ' || to_jsonb(v)::text from (select * from ({query}\n) q limit 3) v")
     });
-    let text = each.collect::<Vec<_>>().join("\nunion all\n");
+    let mut each: Vec<String> = each.collect();
+    each.push(BROUGHT_WITH_ITS_RESULT.to_owned());
+    let text = each.join("\nunion all\n");
     let rows = queue.client.query(&text, &[]).await.expect("the invariants can be asked");
     let found: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
     assert!(found.is_empty(), "{acts:?}: {}", found.join("\n"));
@@ -444,6 +467,7 @@ interleaved! {
     a_hand_out_of_what_came_back: CheckOutWhatCameBack;
     some_results: AcceptSome;
     all_results: AcceptAll;
+    a_result_that_brings_more: Bring;
     a_lost_checkout: CloseLost;
     a_checkout_handed_back: CloseFinished;
     another_lost_checkout: CloseAnother;

@@ -220,3 +220,8 @@ impl<P> Problem<'_, P> {
         self.checkout.is_cancelled()
     }
 }
+
+/// The guide's controllers compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide.md")]
+struct Guide;

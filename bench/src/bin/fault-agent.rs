@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pcfarm_bench::puzzle::{Puzzle, Solution, digest};
-use pcfarm_worker::{Agent, Controller, Problem};
+use pcfarm_worker::{Agent, Controller, NewProblem, Problem};
 use serde_json::value::RawValue;
 
 /// How soon a sleeping problem notices that it was cancelled.
@@ -124,11 +124,48 @@ impl Controller for Related {
     }
 }
 
+/// `bringing`: a tree. A problem enqueues as many as the job's info says, until there is no depth left, and says in the info
+/// how deep it was. A leaf whose key ends in 0 fails once, after it has enqueued a ghost.
+struct Bringing(Journal);
+
+#[derive(serde::Deserialize, serde::Serialize)]
+struct Node {
+    depth: u32,
+}
+
+#[derive(serde::Deserialize)]
+struct Tree {
+    width: u32,
+}
+
+impl Controller for Bringing {
+    const NAME: &'static str = "bringing";
+    type Payload = Node;
+    type Solution = u32;
+
+    fn solve(&self, problem: &Problem<'_, Node>) -> anyhow::Result<u32> {
+        self.0.note("began", problem);
+        let depth = problem.payload().depth;
+        if depth == 0 && problem.attempt() == 1 && problem.key().ends_with('0') {
+            problem.enqueue(NewProblem::new("ghost", &Node { depth: 0 })?);
+            anyhow::bail!("not yet");
+        }
+        let tree: Tree = problem.info()?.context("the job says nothing")?;
+        for n in 0..if depth == 0 { 0 } else { tree.width } {
+            let child = NewProblem::new(format!("{}.{n}", problem.key()), &Node { depth: depth - 1 })?;
+            problem.enqueue(if depth == 1 { child.job_type("leaf").priority(7).weight(2) } else { child });
+        }
+        problem.update_info(&serde_json::json!({"depth of": {problem.key(): depth}}))?;
+        Ok(depth)
+    }
+}
+
 fn main() -> ExitCode {
     let journal = Journal::open();
     Agent::new()
         .controller(Digest(journal.clone()))
         .controller(Poison(Digest(journal.clone())))
-        .controller(Related(journal))
+        .controller(Related(journal.clone()))
+        .controller(Bringing(journal))
         .run()
 }
