@@ -89,7 +89,7 @@ impl Farm {
     async fn solve_first(&self, checkout: i64) {
         self.run(&format!(
             "select pcfarm.accept('t', '{{{checkout}}}', '{{7}}', '{{f}}', '{{1}}', '{{1}}', array[h.problem_id], '{{0}}',
-                 array['1'::text], '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false)
+                 array['1'::text], '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false, null)
              from pcfarm.held_problem h where h.checkout_id = {checkout} order by h.problem_id limit 1"
         ))
         .await;

@@ -81,7 +81,7 @@ impl World {
         let statement = "select pcfarm.accept('t', array[$1::bigint], array[5::bigint],
                  array[cardinality(f.ids) = 0 or $2::boolean], array[cardinality(s.ids)],
                  array_fill(1, array[cardinality(s.ids)]), s.ids, s.attempts, s.solutions, '{}', '{}', '{}',
-                 array_fill(1, array[cardinality(f.ids)]), f.ids, f.attempts, f.lanes, f.orders, f.messages, false)
+                 array_fill(1, array[cardinality(f.ids)]), f.ids, f.attempts, f.lanes, f.orders, f.messages, false, null)
              from (select coalesce(array_agg(h.problem_id), '{}') as ids, coalesce(array_agg(h.attempts), '{}') as attempts,
                      coalesce(array_agg('{\"r\": 1}'::text), '{}') as solutions
                  from pcfarm.held_problem h where h.checkout_id = $1 and h.problem_id % 3 <> 0) s,

@@ -559,7 +559,7 @@ async fn loaders_can_load_and_nothing_else() {
         "update pcfarm.job_type set write_back = 'select 1'",
         "insert into pcfarm.requeued values (1, 1, 1, 1, 1, 1, 0, 0, false, false, '')",
         "select pcfarm.close_checkouts('{1}', 'lost', 'x')",
-        "select pcfarm.accept('t', '{1}', '{1}', '{t}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false)",
+        "select pcfarm.accept('t', '{1}', '{1}', '{t}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false, null)",
         "select pcfarm.end_job_if_empty(1)",
         "select pcfarm.create_job_type('x', 'c')",
         "select pcfarm.set_related_read('t', 'r', 'select 1')",

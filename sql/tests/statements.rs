@@ -184,7 +184,7 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
     }
     drop(client);
     let accept = "select pcfarm.accept('t', '{1}', '{7}', '{true}', '{1}', '{1}', '{1}', '{}', '{1}', '{}', '{}', '{}',
-        '{}', '{}', '{}', '{}', '{}', '{}', false)";
+        '{}', '{}', '{}', '{}', '{}', '{}', false, null)";
     let config = queue.database.config();
     let options = format!("{} {}", config.get_options().unwrap_or_default(), pcfarm_sql::pool::BY_INDEX);
     let plans = plans_of(config.clone().options(options), accept).await;
@@ -236,7 +236,7 @@ async fn accepting_goes_by_key_among_some_thousand_checkouts() {
     let live = eight_live(&queue, job).await;
     let accept = format!(
         "select pcfarm.accept('t', array[c.checkout_id], array[7], '{{true}}', '{{1}}', '{{1}}', array[h.problem_id], '{{}}',
-            array['1'], '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false)
+            array['1'], '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false, null)
          from pcfarm.checkout c
          cross join lateral (select * from pcfarm.held_problem h where h.checkout_id = c.checkout_id limit 1) h
          where c.checkout_id = ({live})[1]"
@@ -298,7 +298,7 @@ async fn accepting_and_closing_go_by_index_on_stale_statistics() {
     let accept = format!(
         "select pcfarm.accept('t', {live}, array_fill(7, array[8]), array_fill(true, array[8]), array_fill(100, array[8]),
             array_agg(s.position::integer), array_agg(s.problem_id), array_agg(0), array_agg('1'::text),
-            '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', CAREFUL)
+            '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', CAREFUL, null)
          from public.delivery s"
     );
     // Careful: nothing of it is there already, which it finds out.

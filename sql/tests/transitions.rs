@@ -51,7 +51,7 @@ fn accept_sql(held: &Held, told: &str) -> String {
     format!(
         "select pcfarm.accept('{}', '{{{}}}', '{{{}}}', '{{t}}', array[{n}], array_fill(1, array[{n}]), '{{{}}}', '{{{}}}',
              array_fill('{told}'::text, array[{n}]), '{{{}}}', '{{{}}}', '{{{}}}',
-             '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false)",
+             '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false, null)",
         held.job_type,
         held.checkout_id,
         held.token,
