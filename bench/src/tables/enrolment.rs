@@ -243,7 +243,7 @@ impl Office {
 
     /// The largest file of each way under the least limit that lets both take as many as were published.
     async fn limits(&self, context: &Context, report: &mut Report, figures: &mut Figures) -> anyhow::Result<()> {
-        let (least, most) = (context.scaled(DIRECT_UNDER_LIMIT, 2_000), context.scaled(50_000, 8_000));
+        let (least, most) = (context.scaled(DIRECT_UNDER_LIMIT, 2_000), context.scaled(20_000, 8_000));
         let mut limit = LEAST_LIMIT;
         for way in [Way::Direct, Way::Queued] {
             limit = limit.max(self.least_limit(way, least, limit).await?);
