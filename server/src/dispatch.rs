@@ -398,7 +398,8 @@ impl Dispatcher {
         // A lane whose rest is less than a checkout would end the next round of decisions when its turn comes.
         let unread: Vec<LaneKey> = self.lanes.unread(largest).take(READ_AT_ONCE).collect();
         for key in unread {
-            handed_out.entry(key).or_insert(2 * largest);
+            let wanted = handed_out.entry(key).or_default();
+            *wanted = (*wanted).max(2 * largest);
         }
         let Dispatcher { lanes, waiting, .. } = self;
         handed_out.retain(|key, problems| {

@@ -196,7 +196,7 @@ async fn look_at_rows(
 }
 
 /// Tells an agent what it is to run beside this session, if that has changed.
-pub fn tell_slots(session: &crate::session::Session, slots: &[String]) {
+fn tell_slots(session: &crate::session::Session, slots: &[String]) {
     if session.set_slots(slots) {
         let slots = v1::Slots { names: slots.to_vec() };
         let message = v1::ServerMessage { message: Some(server_message::Message::Slots(slots)) };

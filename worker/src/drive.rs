@@ -121,17 +121,24 @@ impl Driver {
                 self.stream = Some(stream);
                 self.take(Event::Connected);
             }
-            LinkEvent::Received(In::Slots(wanted)) => {
-                if let Some(slots) = &self.slots {
-                    slots.send_replace(wanted.names);
+            LinkEvent::Received(In::Slots(wanted)) => self.want_slots(wanted.names),
+            LinkEvent::Received(message) => {
+                if let In::Welcome(welcome) = &message {
+                    self.want_slots(welcome.slots.clone());
                 }
+                self.take(Event::Received(message));
             }
-            LinkEvent::Received(message) => self.take(Event::Received(message)),
             LinkEvent::Ended => {
                 self.outgoing.clear();
                 self.stream = None;
                 self.take(Event::Disconnected);
             }
+        }
+    }
+
+    fn want_slots(&self, names: Vec<String>) {
+        if let Some(slots) = &self.slots {
+            slots.send_replace(names);
         }
     }
 

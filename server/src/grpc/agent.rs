@@ -6,7 +6,6 @@ use crate::farm::Farm;
 use crate::grpc::status_code;
 use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
-use crate::watch;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1::agent_message::Message;
@@ -132,6 +131,7 @@ async fn register(
     let known = Instant::now();
     let revoked = settle(farm, hello, &connection, &live).await?;
     let session = Arc::new(Session::new(&connection, hello, out.clone(), farm.stopping.child_token()));
+    session.set_slots(&connection.slots);
     let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
     hello
         .held
@@ -162,10 +162,10 @@ async fn register(
         message_bytes_limit: MESSAGE_BYTES_LIMIT as u64,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         draining: connection.drain,
+        slots: connection.slots.clone(),
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(out.try_send(Ok(message)));
-    watch::tell_slots(&session, &connection.slots);
     Ok(session)
 }
 
