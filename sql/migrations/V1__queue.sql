@@ -272,6 +272,8 @@ create table pcfarm.checkout (
     from_order     bigint not null,
     to_order       bigint not null, -- exclusive
     job_type       text not null,
+    -- The job's, where it is another: its limits hold, too.
+    of_type        text,
     -- The job's: what its user has in progress is read here.
     owner          name not null default session_user,
     problems       integer not null constraint checkout_holds_problems check (problems > 0),
@@ -297,6 +299,7 @@ create table pcfarm.checkout (
 create index checkout_live on pcfarm.checkout (workstation_id) where ended_at is null and workstation_id is not null;
 create index checkout_live_by_job on pcfarm.checkout (job_id) where ended_at is null and job_id is not null;
 create index checkout_live_by_type on pcfarm.checkout (job_type, owner) where ended_at is null and job_type is not null;
+create index checkout_live_of_type on pcfarm.checkout (of_type, owner) where ended_at is null and of_type is not null;
 create index checkout_overdue on pcfarm.checkout (deadline) where ended_at is null and deadline is not null;
 
 -- How problems ended ----------------------------------------------------------------------------------------

@@ -282,6 +282,8 @@ comment on function pcfarm.park is
 
 -- Limits ------------------------------------------------------------------------------------------------------------
 
+-- Limits of a problem's type and of its job's hold both: what is in a checkout counts under each of the two.
+
 -- Problems in progress of a user, or of what it has of a job type; live checkouts only, by index.
 create function pcfarm.in_progress_of(owner name, job_type text default null)
 returns bigint language sql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -289,16 +291,26 @@ returns bigint language sql stable security definer set search_path = pg_catalog
     from pcfarm.job_type t
     cross join lateral (
         select c.problems, c.delivered from pcfarm.checkout c
-        where c.job_type = t.name and c.owner = in_progress_of.owner and c.ended_at is null offset 0) c
+        where c.job_type = t.name and c.owner = in_progress_of.owner and c.ended_at is null
+        union all
+        select c.problems, c.delivered from pcfarm.checkout c
+        where c.of_type = in_progress_of.job_type and c.owner = in_progress_of.owner and c.ended_at is null offset 0) c
     where in_progress_of.job_type is null or t.name = in_progress_of.job_type
 $$;
 
 create function pcfarm.tokens_in_use(resource text)
 returns bigint language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select coalesce(sum((c.problems - c.delivered) * r.tokens), 0)::bigint
+    select coalesce(sum(c.tokens), 0)::bigint
     from pcfarm.job_type_resource r
     cross join lateral (
-        select c.problems, c.delivered from pcfarm.checkout c where c.job_type = r.job_type and c.ended_at is null offset 0) c
+        select (c.problems - c.delivered) * r.tokens as tokens from pcfarm.checkout c
+        where c.job_type = r.job_type and c.ended_at is null
+        union all
+        -- Of what both types need, a problem has the more.
+        select (c.problems - c.delivered) * greatest(0, r.tokens - coalesce((
+            select n.tokens from pcfarm.job_type_resource n where n.job_type = c.job_type and n.resource = r.resource), 0))
+        from pcfarm.checkout c
+        where c.of_type = r.job_type and c.ended_at is null offset 0) c
     where r.resource = tokens_in_use.resource
 $$;
 
@@ -310,10 +322,10 @@ returns bigint language sql stable security definer set search_path = pg_catalog
     from pcfarm.job j
     cross join lateral (
         select sum(l.problems) as problems from pcfarm.lane l
-        where l.job_id = j.job_id and (waiting_of.job_type is null or l.job_type = waiting_of.job_type)) l
+        where l.job_id = j.job_id and (waiting_of.job_type is null or waiting_of.job_type in (l.job_type, j.job_type))) l
     cross join lateral (
         select sum(p.done + p.failed) as ended from pcfarm.progress p
-        where p.job_id = j.job_id and (waiting_of.job_type is null or p.job_type = waiting_of.job_type)) d
+        where p.job_id = j.job_id and (waiting_of.job_type is null or waiting_of.job_type in (p.job_type, j.job_type))) d
     where j.ended_at is null and j.owner = waiting_of.owner
 $$;
 
@@ -329,8 +341,9 @@ begin
     select j.* into of_job from pcfarm.job j where j.job_id = job;
     select k.convoy, m.most, m.what into limited
     from (
-        select coalesce(l.job_type, of_job.job_type) as job_type, ceil(max(l.problems::numeric / l.orders))::bigint as convoy
-        from unnest(lanes) l where l.orders > 0 group by 1) k
+        select t.name as job_type, ceil(max(l.problems::numeric / l.orders))::bigint as convoy
+        from unnest(lanes) l cross join unnest(array[l.job_type, of_job.job_type]) t(name)
+        where l.orders > 0 and t.name is not null group by 1) k
     cross join lateral (
         select coalesce(u.concurrency, f.concurrency) as most, format('user %s may have in progress', of_job.owner) as what
         from pcfarm.farm f left join pcfarm.farm_user u on u.name = of_job.owner
@@ -358,7 +371,7 @@ begin
         union all
         select u.queue_limit, u.job_type, sum(l.problems)
         from unnest(lanes) l
-        join pcfarm.user_job_type u on u.user_name = of_job.owner and u.job_type = coalesce(l.job_type, of_job.job_type)
+        join pcfarm.user_job_type u on u.user_name = of_job.owner and u.job_type in (l.job_type, of_job.job_type)
         where u.queue_limit is not null
         group by u.queue_limit, u.job_type
     loop
@@ -424,8 +437,9 @@ create function pcfarm.may_be_handed_out(job bigint, lane bigint)
 returns boolean language sql stable as $$
     select exists (
         select from pcfarm.lane l
-        join pcfarm.job_type t on t.name = l.job_type and t.suspended_since is null
-        where l.job_id = job and l.lane_id = lane and not l.parked)
+        join pcfarm.job j on j.job_id = l.job_id
+        where l.job_id = job and l.lane_id = lane and not l.parked and not exists (
+            select from pcfarm.job_type t where t.name in (l.job_type, j.job_type) and t.suspended_since is not null))
     and not exists (select from pcfarm.waits_for(job))
 $$;
 
@@ -440,30 +454,31 @@ declare
     locked   bigint[];
     owners   name[];
     fits     boolean[];
-    -- The profile's entry that counts it.
-    profiles bigint[];
+    -- Of each hand-out its problems' type, of each job its own.
+    types    text[];
 begin
     if exists (select from pcfarm.farm f where f.suspended_since is not null) then
         return;
     end if;
     -- Other hand-outs may be forgotten in a crash and be made again: then two would have what there is one of.
     perform set_config('synchronous_commit', 'on', true);
-    select array_agg(j.job_id), array_agg(distinct j.owner) into locked, owners
-    from (select j.job_id, j.owner from pcfarm.job j
+    select array_agg(j.job_id), array_agg(distinct j.owner), job_types || array_agg(distinct j.job_type)
+    into locked, owners, types
+    from (select j.job_id, j.owner, j.job_type from pcfarm.job j
         where j.job_id = any (job_ids) and j.state = 'open' order by j.job_id for share skip locked) j;
     if locked is null then
         return;
     end if;
     perform from pcfarm.farm_user u where u.name = any (owners) order by u.name for no key update;
     perform from pcfarm.resource r
-    where r.name in (select n.resource from pcfarm.job_type_resource n where n.job_type = any (job_types))
+    where r.name in (select n.resource from pcfarm.job_type_resource n where n.job_type = any (types))
     order by r.name for no key update;
     perform from pcfarm.job_type t
-    where t.name = any (job_types) and exists (select from pcfarm.profile p where p.job_type = t.name)
+    where t.name = any (types) and exists (select from pcfarm.profile p where p.job_type = t.name)
     order by t.name for no key update;
 
     with hand_out as materialized (
-        select h.n, h.problems, h.weight, h.job_type, j.owner
+        select h.n, h.problems, h.weight, h.job_type, nullif(j.job_type, h.job_type) as of_type, j.owner
         from unnest(job_ids, job_types, check_out_within_limits.problems, weights) with ordinality
             as h(job_id, job_type, problems, weight, n)
         join pcfarm.job j on j.job_id = h.job_id
@@ -477,41 +492,45 @@ begin
         union all
         select t.user_name, t.job_type, t.concurrency - pcfarm.in_progress_of(t.user_name, t.job_type)
         from pcfarm.user_job_type t
-        where t.user_name = any (owners) and t.job_type = any (job_types) and t.concurrency is not null),
+        where t.user_name = any (owners) and t.job_type = any (types) and t.concurrency is not null),
     profile as materialized (
         select p.job_type, p.profile_id, p.problems_per_hour, p.problems_per_checkout
-        from (select distinct t from unnest(job_types) t) t cross join lateral pcfarm.profile_at(t.t) p),
+        from (select distinct t from unnest(types) t) t cross join lateral pcfarm.profile_at(t.t) p),
+    need as (
+        select h.n, r.resource, max(r.tokens) as tokens
+        from hand_out h
+        join pcfarm.job_type_resource r on r.job_type in (h.job_type, h.of_type)
+        group by h.n, r.resource),
     wanted as (
         select h.n, c.room, sum(h.problems) over (partition by c.owner, c.job_type order by h.n) as problems
         from hand_out h
-        join concurrency c on c.owner = h.owner and (c.job_type is null or c.job_type = h.job_type)
+        join concurrency c on c.owner = h.owner and (c.job_type is null or c.job_type in (h.job_type, h.of_type))
         union all
         select h.n, r.tokens - pcfarm.tokens_in_use(r.name), sum(h.problems * n.tokens) over (partition by r.name order by h.n)
         from hand_out h
-        join pcfarm.job_type_resource n on n.job_type = h.job_type
+        join need n on n.n = h.n
         join pcfarm.resource r on r.name = n.resource
         union all
         select h.n, p.problems_per_hour - pcfarm.handed_out_in_an_hour(p.profile_id),
             sum(h.weight) over (partition by p.profile_id order by h.n)
         from hand_out h
-        join profile p on p.job_type = h.job_type and p.problems_per_hour is not null
+        join profile p on p.job_type in (h.job_type, h.of_type) and p.problems_per_hour is not null
         union all
         select h.n, p.problems_per_checkout, h.problems
         from hand_out h
-        join profile p on p.job_type = h.job_type and p.problems_per_checkout is not null)
-    select array_agg(g.fits order by g.n), array_agg(p.profile_id order by g.n) into fits, profiles
+        join profile p on p.job_type in (h.job_type, h.of_type) and p.problems_per_checkout is not null)
+    select array_agg(g.fits order by g.n) into fits
     from (
         -- What is behind one that does not fit waits with it.
-        select h.n, h.job_type, bool_and(not exists (select from wanted w where w.n = h.n and w.problems > w.room))
+        select h.n, bool_and(not exists (select from wanted w where w.n = h.n and w.problems > w.room))
             over (partition by h.job_id, h.lane_id order by h.n) as fits
-        from unnest(job_ids, lane_ids, job_types) with ordinality as h(job_id, lane_id, job_type, n)) g
-    left join profile p on p.job_type = g.job_type and p.problems_per_hour is not null;
+        from unnest(job_ids, lane_ids) with ordinality as h(job_id, lane_id, n)) g;
 
     return query
     with made as (
     insert into pcfarm.checkout as c
-        (job_id, lane_id, job_type, owner, from_order, to_order, problems, workstation_id, token, deadline)
-    select h.job_id, h.lane_id, h.job_type, j.owner, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,
+        (job_id, lane_id, job_type, of_type, owner, from_order, to_order, problems, workstation_id, token, deadline)
+    select h.job_id, h.lane_id, h.job_type, nullif(j.job_type, h.job_type), j.owner, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,
         clock_timestamp() + h.seconds * interval '1 second'
     from unnest(job_ids, lane_ids, job_types, from_orders, to_orders, check_out_within_limits.problems, workstation_ids, tokens,
         seconds, fits) with ordinality
@@ -525,16 +544,18 @@ begin
             select p.to_order from pcfarm.checkout p
             where p.job_id = h.job_id and p.lane_id = h.lane_id order by p.from_order desc limit 1), 0)
     order by h.n
-    returning c.checkout_id, c.job_id, c.lane_id, c.from_order),
+    returning c.checkout_id, c.job_id, c.lane_id, c.from_order, c.job_type, c.of_type),
     counted as (
         insert into pcfarm.handed_out as o (profile_id, began_at, weight)
-        select h.profile_id, pcfarm.minute_of(clock_timestamp()), sum(h.weight)
+        select p.profile_id, pcfarm.minute_of(clock_timestamp()), sum(h.weight)
         from made m
-        join unnest(job_ids, lane_ids, from_orders, weights, profiles) as h(job_id, lane_id, from_order, weight, profile_id)
+        join unnest(job_ids, lane_ids, from_orders, weights) as h(job_id, lane_id, from_order, weight)
             on h.job_id = m.job_id and h.lane_id = m.lane_id and h.from_order = m.from_order
-        where h.profile_id is not null
-        group by h.profile_id
-        order by h.profile_id
+        cross join unnest(array[m.job_type, m.of_type]) t(name)
+        cross join lateral pcfarm.profile_at(t.name) p
+        where p.problems_per_hour is not null
+        group by p.profile_id
+        order by p.profile_id
         on conflict on constraint handed_out_pkey do update set weight = o.weight + excluded.weight)
     select m.checkout_id, m.job_id, m.lane_id, m.from_order from made m;
 end $$;

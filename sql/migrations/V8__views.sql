@@ -85,6 +85,7 @@ with job as (
         and exists (
             select from pcfarm.queue_pointer q
             join pcfarm.lane l on l.job_id = q.job_id and l.lane_id = q.lane_id and not l.parked
+            join pcfarm.job_type o on o.name = l.job_type and o.suspended_since is null
             where q.job_id = j.job_id and q.next_extraction < q.next_insertion)),
 turn as (
     select j.*, row_number() over (partition by j.priority, j.owner, j.place order by j.deadline nulls last, j.job_id) - 1 as turn
@@ -161,9 +162,12 @@ returns setof text language sql stable as $$
         from pcfarm.queue_pointer q
         join pcfarm.lane l on l.job_id = q.job_id and l.lane_id = q.lane_id
         where q.job_id = job),
-    job_type as (select distinct l.job_type from lane l where l.has_work),
+    -- Limits of its problems' types and of its own hold.
+    job_type as (
+        select distinct t.name as job_type from lane l cross join of_job j cross join unnest(array[l.job_type, j.job_type]) t(name)
+        where l.has_work),
     -- What each lane hands out next.
-    convoy as materialized (
+    first_convoy as materialized (
         select l.job_type, count(*) as problems, sum(coalesce(p.weight, 1)) as weight
         from lane l
         cross join lateral (
@@ -182,7 +186,11 @@ returns setof text language sql stable as $$
         join pcfarm.problem p on p.job_id = r.job_id and p.lane_id = r.home_lane and p.batch_order = r.home_order
             and p.problem_id = r.problem_id
         where l.has_work and not l.parked
-        group by l.job_type, l.lane_id)
+        group by l.job_type, l.lane_id),
+    convoy as (
+        select f.job_type, f.problems, f.weight from first_convoy f
+        union all
+        select j.job_type, f.problems, f.weight from of_job j join first_convoy f on f.job_type <> j.job_type)
     select o.why from (
         select 0 as rank, format('it comes after job %s (%s), which is %s%s', b.job_id, b.name, b.state,
             case when b.state in ('failed', 'cancelled') then ': `pcfarm job retry ' || b.job_id || '`, or cancel this one' else '' end) as why

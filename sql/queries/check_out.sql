@@ -8,13 +8,13 @@ with hand_out as materialized (
         as h(job_id, lane_id, job_type, from_order, to_order, problems, workstation_id, token, seconds, n)
     where not exists (select from pcfarm.farm f where f.suspended_since is not null)),
 job as materialized (
-    select j.job_id, j.owner from pcfarm.job j
+    select j.job_id, j.owner, j.job_type from pcfarm.job j
     where j.job_id = any ($1) and j.state = 'open' order by j.job_id for share skip locked),
 lane as materialized (
     select distinct on (h.job_id, h.lane_id) h.job_id, h.lane_id, h.job_type, h.from_order from hand_out h
     order by h.job_id, h.lane_id, h.n),
 at_its_pointer as materialized (
-    select l.job_id, l.lane_id, j.owner from lane l
+    select l.job_id, l.lane_id, j.owner, nullif(j.job_type, l.job_type) as of_type from lane l
     join job j on j.job_id = l.job_id
     where l.from_order = coalesce((
         select c.to_order from pcfarm.checkout c
@@ -22,7 +22,8 @@ at_its_pointer as materialized (
         -- As pcfarm.may_be_handed_out has it. Here and below no function is called: to plan its text anew with each call
         -- would cost more than all the rest.
         and exists (select from pcfarm.lane x where x.job_id = l.job_id and x.lane_id = l.lane_id and not x.parked)
-        and exists (select from pcfarm.job_type t where t.name = l.job_type and t.suspended_since is null)
+        and not exists (
+            select from pcfarm.job_type t where t.name in (l.job_type, j.job_type) and t.suspended_since is not null)
         and not exists (
             select from pcfarm.job_after a
             join pcfarm.job b on b.job_id = a.after_job and b.state <> 'done' and not (a.ended and b.ended_at is not null)
@@ -33,14 +34,14 @@ at_its_pointer as materialized (
             where coalesce(u.concurrency, f.concurrency) is not null)
         and not exists (
             select from pcfarm.user_job_type u
-            where u.user_name = j.owner and u.job_type = l.job_type and u.concurrency is not null)
-        and not exists (select from pcfarm.job_type_resource n where n.job_type = l.job_type)
-        and (not exists (select from pcfarm.profile p where p.job_type = l.job_type) or not exists (
-            select from pcfarm.profile_at(l.job_type) p
+            where u.user_name = j.owner and u.job_type in (l.job_type, j.job_type) and u.concurrency is not null)
+        and not exists (select from pcfarm.job_type_resource n where n.job_type in (l.job_type, j.job_type))
+        and (not exists (select from pcfarm.profile p where p.job_type in (l.job_type, j.job_type)) or not exists (
+            select from unnest(array[l.job_type, j.job_type]) t(name) cross join lateral pcfarm.profile_at(t.name) p
             where p.problems_per_hour is not null or p.problems_per_checkout is not null)))
 insert into pcfarm.checkout
-    (job_id, lane_id, job_type, owner, from_order, to_order, problems, workstation_id, token, deadline)
-select h.job_id, h.lane_id, h.job_type, l.owner, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,
+    (job_id, lane_id, job_type, of_type, owner, from_order, to_order, problems, workstation_id, token, deadline)
+select h.job_id, h.lane_id, h.job_type, l.of_type, l.owner, h.from_order, h.to_order, h.problems, h.workstation_id, h.token,
     clock_timestamp() + h.seconds * interval '1 second'
 from hand_out h
 join at_its_pointer l on l.job_id = h.job_id and l.lane_id = h.lane_id

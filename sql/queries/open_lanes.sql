@@ -3,7 +3,7 @@
 -- that each user has of each job type first: nobody's lanes keep another's out of sight.
 select s.* from (
     select j.job_id, j.owner::text, j.name, j.priority, j.deadline, j.deadline < clock_timestamp() as late,
-        j.parameters, l.lane_id, l.job_type, l.priority as urgency,
+        j.parameters, l.lane_id, l.job_type, nullif(j.job_type, l.job_type) as of_type, l.priority as urgency,
         l.kind = 'retry' as came_back, t.retry_first, coalesce(p.to_order, 0) as next_extraction,
         case l.kind when 'retry' then coalesce(r.batch_order + 1, 0) else l.next_insertion end as next_insertion,
         l.problems, exists (select from pcfarm.job_info i where i.job_id = j.job_id) as has_info,
@@ -12,6 +12,7 @@ select s.* from (
     from pcfarm.job j
     join pcfarm.lane l on l.job_id = j.job_id and not l.exhausted and not l.parked
     join pcfarm.job_type t on t.name = l.job_type and t.suspended_since is null
+    join pcfarm.job_type o on o.name = j.job_type and o.suspended_since is null
     left join lateral (
         select c.to_order from pcfarm.checkout c
         where c.job_id = l.job_id and c.lane_id = l.lane_id order by c.from_order desc limit 1) p on true

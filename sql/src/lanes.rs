@@ -26,6 +26,8 @@ pub struct OpenLane {
     pub urgency: i32,
     pub lane_id: LaneId,
     pub job_type: Arc<str>,
+    /// The job's, where it is another: its limits hold, too.
+    pub of_type: Option<Arc<str>>,
     /// A retry lane: its problems come from `pcfarm.requeued`.
     pub came_back: bool,
     /// Serve it before the job's other lanes.
@@ -57,6 +59,7 @@ pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> 
                 urgency: row.try_get("urgency")?,
                 lane_id: row.try_get("lane_id")?,
                 job_type: row.try_get::<_, &str>("job_type")?.into(),
+                of_type: row.try_get::<_, Option<&str>>("of_type")?.map(Arc::from),
                 came_back,
                 first: came_back && row.try_get("retry_first")?,
                 next_extraction: row.try_get("next_extraction")?,

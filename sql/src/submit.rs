@@ -247,6 +247,7 @@ fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Err
         urgency: 0,
         lane_id: lane,
         job_type: row.try_get::<_, &str>("job_type")?.into(),
+        of_type: None,
         came_back: false,
         first: false,
         next_extraction: BatchOrder(0),

@@ -132,6 +132,83 @@ async fn tokens_of_a_resource_are_never_more_than_there_are() {
     assert_eq!((code.as_str(), message.as_str()), ("42704", "job type v: there is no resource 'license'"));
 }
 
+/// A job of type u whose problems are of type t.
+#[tokio::test]
+async fn limits_of_the_problems_type_and_of_its_jobs_both_hold() {
+    let queue = queue().await;
+    queue
+        .run(
+            "select pcfarm.set_resource('licence', 9); select pcfarm.set_resource('slot', 4);
+             select pcfarm.create_job_type('t', 'c', '{\"resources\": {\"licence\": 2}}');
+             select pcfarm.create_job_type('u', 'c', '{\"resources\": {\"licence\": 3, \"slot\": 1}}')",
+        )
+        .await;
+    let mixed = async |problems: i64| {
+        let job = queue.number("select pcfarm.create_job('mixed', 'u')").await;
+        queue
+            .run(&format!(
+                "select pcfarm.load({job}, $$select i::text as key, '1'::jsonb as payload, 't' as job_type
+                     from generate_series(1, {problems}) i$$, 1); select pcfarm.open_job({job})"
+            ))
+            .await;
+        queue.lane(JobId(job), false).await.expect("a lane")
+    };
+    let lane = mixed(20).await;
+    assert_eq!((&*lane.job_type, lane.of_type.as_deref()), ("t", Some("u")));
+    assert_eq!(counts(&made(&queue, &hand_outs(&lane, &[1, 1, 2])).await), [true, true, false], "3 of 9 licences each");
+    assert_eq!(queue.number("select pcfarm.tokens_in_use('licence')").await, 6, "the more of the two, not both");
+    assert_eq!(queue.number("select pcfarm.tokens_in_use('slot')").await, 2);
+    assert_eq!(rooms(&queue).await, ["*/t: 1", "*/u: 1"]);
+    queue
+        .run(
+            "select pcfarm.create_job_type('t', 'c', '{\"resources\": {}}'); select pcfarm.create_job_type('u', 'c', '{\"resources\": {}}');
+             select pcfarm.set_profile('u', '{\"problems_per_hour\": 3, \"problems_per_checkout\": 2}');
+             select pcfarm.set_profile('t', '{\"problems_per_hour\": 5}')",
+        )
+        .await;
+    let lane = queue.lane(lane.job_id, false).await.expect("a lane");
+    assert_eq!(counts(&made(&queue, &hand_outs(&lane, &[3])).await), [false], "two a checkout");
+    assert_eq!(
+        counts(&made(&queue, &hand_outs(&lane, &[2, 2])).await),
+        [true, false],
+        "three an hour of the job's type"
+    );
+    let plain = queue.job(20, 1).await;
+    let plain = queue.lane(plain, false).await.expect("a lane");
+    assert_eq!(
+        counts(&made(&queue, &hand_outs(&plain, &[3, 1])).await),
+        [true, false],
+        "five an hour of the problem's"
+    );
+    let owner = queue.text("select owner::text from pcfarm.job limit 1").await;
+    queue
+        .run(&format!(
+            "select pcfarm.delete_profile(profile_id) from pcfarm.profile;
+             select pcfarm.set_user_job_type('{{{owner}}}', 'u', '{{\"concurrency\": 5, \"queue_limit\": 30}}')"
+        ))
+        .await;
+    assert_eq!(queue.number(&format!("select pcfarm.in_progress_of('{owner}', 'u')")).await, 4);
+    assert_eq!(queue.number(&format!("select pcfarm.waiting_of('{owner}', 'u')")).await, 16);
+    let lane = queue.lane(lane.job_id, false).await.expect("a lane");
+    assert_eq!(counts(&made(&queue, &hand_outs(&lane, &[1, 1])).await), [true, false]);
+    let (code, message) = queue
+        .refused(
+            "select pcfarm.load(pcfarm.create_job('more', 'u'), $$select i::text as key, '1'::jsonb as payload, 't' as job_type
+                 from generate_series(1, 16) i$$, 1)",
+        )
+        .await;
+    assert_eq!(code, "53400", "{message}");
+    let lane_is_seen = async || queue.lane(lane.job_id, false).await.is_some();
+    queue.run(&format!("select pcfarm.set_user_job_type('{{{owner}}}', 'u', '{{\"concurrency\": null}}')")).await;
+    let one = hand_outs(&lane, &[1]);
+    queue.run("select pcfarm.suspend_job_type('u')").await;
+    assert!(!lane_is_seen().await);
+    assert_eq!(counts(&made(&queue, &one).await), [false]);
+    let why = queue.text(&format!("select string_agg(o, '; ') from pcfarm.job_obstacles({}) o", lane.job_id)).await;
+    assert!(why.contains("job type u is suspended"), "{why}");
+    queue.check().await;
+}
+
 #[tokio::test]
 async fn of_two_servers_the_second_sees_what_the_first_has_handed_out() {
     let queue = queue().await;

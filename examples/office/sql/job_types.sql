@@ -108,7 +108,8 @@ select pcfarm.create_job_type('single_message', 'message', '{
     "default_priority": 3, "default_duration": "15 minutes", "max_attempts": 4, "retry_delay": "30 seconds",
     "time_limit": "10 minutes"}');
 
--- A mailing's messages. What reads its recipients is of another type, so that the profile counts messages alone.
+-- A mailing and its messages. What reads its recipients is of a type of its own, and counts as one message: the profile holds
+-- for all problems of the job.
 select pcfarm.create_job_type('mailing', 'message', '{
     "description": "sends the messages of mailings, so many an hour",
     "default_priority": 0, "default_duration": "7 days", "max_attempts": 4, "retry_delay": "30 seconds",

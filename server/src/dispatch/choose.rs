@@ -19,6 +19,8 @@ pub struct Candidate {
     pub lane_id: LaneId,
     pub user: Arc<str>,
     pub job_type: Arc<str>,
+    /// Its job's, where that is another.
+    pub of_type: Option<Arc<str>>,
     pub controller: Arc<str>,
     /// What a workstation must have.
     pub labels: Arc<[Arc<str>]>,
@@ -149,15 +151,15 @@ impl Rooms {
         {
             return None;
         }
-        let profile = self.profiles.get(&candidate.job_type).copied();
-        let Profile { weight, per_checkout } = profile.unwrap_or_default();
-        let counts = [
-            self.users.get(&candidate.user).copied(),
-            self.user_job_types.get(&own_place(candidate)).copied(),
-            self.resources.get(&candidate.job_type).copied(),
-            per_checkout,
-        ];
-        let problems = counts.into_iter().flatten().min();
+        let of_types = types(candidate).flat_map(|name| {
+            let Profile { weight, per_checkout } = self.profiles.get(name).copied().unwrap_or_default();
+            let own = self.user_job_types.get(&(candidate.user.clone(), Some(name.clone()))).copied();
+            let problems = [own, self.resources.get(name).copied(), per_checkout].into_iter().flatten().min();
+            [(problems, weight)]
+        });
+        let of_user = (self.users.get(&candidate.user).copied(), None);
+        let (problems, weight) =
+            of_types.fold(of_user, |tightest, room| (tighter(tightest.0, room.0), tighter(tightest.1, room.1)));
         (problems.is_some() || weight.is_some())
             .then(|| Room { problems: problems.unwrap_or(u64::MAX), weight: weight.unwrap_or(u64::MAX) })
     }
@@ -169,22 +171,29 @@ impl Rooms {
 
     /// Does it need some of a resource? Then nothing is prefetched: what waits would hold what others could use.
     pub fn needs_resources(&self, candidate: &Candidate) -> bool {
-        self.resources.contains_key(&candidate.job_type)
+        types(candidate).any(|name| self.resources.contains_key(name))
     }
 
     pub fn take(&mut self, candidate: &Candidate, problems: usize, weight: u64) {
-        let counts = [
-            self.users.get_mut(&candidate.user),
-            self.user_job_types.get_mut(&own_place(candidate)),
-            self.resources.get_mut(&candidate.job_type),
-        ];
-        for room in counts.into_iter().flatten() {
-            *room = room.saturating_sub(problems as u64);
-        }
-        if let Some(Profile { weight: Some(left), .. }) = self.profiles.get_mut(&candidate.job_type) {
-            *left = left.saturating_sub(weight);
+        let less = |room: &mut u64| *room = room.saturating_sub(problems as u64);
+        self.users.get_mut(&candidate.user).map(less);
+        for name in types(candidate) {
+            self.user_job_types.get_mut(&(candidate.user.clone(), Some(name.clone()))).map(less);
+            self.resources.get_mut(name).map(less);
+            if let Some(Profile { weight: Some(left), .. }) = self.profiles.get_mut(name) {
+                *left = left.saturating_sub(weight);
+            }
         }
     }
+}
+
+/// Those whose limits hold: its problems' and its job's.
+fn types(candidate: &Candidate) -> impl Iterator<Item = &Arc<str>> {
+    std::iter::once(&candidate.job_type).chain(&candidate.of_type)
+}
+
+fn tighter(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    one.into_iter().chain(other).min()
 }
 
 fn own_place(candidate: &Candidate) -> Key {
@@ -449,6 +458,7 @@ mod tests {
 
     fn lane(user: &str, job: i64, lane: i64) -> Candidate {
         Candidate {
+            of_type: None,
             job_id: JobId(job),
             lane_id: LaneId(lane),
             user: user.into(),
@@ -552,6 +562,24 @@ mod tests {
         let prefers = Selection { preferred: HashSet::from(["ben".into()]), ..slot() };
         assert_eq!(turns(&mut ring, &prefers, 1)[0].0, "ben");
         assert_eq!(turns(&mut ring, &slot(), 1)[0].0, "ann");
+    }
+
+    #[test]
+    fn the_tighter_of_its_types_limits_a_candidate() {
+        let candidate = Candidate { of_type: Some("u".into()), ..lane("ann", 1, 1) };
+        let weight = |weight| Profile { weight: Some(weight), per_checkout: None };
+        let mut rooms = Rooms {
+            profiles: [("t".into(), weight(9)), ("u".into(), weight(7))].into(),
+            resources: [("t".into(), 4), ("u".into(), 5)].into(),
+            user_job_types: [(("ann".into(), Some("u".into())), 6)].into(),
+            ..Rooms::default()
+        };
+        assert_eq!(rooms.of(&candidate), Some(Room { problems: 4, weight: 7 }));
+        assert_eq!(rooms.of(&lane("ann", 1, 1)), Some(Room { problems: 4, weight: 9 }));
+        assert!(rooms.needs_resources(&candidate));
+        rooms.take(&candidate, 3, 6);
+        assert_eq!(rooms.of(&candidate), Some(Room { problems: 1, weight: 1 }));
+        assert_eq!(rooms.user_job_types[&("ann".into(), Some("u".into()))], 3);
     }
 
     /// As when another server was quicker.

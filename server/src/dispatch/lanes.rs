@@ -290,12 +290,15 @@ impl Lanes {
     }
 
     fn candidate(&self, open: &OpenLane, job_type: &JobType) -> Candidate {
+        // One priority for all of a job.
+        let of_type = open.of_type.as_ref().unwrap_or(&open.job_type);
         Candidate {
             job_id: open.job_id,
             lane_id: open.lane_id,
             user: open.owner.clone(),
             job_type: open.job_type.clone(),
-            priority: self.priorities.get(&open.job_type).copied().unwrap_or(open.priority),
+            of_type: open.of_type.clone(),
+            priority: self.priorities.get(of_type).copied().unwrap_or(open.priority),
             deadline: open.deadline,
             late: open.late,
             urgency: open.urgency,
