@@ -185,6 +185,14 @@ returns void language plpgsql as $$
 declare
     crowded text;
 begin
+    if start_slot.name is null or start_slot.name !~ '^[A-Za-z0-9_.-]{1,63}$' then
+        raise exception 'a slot cannot be called %', coalesce(quote_literal(start_slot.name), 'null')
+            using errcode = 'invalid_parameter_value',
+                  hint = 'Its name has at most 63 letters, digits, dots, hyphens and underscores.';
+    elsif exists (select from pcfarm.slot s where s.hostname || '#' || s.name = any (hostnames)) then
+        raise exception 'a slot has no slots of its own' using errcode = 'invalid_parameter_value',
+            hint = 'Start it beside the other one, on the agent''s own name.';
+    end if;
     insert into pcfarm.slot (hostname, name) select distinct h, start_slot.name from unnest(hostnames) h on conflict do nothing;
     select s.hostname into crowded from pcfarm.slot s where s.hostname = any (hostnames) group by s.hostname having count(*) > 16 limit 1;
     if found then
