@@ -116,9 +116,21 @@ comment on function pcfarm.set_farm is 'What users have who have nothing of thei
 
 create function pcfarm.set_resource(name text, tokens bigint, description text default '')
 returns void language plpgsql as $$
+declare
+    needed_by text;
 begin
     if tokens is null then
+        select string_agg(n.job_type, ', ' order by n.job_type) into needed_by
+        from pcfarm.job_type_resource n where n.resource = set_resource.name;
+        if needed_by is not null then
+            raise exception 'resource % is needed by job types: %', set_resource.name, needed_by
+                using errcode = 'object_not_in_prerequisite_state', hint = 'Define them without it first: pcfarm.create_job_type.';
+        end if;
         delete from pcfarm.resource r where r.name = set_resource.name;
+        if not found then
+            raise exception 'there is no resource %', coalesce(quote_literal(set_resource.name), 'null')
+                using errcode = 'no_data_found', hint = 'See pcfarm.resource_status.';
+        end if;
     else
         insert into pcfarm.resource as r (name, tokens, description)
         values (set_resource.name, set_resource.tokens, coalesce(set_resource.description, ''))
