@@ -229,7 +229,8 @@ async fn statistics_have_what_was_done_in_its_hour_once() {
     queue.run(&format!("select pcfarm.retry_job({job})")).await;
     solve(&queue, job, Ok("1")).await;
     upkeep::count_progress(&*server).await.expect("counted");
-    let hours = "select string_agg(format('%s done, %s failed', done, failed), '; ' order by hour) from pcfarm.statistic";
+    let hours =
+        "select string_agg(format('%s done, %s failed', done, failed), '; ' order by hour) from pcfarm.statistic";
     assert_eq!(queue.text(hours).await, "0 done, 1 failed; 1 done, 0 failed", "it failed then, whatever came of it");
     while queue.number("select pcfarm.forget_old_job()").await > 0 {}
     assert_eq!(queue.number("select count(*) from pcfarm.progress").await, 0);
