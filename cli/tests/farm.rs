@@ -146,7 +146,9 @@ async fn an_agent_runs_slots_that_are_started_and_stopped_live() -> Test {
         .await?;
     assert_eq!(farm.number("select count(*) from pcfarm.workstation").await?, 2);
     let wrong = farm.ends(2, "slots start a/b pc1").await?;
-    assert!(wrong.contains("slot_name"), "{wrong}");
+    assert!(wrong.contains("a slot cannot be called 'a/b'"), "{wrong}");
+    let wrong = farm.ends(2, "slots start more pc1#quick").await?;
+    assert!(wrong.contains("a slot has no slots of its own"), "{wrong}");
     Ok(())
 }
 

@@ -31,8 +31,11 @@ const FORGET: Duration = Duration::from_secs(600);
 /// For one delivery, from its connection to its answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
+/// A relay may look into a mail before it takes it; who does not wait for its word sends it again and again.
+const MAIL_DEADLINE: Duration = Duration::from_secs(60);
+
 /// Longer than a delivery and its word to a slow database.
-const LEASE: Duration = Duration::from_secs(45);
+const LEASE: Duration = Duration::from_secs(120);
 
 /// For deliveries under way when the server stops; what is not done then comes again.
 const LAST_DEADLINE: Duration = Duration::from_secs(5);
@@ -159,9 +162,10 @@ struct Courier {
 
 /// Delivers one and notes how that went. False: its place does not work as it should.
 async fn deliver(courier: Arc<Courier>, alert: Claimed) -> bool {
-    let outcome = match tokio::time::timeout(DEADLINE, courier.carry(&alert)).await {
+    let deadline = if alert.channel == Channel::Email { MAIL_DEADLINE } else { DEADLINE };
+    let outcome = match tokio::time::timeout(deadline, courier.carry(&alert)).await {
         Ok(outcome) => outcome,
-        Err(_) => Err(Failure::Again(format!("no answer within {} s", DEADLINE.as_secs()))),
+        Err(_) => Err(Failure::Again(format!("no answer within {} s", deadline.as_secs()))),
     };
     crash_point(CrashPoint::AlertDelivered);
     if let Err(error) = courier.note(&alert, &outcome).await {

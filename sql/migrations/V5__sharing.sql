@@ -116,9 +116,21 @@ comment on function pcfarm.set_farm is 'What users have who have nothing of thei
 
 create function pcfarm.set_resource(name text, tokens bigint, description text default '')
 returns void language plpgsql as $$
+declare
+    needed_by text;
 begin
     if tokens is null then
+        select string_agg(n.job_type, ', ' order by n.job_type) into needed_by
+        from pcfarm.job_type_resource n where n.resource = set_resource.name;
+        if needed_by is not null then
+            raise exception 'resource % is needed by job types: %', set_resource.name, needed_by
+                using errcode = 'object_not_in_prerequisite_state', hint = 'Define them without it first: pcfarm.create_job_type.';
+        end if;
         delete from pcfarm.resource r where r.name = set_resource.name;
+        if not found then
+            raise exception 'there is no resource %', coalesce(quote_literal(set_resource.name), 'null')
+                using errcode = 'no_data_found', hint = 'See pcfarm.resource_status.';
+        end if;
     else
         insert into pcfarm.resource as r (name, tokens, description)
         values (set_resource.name, set_resource.tokens, coalesce(set_resource.description, ''))
@@ -185,6 +197,14 @@ returns void language plpgsql as $$
 declare
     crowded text;
 begin
+    if start_slot.name is null or start_slot.name !~ '^[A-Za-z0-9_.-]{1,63}$' then
+        raise exception 'a slot cannot be called %', coalesce(quote_literal(start_slot.name), 'null')
+            using errcode = 'invalid_parameter_value',
+                  hint = 'Its name has at most 63 letters, digits, dots, hyphens and underscores.';
+    elsif exists (select from pcfarm.slot s where s.hostname || '#' || s.name = any (hostnames)) then
+        raise exception 'a slot has no slots of its own' using errcode = 'invalid_parameter_value',
+            hint = 'Start it beside the other one, on the agent''s own name.';
+    end if;
     insert into pcfarm.slot (hostname, name) select distinct h, start_slot.name from unnest(hostnames) h on conflict do nothing;
     select s.hostname into crowded from pcfarm.slot s where s.hostname = any (hostnames) group by s.hostname having count(*) > 16 limit 1;
     if found then

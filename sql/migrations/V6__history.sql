@@ -122,6 +122,8 @@ begin
         select j.job_id into job from pcfarm.job j
         join pcfarm.job_type t on t.name = j.job_type
         where j.ended_at < clock_timestamp() - t.retention
+            -- What it did is in pcfarm.statistic.
+            and not exists (select from pcfarm.progress p where p.job_id = j.job_id and not p.counted)
             -- Who waits for it must know how it ended.
             and not exists (
                 select from pcfarm.job_after a
@@ -133,7 +135,6 @@ begin
             return 0;
         end if;
         insert into pcfarm.forgotten values (job);
-        delete from pcfarm.progress p where p.job_id = job;
         delete from pcfarm.failed_attempt f where f.job_id = job;
         delete from pcfarm.job_after a where a.job_id = job or a.after_job = job;
         delete from pcfarm.job_info i where i.job_id = job;
@@ -142,7 +143,8 @@ begin
         return 1;
     end if;
     for part in
-        select * from (values ('result', ''), ('checkout', 'order by o.lane_id desc, o.from_order desc'), ('requeued', ''),
+        -- What is folded meanwhile comes again.
+        select * from (values ('progress', ''), ('result', ''), ('checkout', 'order by o.lane_id desc, o.from_order desc'), ('requeued', ''),
             ('problem', ''), ('lane', '')) as p(name, in_order)
     loop
         execute format('delete from pcfarm.%I r where r.ctid = any (array(

@@ -1,6 +1,7 @@
 -- The oldest alert that is due of each place but those in $2, at most $1: nobody else takes them for $3 seconds. Places are
 -- found by skipping through the index, so that ten thousand alerts of one do not stand before those of another. An alert
--- whose subscription is gone is skipped.
+-- whose subscription is gone is skipped. The day after which it is given up begins with the first attempt: there may have been
+-- no server for longer.
 with recursive place as (
     (select a.place from pcfarm.alert a where a.next_attempt_at is not null order by a.place limit 1)
     union all
@@ -21,7 +22,8 @@ due as materialized (
     where p.place is not null and p.place <> 'notify' and p.place <> all ($2::text[])
     order by d.next_attempt_at
     limit $1)
-update pcfarm.alert a set attempts = a.attempts + 1, next_attempt_at = now() + make_interval(secs => $3)
+update pcfarm.alert a set attempts = a.attempts + 1, next_attempt_at = now() + make_interval(secs => $3),
+    begun_at = case when a.attempts = 0 then now() else a.begun_at end
 from due d
 join pcfarm.subscription s on s.subscription_id = d.subscription_id
 where a.alert_id = d.alert_id

@@ -1,5 +1,6 @@
 -- Adds progress to the statistics of its hour, once: of several servers that come at the same time one has each row. The sum of
--- a job's rows stays the same in every snapshot.
+-- a job's rows stays the same in every snapshot. A retry takes failures back from its job, but not from the hour in which they
+-- happened. Hours are those of UTC, whatever the zone of whoever counts.
 with fresh as (
     delete from pcfarm.progress p
     where p.ctid = any (array(
@@ -9,7 +10,7 @@ folded as (
     insert into pcfarm.progress (job_id, job_type, done, failed, requeued, counted)
     select f.job_id, f.job_type, sum(f.done), sum(f.failed), sum(f.requeued), true from fresh f group by f.job_id, f.job_type)
 insert into pcfarm.statistic as s (hour, job_type, owner, done, failed, requeued)
-select date_trunc('hour', f.noted_at), f.job_type, j.owner, sum(f.done), sum(f.failed), sum(f.requeued)
+select date_trunc('hour', f.noted_at, 'UTC'), f.job_type, j.owner, sum(f.done), sum(greatest(f.failed, 0)), sum(f.requeued)
 from fresh f
 join pcfarm.job j on j.job_id = f.job_id
 group by 1, 2, 3

@@ -190,6 +190,7 @@ async fn ended_jobs_are_forgotten_bit_by_bit_when_their_time_is_over() {
         queue.end(job).await;
     }
     queue.run(&format!("update pcfarm.job set ended_at = now() - interval '2 h' where job_id = {old}")).await;
+    upkeep::count_progress(&*queue.server().await).await.expect("counted");
     let mut steps = 0;
     loop {
         let gone = queue.number("select pcfarm.forget_old_job(2)").await;
@@ -209,4 +210,29 @@ async fn ended_jobs_are_forgotten_bit_by_bit_when_their_time_is_over() {
     assert_eq!(queue.number(&format!("select count(*) from pcfarm.result where job_id = {recent}")).await, 2);
     assert_eq!(queue.number(&format!("select count(*) from pcfarm.problem where job_id = {open}")).await, 3);
     assert_eq!(queue.number("select count(*) from pcfarm.forgotten").await, 0);
+}
+
+#[tokio::test]
+async fn statistics_have_what_was_done_in_its_hour_once() {
+    let queue = queue().await;
+    queue.run("select pcfarm.create_job_type('t', 'c', '{\"retention\": \"0\", \"max_attempts\": 1}')").await;
+    let job = created(&queue, "{}").await;
+    solve(&queue, job, Err("no")).await;
+    assert_eq!(queue.state(job).await, "failed");
+    assert_eq!(queue.number("select pcfarm.forget_old_job()").await, 0, "what it did is not counted yet");
+    let server = queue.server().await;
+    for _ in 0..2 {
+        upkeep::count_progress(&*server).await.expect("counted");
+    }
+    // The next hour.
+    queue.run("update pcfarm.statistic set hour = hour - interval '1 h'").await;
+    queue.run(&format!("select pcfarm.retry_job({job})")).await;
+    solve(&queue, job, Ok("1")).await;
+    upkeep::count_progress(&*server).await.expect("counted");
+    let hours =
+        "select string_agg(format('%s done, %s failed', done, failed), '; ' order by hour) from pcfarm.statistic";
+    assert_eq!(queue.text(hours).await, "0 done, 1 failed; 1 done, 0 failed", "it failed then, whatever came of it");
+    while queue.number("select pcfarm.forget_old_job()").await > 0 {}
+    assert_eq!(queue.number("select count(*) from pcfarm.progress").await, 0);
+    assert_eq!(queue.number("select sum(done)::bigint from pcfarm.statistic").await, 1);
 }

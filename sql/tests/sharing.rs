@@ -130,6 +130,9 @@ async fn tokens_of_a_resource_are_never_more_than_there_are() {
     let (code, message) =
         queue.refused("select pcfarm.create_job_type('v', 'c', '{\"resources\": {\"license\": 1}}')").await;
     assert_eq!((code.as_str(), message.as_str()), ("42704", "job type v: there is no resource 'license'"));
+    let (code, message) = queue.refused("select pcfarm.set_resource('licence', null)").await;
+    assert_eq!((code.as_str(), message.as_str()), ("55000", "resource licence is needed by job types: t, u"));
+    assert_eq!(queue.refused("select pcfarm.set_resource('license', null)").await.0, "P0002");
 }
 
 /// A job of type u whose problems are of type t.

@@ -51,8 +51,13 @@ async fn store_one(
     let error = match checkout::accept(client, &job_type.name, &acceptance).await {
         Ok(verdicts) => return Ok(verdicts),
         Err(error) if is_data_error(&error) => error,
-        // A write-back that takes too long is split like one that fails.
-        Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) && job_type.writes_back => error,
+        // A write-back that takes too long is split like one that fails; so is what many problems bring, one after the other.
+        Err(error)
+            if error.code() == Some(&SqlState::QUERY_CANCELED)
+                && (job_type.writes_back || acceptance.solved.iter().any(|solved| solved.more.is_some())) =>
+        {
+            error
+        }
         Err(error) => return Err(error.into()),
     };
     debug!(%error, "a result cannot be stored: looking for it");

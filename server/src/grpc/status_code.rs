@@ -92,6 +92,14 @@ fn told(said: &DbError) -> String {
 fn constraint_words(name: &str) -> Option<&'static str> {
     Some(match name {
         "job_name_length" => "a job's name has from 1 to 200 characters",
+        "resource_name" | "signal_name" => "a name has at most 63 letters, digits, dots, hyphens and underscores",
+        "queue_limit_not_negative" | "concurrency_not_negative" => "a limit is a number from 0 on",
+        "allocation_range" => "an allocation is from 0 to 1000000 turns in a round",
+        "tokens_not_negative" => "there are 0 tokens of a resource, or more",
+        "problems_per_hour_not_negative" => "problems per hour are 0 or more",
+        "problems_per_checkout_positive" => "a checkout has 1 problem or more",
+        "info_at_most_64_kib" => "a job's info takes 64 KiB at most",
+        "info_is_an_object" => "a job's info is a JSON object",
         "key_at_most_1_kib" => "a problem's key is longer than 1 KiB",
         "payload_at_most_1_mib" => {
             "its payload takes more than 1 MiB in the database, where numbers take more room than their text"
