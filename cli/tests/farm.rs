@@ -145,6 +145,8 @@ async fn an_agent_runs_slots_that_are_started_and_stopped_live() -> Test {
     farm.until("select count(*) from pcfarm.workstation where hostname like '%#quick' and silent_since is null", 1)
         .await?;
     assert_eq!(farm.number("select count(*) from pcfarm.workstation").await?, 2);
+    let missing = farm.ends(4, "slots stop quicker pc1").await?;
+    assert!(missing.contains("there is no slot 'quicker' on pc1"), "{missing}");
     let wrong = farm.ends(2, "slots start a/b pc1").await?;
     assert!(wrong.contains("a slot cannot be called 'a/b'"), "{wrong}");
     let wrong = farm.ends(2, "slots start more pc1#quick").await?;

@@ -9,7 +9,7 @@ mod webhook;
 
 use crate::farm::Farm;
 use anyhow::Context;
-use deadpool_postgres::Pool;
+use deadpool_postgres::{Object, Pool};
 use desk::Desk;
 use mail::Mailer;
 use pcfarm_faults::{CrashPoint, crash_point};
@@ -68,8 +68,8 @@ pub async fn run(farm: Arc<Farm>, mailer: Option<Arc<Mailer>>) {
                 false
             }
         };
-        if looks && let Err(error) = rounds.look(&courier).await {
-            warn!(error = format!("{error:#}"), "looking for what there is to tell failed: trying again");
+        if looks {
+            rounds.look(&courier).await;
         }
         if let Err(error) = deliveries.begin(&courier).await {
             warn!(error = format!("{error:#}"), "alerts were not taken up: trying again");
@@ -87,23 +87,46 @@ struct Rounds {
 }
 
 impl Rounds {
-    async fn look(&mut self, courier: &Courier) -> anyhow::Result<()> {
-        let client = courier.pool.get().await.context("getting a connection")?;
-        let looked_to = self.looked_to.unwrap_or(JobId(0));
-        self.looked_to = Some(alerts::sweep(&*client, looked_to).await.context("looking at jobs")?);
-        let digests = alerts::make_digests(&*client).await.context("writing digests")?;
-        if digests > 0 {
-            info!(digests, "digests written");
-        }
+    /// Each step by itself: what fails keeps none of the others from being done.
+    async fn look(&mut self, courier: &Courier) {
+        let told = |outcome: anyhow::Result<()>| {
+            if let Err(error) = outcome {
+                warn!(error = format!("{error:#}"), "looking for what there is to tell failed: trying again");
+            }
+        };
+        told(self.sweep(courier).await);
+        told(write_digests(courier).await);
         if courier.mailer.is_none() {
-            alerts::explain_mail(&*client, NO_MAIL).await.context("saying why mails wait")?;
+            told(explain_mail(courier).await);
         }
         if self.forgot.is_none_or(|forgot| forgot.elapsed() > FORGET) {
             self.forgot = Some(Instant::now());
-            alerts::forget(&*client).await.context("forgetting old alerts")?;
+            told(forget(courier).await);
         }
+    }
+
+    async fn sweep(&mut self, courier: &Courier) -> anyhow::Result<()> {
+        let looked_to = self.looked_to.unwrap_or(JobId(0));
+        let client = courier.client().await?;
+        self.looked_to = Some(alerts::sweep(&*client, looked_to).await.context("looking at jobs")?);
         Ok(())
     }
+}
+
+async fn write_digests(courier: &Courier) -> anyhow::Result<()> {
+    let digests = alerts::make_digests(&*courier.client().await?).await.context("writing digests")?;
+    if digests > 0 {
+        info!(digests, "digests written");
+    }
+    Ok(())
+}
+
+async fn explain_mail(courier: &Courier) -> anyhow::Result<()> {
+    alerts::explain_mail(&*courier.client().await?, NO_MAIL).await.context("saying why mails wait")
+}
+
+async fn forget(courier: &Courier) -> anyhow::Result<()> {
+    alerts::forget(&*courier.client().await?).await.context("forgetting old alerts").map(drop)
 }
 
 /// What is being delivered, and where to.
@@ -117,8 +140,10 @@ struct Deliveries {
 impl Deliveries {
     /// Takes up what is due, as far as there is room.
     async fn begin(&mut self, courier: &Arc<Courier>) -> anyhow::Result<()> {
-        let client = courier.pool.get().await.context("getting a connection")?;
-        while alerts::notify(&*client).await.context("telling on channels")? > 0 {}
+        let client = courier.client().await?;
+        if let Err(error) = notify(&client).await {
+            warn!(error = format!("{error:#}"), "alerts were not told on channels: trying again");
+        }
         while self.desk.room() > 0 {
             let mut closed = self.desk.closed();
             if courier.mailer.is_none() {
@@ -174,7 +199,16 @@ async fn deliver(courier: Arc<Courier>, alert: Claimed) -> bool {
     !matches!(outcome, Err(Failure::Again(_)))
 }
 
+async fn notify(client: &Object) -> anyhow::Result<()> {
+    while alerts::notify(&**client).await.context("telling on channels")? > 0 {}
+    Ok(())
+}
+
 impl Courier {
+    async fn client(&self) -> anyhow::Result<Object> {
+        self.pool.get().await.context("getting a connection")
+    }
+
     async fn carry(&self, alert: &Claimed) -> Result<(), Failure> {
         match (alert.channel, &self.mailer, &alert.secret) {
             (Channel::Webhook, _, Some(secret)) => self.poster.post(alert, secret).await,
@@ -187,7 +221,7 @@ impl Courier {
     }
 
     async fn note(&self, alert: &Claimed, outcome: &Result<(), Failure>) -> anyhow::Result<()> {
-        let client = self.pool.get().await.context("getting a connection")?;
+        let client = self.client().await?;
         let (alert_id, attempts) = (alert.alert_id, alert.attempts);
         match outcome {
             Ok(()) => {

@@ -33,7 +33,7 @@ pub async fn sweep(farm: Arc<Farm>) {
     let mut tick = tokio::time::interval(SWEEP);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut folded = Instant::now();
-    let mut analyzed = None;
+    let mut memory = Memory::default();
     loop {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
@@ -47,7 +47,7 @@ pub async fn sweep(farm: Arc<Farm>) {
         let pause = (began.elapsed() * SWEEP_PAUSE_FACTOR).clamp(SWEEP_PAUSE, SWEEP);
         if folded.elapsed() > FOLD {
             folded = Instant::now();
-            if let Err(error) = tidy(&farm, &mut analyzed).await {
+            if let Err(error) = tidy(&farm, &mut memory).await {
                 warn!(error = format!("{error:#}"), "tidying up failed: trying again");
             }
         }
@@ -69,23 +69,38 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What was done last.
+#[derive(Default)]
+struct Memory {
+    analyzed: Option<LaneId>,
+    looked_to: upkeep::LookedTo,
+}
+
 /// Folds counts, and analyses after large loads: a load does so itself, unless somebody else is at it just then, and what
 /// came by COPY has not. Says the signals that it knows, and forgets what is old.
-async fn tidy(farm: &Farm, analyzed: &mut Option<LaneId>) -> anyhow::Result<()> {
+async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     upkeep::count_progress(&*client).await.context("counting progress")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;
     upkeep::forget_statistics(&*client).await.context("forgetting old statistics")?;
     crash_point(CrashPoint::ProgressFolded);
     let newest = upkeep::newest_large_lane(&*client).await.context("looking for large loads")?;
-    if newest > *analyzed {
+    if newest > memory.analyzed {
         upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;
-        *analyzed = newest;
+        memory.analyzed = newest;
     }
     profiles::sample_signals(&client).await.context("sampling signals")?;
     profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
     for _ in 0..FORGET_STEPS {
         if upkeep::forget_old_job(&*client).await.context("forgetting old jobs")? == 0 {
+            break;
+        }
+    }
+    for _ in 0..FORGET_STEPS {
+        let (looked_to, _) =
+            upkeep::forget_old_problems(&*client, memory.looked_to).await.context("forgetting old problems")?;
+        memory.looked_to = looked_to;
+        if looked_to.is_none() {
             break;
         }
     }

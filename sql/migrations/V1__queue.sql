@@ -276,7 +276,7 @@ create table pcfarm.checkout (
     of_type        text,
     -- The job's: what its user has in progress is read here.
     owner          name not null default session_user,
-    problems       integer not null constraint checkout_holds_problems check (problems > 0),
+    problems       integer not null,
     -- Of these, how many have a result that came under this checkout.
     delivered      integer not null default 0,
     workstation_id bigint not null,
@@ -287,6 +287,8 @@ create table pcfarm.checkout (
     ended_at       timestamptz,
     ending         text constraint checkout_ending check (ending in ('accepted', 'given_back', 'revoked')),
     reason         text not null default '',
+    -- None: they are forgotten.
+    constraint checkout_holds_problems check (problems > 0 or problems = 0 and ended_at is not null),
     constraint checkout_range check (from_order < to_order),
     constraint ended_how check ((ended_at is null) = (ending is null)),
     constraint delivers_what_it_holds check (delivered between 0 and problems),

@@ -1051,7 +1051,8 @@ create type pcfarm.job_facts as (
 create function pcfarm.submit_problems(
     job bigint, name text, job_type text, options jsonb, keys text[], payloads jsonb[], convoy integer, open boolean,
     out into_job bigint, out repeated boolean, out into_lane bigint, out stored jsonb[], out facts pcfarm.job_facts)
-language plpgsql set lock_timeout = '100ms' as $$
+-- Plans for a few problems of a small submission cost more than to carry them out.
+language plpgsql set lock_timeout = '100ms' set plan_cache_mode = 'force_generic_plan' as $$
 begin
     into_job := job;
     repeated := false;

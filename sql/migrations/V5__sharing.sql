@@ -224,6 +224,10 @@ declare
 begin
     delete from pcfarm.slot s where s.hostname = any (hostnames) and s.name = stop_slot.name;
     get diagnostics stopped = row_count;
+    if stopped = 0 then
+        raise exception 'there is no slot % on %', quote_literal(stop_slot.name), array_to_string(hostnames, ', ')
+            using errcode = 'no_data_found', hint = 'pcfarm slots list shows those there are.';
+    end if;
     perform pg_notify('pcfarm', 'selection');
     return stopped;
 end $$;

@@ -157,3 +157,128 @@ begin
     delete from pcfarm.forgotten f where f.job_id = job;
     return 1;
 end $$;
+
+-- A standing job does not end; what has ended in it is removed by the same retention. Of a lane that has been handed out to
+-- its end, its newest checkouts go first and the problems that they held with them, so that what is left begins where a lane
+-- begins; of one whose problems waited for their time, the last problems. Looks at some lanes behind a place and returns the
+-- place to go on from (nulls: from the start) and how many problems are gone.
+create function pcfarm.forget_old_problems(
+    after_job bigint default 0, after_lane bigint default 0, batch integer default 10000,
+    out to_job bigint, out to_lane bigint, out gone bigint)
+language plpgsql set enable_seqscan = off as $$
+declare
+    old      record;
+    newest   pcfarm.checkout;
+    starts   bigint;
+    problems bigint[];
+    ended    bigint;
+begin
+    gone := 0;
+    for old in
+        select l.job_id, l.lane_id, l.job_type, l.kind,
+            -- Whoever repeats a delivery is told for an hour that it was accepted.
+            clock_timestamp() - greatest(t.retention, interval '1 hour') as before
+        from pcfarm.job j
+        join pcfarm.job_type t on t.name = j.job_type and t.retention is not null
+        cross join lateral (
+            select l.job_id, l.lane_id, l.job_type, l.kind from pcfarm.lane l
+            where l.job_id = j.job_id and l.exhausted and (l.job_id, l.lane_id) > (after_job, after_lane)
+                and l.loaded_at < clock_timestamp() - greatest(t.retention, interval '1 hour')
+            order by l.lane_id limit 100) l
+        where j.ended_at is null and j.standing and j.job_id >= after_job
+        order by l.job_id, l.lane_id
+        limit 100
+    loop
+        if gone >= batch then
+            return;
+        end if;
+        to_job := old.job_id;
+        to_lane := old.lane_id;
+        -- As whoever hands out has it: nobody cancels or retries meanwhile.
+        perform from pcfarm.job j where j.job_id = old.job_id and j.ended_at is null for share skip locked;
+        continue when not found;
+        loop
+            newest := null;
+            if old.kind = 'later' then
+                select min(p.batch_order), array_agg(p.problem_id) into starts, problems
+                from (select p.batch_order, p.problem_id from pcfarm.problem p where p.job_id = old.job_id and p.lane_id = old.lane_id
+                    order by p.batch_order desc, p.problem_id desc limit 1000) p;
+            else
+                select c.* into newest from pcfarm.checkout c
+                where c.job_id = old.job_id and c.lane_id = old.lane_id order by c.from_order desc limit 1;
+                exit when newest.ended_at >= old.before or newest.checkout_id is not null and newest.ended_at is null;
+                select newest.from_order, array_agg(p.problem_id) into starts, problems
+                from pcfarm.problem p
+                where p.job_id = old.job_id and p.lane_id = old.lane_id and p.batch_order >= newest.from_order
+                    and p.batch_order < newest.to_order;
+            end if;
+            if problems is null then
+                delete from pcfarm.lane l where l.job_id = old.job_id and l.lane_id = old.lane_id and l.problems = 0;
+                exit;
+            end if;
+            select count(*) into ended
+            from pcfarm.result r
+            where r.job_id = old.job_id and r.problem_id = any (problems) and r.accepted_at < old.before
+                and not exists (
+                    select from pcfarm.checkout c
+                    where c.checkout_id = r.checkout_id and (c.ended_at is null or c.ended_at >= old.before));
+            exit when ended < cardinality(problems);
+            perform pcfarm.forget_problems(old.job_id, old.lane_id, old.job_type, starts, problems);
+            if newest.checkout_id is not null then
+                delete from pcfarm.checkout c where c.checkout_id = newest.checkout_id;
+                update pcfarm.lane l set next_insertion = newest.from_order
+                where l.job_id = old.job_id and l.lane_id = old.lane_id;
+            end if;
+            gone := gone + ended;
+            exit when gone >= batch;
+        end loop;
+    end loop;
+    -- Not cut short: from the start again.
+    if gone < batch and (to_job is null or not exists (
+        select from pcfarm.job j join pcfarm.lane l on l.job_id = j.job_id and l.exhausted
+        where j.ended_at is null and j.standing and (l.job_id, l.lane_id) > (to_job, to_lane)))
+    then
+        to_job := null;
+        to_lane := null;
+    end if;
+end $$;
+
+-- Removes problems of one lane, from a batch order on, all of which ended, and what is known of them. Checkouts in which some
+-- of them came back hold so many less, and are gone when they hold nothing, unless they are their lane's pointer.
+create function pcfarm.forget_problems(job bigint, lane bigint, type text, from_order bigint, problems bigint[])
+returns void language plpgsql set enable_seqscan = off as $$
+declare
+    fewer bigint[];
+begin
+    with result as (
+        delete from pcfarm.result r where r.job_id = job and r.problem_id = any (forget_problems.problems)
+        returning r.problem_id, r.checkout_id, r.failed),
+    came_back as (
+        delete from pcfarm.requeued q where q.job_id = job and q.problem_id = any (forget_problems.problems)
+        returning q.lane_id, q.batch_order, q.problem_id),
+    held as (
+        select c.checkout_id, count(*)::integer as problems, count(r.problem_id)::integer as delivered
+        from came_back b
+        join lateral (
+            select c.checkout_id, c.to_order from pcfarm.checkout c
+            where c.job_id = job and c.lane_id = b.lane_id and c.from_order <= b.batch_order
+            order by c.from_order desc limit 1) c on b.batch_order < c.to_order
+        left join result r on r.problem_id = b.problem_id and r.checkout_id = c.checkout_id
+        group by c.checkout_id),
+    less as (
+        update pcfarm.checkout c set problems = c.problems - h.problems, delivered = c.delivered - h.delivered
+        from held h where c.checkout_id = h.checkout_id
+        returning c.checkout_id),
+    noted as (
+        insert into pcfarm.progress (job_id, job_type, done, failed, counted)
+        select job, type, -count(*) filter (where not r.failed), -count(*) filter (where r.failed), true from result r)
+    select array_agg(l.checkout_id) into fewer from less l;
+    delete from pcfarm.checkout c
+    where c.checkout_id = any (fewer) and c.problems = 0 and exists (
+        select from pcfarm.checkout n where n.job_id = c.job_id and n.lane_id = c.lane_id and n.from_order > c.from_order);
+    delete from pcfarm.problem p
+    where p.job_id = job and p.lane_id = lane and p.batch_order >= forget_problems.from_order
+        and p.problem_id = any (forget_problems.problems);
+    update pcfarm.lane l set problems = l.problems - cardinality(forget_problems.problems)
+    where l.job_id = job and l.lane_id = lane;
+end $$;

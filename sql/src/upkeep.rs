@@ -90,6 +90,18 @@ pub async fn forget_old_job(client: &impl Queries) -> Result<i64, Error> {
     client.run(include_str!("../queries/forget_old_job.sql"), &[]).await?[0].try_get(0)
 }
 
+/// How far lanes of standing jobs have been looked at for what may be forgotten.
+pub type LookedTo = Option<(JobId, LaneId)>;
+
+/// Removes problems of standing jobs that ended before their job types' retention, in some lanes behind `after`; about 10,000
+/// at most. Returns where to go on, none from the start, and how many are gone.
+pub async fn forget_old_problems(client: &impl Queries, after: LookedTo) -> Result<(LookedTo, i64), Error> {
+    let (job, lane) = after.unzip();
+    let row = &client.run(include_str!("../queries/forget_old_problems.sql"), &[&job, &lane]).await?[0];
+    let to_job: Option<JobId> = row.try_get(0)?;
+    Ok((to_job.zip(row.try_get(1)?), row.try_get(2)?))
+}
+
 /// Adds what was done to the statistics of its hour; at most 20,000 transactions' worth.
 pub async fn count_progress(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/count_progress.sql"), &[]).await.map(drop)

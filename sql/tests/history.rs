@@ -4,6 +4,7 @@
 mod queue;
 
 use pcfarm_proto::ids::JobId;
+use pcfarm_sql::checkout::Closing;
 use pcfarm_sql::events::{self, Wanted};
 use pcfarm_sql::upkeep;
 use queue::{Queue, queue};
@@ -22,7 +23,7 @@ async fn solve(queue: &Queue, job: JobId, outcome: Result<&str, &str>) {
     for came_back in [false, true, true] {
         if let Some(held) = queue.take(job, came_back, 1).await {
             queue.deliver(&held, &[(0, outcome)], true).await;
-            queue.close(&held, pcfarm_sql::checkout::Closing::Finished).await;
+            queue.close(&held, Closing::Finished).await;
         }
     }
     queue.end(job).await;
@@ -235,4 +236,89 @@ async fn statistics_have_what_was_done_in_its_hour_once() {
     while queue.number("select pcfarm.forget_old_job()").await > 0 {}
     assert_eq!(queue.number("select count(*) from pcfarm.progress").await, 0);
     assert_eq!(queue.number("select sum(done)::bigint from pcfarm.statistic").await, 1);
+}
+
+/// Loads of a standing job: some solved at once, one after a failure, one after a loss, one with a last failure, one whose
+/// problems waited for their time; one that is not done yet, and one that is young.
+#[tokio::test]
+async fn what_ended_in_a_standing_job_is_forgotten_load_by_load() {
+    let queue = queue().await;
+    queue.run("select pcfarm.create_job_type('t', 'c', '{\"retention\": \"1 hour\", \"max_attempts\": 3}')").await;
+    let job = JobId(queue.number("select pcfarm.create_job('s', 't', '{\"standing\": true}')").await);
+    queue.run(&format!("select pcfarm.open_job({job})")).await;
+    let load = async |problems: i64, more: &str| {
+        let text = format!(
+            "select pcfarm.load({job}, $$select 'k' || g as key, to_jsonb(g) as payload {more}
+                 from generate_series(1, {problems}) g$$, 2)"
+        );
+        queue.run(&text).await;
+    };
+    let finish_all = async || {
+        for came_back in [false, true, true] {
+            while let Some(held) = queue.take(job, came_back, 1).await {
+                queue.finish(&held).await;
+            }
+        }
+    };
+    load(5, "").await;
+    let failed = queue.take(job, false, 1).await.expect("held");
+    queue.deliver(&failed, &[(0, Ok("1")), (1, Err("no"))], true).await;
+    queue.close(&failed, Closing::Finished).await;
+    let lost = queue.take(job, false, 1).await.expect("held");
+    queue.close(&lost, Closing::Lost).await;
+    finish_all().await;
+    load(2, "").await;
+    let held = queue.take(job, false, 1).await.expect("held");
+    let acceptance = queue::at_last(queue::acceptance(&[(&held, &[(0, Ok("1")), (1, Err("no"))], true)]));
+    pcfarm_sql::checkout::accept(&*queue.server().await, "t", &acceptance).await.expect("accepted");
+    load(3, ", now() + interval '500 ms' as not_before").await;
+    while upkeep::move_due(&*queue.server().await).await.expect("moved") == 0 {}
+    finish_all().await;
+    load(4, "").await;
+    let half = queue.take(job, false, 1).await.expect("held");
+    queue.finish(&half).await;
+    let held_still = queue.take(job, false, 1).await.expect("held");
+    upkeep::exhaust_lanes(&*queue.server().await).await.expect("exhausted");
+    queue
+        .run(
+            "update pcfarm.result set accepted_at = accepted_at - interval '2 h';
+             update pcfarm.checkout set checked_out_at = checked_out_at - interval '2 h', ended_at = ended_at - interval '2 h';
+             update pcfarm.lane set loaded_at = loaded_at - interval '2 h'",
+        )
+        .await;
+    load(2, "").await;
+    finish_all().await;
+    upkeep::exhaust_lanes(&*queue.server().await).await.expect("exhausted");
+    upkeep::count_progress(&*queue.server().await).await.expect("counted");
+    queue.check().await;
+    let statistics = "select sum(done)::bigint from pcfarm.statistic";
+    let done = queue.number(statistics).await;
+    let (mut after, mut gone, mut rounds) = (("0".to_owned(), "0".to_owned()), 0, 0);
+    while rounds < 2 {
+        let (job, lane) = &after;
+        let text =
+            format!("select concat_ws('/', to_job, to_lane, gone) from pcfarm.forget_old_problems({job}, {lane}, 2)");
+        let told = queue.text(&text).await;
+        queue.check().await;
+        let told: Vec<&str> = told.split('/').collect();
+        gone += told.last().expect("how many").parse::<i64>().expect("a number");
+        match told[..] {
+            [job, lane, _] => after = (job.to_owned(), lane.to_owned()),
+            _ => (after, rounds) = (("0".to_owned(), "0".to_owned()), rounds + 1),
+        }
+    }
+    assert_eq!(gone, 5 + 2 + 3);
+    let count = async |table: &str| queue.number(&format!("select count(*) from pcfarm.{table}")).await;
+    assert_eq!([count("problem").await, count("result").await, count("requeued").await], [4 + 2, 2 + 2, 0]);
+    assert_eq!(queue.number("select count(*) from pcfarm.lane where kind <> 'retry'").await, 2);
+    assert_eq!(queue.number("select done from pcfarm.job_progress").await, 4);
+    upkeep::count_progress(&*queue.server().await).await.expect("counted");
+    assert_eq!(queue.number(statistics).await, done, "what was done in an hour stays so");
+    queue.finish(&held_still).await;
+    load(1, "").await;
+    let again = queue.take(job, false, 1).await.expect("held");
+    queue.deliver(&again, &[(0, Err("no"))], true).await;
+    queue.close(&again, Closing::Finished).await;
+    finish_all().await;
+    queue.check().await;
 }

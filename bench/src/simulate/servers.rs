@@ -88,6 +88,7 @@ impl Server {
 
 fn candidate(lane: usize, came_back: bool) -> Candidate {
     Candidate {
+        of_type: None,
         job_id: JobId(1),
         lane_id: LaneId(lane as i64),
         user: "user".into(),

@@ -63,6 +63,7 @@ fn choice_us(choices: u64) -> f64 {
     ring.set_shares((0..OWNERS).map(|n| ((user(n), None), Share { allocation: 1 + n as u32 % 5, prohibited: false })));
     for job in 0..JOBS {
         ring.add(Candidate {
+            of_type: None,
             job_id: JobId(job as i64),
             lane_id: LaneId(job as i64),
             user: user(job % OWNERS),

@@ -130,14 +130,16 @@ select pcfarm.set_related_read('mailing_recipients', 'recipients', $read$
 $read$);
 
 -- The customs of the place: by day few and one at a time, at night and on Thursday and Friday many. A message counts as
--- many as it has recipients.
-select pcfarm.delete_profile(p.profile_id) from pcfarm.profile p where p.job_type = 'mailing';
-select pcfarm.set_profile('mailing', '{"weekdays": "sat-wed", "from": "07:00", "to": "24:00",
-    "time_zone": "Asia/Tehran", "problems_per_hour": 5, "problems_per_checkout": 1}');
-select pcfarm.set_profile('mailing', '{"weekdays": "sat-wed", "from": "00:00", "to": "07:00",
-    "time_zone": "Asia/Tehran", "problems_per_hour": 1000, "problems_per_checkout": 5}');
-select pcfarm.set_profile('mailing', '{"weekdays": "thu,fri",
-    "time_zone": "Asia/Tehran", "problems_per_hour": 1000, "problems_per_checkout": 5}');
+-- many as it has recipients. What is there stays: with an entry that is made anew its hour begins anew.
+select pcfarm.set_profile('mailing', entry)
+from (values
+    ('{"weekdays": "sat-wed", "from": "07:00", "to": "24:00",
+        "time_zone": "Asia/Tehran", "problems_per_hour": 5, "problems_per_checkout": 1}'::jsonb),
+    ('{"weekdays": "sat-wed", "from": "00:00", "to": "07:00",
+        "time_zone": "Asia/Tehran", "problems_per_hour": 1000, "problems_per_checkout": 5}'),
+    ('{"weekdays": "thu,fri",
+        "time_zone": "Asia/Tehran", "problems_per_hour": 1000, "problems_per_checkout": 5}')) e(entry)
+where not exists (select from pcfarm.profile p where p.job_type = 'mailing');
 
 -- Reports: what a related read returns as lines of text, mailed. ----------------------------------------------------
 

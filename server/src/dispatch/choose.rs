@@ -196,11 +196,13 @@ fn tighter(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     one.into_iter().chain(other).min()
 }
 
+/// By its job's type: a job has one place.
 fn own_place(candidate: &Candidate) -> Key {
-    (candidate.user.clone(), Some(candidate.job_type.clone()))
+    let of_type = candidate.of_type.as_ref().unwrap_or(&candidate.job_type);
+    (candidate.user.clone(), Some(of_type.clone()))
 }
 
-/// One place in the ring of a priority: a user, or what a user has of a job type for which it has an allocation of its own.
+/// One place in the ring of a priority: a user, or what a user has of jobs of a type for which it has an allocation of its own.
 #[derive(Debug)]
 struct Place {
     lanes: BTreeSet<Candidate>,
