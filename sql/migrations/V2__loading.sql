@@ -936,8 +936,12 @@ end $$;
 -- The next batch order to assign there.
 create function pcfarm.end_of_retry_lane(job bigint, lane bigint)
 returns bigint language sql stable as $$
-    select coalesce((select r.batch_order + 1 from pcfarm.requeued r
-        where r.job_id = job and r.lane_id = lane order by r.batch_order desc limit 1), 0)
+    -- What was handed out last may be forgotten.
+    select greatest(0,
+        (select r.batch_order + 1 from pcfarm.requeued r
+        where r.job_id = job and r.lane_id = lane order by r.batch_order desc limit 1),
+        (select c.to_order from pcfarm.checkout c
+        where c.job_id = job and c.lane_id = lane order by c.from_order desc limit 1))
 $$;
 
 create function pcfarm.retry_job(job bigint)

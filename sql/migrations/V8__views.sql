@@ -3,7 +3,7 @@
 create view pcfarm.queue_pointer as
 select l.job_id, j.name as job_name, j.state as job_state, l.lane_id, l.kind, l.job_type,
     case l.kind when 'later' then l.next_insertion else coalesce(p.to_order, 0) end as next_extraction,
-    case l.kind when 'retry' then coalesce(r.batch_order + 1, 0) else l.next_insertion end as next_insertion,
+    case l.kind when 'retry' then greatest(r.batch_order + 1, p.to_order, 0) else l.next_insertion end as next_insertion,
     l.problems, l.priority
 from pcfarm.lane l
 join pcfarm.job j on j.job_id = l.job_id
