@@ -33,8 +33,10 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
          convoys of one problem, looked at until the first user had nothing left"
     ));
     report.note(format!("choice: the dispatcher's own function, {JOBS} jobs of {OWNERS} users, with its bookkeeping"));
-    report
-        .note(format!("rate: {problems} problems, 100 a checkout, one agent on all cores: in one job, and in {JOBS}"));
+    report.note(format!(
+        "rate: {problems} problems, 100 a checkout, one agent on all cores: in one job, and in {JOBS}; from the first \
+                       hand-out to the last result"
+    ));
     for _ in 0..context.runs {
         let mut figures = Figures::default();
         figures.add("choice_us", choice_us(context.scaled(200_000, 20_000)));
