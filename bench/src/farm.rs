@@ -109,7 +109,8 @@ impl Farm {
         let port = free_port();
         let listen = format!("127.0.0.1:{port}");
         let lease = LEASE.as_secs().to_string();
-        let mut arguments = vec!["--database-url", &self.url, "--listen", &listen, "--name", name];
+        let mut arguments =
+            vec!["--database-url", &self.url, "--listen", &listen, "--http-listen", "none", "--name", name];
         let mut defaults = vec![
             ("--lease", lease.as_str()),
             ("--heartbeat", "0.5"),

@@ -80,6 +80,8 @@ pub enum Verb {
     Events(EventsArgs),
     /// What was done in each hour, by job type and user
     Statistics(StatisticsArgs),
+    /// What users have had done on each day, and the CPU seconds that it took
+    Usage(UsageArgs),
     /// Who is told when jobs end, are late or have failures, and what could not be told
     #[command(subcommand)]
     Alerts(AlertsVerb),
@@ -617,6 +619,16 @@ pub struct StatisticsArgs {
     /// Of this job type
     #[arg(long = "type", value_name = "TYPE")]
     pub job_type: Option<String>,
+    /// Of this user
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct UsageArgs {
+    /// That day or later, in UTC: 2026-03-01 [default: 30 days ago]
+    #[arg(long, value_name = "DAY")]
+    pub since: Option<jiff::civil::Date>,
     /// Of this user
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,

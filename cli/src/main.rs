@@ -30,6 +30,7 @@ mod status;
 mod text;
 mod top;
 mod up;
+mod usage;
 mod users;
 mod wait;
 mod workstations;
@@ -100,6 +101,7 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Queue(verb) => queue::run(&farm, verb, output).await?,
         Verb::Select(args) => workstations::select(&farm, args, output).await?,
         Verb::Statistics(args) => statistics::statistics(&farm, args, output).await?,
+        Verb::Usage(args) => usage::usage(&farm, args, output).await?,
         Verb::Slots(SlotsVerb::List) => slots::list(&farm, output).await?,
         Verb::Slots(SlotsVerb::Start(args)) => slots::set(&farm, args, true, output).await?,
         Verb::Slots(SlotsVerb::Stop(args)) => slots::set(&farm, args, false, output).await?,

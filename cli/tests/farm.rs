@@ -1,5 +1,6 @@
 //! The program with a real farm: server, agent and database. Each test has its own, and makes much use of it.
 
+#[allow(dead_code, reason = "shared by tests that use different parts of it")]
 mod real;
 
 use std::io::Write;
@@ -132,6 +133,10 @@ async fn an_agent_runs_slots_that_are_started_and_stopped_live() -> Test {
     let statistics = farm.json("statistics --type echo").await?;
     assert_eq!((&statistics["statistics"][0]["done"], &statistics["statistics"][0]["failed"]), (&json!(20), &json!(0)));
     assert_eq!(farm.json("statistics --user nobody").await?["statistics"], json!([]));
+    let usage = farm.json("usage").await?;
+    assert_eq!(usage["usage"][0]["done"], json!(20));
+    assert!(usage["usage"][0]["cpu_seconds"].is_f64(), "{usage}");
+    assert_eq!(farm.json("usage --user nobody --since 2026-01-01").await?["usage"], json!([]));
     // A slot that is stopped gives back what it holds, and nobody else may take it.
     let nap = farm.file("nap.ndjson", "{\"key\":\"1\",\"payload\":{\"ms\":20}}\n")?;
     let stopped = farm.json("slots stop quick pc1").await?;

@@ -13,6 +13,11 @@ pub mod workstations;
 use prost_types::Timestamp;
 use std::time::SystemTime;
 
+/// A status that says that somebody else has changed what was to be changed.
+pub(crate) const LOST_UPDATE: &str = "pcfarm-lost-update";
+/// The field of the request that a status is about.
+pub(crate) const FIELD: &str = "pcfarm-field";
+
 /// Years that PostgreSQL, everybody's calendar and a `SystemTime` know: 1970 to 9999.
 const SECONDS_LIMIT: i64 = 253_402_300_800;
 

@@ -5,8 +5,10 @@
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
+//! - what is measured: [`instruments`]
+//! - what is stored before it is loaded: [`originals`]
 //! - telling people what they asked to be told: [`alerts`]
-//! - the edge: [`grpc`]
+//! - the edges: [`grpc`], and [`rest`] over it
 
 pub mod alerts;
 pub mod deliver;
@@ -14,10 +16,13 @@ pub mod descriptors;
 pub mod dispatch;
 pub mod farm;
 pub mod grpc;
+pub mod instruments;
 pub mod members;
+pub mod originals;
 pub mod problem;
 pub mod reads;
 pub mod registrar;
+pub mod rest;
 pub mod run;
 pub mod session;
 pub mod settings;

@@ -1,9 +1,12 @@
 //! Start, run, drain: a server's life from settings to exit.
 
 use crate::farm::{Farm, Parts};
+use crate::grpc::accept::Incoming;
+use crate::grpc::jobs::JobsApi;
+use crate::originals::{Originals, Store};
 use crate::reads::Reads;
-use crate::settings::{Database, Settings};
-use crate::{alerts, deliver, descriptors, dispatch, grpc, registrar, upkeep, watch};
+use crate::settings::{Database, HttpListen, Settings};
+use crate::{alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, upkeep, watch};
 use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
 use pcfarm_proto::ids::ServerId;
@@ -13,6 +16,7 @@ use pcfarm_sql::settings::DatabaseSettings;
 use pcfarm_sql::{connect, migrate, pool, presence};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -91,12 +95,17 @@ async fn serve(
     passwords: crate::reads::Passwords,
     stopping: CancellationToken,
 ) -> anyhow::Result<()> {
+    instruments::install();
+    if let Store::Directory(directory) = &settings.originals {
+        std::fs::create_dir_all(directory).with_context(|| format!("making {} for uploads", directory.display()))?;
+    }
     let facts = prepare_database(&config, &stopping).await?;
     let mut connections = settings.connections;
     connections.total = descriptors::make_room(connections.total);
     let listener =
         grpc::accept::listen(settings.listen).with_context(|| format!("listening on {}", settings.listen))?;
     let address = listener.local_addr().context("asking for the port")?;
+    let http = listen_for_rest(settings.http_listen)?;
     let (pool, epoch) = pool::pool_with_epoch(config.clone(), settings.pool_size, "pcfarm-server");
     let server_id = patiently(&stopping, async || register(settings, &pool, &address.to_string()).await).await?;
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
@@ -130,7 +139,15 @@ async fn serve(
         parts.spawn(upkeep::recycle(farm.clone()));
     }
     let mut serving = JoinSet::new();
-    serving.spawn(grpc::serve::serve(farm.clone(), listener, connections, facts.warnings));
+    let jobs = Arc::new(JobsApi::new(farm.clone()));
+    let originals = Originals::new(farm.clone(), jobs.clone(), settings.originals.clone());
+    parts.spawn(originals.clone().sweep());
+    if let Some(listener) = http {
+        let api = rest::Services::new(farm.clone(), jobs.clone(), originals, facts.warnings.clone());
+        let incoming = Incoming::http1(listener, connections);
+        serving.spawn(rest::serve(api, incoming, stopping.clone()));
+    }
+    serving.spawn(grpc::serve::serve(farm.clone(), jobs, listener, connections, facts.warnings));
     // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
     let outcome = tokio::select! {
         biased; // when all is told to stop, the parts end too
@@ -144,6 +161,25 @@ async fn serve(
     stopping.cancel();
     stop(&farm, parts, serving).await;
     outcome
+}
+
+fn listen_for_rest(wanted: HttpListen) -> anyhow::Result<Option<TcpListener>> {
+    let listening = |address| {
+        let listener = grpc::accept::listen(address)?;
+        info!(address = %listener.local_addr()?, "REST");
+        std::io::Result::Ok(listener)
+    };
+    match wanted {
+        HttpListen::Nowhere => Ok(None),
+        HttpListen::At(address) => {
+            listening(address).map(Some).with_context(|| format!("listening on {address} for REST"))
+        }
+        HttpListen::Perhaps(address) => Ok(listening(address)
+            .inspect_err(|error| {
+                warn!(%error, %address, "no REST, metrics and health here: say where with --http-listen, or none")
+            })
+            .ok()),
+    }
 }
 
 async fn stop(farm: &Arc<Farm>, mut parts: JoinSet<()>, mut serving: JoinSet<anyhow::Result<()>>) {

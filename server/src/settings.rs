@@ -3,6 +3,7 @@
 use crate::alerts::mail::Mailer;
 use crate::farm::Rhythm;
 use crate::grpc::accept::Limits;
+use crate::originals::Store;
 use clap::Parser;
 use clap::error::ErrorKind;
 use serde::Deserialize;
@@ -14,6 +15,8 @@ use std::time::Duration;
 
 /// Loopback, since anybody who reaches the port may do anything until there are users.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
+/// REST is beside that, on the same address: 7080.
+const HTTP_PORT_OFFSET: u16 = 10;
 
 /// Two beats may be lost and a third be late before a lease of 20 s is over.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
@@ -54,6 +57,9 @@ struct Arguments {
     /// Address and port to listen on [default: 127.0.0.1:7070]
     #[arg(long, env = "PCFARM_LISTEN", value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
+    /// Address and port of REST, metrics and health, or none [default: that of --listen, ten ports on: 127.0.0.1:7080]
+    #[arg(long, env = "PCFARM_HTTP_LISTEN", value_name = "ADDRESS")]
+    http_listen: Option<String>,
     /// Listen on an address that others can reach, without users or encryption
     #[arg(long, env = "PCFARM_INSECURE", value_parser = clap::builder::BoolishValueParser::new())]
     insecure: bool,
@@ -81,6 +87,9 @@ struct Arguments {
     /// This server's name, for people [default: the host's name]
     #[arg(long, env = "PCFARM_NAME", value_name = "NAME")]
     name: Option<String>,
+    /// Keep uploads in this directory, which all servers share, and not in the database
+    #[arg(long, env = "PCFARM_ORIGINALS", value_name = "DIR")]
+    originals: Option<PathBuf>,
     /// Leave recycling to pcfarm-recycler or to other servers
     #[arg(long, env = "PCFARM_NO_RECYCLER", value_parser = clap::builder::BoolishValueParser::new())]
     no_recycler: bool,
@@ -99,6 +108,7 @@ struct File {
     database_url: Option<String>,
     embedded: Option<String>,
     listen: Option<SocketAddr>,
+    http_listen: Option<String>,
     insecure: Option<bool>,
     lease: Option<String>,
     heartbeat: Option<String>,
@@ -108,6 +118,7 @@ struct File {
     connections: Option<usize>,
     connections_per_address: Option<usize>,
     name: Option<String>,
+    originals: Option<PathBuf>,
     no_recycler: Option<bool>,
     smtp_url: Option<String>,
     mail_from: Option<String>,
@@ -126,13 +137,34 @@ pub enum Database {
 pub struct Settings {
     pub database: Database,
     pub listen: SocketAddr,
+    pub http_listen: HttpListen,
     pub rhythm: Rhythm,
     pub pool_size: usize,
     pub connections: Limits,
     pub name: String,
     pub recycler: bool,
+    pub originals: Store,
     /// None: this server mails nothing.
     pub mailer: Option<Arc<Mailer>>,
+}
+
+/// Where REST, metrics and health are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpListen {
+    Nowhere,
+    /// Somebody wants them there.
+    At(SocketAddr),
+    /// If that is free: of many servers on one machine most do without.
+    Perhaps(SocketAddr),
+}
+
+impl HttpListen {
+    fn address(self) -> Option<SocketAddr> {
+        match self {
+            HttpListen::Nowhere => None,
+            HttpListen::At(address) | HttpListen::Perhaps(address) => Some(address),
+        }
+    }
 }
 
 /// Settings that make no sense, or a call for help: printed, with its exit code.
@@ -209,8 +241,11 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         Some(listen) => listen,
         None => DEFAULT_LISTEN.parse().expect("a constant"),
     };
+    let http_listen = http_listen(arguments.http_listen.or(file.http_listen), listen)?;
     let insecure = arguments.insecure || file.insecure.unwrap_or(false);
-    if !listen.ip().is_loopback() && !insecure {
+    let reachable =
+        [Some(listen), http_listen.address()].into_iter().flatten().find(|address| !address.ip().is_loopback());
+    if let Some(listen) = reachable.filter(|_| !insecure) {
         return Err(format!(
             "{listen} can be reached by others, and this version has no users: anybody could do anything. Listen on \
              127.0.0.1, or say --insecure on a network that you trust"
@@ -240,13 +275,28 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
     Ok(Settings {
         database,
         listen,
+        http_listen,
         rhythm: Rhythm { lease, heartbeat, checkout, checkout_problems: checkout_problems as usize },
         pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(10),
         connections,
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
+        originals: arguments.originals.or(file.originals).map_or(Store::Database, Store::Directory),
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
         mailer,
     })
+}
+
+fn http_listen(given: Option<String>, listen: SocketAddr) -> Result<HttpListen, String> {
+    match given.as_deref() {
+        Some("none") => Ok(HttpListen::Nowhere),
+        Some(address) => address.parse().map(HttpListen::At).map_err(|_| {
+            format!("http_listen: {address:?} is not an address and port such as 127.0.0.1:7080, nor none")
+        }),
+        None => {
+            let port = if listen.port() == 0 { Some(0) } else { listen.port().checked_add(HTTP_PORT_OFFSET) };
+            Ok(port.map_or(HttpListen::Nowhere, |port| HttpListen::Perhaps(SocketAddr::new(listen.ip(), port))))
+        }
+    }
 }
 
 fn embedded_directory(given: &str) -> Result<PathBuf, String> {
@@ -299,6 +349,17 @@ mod tests {
     fn others_are_let_in_only_on_purpose() {
         assert!(read(&["--listen", "0.0.0.0:7070"], "").expect_err("refused").contains("--insecure"));
         assert!(read(&["--listen", "0.0.0.0:7070", "--insecure"], "").is_ok());
+    }
+
+    #[test]
+    fn rest_has_an_address_of_its_own_or_none() {
+        let of = |flags: &[&str]| read(flags, "").expect("sensible").http_listen;
+        assert_eq!(of(&[]), HttpListen::Perhaps("127.0.0.1:7080".parse().expect("an address")));
+        assert_eq!(of(&["--listen", "[::1]:0"]), HttpListen::Perhaps("[::1]:0".parse().expect("an address")));
+        assert_eq!(of(&["--http-listen", "none"]), HttpListen::Nowhere);
+        assert_eq!(of(&["--http-listen", "[::1]:9"]), HttpListen::At("[::1]:9".parse().expect("an address")));
+        assert!(read(&["--http-listen", "here"], "").expect_err("refused").contains("http_listen"));
+        assert!(read(&["--http-listen", "0.0.0.0:7080"], "").expect_err("refused").contains("--insecure"));
     }
 
     #[test]

@@ -115,6 +115,16 @@ pub async fn set_info(client: &ClientWrapper, job: JobId, patch: &RawJson) -> Re
     rows.first().expect("a function returns a row").try_get(0)
 }
 
+/// Changes when somebody changes what a job is.
+pub async fn version(client: &ClientWrapper, job: JobId) -> Result<Option<String>, Error> {
+    client.run(include_str!("../queries/job_version.sql"), &[&job]).await?[0].try_get(0)
+}
+
+/// Changes a job, as `pcfarm.update_job` takes it. False: it is not that version any more.
+pub async fn update(client: &ClientWrapper, job: JobId, version: &str, options: &RawJson) -> Result<bool, Error> {
+    client.run(include_str!("../queries/update_job.sql"), &[&job, &version, options]).await?[0].try_get(0)
+}
+
 impl Job {
     /// Why it is in its state and what comes next, for people.
     pub fn reason(&self) -> String {

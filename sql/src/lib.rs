@@ -19,8 +19,10 @@ pub mod lanes;
 pub mod migrate;
 pub mod presence;
 pub mod statistics;
+pub mod submissions;
 pub mod submit;
 pub mod upkeep;
+pub mod usage;
 
 pub mod settings;
 pub mod sharing;
@@ -29,6 +31,7 @@ pub mod connect;
 
 pub mod pool;
 pub mod profiles;
+pub mod requests;
 
 pub mod cluster;
 

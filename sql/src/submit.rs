@@ -285,6 +285,8 @@ pub struct Loading {
     /// Into the lane, and into the table.
     copied: i64,
     staged: i64,
+    /// Which stored submission this is, to be marked as loaded by the same transaction.
+    submission: Option<i64>,
 }
 
 impl Loading {
@@ -308,7 +310,13 @@ impl Loading {
             buffered_bytes: 0,
             copied: 0,
             staged: 0,
+            submission: None,
         })))
+    }
+
+    /// This is a stored submission: it is marked as loaded by the same transaction.
+    pub fn is_submission(&mut self, id: i64) {
+        self.submission = Some(id);
     }
 
     /// How many problems came before.
@@ -432,6 +440,10 @@ impl Loading {
         register(client, self.job, &lanes, self.grouped).await?;
         if open {
             client.execute(include_str!("../queries/open_job.sql"), &[&self.job]).await?;
+        }
+        if let Some(submission) = self.submission {
+            let statement = include_str!("../queries/submission_is_loaded.sql");
+            client.execute(statement, &[&submission, &self.job, &problems]).await?;
         }
         crash_point(CrashPoint::UploadLoaded);
         if planted(Bug::AnswersBeforeCommit) {

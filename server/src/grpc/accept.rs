@@ -120,6 +120,8 @@ impl Rarely {
 pub struct Incoming {
     listener: TcpListener,
     limits: Limits,
+    /// HTTP/2 is what they must begin with.
+    http2: bool,
     taken: Arc<Mutex<Taken>>,
     pause: Option<Pin<Box<Sleep>>>,
     refusals: Rarely,
@@ -131,11 +133,17 @@ impl Incoming {
         Incoming {
             listener,
             limits,
+            http2: true,
             taken: Arc::default(),
             pause: None,
             refusals: Rarely::default(),
             errors: Rarely::default(),
         }
+    }
+
+    /// Connections that are watched by whoever serves them.
+    pub fn http1(listener: TcpListener, limits: Limits) -> Incoming {
+        Incoming { http2: false, ..Incoming::new(listener, limits) }
     }
 
     /// The connection with its place, or nothing when there is none for it: then it is closed.
@@ -154,7 +162,7 @@ impl Incoming {
         // A stream that does not take it is about to fail anyway.
         drop(stream.set_nodelay(true));
         let place = Place { taken: self.taken.clone(), address };
-        Some(Connection { stream, preface: Some(Preface::new()), _place: place })
+        Some(Connection { stream, preface: self.http2.then(Preface::new), _place: place })
     }
 
     fn failed(&mut self, error: &io::Error) {

@@ -6,16 +6,17 @@ use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_proto::v1::farm_service_server::FarmService;
 use pcfarm_proto::v1::{
     Event, ExplainRequest, ExplainResponse, FarmStatus, GetStatusRequest, ListEventsRequest, ListEventsResponse,
-    ListStatisticsRequest, ListStatisticsResponse, ServerStatus, Statistic,
+    ListStatisticsRequest, ListStatisticsResponse, ListUsageRequest, ListUsageResponse, ServerStatus, Statistic, Usage,
 };
 use pcfarm_recycler::pulse_limit;
-use pcfarm_sql::{events, farm, statistics};
+use pcfarm_sql::{events, farm, statistics, usage};
 use std::time::{Duration, SystemTime};
 use tonic::{Request, Response, Status};
 
 const DEFAULT_PAGE: u32 = 100;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
+const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
 
 pub struct FarmApi {
     pool: Pool,
@@ -40,6 +41,29 @@ impl FarmApi {
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
         let found = statistics::statistics(&client, since, job_type, owner, limit).await.map_err(status_code::of)?;
         Ok(Response::new(ListStatisticsResponse { statistics: found.into_iter().map(statistic).collect() }))
+    }
+
+    async fn usage(&self, asked: ListUsageRequest) -> Result<Response<ListUsageResponse>, Status> {
+        let ListUsageRequest { since, owner } = asked;
+        let since = match since.as_str() {
+            "" => jiff::Timestamp::try_from(SystemTime::now() - MONTH)
+                .map_err(|error| Status::internal(error.to_string()))?
+                .to_zoned(jiff::tz::TimeZone::UTC)
+                .date(),
+            text => {
+                text.parse::<jiff::civil::Date>().ok().filter(|day| day.year() > 0 && text.len() == 10).ok_or_else(
+                    || Status::invalid_argument(format!("since: {text:?} is not a day such as 2026-03-01")),
+                )?
+            }
+        };
+        let owner = Some(&*owner).filter(|owner| !owner.is_empty());
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let found = usage::usage(&client, &since.to_string(), owner).await.map_err(status_code::of)?;
+        let message = |of: usage::Usage| {
+            let usage::Usage { day, owner, done, failed, requeued, cpu_seconds } = of;
+            Usage { day, owner, done, failed, requeued, cpu_seconds }
+        };
+        Ok(Response::new(ListUsageResponse { usage: found.into_iter().map(message).collect() }))
     }
 
     async fn events(&self, asked: ListEventsRequest) -> Result<Response<ListEventsResponse>, Status> {
@@ -101,6 +125,10 @@ impl FarmService for FarmApi {
         request: Request<ListStatisticsRequest>,
     ) -> Result<Response<ListStatisticsResponse>, Status> {
         self.statistics(request.into_inner()).await
+    }
+
+    async fn list_usage(&self, request: Request<ListUsageRequest>) -> Result<Response<ListUsageResponse>, Status> {
+        self.usage(request.into_inner()).await
     }
 
     async fn list_events(&self, request: Request<ListEventsRequest>) -> Result<Response<ListEventsResponse>, Status> {

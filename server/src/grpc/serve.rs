@@ -24,6 +24,7 @@ use tonic::transport::Server;
 /// Serves until the farm stops, then lets calls end.
 pub async fn serve(
     farm: Arc<Farm>,
+    jobs: Arc<JobsApi>,
     listener: TcpListener,
     connections: Limits,
     warnings: Vec<String>,
@@ -54,7 +55,7 @@ pub async fn serve(
         .add_service(reflection)
         .add_service(limit(AgentServiceServer::new(AgentApi::new(farm.clone()))))
         .add_service(
-            JobServiceServer::new(JobsApi::new(farm.clone()))
+            JobServiceServer::from_arc(jobs)
                 .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
                 .max_encoding_message_size(MESSAGE_BYTES_LIMIT),
         )

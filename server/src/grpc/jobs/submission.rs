@@ -8,6 +8,8 @@ use crate::dispatch::Event;
 use crate::grpc::{status_code, time};
 use crate::problem::{self, json};
 use deadpool_postgres::{Object, Pool};
+use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
@@ -21,7 +23,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::timeout;
-use tonic::{Status, Streaming};
+use tonic::Status;
+
+/// What comes, from a call or from elsewhere.
+pub type Messages = BoxStream<'static, Result<SubmitRequest, Status>>;
 
 /// Each upload has a connection to the database and a transaction for itself.
 const UPLOADS: usize = 8;
@@ -57,7 +62,7 @@ impl Submissions {
     }
 
     /// What was submitted, and what the dispatcher should know of it.
-    pub async fn submitted(&self, messages: Streaming<SubmitRequest>) -> Result<(Submitted, Event), Status> {
+    pub async fn submitted(&self, messages: Messages) -> Result<(Submitted, Event), Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
         let wanted = wanted(&mut parts).await?;
         let epoch = self.epoch.number();
@@ -70,6 +75,13 @@ impl Submissions {
             return Ok((submitted, news));
         }
         Ok((self.upload_in_turn(&wanted, parts).await?, Event::Work))
+    }
+
+    /// The same of what was stored before, which the load's transaction marks as loaded.
+    pub async fn stored(&self, messages: Messages, submission: i64) -> Result<Submitted, Status> {
+        let mut parts = Parts { messages, early: VecDeque::new() };
+        let wanted = Wanted { submission: Some(submission), ..wanted(&mut parts).await? };
+        self.upload_in_turn(&wanted, parts).await
     }
 
     async fn at_once(
@@ -108,6 +120,8 @@ struct Wanted {
     target: Target,
     convoy: Option<u32>,
     open: bool,
+    /// A stored one.
+    submission: Option<i64>,
 }
 
 async fn wanted(parts: &mut Parts) -> Result<Wanted, Status> {
@@ -118,13 +132,13 @@ async fn wanted(parts: &mut Parts) -> Result<Wanted, Status> {
         }
     };
     let (open, convoy) = (header.open, (header.convoy != 0).then_some(header.convoy));
-    Ok(Wanted { target: target(header)?, convoy, open })
+    Ok(Wanted { target: target(header)?, convoy, open, submission: None })
 }
 
 /// A call's messages. The stream's end is no sign that the client has said all: tonic reports a stream that was reset by
 /// CANCEL as ended.
 struct Parts {
-    messages: Streaming<SubmitRequest>,
+    messages: Messages,
     /// Looked at already, and still to come.
     early: VecDeque<Option<Part>>,
 }
@@ -171,10 +185,13 @@ impl Parts {
 async fn upload(pool: &Pool, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
     let client = Object::take(pool.get().await.map_err(status_code::of_pool)?);
     let begun = Loading::begin(client, &wanted.target, wanted.convoy).await;
-    let loading = match begun.map_err(status_code::of_load)? {
+    let mut loading = match begun.map_err(status_code::of_load)? {
         Begun::Repeated(job) => return Ok(Submitted { job, problems: 0, repeated: true }),
         Begun::Loading(loading) => loading,
     };
+    if let Some(submission) = wanted.submission {
+        loading.is_submission(submission);
+    }
     // While the database takes one piece, the next is received and checked.
     let (sender, receiver) = mpsc::channel(1);
     let ((), loading) = tokio::try_join!(receive(parts, sender), add_all(loading, receiver))?;
@@ -218,8 +235,8 @@ fn agreed(told: i64, arrived: i64) -> Result<(), Status> {
     Err(Status::invalid_argument(format!("the end tells of {told} problems, but {arrived} came: nothing was loaded")))
 }
 
-async fn received(messages: &mut Streaming<SubmitRequest>) -> Result<Option<Part>, Status> {
-    let message = timeout(UPLOAD_PAUSE_LIMIT, messages.message()).await.map_err(|_| {
+async fn received(messages: &mut Messages) -> Result<Option<Part>, Status> {
+    let message = timeout(UPLOAD_PAUSE_LIMIT, messages.try_next()).await.map_err(|_| {
         Status::deadline_exceeded(format!("nothing came for {} s: nothing was loaded", UPLOAD_PAUSE_LIMIT.as_secs()))
     })??;
     match message {
