@@ -6,14 +6,17 @@
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
 //! - telling people what they asked to be told: [`alerts`]
-//! - the edge: [`grpc`]
+//! - who may do what: [`access`]; certificates: [`authority`], [`init`]; the edge: [`grpc`]
 
+pub mod access;
 pub mod alerts;
+pub mod authority;
 pub mod deliver;
 pub mod descriptors;
 pub mod dispatch;
 pub mod farm;
 pub mod grpc;
+pub mod init;
 pub mod members;
 pub mod problem;
 pub mod reads;
