@@ -4,10 +4,11 @@
 //! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
 //! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
 //!   [`users`], [`profiles`], [`resources`], [`queue`], [`explain`],
-//!   [`events`], [`alerts`], [`top`].
+//!   [`events`], [`alerts`], [`access`], [`top`].
 //! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
 //! - [`up`] runs a farm on this machine.
 
+mod access;
 mod alerts;
 mod args;
 mod events;
@@ -72,7 +73,7 @@ async fn run(cli: Cli) -> Result<Exit> {
             output::print(&String::from_utf8_lossy(&script))?;
             return Ok(Exit::Done);
         }
-        Verb::Up(args) => return up::up(args).await,
+        Verb::Up(args) => return up::up(args, cli.global.insecure).await,
         Verb::Job(JobVerb::Load(args)) if args.query.is_some() => {
             query::load(args, &cli.global, Output::from_flag(output)?).await?;
             return Ok(Exit::Done);
@@ -94,6 +95,18 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Jobs(args) => jobs::list(&farm, &args, output).await?,
         Verb::Job(verb) => return job(&farm, verb, output).await,
         Verb::Problems(args) => problems::list(&farm, &args, output).await?,
+        Verb::Login(args) => access::login(&farm, &settings, args, output).await?,
+        Verb::Logout => access::logout(&farm, output).await?,
+        Verb::Whoami => access::who_am_i(&farm, output).await?,
+        Verb::Tokens(verb) => access::tokens(&farm, verb, output).await?,
+        Verb::JoinToken(verb) => access::join_tokens(&farm, verb, output).await?,
+        Verb::Credentials(verb) => access::credentials(&farm, verb, output).await?,
+        Verb::Users(UsersVerb::Accounts) => access::accounts(&farm, output).await?,
+        Verb::Users(UsersVerb::Create(args)) => access::create_user(&farm, args, output).await?,
+        Verb::Users(UsersVerb::Role { user, role }) => access::set_role(&farm, user, role, output).await?,
+        Verb::Users(UsersVerb::Disable { user }) => access::set_disabled(&farm, user, true, output).await?,
+        Verb::Users(UsersVerb::Enable { user }) => access::set_disabled(&farm, user, false, output).await?,
+        Verb::Users(UsersVerb::Password(args)) => access::set_password(&farm, args, output).await?,
         Verb::Users(UsersVerb::List) => users::list(&farm, output).await?,
         Verb::Users(UsersVerb::Set(args)) => users::set(&farm, args, output).await?,
         Verb::Profiles(verb) => profiles::run(&farm, verb, output).await?,

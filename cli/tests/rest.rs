@@ -13,10 +13,13 @@ use ureq::http::{Method, Request};
 /// For anything that takes a moment, on a machine that is busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+const PASSWORD: &str = "correct horse battery staple";
+
 /// Somebody who sends requests.
 #[derive(Clone)]
 struct Client {
     base: String,
+    token: Option<String>,
     agent: ureq::Agent,
 }
 
@@ -60,7 +63,7 @@ impl Answer {
 impl Client {
     fn of(farm: &Farm) -> Client {
         let agent = ureq::Agent::config_builder().http_status_as_error(false).allow_non_standard_methods(true).build();
-        Client { base: farm.rest.clone(), agent: agent.new_agent() }
+        Client { base: farm.rest.clone(), token: None, agent: agent.new_agent() }
     }
 
     async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<Vec<u8>>) -> Result<Answer> {
@@ -69,6 +72,9 @@ impl Client {
             Request::builder().method(Method::from_bytes(method.as_bytes())?).uri(format!("{}{path}", self.base));
         for (name, value) in headers {
             request = request.header(*name, *value);
+        }
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
         }
         // ureq blocks.
         tokio::task::spawn_blocking(move || {
@@ -85,6 +91,13 @@ impl Client {
             Ok(Answer { status, headers, body })
         })
         .await?
+    }
+
+    /// The same, as somebody.
+    async fn login(&self, user: &str) -> Result<Client> {
+        let form = json!({"user": user, "password": PASSWORD});
+        let made = self.json("POST", "/api/v1/login", form).await?.is(201)?.json()?;
+        Ok(Client { token: Some(text(&made, "secret")?), ..self.clone() })
     }
 
     async fn get(&self, path: &str) -> Result<Answer> {
@@ -624,6 +637,128 @@ async fn the_dashboard_asks_for_what_is_measured() -> Result<()> {
         {
             ensure!(metrics.contains(name), "{name} is not measured");
         }
+    }
+    Ok(())
+}
+
+/// Every operation of the document: method, path, and what its body is.
+async fn operations(client: &Client) -> Result<Vec<(String, String, Option<String>)>> {
+    let document = client.get("/api/v1/openapi.json").await?.is(200)?.json()?;
+    let mut all = Vec::new();
+    for (path, item) in document["paths"].as_object().context("paths")? {
+        for (method, operation) in item.as_object().context("an item")? {
+            let content = operation["requestBody"]["content"].as_object();
+            let media = content.and_then(|content| content.keys().next().cloned());
+            all.push((method.to_ascii_uppercase(), path.clone(), media));
+        }
+    }
+    Ok(all)
+}
+
+/// Two users, and every route: what is the other's is not there, whoever asks how.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
+    const SECRET: &str = "nobody-elses-business";
+    let farm = Farm::start().await?;
+    let nobody = Client::of(&farm);
+    let account = |user: &str, role: &str| json!({"user": user, "role": role, "password": PASSWORD});
+    nobody.json("POST", "/api/v1/accounts", account("root", "administrator")).await?.is(201)?;
+    // From here on whoever shows nothing may do nothing.
+    nobody.get("/api/v1/jobs").await?.is(401)?;
+    let root = nobody.login("root").await?;
+    for (user, role) in [("ana", "user"), ("mia", "user"), ("olga", "operator")] {
+        root.json("POST", "/api/v1/accounts", account(user, role)).await?.is(201)?;
+    }
+    let (ana, mia, olga) = (nobody.login("ana").await?, nobody.login("mia").await?, nobody.login("olga").await?);
+    let problems = json!([{"key": SECRET, "payload": SECRET}]);
+    let job = json!({"name": SECRET, "job_type": "echo", "title": SECRET, "problems": problems, "info": {"x": SECRET}});
+    let job = text(&ana.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?, "job_id")?;
+    let path = format!("/api/v1/submissions?name={SECRET}&job_type=echo&key={SECRET}");
+    let submission = text(&ana.post(&path, "application/xml", SECRET).await?.is(201)?.json()?, "submission_id")?;
+    let told = json!({"events": ["ended"], "notify": SECRET, "job_id": job});
+    let told = ana.json("POST", "/api/v1/subscriptions", told).await?.is(201)?.json()?;
+    let subscription = text(&told["subscription"], "subscription_id")?;
+    farm.until("select count(*) from pcfarm.submission where state = 'queued'", 1).await?;
+    let before = ana.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?;
+    ensure!(before["owner"] == "ana" && before["title"] == SECRET, "{before}");
+    ensure!(ana.get("/api/v1/submissions").await?.is(200)?.text().contains(SECRET) || submission != "0");
+
+    for (method, path, media) in operations(&nobody).await? {
+        if path.ends_with("/stream") {
+            continue; // it does not end
+        }
+        let address = path
+            .replace("{job_id}", &job)
+            .replace("{submission_id}", &submission)
+            .replace("{subscription_id}", &subscription)
+            .replace("{name}", "ana")
+            .replace("{hostname}", "pc1")
+            .replace("{job_type}", "echo")
+            .replace("{identity}", "11111111-1111-4111-8111-111111111111");
+        let address = address
+            .split('{')
+            .next()
+            .map(|start| if start.len() < address.len() { format!("{start}1") } else { address.clone() });
+        let address = address.context("an address")?;
+        let headers = [("content-type", media.as_deref().unwrap_or("application/json")), ("if-match", "*")];
+        let body = (method != "GET").then(|| br#"{"title": "mine now"}"#.to_vec());
+        let opens = matches!(path.as_str(), "/api/v1/login" | "/api/v1/register");
+        let refused = nobody.send(&method, &address, &headers, body.clone()).await?;
+        ensure!(
+            opens || refused.status == 401,
+            "{method} {path} without a token: {} {}",
+            refused.status,
+            refused.text()
+        );
+        let answer = mia.send(&method, &address, &headers, body).await?;
+        ensure!(answer.status < 500, "{method} {path}: {} {}", answer.status, answer.text());
+        ensure!(!answer.text().contains(SECRET), "{method} {path}: {}", answer.text());
+        let is_anas =
+            path.contains("{job_id}") || path.contains("{submission_id}") || path.contains("{subscription_id}");
+        ensure!(
+            !is_anas || (400..500).contains(&answer.status),
+            "{method} {path}: {} {}",
+            answer.status,
+            answer.text()
+        );
+    }
+    // Nor by what names a job elsewhere.
+    for path in [
+        format!("/api/v1/events?job_id={job}"),
+        format!("/api/v1/alerts?job_id={job}"),
+        "/api/v1/usage?owner=ana".to_owned(),
+    ] {
+        let found = mia.get(&path).await?;
+        ensure!(found.status >= 400 || found.json()?["items"] == json!([]), "{path}: {}", found.text());
+    }
+    let into = mia.post(&format!("/api/v1/submissions?job_id={job}"), "text/csv", "key\na\n").await?;
+    ensure!((400..500).contains(&into.status), "{into:?}");
+    let after = json!({"name": "x", "job_type": "echo", "after": [job]});
+    ensure!((400..500).contains(&mia.json("POST", "/api/v1/jobs", after).await?.status));
+    // A key is its user's.
+    for client in [&ana, &mia] {
+        let headers = [("content-type", "application/json"), ("idempotency-key", "the same")];
+        let body = json!({"name": "keyed", "job_type": "echo"}).to_string();
+        let made = client.send("POST", "/api/v1/jobs", &headers, Some(body.into())).await?.is(201)?;
+        ensure!(made.header("idempotent-replayed").is_none());
+    }
+    let after = ana.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?;
+    ensure!(before == after, "{before}\n{after}");
+    ana.get(&format!("/api/v1/submissions/{submission}/original")).await?.is(200)?;
+    // Operators see all, and are not administrators.
+    ensure!(olga.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?["title"] == SECRET);
+    olga.json("PATCH", "/api/v1/limits", json!({"concurrency": 1})).await?.is(403)?;
+    mia.json("PUT", "/api/v1/queue/suspension", json!({})).await?.is(403)?;
+    // A revoked token is none any more, within a second.
+    let token =
+        mia.json("POST", "/api/v1/tokens", json!({"name": "script", "scopes": ["submit"]})).await?.is(201)?.json()?;
+    let script = Client { token: Some(text(&token, "secret")?), ..mia.clone() };
+    ensure!(script.get("/api/v1/whoami").await?.is(200)?.json()?["user"] == "mia");
+    let id = text(&token["token"], "token_id")?;
+    mia.send("DELETE", &format!("/api/v1/tokens/{id}"), &[], None).await?.is(200)?;
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while script.get("/api/v1/whoami").await?.status != 401 {
+        ensure!(Instant::now() < deadline, "the token still holds");
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! What the parts of a running server share. Holds no truth: whatever is here can be read again from the database.
 
+use crate::access::Access;
+use crate::authority::Tls;
 use crate::deliver::Delivered;
 use crate::dispatch;
 use crate::members::Members;
@@ -42,6 +44,10 @@ pub struct Held {
 
 pub struct Farm {
     pub pool: Pool,
+    /// Who may do what.
+    pub access: Arc<Access>,
+    /// What this server shows and trusts; none: it speaks in the clear.
+    pub tls: Option<Arc<Tls>>,
     pub epoch: Epoch,
     pub server_id: ServerId,
     pub rhythm: Rhythm,
@@ -107,6 +113,10 @@ impl Sessions {
 /// What a farm is built from.
 pub struct Parts {
     pub pool: Pool,
+    /// Who may do what.
+    pub access: Arc<Access>,
+    /// What this server shows and trusts; none: it speaks in the clear.
+    pub tls: Option<Arc<Tls>>,
     pub epoch: Epoch,
     pub server_id: ServerId,
     pub rhythm: Rhythm,
@@ -121,6 +131,8 @@ impl Farm {
     pub fn new(parts: Parts) -> Arc<Farm> {
         Arc::new(Farm {
             pool: parts.pool,
+            access: parts.access,
+            tls: parts.tls,
             epoch: parts.epoch,
             server_id: parts.server_id,
             rhythm: parts.rhythm,

@@ -1,10 +1,12 @@
 //! The gRPC edge: nothing behind it knows about messages of the wire's services.
 
 pub mod accept;
+pub mod access;
 pub mod agent;
 pub mod alerts;
 pub mod farm;
 pub mod jobs;
+pub mod join;
 pub mod queue;
 pub mod serve;
 pub mod status_code;

@@ -8,14 +8,17 @@
 //! - what is measured: [`instruments`]
 //! - what is stored before it is loaded: [`originals`]
 //! - telling people what they asked to be told: [`alerts`]
-//! - the edges: [`grpc`], and [`rest`] over it
+//! - who may do what: [`access`]; certificates: [`authority`], [`init`]; the edges: [`grpc`], and [`rest`] over it
 
+pub mod access;
 pub mod alerts;
+pub mod authority;
 pub mod deliver;
 pub mod descriptors;
 pub mod dispatch;
 pub mod farm;
 pub mod grpc;
+pub mod init;
 pub mod instruments;
 pub mod members;
 pub mod originals;

@@ -3,6 +3,7 @@
 //!
 //! A listener of its own, because browsers must not be asked for agents' certificates.
 
+mod accounts;
 mod alerts;
 mod events;
 mod extract;
@@ -21,6 +22,7 @@ mod results;
 mod shown;
 mod status;
 mod submissions;
+mod tokens;
 mod unread;
 pub mod upload;
 mod usage;
@@ -29,7 +31,9 @@ mod workstations;
 
 pub use listener::serve;
 
+use crate::access::{self, Caller, Peer};
 use crate::farm::Farm;
+use crate::grpc::access::AccessApi;
 use crate::grpc::alerts::AlertsApi;
 use crate::grpc::farm::FarmApi;
 use crate::grpc::jobs::JobsApi;
@@ -37,6 +41,7 @@ use crate::grpc::queue::QueueApi;
 use crate::grpc::workstations::WorkstationsApi;
 use crate::originals::Originals;
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -46,6 +51,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
+use tonic::Status;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -62,6 +68,7 @@ pub struct Services {
     pub farm: Arc<Farm>,
     pub jobs: Arc<JobsApi>,
     pub queue: QueueApi,
+    pub access: AccessApi,
     pub alerts: AlertsApi,
     pub workstations: WorkstationsApi,
     pub status: FarmApi,
@@ -78,6 +85,7 @@ impl Services {
         Arc::new(Services {
             jobs,
             queue: QueueApi::new(pool.clone()),
+            access: AccessApi::new(farm.clone()),
             alerts: AlertsApi::new(pool.clone()),
             workstations: WorkstationsApi::new(pool.clone()),
             status: FarmApi::new(pool, farm.rhythm.lease, warnings),
@@ -95,6 +103,8 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .merge(jobs::routes())
         .merge(problems::routes())
         .merge(users::routes())
+        .merge(accounts::routes())
+        .merge(tokens::routes())
         .merge(resources::routes())
         .merge(profiles::routes())
         .merge(workstations::routes())
@@ -105,14 +115,16 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .merge(submissions::routes())
         .merge(usage::routes())
         .route_layer(middleware::from_fn_with_state(api.clone(), idempotency::once))
-        .route_layer(middleware::from_fn_with_state(api.clone(), in_time));
+        .route_layer(middleware::from_fn_with_state(api.clone(), in_time))
+        .route_layer(middleware::from_fn_with_state(api.clone(), admitted));
     let slow = OpenApiRouter::new()
         .merge(jobs::slow_routes())
         .merge(problems::slow_routes())
         .merge(results::slow_routes())
         .merge(events::slow_routes())
         .merge(submissions::slow_routes())
-        .route_layer(middleware::from_fn_with_state(api.clone(), in_turn));
+        .route_layer(middleware::from_fn_with_state(api.clone(), in_turn))
+        .route_layer(middleware::from_fn_with_state(api.clone(), admitted));
     let (router, document) = OpenApiRouter::with_openapi(openapi::heading()).merge(quick).merge(slow).split_for_parts();
     let document = Arc::new(openapi::completed(document));
     let router = router
@@ -125,6 +137,32 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .layer(middleware::from_fn(measured))
         .with_state(api);
     (router, document)
+}
+
+/// Who calls, and whether that caller may: what the gate is for gRPC. What is not in the table is refused.
+async fn admitted(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    match caller_of(&api, &parts).await {
+        Ok(caller) => {
+            parts.extensions.insert(caller);
+            next.run(Request::from_parts(parts, body)).await
+        }
+        Err(refused) => Refusal::from(Status::from(refused)).into_response(),
+    }
+}
+
+async fn caller_of(api: &Services, request: &Parts) -> Result<Caller, access::Refusal> {
+    let method = if request.method == Method::HEAD { "GET" } else { request.method.as_str() };
+    let route = request.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let need = access::table::of_route(method, route).ok_or(access::Refusal::NoSuchMethod)?;
+    if need == access::table::Need::Nothing {
+        return Ok(Caller::anonymous(access::Scopes::NONE));
+    }
+    let peer = request.extensions.get::<Peer>().copied().unwrap_or_default();
+    let access = &api.farm.access;
+    let caller = access.authenticate(access::gate::bearer(&request.headers)?, &peer).await?;
+    access::may(&caller, need)?;
+    Ok(caller)
 }
 
 /// One of the few at a time, and not for long.

@@ -1,5 +1,7 @@
 //! Start, run, drain: a server's life from settings to exit.
 
+use crate::access::Access;
+use crate::authority::Tls;
 use crate::farm::{Farm, Parts};
 use crate::grpc::accept::Incoming;
 use crate::grpc::jobs::JobsApi;
@@ -51,7 +53,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         warn!("stopping at once");
         std::process::exit(130);
     });
-    let (cluster, config, passwords) = database(&settings).await?;
+    let (cluster, config, passwords) = database(&settings.database).await?;
     let outcome = serve(&settings, config, passwords, stopping).await;
     if let Some(cluster) = cluster {
         cluster.stop().await.context("stopping the embedded database")?;
@@ -59,10 +61,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     outcome
 }
 
-type Located = (Option<Cluster>, Config, crate::reads::Passwords);
+pub(crate) type Located = (Option<Cluster>, Config, crate::reads::Passwords);
 
-async fn database(settings: &Settings) -> anyhow::Result<Located> {
-    match &settings.database {
+pub(crate) async fn database(settings: &Database) -> anyhow::Result<Located> {
+    match settings {
         Database::Embedded(directory) => {
             let cluster = Cluster::start(ClusterOptions::new(directory))
                 .await
@@ -99,6 +101,11 @@ async fn serve(
     if let Store::Directory(directory) = &settings.originals {
         std::fs::create_dir_all(directory).with_context(|| format!("making {} for uploads", directory.display()))?;
     }
+    // Before anything else: what is missing is the administrator's to make.
+    let tls = match &settings.tls {
+        Some(files) => Some(Arc::new(Tls::load(files.clone(), settings.certificate_lifetime)?)),
+        None => None,
+    };
     let facts = prepare_database(&config, &stopping).await?;
     let mut connections = settings.connections;
     connections.total = descriptors::make_room(connections.total);
@@ -111,8 +118,11 @@ async fn serve(
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
     let (acceptor, inbox) = mpsc::channel(deliver::INBOX_LIMIT);
     let (registrar, entries) = mpsc::channel(registrar::ENTRIES_LIMIT);
+    let access = Arc::new(Access::new(pool.clone(), settings.asks, settings.registration));
     let farm = Farm::new(Parts {
         pool,
+        access,
+        tls,
         epoch,
         server_id,
         rhythm: settings.rhythm.clone(),
@@ -124,7 +134,7 @@ async fn serve(
     });
     patiently(&stopping, async || farm.reload_job_types().await.context("reading the job types")).await?;
     info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
-        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, mail = ?settings.mailer, "serving");
+        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, tls = farm.tls.is_some(), asks = ?settings.asks, mail = ?settings.mailer, "serving");
 
     let mut parts = JoinSet::new();
     parts.spawn(dispatch::run(farm.clone(), events));
@@ -135,6 +145,9 @@ async fn serve(
     parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
     parts.spawn(alerts::run(farm.clone(), settings.mailer.clone()));
+    if let Some(tls) = &farm.tls {
+        parts.spawn(tls.clone().watch(stopping.clone()));
+    }
     if settings.recycler {
         parts.spawn(upkeep::recycle(farm.clone()));
     }
@@ -144,7 +157,7 @@ async fn serve(
     parts.spawn(originals.clone().sweep());
     if let Some(listener) = http {
         let api = rest::Services::new(farm.clone(), jobs.clone(), originals, facts.warnings.clone());
-        let incoming = Incoming::http1(listener, connections);
+        let incoming = Incoming::http1(listener, connections, farm.tls.clone());
         serving.spawn(rest::serve(api, incoming, stopping.clone()));
     }
     serving.spawn(grpc::serve::serve(farm.clone(), jobs, listener, connections, facts.warnings));
@@ -233,7 +246,7 @@ fn is_away(error: &anyhow::Error) -> bool {
 }
 
 /// Waits for the database, checks that it keeps what it commits, brings its schema up to date.
-async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
+pub(crate) async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
     let config = pool::session_config(config.clone(), "pcfarm-server");
     patiently(stopping, async || {
         let (mut client, _connection) = connect::connect(&config).await.context("connecting to the database")?;

@@ -121,7 +121,7 @@ insert into pcfarm.intake default values;
 
 create table pcfarm.submission (
     submission_id   bigint generated always as identity primary key,
-    owner           name not null default session_user,
+    owner           name not null default pcfarm.acting_user(),
     -- What was asked for: of a new job its name, job_type, options and convoy, or a job_id; how problems are read from it.
     asked           jsonb not null,
     content_type    text not null,
@@ -175,13 +175,13 @@ declare
 begin
     if asked ->> 'job_type' is not null then
         perform pcfarm.job_type_must_exist(asked ->> 'job_type');
-    elsif not exists (select from pcfarm.job j where j.job_id = (asked ->> 'job_id')::bigint) then
+    elsif not exists (select from pcfarm.job j where j.job_id = (asked ->> 'job_id')::bigint and pcfarm.sees(j.owner)) then
         perform pcfarm.no_such_job((asked ->> 'job_id')::bigint);
     end if;
     select count(*) into stored from (
-        select from pcfarm.submission s where s.owner = session_user and s.state = 'stored' limit most) s;
+        select from pcfarm.submission s where s.owner = pcfarm.acting_user() and s.state = 'stored' limit most) s;
     if stored >= most then
-        raise exception '% has % submissions that are not loaded yet', session_user, stored
+        raise exception '% has % submissions that are not loaded yet', pcfarm.acting_user(), stored
             using errcode = 'configuration_limit_exceeded',
                   hint = 'Wait until some are loaded. An administrator sets most_stored in pcfarm.intake.';
     end if;

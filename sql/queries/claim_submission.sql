@@ -6,4 +6,4 @@ where s.submission_id = (
     where o.state = 'stored' and o.next_attempt_at <= clock_timestamp()
         and not exists (select from pcfarm.intake i where i.paused_since is not null)
     order by o.next_attempt_at, o.submission_id limit 1 for update skip locked)
-returning s.submission_id, s.asked, s.content_type, s.kept_in, s.bytes, s.sha256, s.attempts
+returning s.submission_id, s.owner::text, s.asked, s.content_type, s.kept_in, s.bytes, s.sha256, s.attempts

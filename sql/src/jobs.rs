@@ -143,11 +143,23 @@ pub struct Lane {
     pub problems: i64,
 }
 
-/// Jobs with a smaller id than `before`, newest first; `all`: ended ones, too.
-pub async fn list(client: &ClientWrapper, all: bool, before: Option<JobId>, limit: u32) -> Result<Vec<Job>, Error> {
+/// A page of jobs, newest first.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Ended ones, too.
+    pub all: bool,
+    /// Those with a smaller id.
+    pub before: Option<JobId>,
+    /// This user's alone.
+    pub owner: Option<String>,
+    pub limit: u32,
+}
+
+pub async fn list(client: &ClientWrapper, wanted: &Wanted) -> Result<Vec<Job>, Error> {
+    let Wanted { all, before, owner, limit } = wanted;
     let before = before.unwrap_or(JobId(i64::MAX));
-    let limit = i64::from(limit.min(PAGE_LIMIT));
-    let rows = client.run(include_str!("../queries/job_page.sql"), &[&all, &before, &limit]).await?;
+    let limit = i64::from((*limit).min(PAGE_LIMIT));
+    let rows = client.run(include_str!("../queries/job_page.sql"), &[all, &before, &limit, owner]).await?;
     let ids: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
     of_ids(client, &ids).await
 }

@@ -5,8 +5,10 @@
 //! - handing out: [`lanes`], [`job_types`]; accepting and closing: [`checkout`]
 //! - who works: [`presence`]; what runs now and then: [`upkeep`]
 //! - what people are told: [`alerts`]
+//! - who may come: [`access`]
 //! - what must hold at every moment: [`checks`]
 
+pub mod access;
 pub mod alerts;
 pub mod checkout;
 pub mod checks;

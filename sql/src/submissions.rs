@@ -93,6 +93,7 @@ pub async fn drop_unfinished(client: &ClientWrapper, id: i64) -> Result<(), Erro
 #[derive(Clone, Debug)]
 pub struct ToLoad {
     pub id: i64,
+    pub owner: String,
     pub asked: RawJson,
     pub content_type: String,
     pub kept_in: KeptIn,
@@ -107,6 +108,7 @@ pub async fn claim(client: &ClientWrapper) -> Result<Option<ToLoad>, Error> {
         .map(|row| {
             Ok(ToLoad {
                 id: row.try_get("submission_id")?,
+                owner: row.try_get("owner")?,
                 asked: row.try_get("asked")?,
                 content_type: row.try_get("content_type")?,
                 kept_in: KeptIn::of_row(row.try_get("kept_in")?),
@@ -157,10 +159,12 @@ pub async fn submissions(
     before: Option<i64>,
     only: Option<i64>,
     state: Option<&str>,
+    owner: Option<&str>,
     limit: u32,
 ) -> Result<Vec<Submission>, Error> {
     let (before, limit) = (before.unwrap_or(i64::MAX), i64::from(limit));
-    let rows = client.run(include_str!("../queries/submissions.sql"), &[&before, &only, &state, &limit]).await?;
+    let rows =
+        client.run(include_str!("../queries/submissions.sql"), &[&before, &only, &state, &limit, &owner]).await?;
     rows.iter().map(of_row).collect()
 }
 

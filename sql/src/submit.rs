@@ -2,6 +2,7 @@
 //! rights), or what arrives from elsewhere ([`at_once`], or [`Loading`] piece by piece). Each is one transaction: a job is
 //! loaded whole or not at all, and a repeated idempotency key loads nothing.
 
+use crate::access::{self, Rights};
 use crate::json::RawJson;
 use crate::lanes::{ComingProblem, OpenLane};
 use deadpool_postgres::ClientWrapper;
@@ -17,6 +18,9 @@ use tokio_postgres::{Client, Error, Row};
 /// Problems per convoy where none are given.
 pub const DEFAULT_CONVOY: u32 = 100;
 const CONVOY_LIMIT: u32 = 100_000;
+
+/// The user whom a server acts for, and what that one sees. None: the database role itself.
+pub type By = Option<(String, Rights)>;
 
 /// Which job gets the problems.
 #[derive(Clone, Debug)]
@@ -183,6 +187,7 @@ pub struct Fresh {
 /// which problem it was, and waits. With it comes the new lane, if it may be handed out now.
 pub async fn at_once(
     client: &ClientWrapper,
+    by: &By,
     target: &Target,
     convoy: Option<u32>,
     open: bool,
@@ -202,8 +207,10 @@ pub async fn at_once(
     let payloads: Vec<&RawJson> = problems.iter().map(|problem| &problem.payload).collect();
     let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
     crash_point(CrashPoint::SubmissionCame);
-    let outcome =
-        client.query_one(&statement, &[&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open]).await;
+    let (user, rights) = by.as_ref().map(|(user, rights)| (user, rights.name())).unzip();
+    let parameters: [&(dyn ToSql + Sync); 10] =
+        [&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open, &user, &rights];
+    let outcome = client.query_one(&statement, &parameters).await;
     crash_point(CrashPoint::SubmissionCommitted);
     match outcome {
         Ok(row) => {
@@ -291,9 +298,17 @@ pub struct Loading {
 
 impl Loading {
     /// Takes a connection that is out of its pool (`Object::take`): it may be left in an open transaction.
-    pub async fn begin(client: ClientWrapper, target: &Target, convoy: Option<u32>) -> Result<Begun, LoadError> {
+    pub async fn begin(
+        client: ClientWrapper,
+        by: &By,
+        target: &Target,
+        convoy: Option<u32>,
+    ) -> Result<Begun, LoadError> {
         let convoy = sensible(convoy)?;
         client.batch_execute(BEGIN).await?;
+        if let Some((user, rights)) = by {
+            access::act_as(&client, user, *rights, None).await?;
+        }
         let (job, repeated) = find_target(&client, target).await.map_err(LoadError::of_target)?;
         if repeated {
             return Ok(Begun::Repeated(job));

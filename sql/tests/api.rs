@@ -94,7 +94,8 @@ async fn a_submission_is_loaded_once() {
     queue.run("update pcfarm.intake set keep = '0'").await;
     submissions::forget(&client).await.expect("forgotten");
     assert_eq!(queue.number("select count(*) from pcfarm.submission_piece").await, 0);
-    let one = submissions::submissions(&client, None, Some(first), None, 1).await.expect("read").pop().expect("there");
+    let one =
+        submissions::submissions(&client, None, Some(first), None, None, 1).await.expect("read").pop().expect("there");
     assert!(one.removed_at.is_some() && one.job_id == Some(job));
 }
 

@@ -114,6 +114,10 @@ fn constraint_words(name: &str) -> Option<&'static str> {
         "payload_at_most_1_mib" => {
             "its payload takes more than 1 MiB in the database, where numbers take more room than their text"
         }
+        "account_pkey" => "there is an account of that name already",
+        "account_name" => {
+            "a user's name has letters, digits and _ . @ -, begins with a letter or digit, and has 63 at most"
+        }
         _ => return None,
     })
 }

@@ -2,6 +2,7 @@
 //! refused with its name.
 
 use super::problem_details::Refusal;
+use crate::access::Caller;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::header::{CONTENT_TYPE, IF_MATCH};
@@ -30,7 +31,11 @@ impl Who {
 
     /// Whose request it is.
     pub fn user(&self) -> &str {
-        ""
+        self.0.get::<Caller>().map_or("", Caller::user)
+    }
+
+    pub fn caller(&self) -> Result<Caller, Refusal> {
+        Ok(Caller::of(&self.ask(()))?)
     }
 }
 

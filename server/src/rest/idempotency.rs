@@ -21,6 +21,9 @@ const LENGTH_LIMIT: usize = 200;
 /// Headers of an answer that are kept with it.
 const KEPT: [HeaderName; 3] = [CONTENT_TYPE, LOCATION, ETAG];
 
+/// Whose answers have secrets.
+pub const SECRETS: [&str; 4] = ["/api/v1/login", "/api/v1/register", "/api/v1/tokens", "/api/v1/join-tokens"];
+
 /// The key of this request, if it has one.
 pub struct Key(Option<String>);
 
@@ -59,6 +62,10 @@ pub async fn once(State(api): State<Api>, who: Who, request: Request, next: Next
         Ok(_) => return next.run(request).await,
         Err(refusal) => return refusal.into_response(),
     };
+    if SECRETS.contains(&request.uri().path()) {
+        let say = "an answer with a secret is not kept: without this header, please";
+        return Refusal::bad_request(NAME, say).into_response();
+    }
     match done_once(&api, &who, key, request, next).await {
         Ok(response) => response,
         Err(refusal) => refusal.into_response(),

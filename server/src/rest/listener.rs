@@ -1,15 +1,19 @@
 //! The listening socket of REST: who may connect, how long a header may take, and how all of it ends.
 
 use super::Api;
-use crate::grpc::accept::Incoming;
+use crate::access::Peer;
+use crate::grpc::accept;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::Service as _;
+use tonic::transport::server::Connected as _;
 use tracing::debug;
 
 /// From the beginning of a connection, or the end of the answer before, to the end of a request's header.
@@ -21,7 +25,7 @@ const HEADERS: usize = 100;
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 /// Serves until the farm stops, then lets requests end.
-pub async fn serve(api: Api, mut incoming: Incoming, stopping: CancellationToken) -> anyhow::Result<()> {
+pub async fn serve(api: Api, mut incoming: accept::Incoming, stopping: CancellationToken) -> anyhow::Result<()> {
     let (router, _) = super::router(api);
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_LIMIT).max_buf_size(HEADER_BYTES).max_headers(HEADERS);
@@ -34,7 +38,13 @@ pub async fn serve(api: Api, mut incoming: Incoming, stopping: CancellationToken
             accepted = incoming.next() => accepted,
         };
         let Some(Ok(connection)) = accepted else { continue };
-        let service = TowerToHyperService::new(router.clone());
+        // No certificates here: people and programs have tokens.
+        let peer = Peer { workstation: None, ..connection.connect_info().peer() };
+        let router = router.clone();
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(peer);
+            router.clone().call(request)
+        });
         let connection = graceful.watch(server.serve_connection(TokioIo::new(connection), service));
         // Whatever ends it is its client's doing, or has been logged.
         connections.spawn(async move {

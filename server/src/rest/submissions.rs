@@ -5,6 +5,7 @@ use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
 use super::shown::{Outcome, Show, Time};
 use super::{Api, idempotency, upload};
+use crate::access::Caller;
 use crate::grpc::status_code;
 use crate::originals::{Asked, ContentForm, NotStored, hex};
 use axum::Json as Body;
@@ -128,7 +129,7 @@ struct SubmitParams {
 }
 
 impl SubmitParams {
-    fn asked(self, headers: &HeaderMap, content_type: &str) -> Answer<Asked> {
+    fn asked(self, headers: &HeaderMap, content_type: &str, caller: &Caller) -> Answer<Asked> {
         let by_type = || {
             let media = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
             match upload::MEDIA.iter().find(|(name, _)| *name == media) {
@@ -174,6 +175,7 @@ impl SubmitParams {
             key: self.key,
             group: self.group,
             strings: self.strings,
+            everybodys: caller.only_own().is_none(),
         })
     }
 }
@@ -197,7 +199,7 @@ fn wait_of(headers: &HeaderMap) -> Option<u64> {
 async fn submit(
     State(api): State<Api>,
     key: idempotency::Key,
-    _: Who,
+    who: Who,
     Params(params): Params<SubmitParams>,
     request: Request,
 ) -> Answer<Response> {
@@ -211,13 +213,14 @@ async fn submit(
             return Err(Refusal::about(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type", say));
         }
     };
-    let asked = params.asked(&parts.headers, content_type)?;
-    let outcome = api.originals.receive(&asked, content_type, key.text(), upload::pieces(body)).await;
+    let caller = who.caller()?;
+    let asked = params.asked(&parts.headers, content_type, &caller)?;
+    let outcome = api.originals.receive(&caller, &asked, content_type, key.text(), upload::pieces(body)).await;
     let (id, repeated) = outcome.map_err(not_stored)?;
     let waited = wait_of(&parts.headers);
     let submission = match waited {
-        Some(seconds) => awaited(&api, id, Instant::now() + Duration::from_secs(seconds)).await?,
-        None => one(&api, id).await?.into(),
+        Some(seconds) => awaited(&api, &who, id, Instant::now() + Duration::from_secs(seconds)).await?,
+        None => one(&api, &who, id).await?.into(),
     };
     let location = format!("/api/v1/submissions/{id}");
     let mut response = (StatusCode::CREATED, [(LOCATION, location)], Body(submission)).into_response();
@@ -250,16 +253,18 @@ fn not_stored(failed: NotStored) -> Refusal {
     }
 }
 
-async fn one(api: &Api, id: i64) -> Answer<submissions::Submission> {
+async fn one(api: &Api, who: &Who, id: i64) -> Answer<submissions::Submission> {
     let client = api.farm.pool.get().await.map_err(status_code::of_pool)?;
-    let found = submissions::submissions(&client, None, Some(id), None, 1).await.map_err(status_code::of)?.pop();
+    let caller = who.caller()?;
+    let own = caller.only_own();
+    let found = submissions::submissions(&client, None, Some(id), None, own, 1).await.map_err(status_code::of)?.pop();
     found.ok_or_else(|| Refusal::not_found(format!("there is no submission {id}")))
 }
 
 /// The submission with its results, or as it is when the time is over.
-async fn awaited(api: &Api, id: i64, deadline: Instant) -> Answer<Submission> {
+async fn awaited(api: &Api, who: &Who, id: i64, deadline: Instant) -> Answer<Submission> {
     let job = loop {
-        let found = one(api, id).await?;
+        let found = one(api, who, id).await?;
         match found.job_id {
             Some(job) => break job,
             None if found.state == "stored" && Instant::now() < deadline => {
@@ -269,12 +274,12 @@ async fn awaited(api: &Api, id: i64, deadline: Instant) -> Answer<Submission> {
         }
     };
     let left = deadline.saturating_duration_since(Instant::now());
-    let ended = api.jobs.wait(Some(left), job).await;
-    let submission: Submission = one(api, id).await?.into();
+    let ended = api.jobs.wait(&who.caller()?, Some(left), job).await;
+    let submission: Submission = one(api, who, id).await?.into();
     Ok(match ended {
         Ok(job_now) => Submission {
             job_state: Some(job_now.into_inner().state),
-            results: few_results(api, job).await?,
+            results: few_results(api, who, job).await?,
             ..submission
         },
         // It goes on: the job can be asked.
@@ -282,8 +287,8 @@ async fn awaited(api: &Api, id: i64, deadline: Instant) -> Answer<Submission> {
     })
 }
 
-async fn few_results(api: &Api, job: JobId) -> Answer<Option<Vec<Outcome>>> {
-    let mut chunks = api.jobs.results(tonic::Request::new(v1::JobRequest { job_id: job.0 })).await?.into_inner();
+async fn few_results(api: &Api, who: &Who, job: JobId) -> Answer<Option<Vec<Outcome>>> {
+    let mut chunks = api.jobs.results(who.ask(v1::JobRequest { job_id: job.0 })).await?.into_inner();
     let mut outcomes = Vec::new();
     while let Some(chunk) = chunks.next().await {
         outcomes.extend(chunk?.outcomes);
@@ -317,16 +322,18 @@ struct ListParams {
 /// Submissions, the newest first
 #[utoipa::path(get, path = "/api/v1/submissions", tag = "submissions", params(ListParams),
     responses((status = 200, body = Page<Submission>)))]
-async fn list(State(api): State<Api>, _: Who, Params(asked): Params<ListParams>) -> Answer<Body<Page<Submission>>> {
+async fn list(State(api): State<Api>, who: Who, Params(asked): Params<ListParams>) -> Answer<Body<Page<Submission>>> {
     let limit = asked.limit.unwrap_or_default().0;
     let before = Some(paging::id_place(CURSOR, asked.cursor.as_deref())?).filter(|id| *id > 0);
+    let caller = who.caller()?;
+    let own = caller.only_own();
     let state = asked.state.map(|state| match state {
         SubmissionState::Stored => "stored",
         SubmissionState::Queued => "queued",
         SubmissionState::Refused => "refused",
     });
     let client = api.farm.pool.get().await.map_err(status_code::of_pool)?;
-    let found = submissions::submissions(&client, before, None, state, limit).await.map_err(status_code::of)?;
+    let found = submissions::submissions(&client, before, None, state, own, limit).await.map_err(status_code::of)?;
     let items: Vec<Submission> = found.into_iter().map(Submission::from).collect();
     Ok(Body(Page::new(items, limit, CURSOR, |one| one.submission_id.0.to_string())))
 }
@@ -334,8 +341,8 @@ async fn list(State(api): State<Api>, _: Who, Params(asked): Params<ListParams>)
 /// One submission
 #[utoipa::path(get, path = "/api/v1/submissions/{submission_id}", tag = "submissions",
     params(("submission_id" = Id, Path)), responses((status = 200, body = Submission)))]
-async fn show(State(api): State<Api>, _: Who, PathId(id): PathId) -> Answer<Body<Submission>> {
-    Ok(Body(one(&api, id).await?.into()))
+async fn show(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<Body<Submission>> {
+    Ok(Body(one(&api, &who, id).await?.into()))
 }
 
 /// What was uploaded
@@ -344,8 +351,8 @@ async fn show(State(api): State<Api>, _: Who, PathId(id): PathId) -> Answer<Body
 #[utoipa::path(get, path = "/api/v1/submissions/{submission_id}/original", tag = "submissions",
     params(("submission_id" = Id, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
-async fn original(State(api): State<Api>, _: Who, PathId(id): PathId) -> Answer<Response> {
-    let found = one(&api, id).await?;
+async fn original(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<Response> {
+    let found = one(&api, &who, id).await?;
     let (Some(bytes), Some(sha256), None) = (found.bytes, &found.sha256, found.removed_at) else {
         return Err(Refusal::not_found(format!("the upload of submission {id} is not here, or is kept no longer")));
     };
@@ -391,6 +398,7 @@ async fn intake(State(api): State<Api>, _: Who) -> Answer<Body<Intake>> {
     responses((status = 200, body = Intake)))]
 async fn set_intake(State(api): State<Api>, who: Who, Document(new): Document<NewIntake>) -> Answer<Body<Intake>> {
     let client = api.farm.pool.get().await.map_err(status_code::of_pool)?;
+    who.caller()?.act(&client).await?;
     submissions::set_intake(&client, new.paused, &new.reason).await.map_err(status_code::of)?;
     drop(client);
     intake(State(api), who).await

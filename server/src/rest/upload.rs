@@ -48,8 +48,8 @@ pub fn format_of(headers: &axum::http::HeaderMap) -> Answer<Format> {
     Ok(found.expect("it is one of them").1)
 }
 
-pub async fn submit_all(api: &Api, _who: &Who, messages: Messages) -> Result<SubmitResponse, Status> {
-    api.jobs.submit_all(messages).await
+pub async fn submit_all(api: &Api, who: &Who, messages: Messages) -> Answer<SubmitResponse> {
+    Ok(api.jobs.submit_all(&who.caller()?, messages).await?)
 }
 
 /// Pieces of a file, wherever they come from.

@@ -91,7 +91,10 @@ struct NewQuota {
 /// What a user may load
 #[utoipa::path(get, path = "/api/v1/users/{name}/quota", tag = "users", params(("name" = String, Path)),
     responses((status = 200, body = Page<Quota>)))]
-async fn quotas(State(api): State<Api>, _: Who, PathName(name): PathName) -> Answer<Body<Page<Quota>>> {
+async fn quotas(State(api): State<Api>, who: Who, PathName(name): PathName) -> Answer<Body<Page<Quota>>> {
+    if !who.caller()?.sees(&name) {
+        return Err(Refusal::not_found(format!("there is no user {name:?}")));
+    }
     let client = api.farm.pool.get().await.map_err(status_code::of_pool)?;
     let found = usage::quotas(&client, &name).await.map_err(status_code::of)?.into_iter().map(|of| {
         let usage::Quota { period, problems, cpu_seconds, used } = of;
@@ -117,6 +120,7 @@ async fn set_quota(
         Period::Month => "month",
     };
     let client = api.farm.pool.get().await.map_err(status_code::of_pool)?;
+    who.caller()?.act(&client).await?;
     let set = usage::set_quota(&client, &name, period, new.problems, new.cpu_seconds).await;
     set.map_err(status_code::of)?;
     drop(client);

@@ -4,6 +4,7 @@
 //! A call that is cancelled leaves no transaction behind: a small submission is one statement, and an upload's connection
 //! has left the pool and is closed.
 
+use crate::access::Caller;
 use crate::dispatch::Event;
 use crate::grpc::{status_code, time};
 use crate::problem::{self, json};
@@ -17,7 +18,7 @@ use pcfarm_proto::v1::{SubmitDetails, SubmitHeader, SubmitProblem, SubmitRequest
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Kept};
-use pcfarm_sql::submit::{self, Begun, Details, Fresh, Loading, NewProblem, Submitted, Target};
+use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Submitted, Target};
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -62,9 +63,9 @@ impl Submissions {
     }
 
     /// What was submitted, and what the dispatcher should know of it.
-    pub async fn submitted(&self, messages: Messages) -> Result<(Submitted, Event), Status> {
+    pub async fn submitted(&self, caller: &Caller, messages: Messages) -> Result<(Submitted, Event), Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
-        let wanted = wanted(&mut parts).await?;
+        let wanted = wanted(caller, &mut parts).await?;
         let epoch = self.epoch.number();
         if let Some(problems) = parts.small().await?
             && let Some((submitted, fresh)) = self.at_once(&wanted, &problems).await?
@@ -78,9 +79,9 @@ impl Submissions {
     }
 
     /// The same of what was stored before, which the load's transaction marks as loaded.
-    pub async fn stored(&self, messages: Messages, submission: i64) -> Result<Submitted, Status> {
+    pub async fn stored(&self, caller: &Caller, messages: Messages, submission: i64) -> Result<Submitted, Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
-        let wanted = Wanted { submission: Some(submission), ..wanted(&mut parts).await? };
+        let wanted = Wanted { submission: Some(submission), ..wanted(caller, &mut parts).await? };
         self.upload_in_turn(&wanted, parts).await
     }
 
@@ -93,7 +94,7 @@ impl Submissions {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut line = line.unwrap_or_else(|| Kept::new(self.pool.clone()));
         let client = line.client().await.map_err(status_code::of_pool)?;
-        let submitted = submit::at_once(client, &wanted.target, wanted.convoy, wanted.open, problems).await;
+        let submitted = submit::at_once(client, &wanted.by, &wanted.target, wanted.convoy, wanted.open, problems).await;
         *self.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
         submitted.map_err(status_code::of_load)
     }
@@ -117,6 +118,7 @@ async fn in_turn(turns: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
 
 /// What a header asks for.
 struct Wanted {
+    by: By,
     target: Target,
     convoy: Option<u32>,
     open: bool,
@@ -124,7 +126,7 @@ struct Wanted {
     submission: Option<i64>,
 }
 
-async fn wanted(parts: &mut Parts) -> Result<Wanted, Status> {
+async fn wanted(caller: &Caller, parts: &mut Parts) -> Result<Wanted, Status> {
     let header = match parts.next().await? {
         Some(Part::Header(header)) => header,
         Some(Part::Problems(_) | Part::End(_)) | None => {
@@ -132,7 +134,8 @@ async fn wanted(parts: &mut Parts) -> Result<Wanted, Status> {
         }
     };
     let (open, convoy) = (header.open, (header.convoy != 0).then_some(header.convoy));
-    Ok(Wanted { target: target(header)?, convoy, open, submission: None })
+    let by = caller.acting().map(|user| (user.to_owned(), caller.rights()));
+    Ok(Wanted { by, target: target(header)?, convoy, open, submission: None })
 }
 
 /// A call's messages. The stream's end is no sign that the client has said all: tonic reports a stream that was reset by
@@ -184,7 +187,7 @@ impl Parts {
 /// One job from a stream of messages. Whatever ends it early drops `Loading`, and with it all that was loaded.
 async fn upload(pool: &Pool, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
     let client = Object::take(pool.get().await.map_err(status_code::of_pool)?);
-    let begun = Loading::begin(client, &wanted.target, wanted.convoy).await;
+    let begun = Loading::begin(client, &wanted.by, &wanted.target, wanted.convoy).await;
     let mut loading = match begun.map_err(status_code::of_load)? {
         Begun::Repeated(job) => return Ok(Submitted { job, problems: 0, repeated: true }),
         Begun::Loading(loading) => loading,
