@@ -675,7 +675,7 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
     let job = text(&ana.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?, "job_id")?;
     let path = format!("/api/v1/submissions?name={SECRET}&job_type=echo&key={SECRET}");
     let submission = text(&ana.post(&path, "application/xml", SECRET).await?.is(201)?.json()?, "submission_id")?;
-    let told = json!({"events": ["ended"], "notify": SECRET, "job_id": job});
+    let told = json!({"events": ["ended"], "notify": "anas_channel", "job_id": job});
     let told = ana.json("POST", "/api/v1/subscriptions", told).await?.is(201)?.json()?;
     let subscription = text(&told["subscription"], "subscription_id")?;
     farm.until("select count(*) from pcfarm.submission where state = 'queued'", 1).await?;
