@@ -5,7 +5,7 @@
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
-//! - telling people what they asked to be told: [`alerts`]
+//! - telling people what they asked to be told: [`alerts`]; what is to be done when: [`schedules`]
 //! - the edge: [`grpc`]
 
 pub mod alerts;
@@ -19,6 +19,7 @@ pub mod problem;
 pub mod reads;
 pub mod registrar;
 pub mod run;
+pub mod schedules;
 pub mod session;
 pub mod settings;
 pub mod upkeep;

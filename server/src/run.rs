@@ -3,7 +3,7 @@
 use crate::farm::{Farm, Parts};
 use crate::reads::Reads;
 use crate::settings::{Database, Settings};
-use crate::{alerts, deliver, descriptors, dispatch, grpc, registrar, upkeep, watch};
+use crate::{alerts, deliver, descriptors, dispatch, grpc, registrar, schedules, upkeep, watch};
 use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
 use pcfarm_proto::ids::ServerId;
@@ -126,6 +126,8 @@ async fn serve(
     parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
     parts.spawn(alerts::run(farm.clone(), settings.mailer.clone()));
+    parts.spawn(schedules::ticker::run(farm.clone()));
+    parts.spawn(schedules::loads::run(farm.clone()));
     if settings.recycler {
         parts.spawn(upkeep::recycle(farm.clone()));
     }

@@ -412,7 +412,17 @@ impl Loading {
     }
 
     /// Makes all problems visible at once, and commits.
-    pub async fn finish(mut self, open: bool) -> Result<Submitted, LoadError> {
+    pub async fn finish(self, open: bool) -> Result<Submitted, LoadError> {
+        let finished = self.finish_if(async |_| Ok(Some(open))).await?;
+        Ok(finished.expect("nobody said that it is not wanted"))
+    }
+
+    /// The same, if the job's loader says so in the same transaction, and whether the job is to be opened. None: nothing
+    /// is loaded.
+    pub async fn finish_if(
+        mut self,
+        decide: impl AsyncFnOnce(&ClientWrapper) -> Result<Option<bool>, Error>,
+    ) -> Result<Option<Submitted>, LoadError> {
         self.write().await?;
         let problems = self.problems();
         let client = &self.client;
@@ -425,6 +435,10 @@ impl Loading {
                 lanes.push(PackedLane::of_row(&row)?);
             }
         }
+        let Some(open) = decide(client).await? else {
+            client.batch_execute("rollback").await?;
+            return Ok(None);
+        };
         if open {
             // Before it is shared: of two loads that share it neither could open it.
             client.execute(include_str!("../queries/lock_job.sql"), &[&self.job]).await?;
@@ -441,7 +455,7 @@ impl Loading {
                 tokio::time::sleep(std::time::Duration::from_millis(300)).await;
                 self.client.batch_execute("commit").await
             });
-            return Ok(submitted);
+            return Ok(Some(submitted));
         }
         client.batch_execute("commit").await?;
         crash_point(CrashPoint::UploadCommitted);
@@ -452,7 +466,7 @@ impl Loading {
                 tracing::warn!(job_id = %self.job, error = &error as &dyn std::error::Error, "problems were not analyzed after a load");
             }
         }
-        Ok(Submitted { job: self.job, problems, repeated: false })
+        Ok(Some(Submitted { job: self.job, problems, repeated: false }))
     }
 }
 

@@ -6,7 +6,9 @@ use crate::grpc::agent::AgentApi;
 use crate::grpc::alerts::AlertsApi;
 use crate::grpc::farm::FarmApi;
 use crate::grpc::jobs::JobsApi;
+use crate::grpc::health;
 use crate::grpc::queue::QueueApi;
+use crate::grpc::schedules::SchedulesApi;
 use crate::grpc::workstations::WorkstationsApi;
 use anyhow::Context;
 use pcfarm_proto::v1::agent_service_server::AgentServiceServer;
@@ -14,6 +16,7 @@ use pcfarm_proto::v1::alert_service_server::AlertServiceServer;
 use pcfarm_proto::v1::farm_service_server::FarmServiceServer;
 use pcfarm_proto::v1::job_service_server::JobServiceServer;
 use pcfarm_proto::v1::queue_service_server::QueueServiceServer;
+use pcfarm_proto::v1::schedules_server::SchedulesServer;
 use pcfarm_proto::v1::workstation_service_server::WorkstationServiceServer;
 use pcfarm_proto::{DESCRIPTORS, MESSAGE_BYTES_LIMIT};
 use std::sync::Arc;
@@ -35,6 +38,8 @@ pub async fn serve(
     health.set_serving::<FarmServiceServer<FarmApi>>().await;
     health.set_serving::<QueueServiceServer<QueueApi>>().await;
     health.set_serving::<AlertServiceServer<AlertsApi>>().await;
+    health.set_serving::<SchedulesServer<SchedulesApi>>().await;
+    farm.tasks.spawn(health::watch(farm.clone(), health));
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -67,6 +72,11 @@ pub async fn serve(
         )
         .add_service(
             AlertServiceServer::new(AlertsApi::new(pool.clone())).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
+        .add_service(
+            SchedulesServer::new(SchedulesApi::new(pool.clone()))
+                .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
+                .max_encoding_message_size(MESSAGE_BYTES_LIMIT),
         )
         .add_service(
             FarmServiceServer::new(FarmApi::new(pool, lease, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
