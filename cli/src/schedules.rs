@@ -343,7 +343,9 @@ async fn trigger(farm: &Farm, schedule: &str, output: Output) -> Result<()> {
     let json = || TriggeredJson { schedule, sequence };
     output.print(json, || {
         let name = plain(schedule);
-        format!("schedule {name} triggered: its trigger {sequence}; `pcfarm schedules history {name}` tells what came of it")
+        format!(
+            "schedule {name} triggered: its trigger {sequence}; `pcfarm schedules history {name}` tells what came of it"
+        )
     })
 }
 

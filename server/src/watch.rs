@@ -263,9 +263,11 @@ async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     let (client, mut messages) = connect::connect(config).await?;
     client.batch_execute("listen pcfarm").await?;
     // What happened while nobody listened.
-    nudge(farm, &HashSet::from([
-        "work", "job_type", "revoked", "drain", "selection", "alert", "schedule", "schedule_load",
-    ])).await;
+    nudge(
+        farm,
+        &HashSet::from(["work", "job_type", "revoked", "drain", "selection", "alert", "schedule", "schedule_load"]),
+    )
+    .await;
     while let Some(message) = messages.next().await {
         if let AsyncMessage::Notification(notification) = message {
             nudge(farm, &HashSet::from([notification.payload()])).await;

@@ -36,8 +36,18 @@ const LATE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The definition's fields, by which an update says what it changes.
 const FIELDS: [&str; 12] = [
-    "name", "description", "recurrence", "time_zone", "starts_at", "ends_at", "enabled", "catch_up", "catch_up_limit",
-    "jitter_ms", "payload", "target",
+    "name",
+    "description",
+    "recurrence",
+    "time_zone",
+    "starts_at",
+    "ends_at",
+    "enabled",
+    "catch_up",
+    "catch_up_limit",
+    "jitter_ms",
+    "payload",
+    "target",
 ];
 
 /// Of these, those that say when a schedule comes.
@@ -125,7 +135,9 @@ impl SchedulesApi {
         let state = match state.as_str() {
             "" => None,
             name => Some(State::ALL.into_iter().find(|state| state.as_str() == name).ok_or_else(|| {
-                Status::invalid_argument(format!("{name:?} is no state of a schedule: active, disabled, ended or broken"))
+                Status::invalid_argument(format!(
+                    "{name:?} is no state of a schedule: active, disabled, ended or broken"
+                ))
             })?),
         };
         let after = match after.as_str() {
@@ -219,8 +231,12 @@ impl SchedulesApi {
         let transaction = client.transaction().await.map_err(status_code::of)?;
         let mut applied = Vec::new();
         for definition in &definitions {
-            let wanted =
-                Wanted { owner: Some(owner.clone()), name: Some(definition.name.clone()), limit: 1, ..Wanted::default() };
+            let wanted = Wanted {
+                owner: Some(owner.clone()),
+                name: Some(definition.name.clone()),
+                limit: 1,
+                ..Wanted::default()
+            };
             let found = schedules::list(&transaction, &wanted).await.map_err(status_code::of)?.pop();
             let action = match found {
                 None => {
@@ -319,11 +335,7 @@ fn named(definition: &ScheduleDefinition, error: Status) -> Status {
 }
 
 /// A definition as the ticker would see it.
-fn schedule_of(
-    owner: String,
-    definition: &ScheduleDefinition,
-    now: SystemTime,
-) -> Result<schedules::Schedule, Status> {
+fn schedule_of(owner: String, definition: &ScheduleDefinition, now: SystemTime) -> Result<schedules::Schedule, Status> {
     let time = |what: &str, stamp: Option<prost_types::Timestamp>| match stamp {
         None => Ok(None),
         Some(stamp) => super::time(stamp)
@@ -558,7 +570,10 @@ impl Schedules for SchedulesApi {
         self.enabled(request.into_inner(), false).await.map(Response::new)
     }
 
-    async fn delete(&self, request: Request<DeleteScheduleRequest>) -> Result<Response<DeleteScheduleResponse>, Status> {
+    async fn delete(
+        &self,
+        request: Request<DeleteScheduleRequest>,
+    ) -> Result<Response<DeleteScheduleResponse>, Status> {
         self.deleted(request.into_inner()).await.map(Response::new)
     }
 

@@ -158,7 +158,8 @@ struct Loaded<'a> {
 fn problem(row: &str) -> anyhow::Result<NewProblem> {
     let row: Loaded<'_> = serde_json::from_str(row).context("it has no key, or columns of other types than wanted")?;
     let time = |text: Option<String>| -> anyhow::Result<Option<SystemTime>> {
-        text.map(|text| Ok(text.parse::<Timestamp>().with_context(|| format!("{text:?} is no time"))?.into())).transpose()
+        text.map(|text| Ok(text.parse::<Timestamp>().with_context(|| format!("{text:?} is no time"))?.into()))
+            .transpose()
     };
     let details = Details {
         job_type: row.job_type,
@@ -202,7 +203,9 @@ mod tests {
         let details = rich.details.expect("details");
         assert_eq!(details.priority, 2);
         assert!(details.deadline.is_some() && details.not_before.is_none());
-        for wrong in [r#"{"payload": 1}"#, r#"{"key": null, "payload": 1}"#, r#"{"key": "a", "payload": 1, "priority": "x"}"#] {
+        for wrong in
+            [r#"{"payload": 1}"#, r#"{"key": null, "payload": 1}"#, r#"{"key": "a", "payload": 1, "priority": "x"}"#]
+        {
             assert!(problem(wrong).is_err(), "{wrong}");
         }
     }

@@ -58,12 +58,19 @@ pub async fn run(farm: Arc<Farm>) {
         .thread_name(|n| format!("schedules-{n}"))
         .build()
         .expect("threads can be started");
-    let mut ticker =
-        Ticker { farm: farm.clone(), computing: Arc::new(computing), line: Kept::new(farm.pool.clone()), known: HashMap::new(), seen: Seen::default(), forgot: Instant::now() };
+    let mut ticker = Ticker {
+        farm: farm.clone(),
+        computing: Arc::new(computing),
+        line: Kept::new(farm.pool.clone()),
+        known: HashMap::new(),
+        seen: Seen::default(),
+        forgot: Instant::now(),
+    };
     loop {
         let began = Instant::now();
         let tick = tokio::time::timeout(PATIENCE, ticker.tick()).await;
-        let pause = match tick.unwrap_or_else(|_| Err(anyhow::anyhow!("it took longer than {} s", PATIENCE.as_secs()))) {
+        let pause = match tick.unwrap_or_else(|_| Err(anyhow::anyhow!("it took longer than {} s", PATIENCE.as_secs())))
+        {
             Ok(pause) => {
                 farm.ticking.ticked();
                 pause
@@ -169,7 +176,9 @@ impl Ticker {
                     broken.push((due.schedule_id, error.clone()));
                 }
                 // Its row says another version than its definition: a check tells such a thing.
-                other => warn!(schedule_id = %due.schedule_id, found = other.is_some(), "a schedule without its definition"),
+                other => {
+                    warn!(schedule_id = %due.schedule_id, found = other.is_some(), "a schedule without its definition")
+                }
             }
         }
         let claimed = to_plan.len() + broken.len();
@@ -228,7 +237,12 @@ fn plan_all(due: &[(Due, Arc<Definition>)], now: Timestamp) -> Vec<Outcome> {
             let time = |time: Timestamp| SystemTime::from(time);
             // In the past only if there is more to catch up with: then as soon as may be, and never out of sight.
             let wake = wake.map(|wake| time(wake.max(now)));
-            Outcome { due: *due, triggers: triggers.into_iter().map(time).collect(), next_due: next.map(time), next_wake: wake }
+            Outcome {
+                due: *due,
+                triggers: triggers.into_iter().map(time).collect(),
+                next_due: next.map(time),
+                next_wake: wake,
+            }
         })
         .collect()
 }

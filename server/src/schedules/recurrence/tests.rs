@@ -22,7 +22,11 @@ fn cron_expressions_come_when_they_say() {
     let cases: &[(&str, &str, &[&str])] = &[
         ("0 3 * * *", "2026-11-22T12:00:00Z", &["2026-11-23 03:00:00 +00:00", "2026-11-24 03:00:00 +00:00"]),
         ("*/10 * * * * *", "2026-11-22T12:00:00.5Z", &["2026-11-22 12:00:10 +00:00", "2026-11-22 12:00:20 +00:00"]),
-        ("0 9 * jan-mar mon-fri", "2026-12-30T00:00:00Z", &["2027-01-01 09:00:00 +00:00", "2027-01-04 09:00:00 +00:00"]),
+        (
+            "0 9 * jan-mar mon-fri",
+            "2026-12-30T00:00:00Z",
+            &["2027-01-01 09:00:00 +00:00", "2027-01-04 09:00:00 +00:00"],
+        ),
         ("0 0 L * *", "2028-02-01T00:00:00Z", &["2028-02-29 00:00:00 +00:00", "2028-03-31 00:00:00 +00:00"]),
         ("30 8 * * fri#2", "2026-11-01T00:00:00Z", &["2026-11-13 08:30:00 +00:00", "2026-12-11 08:30:00 +00:00"]),
         ("30 8 * * 5#L", "2026-11-01T00:00:00Z", &["2026-11-27 08:30:00 +00:00", "2026-12-25 08:30:00 +00:00"]),
@@ -106,7 +110,12 @@ fn clocks_that_are_put_forward_or_back() {
         ),
         // A day that Samoa left out.
         ("0 8 30 12 *", "Pacific/Apia", "2011-12-01T00:00:00Z", &["2012-12-30 08:00:00 +14:00"]),
-        ("0 8 * * *", "Pacific/Apia", "2011-12-29T08:00:00Z", &["2011-12-29 08:00:00 -10:00", "2011-12-31 08:00:00 +14:00"]),
+        (
+            "0 8 * * *",
+            "Pacific/Apia",
+            "2011-12-29T08:00:00Z",
+            &["2011-12-29 08:00:00 -10:00", "2011-12-31 08:00:00 +14:00"],
+        ),
     ];
     for (text, zone, after, expected) in cases {
         assert_eq!(times(&series(text, zone, after), after, expected.len()), *expected, "{text} in {zone}");
@@ -123,7 +132,8 @@ fn intervals_count_from_their_start() {
     assert_eq!(starting.first(), Some(at("2026-01-02T07:00:00Z")));
     let ending = Series { ends_at: Some(at("2026-01-02T07:01:30Z")), ..starting };
     assert_eq!(ending.times(at("2026-01-01T00:00:00Z"), 5).len(), 2);
-    let cron = Series { starts_at: Some(at("2026-02-01T03:00:00Z")), ..series("0 3 * * *", "UTC", "2026-01-01T00:00:00Z") };
+    let cron =
+        Series { starts_at: Some(at("2026-02-01T03:00:00Z")), ..series("0 3 * * *", "UTC", "2026-01-01T00:00:00Z") };
     assert_eq!(cron.first(), Some(at("2026-02-01T03:00:00Z")));
 }
 
@@ -150,7 +160,16 @@ fn what_is_no_recurrence_is_told() {
         let wrong = Recurrence::parse(text, zone).expect_err(text).to_string();
         assert!(wrong.contains(expected), "{text}: {wrong}");
     }
-    for text in ["every 5s", "every 1h30m", "every 15 minutes", "Every Day", "every 2w", "@every 10 min", "@hourly", "0 0 1,15 * ?"] {
+    for text in [
+        "every 5s",
+        "every 1h30m",
+        "every 15 minutes",
+        "Every Day",
+        "every 2w",
+        "@every 10 min",
+        "@hourly",
+        "0 0 1,15 * ?",
+    ] {
         assert!(Recurrence::parse(text, "Asia/Kathmandu").is_ok(), "{text}");
     }
 }
