@@ -15,7 +15,7 @@ pub enum Due {
 
 /// An open job that stays so.
 pub async fn standing_job(farm: &Farm) -> JobId {
-    farm.job_type("scheduled", "nobody's", json!({})).await;
+    farm.job_type("scheduled", "nobodys", json!({})).await;
     let job = farm.number("select pcfarm.create_job('scheduled', 'scheduled', '{\"standing\": true}')").await;
     farm.run(&format!("select pcfarm.open_job({job})")).await;
     JobId(job)

@@ -209,8 +209,7 @@ async fn list(farm: &Farm, args: ListSchedulesArgs, output: Output) -> Result<()
     loop {
         let left = limit - u32::try_from(found.len()).unwrap_or(limit);
         request.limit = left.min(PAGE);
-        let call = farm.schedules().list(farm.request(request.clone())).await;
-        let page = farm.call("listing schedules", async { call }).await?;
+        let page = farm.call("listing schedules", farm.schedules().list(farm.request(request.clone()))).await?;
         found.extend(page.schedules);
         request.after = page.next;
         if request.after.is_empty() || found.len() >= limit as usize {

@@ -1,5 +1,6 @@
 //! `pcfarm schedules` with a real farm: what is created comes, what is changed stays, and nothing is lost in between.
 
+#[allow(dead_code, reason = "it is what other tests use, too")]
 mod real;
 
 use anyhow::{Context, Result, ensure};

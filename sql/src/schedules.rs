@@ -4,7 +4,7 @@
 use crate::checkout::Queries;
 use crate::json::RawJson;
 use crate::pool::Kept;
-use crate::submit::{Begun, Loading};
+use crate::submit::{Begun, LoadError, Loading, Target};
 use deadpool_postgres::{ClientWrapper, Object};
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{JobId, ProblemId, ScheduleId, ServerId};
@@ -289,6 +289,15 @@ pub struct Due {
     pub due_at: Option<SystemTime>,
 }
 
+/// A look at what is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// The database's time.
+    pub now: SystemTime,
+    /// All that was to be looked at before this has been claimed, or is another server's.
+    pub to: SystemTime,
+}
+
 /// What becomes of one.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -334,12 +343,16 @@ impl<'a> Tick<'a> {
         self.client.as_ref().expect("it is there until the end")
     }
 
-    /// What is due after `floor`, and the time at which it was.
-    pub async fn claim(&self, floor: Option<SystemTime>, limit: i64) -> Result<(Vec<Due>, Option<SystemTime>), Error> {
+    /// What is due after `floor`, the first of it, and if there is some up to when all of that has been looked at.
+    pub async fn claim(&self, floor: Option<SystemTime>, limit: i64) -> Result<(Vec<Due>, Option<Looked>), Error> {
         let text = include_str!("../queries/claim_schedules.sql");
         let floor = floor.map_or(postgres_types::Timestamp::NegInfinity, postgres_types::Timestamp::Value);
         let rows = self.client().run(text, &[&floor, &limit]).await?;
-        let now = rows.first().map(|row| row.try_get("now")).transpose()?;
+        let looked = rows.last().map(|last| -> Result<Looked, Error> {
+            let now = last.try_get("now")?;
+            Ok(Looked { now, to: if (rows.len() as i64) < limit { now } else { last.try_get("wake_at")? } })
+        });
+        let looked = looked.transpose()?;
         let due = rows.iter().map(|row| {
             Ok(Due {
                 schedule_id: row.try_get("schedule_id")?,
@@ -348,7 +361,7 @@ impl<'a> Tick<'a> {
                 due_at: row.try_get("due_at")?,
             })
         });
-        Ok((due.collect::<Result<_, Error>>()?, now))
+        Ok((due.collect::<Result<_, Error>>()?, looked))
     }
 
     /// Without payloads and templates, which stay in the database.
@@ -454,8 +467,8 @@ pub async fn load_failed(client: &impl Queries, load: &Load, message: &str) -> R
 
 impl Load {
     /// Begins to put problems into its job.
-    pub async fn begin(&self, client: ClientWrapper) -> Result<Box<Loading>, crate::submit::LoadError> {
-        match Loading::begin(client, &crate::submit::Target::Job(self.job_id), Some(self.convoy)).await? {
+    pub async fn begin(&self, client: ClientWrapper) -> Result<Box<Loading>, LoadError> {
+        match Loading::begin(client, &Target::Job(self.job_id), Some(self.convoy)).await? {
             Begun::Loading(loading) => Ok(loading),
             Begun::Repeated(_) => unreachable!("an existing job has no key to repeat"),
         }
@@ -463,20 +476,20 @@ impl Load {
 
     /// Makes them visible, opens the job if this was the last load that it waited for, and commits. False: somebody else has
     /// loaded it, and nothing of this is kept.
-    pub async fn finish(&self, loading: Box<Loading>) -> Result<bool, crate::submit::LoadError> {
-        let problems = loading.problems();
-        let mark = async |client: &ClientWrapper| -> Result<Option<bool>, Error> {
-            // Of two loads of a job that end at the same time one waits here for the other, and sees it done.
-            client.execute(include_str!("../queries/lock_job.sql"), &[&self.job_id]).await?;
-            let done = include_str!("../queries/schedule_load_done.sql");
-            if client.query(done, &[&self.job_id, &self.number, &self.attempts, &problems]).await?.is_empty() {
-                return Ok(None);
-            }
-            crash_point(CrashPoint::ScheduleLoaded);
-            let left = include_str!("../queries/schedule_loads_left.sql");
-            let left: bool = client.query_one(left, &[&self.job_id]).await?.try_get(0)?;
-            Ok(Some(!left))
-        };
-        Ok(loading.finish_if(mark).await?.is_some())
+    pub async fn finish(&self, mut loading: Box<Loading>) -> Result<bool, LoadError> {
+        loading.write().await?;
+        let (client, problems) = (loading.client(), loading.problems());
+        // Of two loads of a job that end at the same time one waits here for the other, and sees it done.
+        client.execute(include_str!("../queries/lock_job.sql"), &[&self.job_id]).await?;
+        let done = include_str!("../queries/schedule_load_done.sql");
+        if client.query(done, &[&self.job_id, &self.number, &self.attempts, &problems]).await?.is_empty() {
+            client.batch_execute("rollback").await?;
+            return Ok(false);
+        }
+        crash_point(CrashPoint::ScheduleLoaded);
+        let left = include_str!("../queries/schedule_loads_left.sql");
+        let left: bool = client.query_one(left, &[&self.job_id]).await?.try_get(0)?;
+        loading.complete(!left).await?;
+        Ok(true)
     }
 }

@@ -340,7 +340,7 @@ impl Loading {
 
     /// One COPY of what has been gathered. Several small ones instead of a single long one, because an error of a COPY is
     /// only told at its end, and because PostgreSQL has a limit for a client that is idle, but not for one that copies.
-    async fn write(&mut self) -> Result<(), LoadError> {
+    pub(crate) async fn write(&mut self) -> Result<(), LoadError> {
         let problems = std::mem::take(&mut self.buffer);
         self.buffered_bytes = 0;
         if problems.is_empty() {
@@ -412,18 +412,18 @@ impl Loading {
     }
 
     /// Makes all problems visible at once, and commits.
-    pub async fn finish(self, open: bool) -> Result<Submitted, LoadError> {
-        let finished = self.finish_if(async |_| Ok(Some(open))).await?;
-        Ok(finished.expect("nobody said that it is not wanted"))
+    pub async fn finish(mut self, open: bool) -> Result<Submitted, LoadError> {
+        self.write().await?;
+        self.complete(open).await
     }
 
-    /// The same, if the job's loader says so in the same transaction, and whether the job is to be opened. None: nothing
-    /// is loaded.
-    pub async fn finish_if(
-        mut self,
-        decide: impl AsyncFnOnce(&ClientWrapper) -> Result<Option<bool>, Error>,
-    ) -> Result<Option<Submitted>, LoadError> {
-        self.write().await?;
+    /// For what belongs into the same transaction.
+    pub(crate) fn client(&self) -> &ClientWrapper {
+        &self.client
+    }
+
+    /// The end, once all is written.
+    pub(crate) async fn complete(self, open: bool) -> Result<Submitted, LoadError> {
         let problems = self.problems();
         let client = &self.client;
         let mut lanes = vec![PackedLane::of_copied(self.lane, self.copied, self.convoy)];
@@ -435,10 +435,6 @@ impl Loading {
                 lanes.push(PackedLane::of_row(&row)?);
             }
         }
-        let Some(open) = decide(client).await? else {
-            client.batch_execute("rollback").await?;
-            return Ok(None);
-        };
         if open {
             // Before it is shared: of two loads that share it neither could open it.
             client.execute(include_str!("../queries/lock_job.sql"), &[&self.job]).await?;
@@ -455,7 +451,7 @@ impl Loading {
                 tokio::time::sleep(std::time::Duration::from_millis(300)).await;
                 self.client.batch_execute("commit").await
             });
-            return Ok(Some(submitted));
+            return Ok(submitted);
         }
         client.batch_execute("commit").await?;
         crash_point(CrashPoint::UploadCommitted);
@@ -466,7 +462,7 @@ impl Loading {
                 tracing::warn!(job_id = %self.job, error = &error as &dyn std::error::Error, "problems were not analyzed after a load");
             }
         }
-        Ok(Some(Submitted { job: self.job, problems, repeated: false }))
+        Ok(Submitted { job: self.job, problems, repeated: false })
     }
 }
 

@@ -63,7 +63,7 @@ async fn tick(queue: &Queue) -> (usize, Ticked) {
 
 async fn listed(queue: &Queue, id: ScheduleId) -> Listed {
     let wanted = Wanted { schedule_id: Some(id), limit: 1, ..Wanted::default() };
-    schedules::list(&**queue.server().await, &wanted).await.expect("listed").remove(0)
+    schedules::list(&*queue.server().await, &wanted).await.expect("listed").remove(0)
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn a_change_in_the_middle_of_a_trigger_loses_neither() {
     let (claimed, _) = tick.claim(None, 10).await.expect("claimed");
     let client = queue.server().await;
     let options = RawJson("{\"recurrence\": \"every 1h\", \"payload\": 2}".into());
-    let changing = schedules::change(&**client, id, Some(1), &options);
+    let changing = schedules::change(&*client, id, Some(1), &options);
     let triggering = async {
         let waiting = "select count(*) from pg_stat_activity
             where datname = current_database() and wait_event_type = 'Lock' and query like '%change_schedule%'";
@@ -176,8 +176,8 @@ async fn a_change_in_the_middle_of_a_trigger_loses_neither() {
     // To be computed anew, and at once.
     assert_eq!((now.due_at, now.wake_at.is_some()), (None, true));
     // Whoever has looked before that is told.
-    assert_eq!(schedules::change(&**client, id, Some(1), &options).await.expect("asked"), None);
-    assert!(!schedules::remove(&**client, id, Some(1)).await.expect("asked"));
+    assert_eq!(schedules::change(&*client, id, Some(1), &options).await.expect("asked"), None);
+    assert!(!schedules::remove(&*client, id, Some(1)).await.expect("asked"));
     queue.check().await;
 }
 
@@ -236,7 +236,7 @@ async fn what_cannot_be_enqueued_is_refused_and_said() {
     queue.run(&format!("select pcfarm.cancel_job({job})")).await;
     queue.run(again).await;
     assert_eq!(tick(&queue).await.1, Ticked { triggered: 0, refused: 1, postponed: 0 });
-    let history = schedules::history(&**queue.server().await, id, None, 10).await.expect("read");
+    let history = schedules::history(&*queue.server().await, id, None, 10).await.expect("read");
     let said: Vec<(i64, &str)> =
         history.iter().map(|one| (one.sequence, one.refusal.as_deref().unwrap_or_default())).collect();
     assert_eq!((said[0].0, said[1], said[2].0), (3, (2, ""), 1), "{said:?}");
@@ -271,7 +271,7 @@ async fn history_goes_from_tick_to_tick() {
     }
     let client = queue.server().await;
     let sequences = async |id, before, limit| -> Vec<i64> {
-        let found = schedules::history(&**client, id, before, limit).await.expect("read");
+        let found = schedules::history(&*client, id, before, limit).await.expect("read");
         found.iter().map(|one| one.sequence).collect()
     };
     assert_eq!(sequences(id, None, 100).await, (1..=12).rev().collect::<Vec<_>>());
@@ -279,7 +279,7 @@ async fn history_goes_from_tick_to_tick() {
     assert_eq!(sequences(id, Some(11), 5).await, [10, 9, 8, 7, 6]);
     assert_eq!(sequences(other, None, 100).await, [4, 3, 2, 1]);
     // By hand, and what is old is forgotten.
-    assert_eq!(schedules::trigger_now(&**client, id).await.expect("triggered"), 13);
+    assert_eq!(schedules::trigger_now(&*client, id).await.expect("triggered"), 13);
     queue.run("update pcfarm.schedule_tick set ticked_at = ticked_at - interval '8 days' where tick_id < 4").await;
     assert_eq!(schedules::forget_ticks(&client, Duration::from_secs(7 * 86_400)).await.expect("forgotten"), 3);
     assert_eq!(sequences(id, None, 100).await, [13, 12, 11, 10]);
@@ -315,12 +315,12 @@ async fn a_job_is_made_once_for_a_due_time_and_opens_when_all_is_loaded() {
         delete from pcfarm.schedule_tick where tick_id = 2; update pcfarm.schedule_next set last_tick = 1, sequence = 1").await;
 
     let client = queue.server().await;
-    let first = schedules::claim_load(&**client).await.expect("claimed").expect("one");
-    let second = schedules::claim_load(&**client).await.expect("claimed").expect("another");
-    assert!(schedules::claim_load(&**client).await.expect("claimed").is_none(), "both are somebody's");
+    let first = schedules::claim_load(&*client).await.expect("claimed").expect("one");
+    let second = schedules::claim_load(&*client).await.expect("claimed").expect("another");
+    assert!(schedules::claim_load(&*client).await.expect("claimed").is_none(), "both are somebody's");
     assert_eq!((first.wanted, first.due_at, second.convoy), (true, minute(3), 7));
-    schedules::load_failed(&**client, &first, "no table").await.expect("noted");
-    let history = schedules::history(&**client, id, None, 1).await.expect("read");
+    schedules::load_failed(&*client, &first, "no table").await.expect("noted");
+    let history = schedules::history(&*client, id, None, 1).await.expect("read");
     assert_eq!((history[0].message.as_deref(), history[0].job_state.as_deref()), (Some("no table"), Some("loading")));
     let problems = |count: usize| -> Vec<NewProblem> {
         (0..count)
@@ -338,13 +338,13 @@ async fn a_job_is_made_once_for_a_due_time_and_opens_when_all_is_loaded() {
     assert!(!load(&second, 20).await);
     assert_eq!(queue.text("select state from pcfarm.job").await, "loading");
     queue.run("update pcfarm.schedule_load set next_attempt_at = now() where loaded_at is null").await;
-    let retried = schedules::claim_load(&**client).await.expect("claimed").expect("again");
+    let retried = schedules::claim_load(&*client).await.expect("claimed").expect("again");
     assert_eq!((retried.number, retried.attempts), (first.number, 2));
     assert!(!load(&first, 5).await, "its time was over, and another has it");
     assert!(load(&retried, 5).await);
     assert_eq!(queue.text("select state from pcfarm.job").await, "open");
     assert_eq!(queue.number("select count(*) from pcfarm.problem").await, 25);
-    assert_eq!(schedules::next_load(&**client).await.expect("asked"), None);
+    assert_eq!(schedules::next_load(&*client).await.expect("asked"), None);
     queue.check().await;
 }
 
@@ -356,10 +356,10 @@ async fn a_cancelled_job_is_not_loaded() {
     tick(&queue).await;
     queue.run("select pcfarm.cancel_job(job_id) from pcfarm.job").await;
     let client = queue.server().await;
-    let load = schedules::claim_load(&**client).await.expect("claimed").expect("one");
+    let load = schedules::claim_load(&*client).await.expect("claimed").expect("one");
     assert!(!load.wanted);
-    assert!(schedules::claim_load(&**client).await.expect("claimed").is_none());
-    assert_eq!(schedules::next_load(&**client).await.expect("asked"), None);
+    assert!(schedules::claim_load(&*client).await.expect("claimed").is_none());
+    assert_eq!(schedules::next_load(&*client).await.expect("asked"), None);
 }
 
 #[tokio::test]
@@ -372,7 +372,7 @@ async fn lists_are_read_in_pages_and_by_condition() {
     queue.run("select pcfarm.update_schedule('c', '{\"enabled\": false}')").await;
     let client = queue.server().await;
     let names = async |wanted: Wanted| -> Vec<String> {
-        let found = schedules::list(&**client, &wanted).await.expect("listed");
+        let found = schedules::list(&*client, &wanted).await.expect("listed");
         found.into_iter().map(|one| one.schedule.name).collect()
     };
     let all = Wanted { limit: 10, ..Wanted::default() };

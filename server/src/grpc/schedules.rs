@@ -523,7 +523,7 @@ fn trigger_message(trigger: Trigger) -> ScheduleTrigger {
     let outcome = match (&trigger.refusal, &trigger.job_state, trigger.problem_id, trigger.failed) {
         (Some(_), _, _, _) => "refused",
         (None, None, _, _) => "forgotten",
-        (None, Some(state), None, _) => state,
+        (None, Some(state), None, _) => state.as_str(),
         (None, Some(_), Some(_), Some(true)) => "failed",
         (None, Some(_), Some(_), Some(false)) => "done",
         (None, Some(_), Some(_), None) => "enqueued",

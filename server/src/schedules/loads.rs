@@ -27,6 +27,9 @@ use tracing::{info, warn};
 /// Behind every notification there is this.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// In seconds: what is due and somebody else's is not asked for again and again.
+const SOONEST: f64 = 0.2;
+
 /// Rows that are in memory at a time.
 const PORTION: usize = 2_000;
 
@@ -36,7 +39,7 @@ pub async fn run(farm: Arc<Farm>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let soon = match work(&farm).await {
-            Ok(next) => next.map_or(LOOK, |seconds| Duration::from_secs_f64(seconds.clamp(0.0, LOOK.as_secs_f64()))),
+            Ok(next) => next.map_or(LOOK, |seconds| Duration::from_secs_f64(seconds.clamp(SOONEST, LOOK.as_secs_f64()))),
             Err(error) => {
                 warn!(error = format!("{error:#}"), "looking for what schedules have to load failed: trying again");
                 LOOK
@@ -121,11 +124,10 @@ async fn copy(farm: &Farm, load: &Load, source: &Object) -> anyhow::Result<bool>
             problems.push(problem(row.try_get(0)?).context("a row of the query")?);
         }
         let last = problems.len() < PORTION;
-        let under_way = match &mut loading {
-            Some(under_way) => under_way,
-            None => loading.insert(begin(farm, load).await?),
-        };
-        under_way.add(problems).await?;
+        if loading.is_none() {
+            loading = Some(begin(farm, load).await?);
+        }
+        loading.as_mut().expect("begun").add(problems).await?;
         if last {
             break;
         }

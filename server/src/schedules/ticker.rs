@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::ScheduleId;
 use pcfarm_sql::pool::Kept;
-use pcfarm_sql::schedules::{self, Due, Outcome, Tick, Ticked};
+use pcfarm_sql::schedules::{self, Due, Looked, Outcome, Tick, Ticked};
 use rayon::iter::{IntoParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 
 /// Between two ticks, so that what is due about then shares a transaction. It is what a trigger is late by at most, when
 /// nothing else is to do.
-const GATHER: Duration = Duration::from_millis(50);
+const GATHER: Duration = Duration::from_millis(100);
 
 /// Schedules of one transaction: enough that they share its cost, and few enough that the first need not wait for the
 /// last when all are due at once, nor other servers for this one.
@@ -121,8 +121,8 @@ impl Seen {
     }
 
     /// A look saw everything up to then.
-    fn all(&mut self, now: SystemTime, floor: Option<SystemTime>, took: Duration) {
-        self.to = Some(now);
+    fn all(&mut self, to: SystemTime, floor: Option<SystemTime>, took: Duration) {
+        self.to = Some(to);
         if floor.is_none() {
             self.full_look_from = Some(Instant::now() + FULL_LOOK.max(took * FULL_LOOK_FACTOR));
         }
@@ -139,10 +139,10 @@ impl Ticker {
         let floor = self.seen.floor();
         let began = Instant::now();
         let tick = Tick::begin(&mut self.line).await.context("getting a connection")?;
-        let (due, now) = tick.claim(floor, CLAIM_LIMIT).await.context("claiming what is due")?;
+        let (due, looked) = tick.claim(floor, CLAIM_LIMIT).await.context("claiming what is due")?;
         let took = began.elapsed();
         crash_point(CrashPoint::SchedulesClaimed);
-        let Some(now) = now else {
+        let Some(Looked { now, to }) = looked else {
             tick.commit().await.context("ending a tick without work")?;
             return self.rest(floor, took).await;
         };
@@ -193,14 +193,9 @@ impl Ticker {
         tick.commit().await.context("committing a tick")?;
         crash_point(CrashPoint::TickCommitted);
         self.tell(ticked, claimed, began.elapsed());
-        if claimed as i64 >= CLAIM_LIMIT {
-            // There may be more, and older than what is looked at.
-            self.seen = Seen::default();
-            return Ok(Duration::ZERO);
-        }
-        self.seen.all(now, floor, took);
-        // What comes next is asked when nothing was due.
-        Ok(GATHER)
+        self.seen.all(to, floor, took);
+        // There may be more at once. Else what comes next is asked when nothing was due.
+        Ok(if claimed as i64 >= CLAIM_LIMIT { Duration::ZERO } else { GATHER })
     }
 
     fn tell(&self, ticked: Ticked, claimed: usize, took: Duration) {
