@@ -98,8 +98,12 @@ async fn what_makes_no_sense_is_refused() {
     }
     queue.run(&create(&format!("{{\"job\": {job}}}"))).await;
     assert_eq!(queue.refused(&create(&format!("{{\"job\": {job}}}"))).await.0, "23505");
-    // Of another user it is another one.
-    queue.run(&format!("select pcfarm.add_schedule('somebody', 'b', '@daily', '{{\"job\": {job}}}')")).await;
+    // Of another user it is another one; and nobody enqueues into somebody else's job.
+    let others = "select pcfarm.add_schedule('somebody', 'a', '@daily', '{\"job\": JOB}')";
+    let (_, message) = queue.refused(&others.replace("JOB", &job.to_string())).await;
+    assert!(message.contains("is another user's"), "{message}");
+    queue.run("update pcfarm.job set owner = 'somebody' where name = 'standing'").await;
+    queue.run(&others.replace("JOB", &job.to_string())).await;
 }
 
 #[tokio::test]

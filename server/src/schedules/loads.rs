@@ -39,7 +39,9 @@ pub async fn run(farm: Arc<Farm>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let soon = match work(&farm).await {
-            Ok(next) => next.map_or(LOOK, |seconds| Duration::from_secs_f64(seconds.clamp(SOONEST, LOOK.as_secs_f64()))),
+            Ok(next) => {
+                next.map_or(LOOK, |seconds| Duration::from_secs_f64(seconds.clamp(SOONEST, LOOK.as_secs_f64())))
+            }
             Err(error) => {
                 warn!(error = format!("{error:#}"), "looking for what schedules have to load failed: trying again");
                 LOOK

@@ -21,8 +21,9 @@ const LONGEST_DAYS: i64 = 3660;
 /// A cron expression that comes no more before then never comes.
 const HORIZON_YEARS: i64 = 50;
 
-/// After a day that a zone left out.
-const LEAP: SignedDuration = SignedDuration::from_hours(24);
+/// A gap that is longer is searched behind; no zone has had two such days in fifty years.
+const LEAP: SignedDuration = SignedDuration::from_hours(2);
+const LEAPS: usize = 4;
 
 /// Text that is no recurrence, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -243,18 +244,30 @@ impl Series {
 }
 
 /// What croner finds, kept strictly after `from`. It does not look further than two hours for the end of a gap: where a
-/// zone has left out a day, the search goes on behind it.
+/// zone has left out a day, the search goes on behind that.
 fn cron_after(cron: &Cron, from: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     let horizon = from.to_zoned(TimeZone::UTC).checked_add(HORIZON_YEARS.years()).ok()?.timestamp();
-    let mut start = from;
-    for _ in 0..3 {
-        match cron.find_next_occurrence(&start.to_zoned(zone.clone()), false) {
+    let (mut start, mut inclusive) = (from, false);
+    for _ in 0..LEAPS {
+        match cron.find_next_occurrence(&start.to_zoned(zone.clone()), inclusive) {
             Ok(found) if found.timestamp() > from => {
                 return Some(found.timestamp()).filter(|found| *found <= horizon);
             }
-            Ok(_) => start = start.checked_add(SignedDuration::from_secs(1)).ok()?,
-            Err(_) => start = start.checked_add(LEAP).ok()?,
+            Ok(_) => (start, inclusive) = (start.checked_add(SignedDuration::from_secs(1)).ok()?, false),
+            Err(_) => (start, inclusive) = (behind_a_leap(start, horizon, zone)?, true),
         }
+    }
+    None
+}
+
+/// The next time at which clocks are put forward by more than croner bridges.
+fn behind_a_leap(start: Timestamp, horizon: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
+    let mut offset = zone.to_offset(start);
+    for change in zone.following(start).take_while(|change| change.timestamp() <= horizon) {
+        if change.offset().duration_since(offset) > LEAP {
+            return Some(change.timestamp());
+        }
+        offset = change.offset();
     }
     None
 }
