@@ -64,6 +64,7 @@ pub async fn run(farm: Arc<Farm>) {
         line: Kept::new(farm.pool.clone()),
         known: HashMap::new(),
         seen: Seen::default(),
+        epoch: farm.epoch.number(),
         forgot: Instant::now(),
     };
     loop {
@@ -73,6 +74,10 @@ pub async fn run(farm: Arc<Farm>) {
         {
             Ok(pause) => {
                 farm.ticking.ticked();
+                if let Err(error) = ticker.forget().await {
+                    warn!(error = format!("{error:#}"), "old triggers were not forgotten: trying again");
+                    ticker.line.let_go();
+                }
                 pause
             }
             Err(error) => {
@@ -103,6 +108,8 @@ struct Ticker {
     /// By schedule, with the version that each is of.
     known: HashMap<ScheduleId, (i64, Result<Arc<Definition>, String>)>,
     seen: Seen,
+    /// Of the database that this is about.
+    epoch: u64,
     forgot: Instant,
 }
 
@@ -136,9 +143,15 @@ impl Seen {
 impl Ticker {
     /// Triggers what is due. Returns how long to sleep, if nothing happens.
     async fn tick(&mut self) -> anyhow::Result<Duration> {
-        let floor = self.seen.floor();
         let began = Instant::now();
         let tick = Tick::begin(&mut self.line).await.context("getting a connection")?;
+        if self.epoch != self.farm.epoch.number() {
+            // Another database: what was read from the one before need not be true of it.
+            self.epoch = self.farm.epoch.number();
+            self.known.clear();
+            self.seen = Seen::default();
+        }
+        let floor = self.seen.floor();
         let (due, looked) = tick.claim(floor, CLAIM_LIMIT).await.context("claiming what is due")?;
         let took = began.elapsed();
         crash_point(CrashPoint::SchedulesClaimed);
@@ -207,17 +220,23 @@ impl Ticker {
         }
     }
 
-    /// Nothing is due, or another server has it.
-    async fn rest(&mut self, floor: Option<SystemTime>, took: Duration) -> anyhow::Result<Duration> {
-        let client = self.line.client().await.context("getting a connection")?;
-        let (now, next) = schedules::next_wake(&**client, floor).await.context("asking what is due next")?;
+    /// Now and then, however much is due.
+    async fn forget(&mut self) -> anyhow::Result<()> {
         if self.forgot.elapsed() > FORGET {
             self.forgot = Instant::now();
+            let client = self.line.client().await.context("getting a connection")?;
             let forgotten = schedules::forget_ticks(client, HISTORY).await.context("forgetting old triggers")?;
             if forgotten > 0 {
                 info!(forgotten, "old ticks forgotten");
             }
         }
+        Ok(())
+    }
+
+    /// Nothing is due, or another server has it.
+    async fn rest(&mut self, floor: Option<SystemTime>, took: Duration) -> anyhow::Result<Duration> {
+        let client = self.line.client().await.context("getting a connection")?;
+        let (now, next) = schedules::next_wake(&**client, floor).await.context("asking what is due next")?;
         self.seen.all(now, floor, took);
         let until = next.map_or(LONGEST_SLEEP, |next| next.duration_since(now).unwrap_or(Duration::ZERO));
         Ok(until.min(self.seen.until_full_look()).clamp(GATHER, LONGEST_SLEEP))
