@@ -242,3 +242,23 @@ proptest! {
         }
     }
 }
+
+mod fuzz {
+    use super::*;
+
+    /// A recurrence whose next time is later than now, or what is wrong with it.
+    #[test]
+    fn a_recurrence() {
+        bolero::check!().for_each(|bytes: &[u8]| {
+            let Ok(text) = std::str::from_utf8(bytes) else { return };
+            let now = at("2026-03-29T00:59:59Z");
+            match Recurrence::parse(text, "Europe/Berlin") {
+                Ok(recurrence) => {
+                    let series = Series { recurrence, starts_at: None, anchored_at: now, ends_at: None };
+                    assert!(series.after(now).is_none_or(|next| next > now));
+                }
+                Err(wrong) => assert!(!wrong.to_string().is_empty()),
+            }
+        });
+    }
+}
