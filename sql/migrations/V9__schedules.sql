@@ -254,7 +254,7 @@ begin
             returning owner),
         -- Whoever hands out under a limit locks this row, so it has to be there.
         known as (
-            insert into pcfarm.farm_user (name) select distinct m.owner from made m on conflict do nothing),
+            insert into pcfarm.farm_user (name) select distinct m.owner from made m order by m.owner on conflict do nothing),
         to_load as (
             insert into pcfarm.schedule_load (job_id, number, schedule_id, due_at, query, convoy, time_limit)
             select g.made_job, l.number, g.schedule_id, g.due_at, l.load ->> 'query',
