@@ -321,6 +321,16 @@ impl Server {
         }
     }
 
+    /// Waits until it answers that it does not serve.
+    pub async fn unwell(&mut self, within: Duration) {
+        let deadline = Instant::now() + within;
+        while !matches!(timeout(Duration::from_secs(1), self.healthy()).await, Ok(Ok(false))) {
+            assert!(self.program.runs(), "{} has ended: {}", self.program.name, self.program.log());
+            assert!(Instant::now() < deadline, "{} does not say that it is unwell", self.program.name);
+            sleep(POLL).await;
+        }
+    }
+
     async fn healthy(&self) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
         let channel = Endpoint::from_shared(self.url())?.connect().await?;
         let answer = HealthClient::new(channel).check(HealthCheckRequest { service: String::new() }).await?;

@@ -1,5 +1,7 @@
 //! The command line. Nothing here does anything.
 
+pub mod schedules;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use clap_complete::Shell;
 use pcfarm_proto::ids::JobId;
 
 use crate::output::Format;
+use schedules::SchedulesVerb;
 
 /// Looks after a PC Farm: its jobs, its problems, its workstations.
 #[derive(Debug, Parser)]
@@ -110,6 +113,9 @@ pub enum Verb {
     /// Who is told when jobs end, are late or have failures, and what could not be told
     #[command(subcommand)]
     Alerts(AlertsVerb),
+    /// What is to be done when: problems or jobs, by cron, at intervals or once
+    #[command(subcommand)]
+    Schedules(SchedulesVerb),
     /// Status, jobs and workstations, refreshed every second
     Top(TopArgs),
     /// Run a farm on this machine, until Ctrl-C

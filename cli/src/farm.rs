@@ -9,6 +9,7 @@ use pcfarm_proto::v1::alert_service_client::AlertServiceClient;
 use pcfarm_proto::v1::farm_service_client::FarmServiceClient;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::queue_service_client::QueueServiceClient;
+use pcfarm_proto::v1::schedules_client::SchedulesClient;
 use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -106,6 +107,10 @@ impl Farm {
 
     pub fn access(&self) -> AccessServiceClient<Shown> {
         AccessServiceClient::new(self.channel.clone())
+    }
+
+    pub fn schedules(&self) -> SchedulesClient<Shown> {
+        SchedulesClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
     }
 
     pub fn server(&self) -> &str {

@@ -4,7 +4,7 @@
 //! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
 //! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
 //!   [`users`], [`profiles`], [`resources`], [`queue`], [`explain`],
-//!   [`events`], [`alerts`], [`access`], [`top`].
+//!   [`events`], [`alerts`], [`access`], [`schedules`], [`top`].
 //! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
 //! - [`up`] runs a farm on this machine.
 
@@ -24,6 +24,7 @@ mod query;
 mod queue;
 mod resources;
 mod results;
+mod schedules;
 mod settings;
 mod slots;
 mod statistics;
@@ -124,6 +125,7 @@ async fn run(cli: Cli) -> Result<Exit> {
             explain::workstation(&farm, &workstation, output).await?;
         }
         Verb::Alerts(verb) => alerts::run(&farm, verb, output).await?,
+        Verb::Schedules(verb) => schedules::run(&farm, verb, output).await?,
         Verb::Events(args) => events::events(&farm, &args, output).await?,
         Verb::Top(args) => top::top(&farm, &args, output).await?,
         Verb::Up(_) | Verb::Completions { .. } => unreachable!("handled above, without a server"),

@@ -514,7 +514,7 @@ async fn the_document_describes_every_route() -> Result<()> {
     let paths = document["paths"].as_object().context("paths")?;
     ensure!(paths.len() > 40, "{} paths", paths.len());
     for (path, item) in paths {
-        let address = path.replace("{job_id}", "1").replace("_id}", "_id}").replace(['{', '}'], "");
+        let address = numbered(path);
         for (method, operation) in item.as_object().context("an item")? {
             if path.ends_with("/stream") {
                 continue; // it does not end
@@ -641,6 +641,54 @@ async fn the_dashboard_asks_for_what_is_measured() -> Result<()> {
     Ok(())
 }
 
+/// What a scheduler's programs ask: define, change any part, disable, look at one, list them in pages, see what came.
+#[tokio::test(flavor = "multi_thread")]
+async fn schedules_are_defined_changed_and_looked_at() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let job = json!({"name": "mail", "job_type": "echo", "standing": true, "open": true});
+    let job = text(&client.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?, "job_id")?;
+    let new = json!({"name": "nightly", "recurrence": "0 22 * * mon-fri", "time_zone": "Europe/Berlin", "job_id": job,
+        "payload": {"to": "all"}, "description": "at night"});
+    let made = client.json("POST", "/api/v1/schedules", new.clone()).await?.is(201)?;
+    let tag = made.header("etag").context("an ETag")?.to_owned();
+    let schedule = made.json()?;
+    ensure!(schedule["state"] == "active" && schedule["next_due_at"].is_string(), "{schedule}");
+    ensure!(schedule["payload"] == json!({"to": "all"}) && schedule["job_id"] == json!(job), "{schedule}");
+    client.json("POST", "/api/v1/schedules", new).await?.is(409)?;
+    let path = format!("/api/v1/schedules/{}", text(&schedule, "schedule_id")?);
+    let change = |tag: String, body: Value| {
+        let (client, path) = (client.clone(), path.clone());
+        async move {
+            let headers = [("content-type", "application/json"), ("if-match", tag.as_str())];
+            client.send("PATCH", &path, &headers, Some(body.to_string().into())).await
+        }
+    };
+    let changed = change(tag.clone(), json!({"recurrence": "@daily", "payload": null})).await?.is(200)?.json()?;
+    ensure!(changed["recurrence"] == "@daily" && changed["description"] == "at night", "{changed}");
+    change(tag, json!({"recurrence": "@hourly"})).await?.is(412)?;
+    change("*".to_owned(), json!({"recurrence": "61 * * * *"})).await?.is(422)?;
+    change("*".to_owned(), json!({"catch_up": "never"})).await?.is(422)?;
+    ensure!(client.act(&format!("{path}/disable")).await?.is(200)?.json()?["state"] == "disabled");
+    ensure!(client.act(&format!("{path}/enable")).await?.is(200)?.json()?["state"] == "active");
+    let next = client.get(&format!("{path}/next?count=3")).await?.is(200)?.json()?;
+    ensure!(next["times"].as_array().is_some_and(|times| times.len() == 3), "{next}");
+    ensure!(client.act(&format!("{path}/trigger")).await?.is(200)?.json()?["sequence"] == 1);
+    let triggers = client.get(&format!("{path}/triggers")).await?.is(200)?.json()?;
+    ensure!(triggers["items"][0]["sequence"] == 1 && triggers["items"][0]["job_id"] == json!(job), "{triggers}");
+    ensure!(client.get(&path).await?.is(200)?.json()?["triggers"] == 1);
+    for name in ["a", "b"] {
+        let new = json!({"name": name, "recurrence": "every 15 minutes", "job_id": job});
+        client.json("POST", "/api/v1/schedules", new).await?.is(201)?;
+    }
+    let page = client.get("/api/v1/schedules?limit=2").await?.is(200)?.json()?;
+    let rest = format!("/api/v1/schedules?limit=2&cursor={}", text(&page, "next")?);
+    ensure!(client.get(&rest).await?.is(200)?.json()?["items"].as_array().is_some_and(|items| items.len() == 1));
+    client.send("DELETE", &path, &[], None).await?.is(204)?;
+    client.get(&path).await?.is(404)?;
+    Ok(())
+}
+
 /// Every operation of the document: method, path, and what its body is.
 async fn operations(client: &Client) -> Result<Vec<(String, String, Option<String>)>> {
     let document = client.get("/api/v1/openapi.json").await?.is(200)?.json()?;
@@ -653,6 +701,12 @@ async fn operations(client: &Client) -> Result<Vec<(String, String, Option<Strin
         }
     }
     Ok(all)
+}
+
+/// With 1 for each id that is left.
+fn numbered(path: &str) -> String {
+    let parts = path.split('/').map(|part| if part.starts_with('{') { "1" } else { part });
+    parts.collect::<Vec<_>>().join("/")
 }
 
 /// Two users, and every route: what is the other's is not there, whoever asks how.
@@ -678,6 +732,15 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
     let told = json!({"events": ["ended"], "notify": "anas_channel", "job_id": job});
     let told = ana.json("POST", "/api/v1/subscriptions", told).await?.is(201)?.json()?;
     let subscription = text(&told["subscription"], "subscription_id")?;
+    let standing = json!({"name": SECRET, "job_type": "echo", "standing": true, "open": true});
+    let standing = text(&ana.json("POST", "/api/v1/jobs", standing).await?.is(201)?.json()?, "job_id")?;
+    let schedule = json!({"name": SECRET, "recurrence": "every 7 days", "job_id": standing, "payload": SECRET});
+    let schedule = text(&ana.json("POST", "/api/v1/schedules", schedule).await?.is(201)?.json()?, "schedule_id")?;
+    let stolen = json!({"name": "x", "recurrence": "every 7 days", "job_id": standing});
+    ensure!((400..500).contains(&mia.json("POST", "/api/v1/schedules", stolen).await?.status));
+    let query = json!({"job_type": "echo", "loads": [{"query": "select 1"}]});
+    let query = json!({"name": "x", "recurrence": "every 7 days", "template": query});
+    mia.json("POST", "/api/v1/schedules", query).await?.is(403)?;
     farm.until("select count(*) from pcfarm.submission where state = 'queued'", 1).await?;
     let before = ana.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?;
     ensure!(before["owner"] == "ana" && before["title"] == SECRET, "{before}");
@@ -691,15 +754,12 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
             .replace("{job_id}", &job)
             .replace("{submission_id}", &submission)
             .replace("{subscription_id}", &subscription)
+            .replace("{schedule_id}", &schedule)
             .replace("{name}", "ana")
             .replace("{hostname}", "pc1")
             .replace("{job_type}", "echo")
             .replace("{identity}", "11111111-1111-4111-8111-111111111111");
-        let address = address
-            .split('{')
-            .next()
-            .map(|start| if start.len() < address.len() { format!("{start}1") } else { address.clone() });
-        let address = address.context("an address")?;
+        let address = numbered(&address);
         let headers = [("content-type", media.as_deref().unwrap_or("application/json")), ("if-match", "*")];
         let body = (method != "GET").then(|| br#"{"title": "mine now"}"#.to_vec());
         let opens = matches!(path.as_str(), "/api/v1/login" | "/api/v1/register");
@@ -713,8 +773,10 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
         let answer = mia.send(&method, &address, &headers, body).await?;
         ensure!(answer.status < 500, "{method} {path}: {} {}", answer.status, answer.text());
         ensure!(!answer.text().contains(SECRET), "{method} {path}: {}", answer.text());
-        let is_anas =
-            path.contains("{job_id}") || path.contains("{submission_id}") || path.contains("{subscription_id}");
+        let is_anas = path.contains("{job_id}")
+            || path.contains("{submission_id}")
+            || path.contains("{schedule_id}")
+            || path.contains("{subscription_id}");
         ensure!(
             !is_anas || (400..500).contains(&answer.status),
             "{method} {path}: {} {}",

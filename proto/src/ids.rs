@@ -99,6 +99,10 @@ id!(
     /// Something that somebody is to be told.
     AlertId
 );
+id!(
+    /// A recurrence and what it triggers.
+    ScheduleId
+);
 
 #[cfg(test)]
 mod tests {

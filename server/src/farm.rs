@@ -6,6 +6,7 @@ use crate::deliver::Delivered;
 use crate::dispatch;
 use crate::members::Members;
 use crate::registrar;
+use crate::schedules::Ticking;
 use crate::session::Session;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
@@ -59,6 +60,8 @@ pub struct Farm {
     pub upkeep: Notify,
     /// Something is to be told.
     pub alerts: Notify,
+    /// What schedules share with those who change them, and with health checks.
+    pub ticking: Ticking,
     /// Checkouts may have been revoked elsewhere, or workstations drained.
     pub look_at_sessions: Notify,
     pub refused_results: AtomicI64,
@@ -142,6 +145,7 @@ impl Farm {
             reads: parts.reads,
             upkeep: Notify::new(),
             alerts: Notify::new(),
+            ticking: Ticking::default(),
             look_at_sessions: Notify::new(),
             refused_results: AtomicI64::new(0),
             stopping: parts.stopping,

@@ -7,7 +7,7 @@
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
 //! - what is measured: [`instruments`]
 //! - what is stored before it is loaded: [`originals`]
-//! - telling people what they asked to be told: [`alerts`]
+//! - telling people what they asked to be told: [`alerts`]; what is to be done when: [`schedules`]
 //! - who may do what: [`access`]; certificates: [`authority`], [`init`]; the edges: [`grpc`], and [`rest`] over it
 
 pub mod access;
@@ -27,6 +27,7 @@ pub mod reads;
 pub mod registrar;
 pub mod rest;
 pub mod run;
+pub mod schedules;
 pub mod session;
 pub mod settings;
 pub mod upkeep;

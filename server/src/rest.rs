@@ -19,6 +19,7 @@ mod profiles;
 mod queue;
 mod resources;
 mod results;
+mod schedules;
 mod shown;
 mod status;
 mod submissions;
@@ -38,6 +39,7 @@ use crate::grpc::alerts::AlertsApi;
 use crate::grpc::farm::FarmApi;
 use crate::grpc::jobs::JobsApi;
 use crate::grpc::queue::QueueApi;
+use crate::grpc::schedules::SchedulesApi;
 use crate::grpc::workstations::WorkstationsApi;
 use crate::originals::Originals;
 use axum::extract::{MatchedPath, Request, State};
@@ -69,6 +71,7 @@ pub struct Services {
     pub jobs: Arc<JobsApi>,
     pub queue: QueueApi,
     pub access: AccessApi,
+    pub schedules: SchedulesApi,
     pub alerts: AlertsApi,
     pub workstations: WorkstationsApi,
     pub status: FarmApi,
@@ -86,6 +89,7 @@ impl Services {
             jobs,
             queue: QueueApi::new(pool.clone()),
             access: AccessApi::new(farm.clone()),
+            schedules: SchedulesApi::new(pool.clone()),
             alerts: AlertsApi::new(pool.clone()),
             workstations: WorkstationsApi::new(pool.clone()),
             status: FarmApi::new(pool, farm.rhythm.lease, warnings),
@@ -113,6 +117,7 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .merge(alerts::routes())
         .merge(status::routes())
         .merge(submissions::routes())
+        .merge(schedules::routes())
         .merge(usage::routes())
         .route_layer(middleware::from_fn_with_state(api.clone(), idempotency::once))
         .route_layer(middleware::from_fn_with_state(api.clone(), in_time))

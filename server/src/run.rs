@@ -8,7 +8,7 @@ use crate::grpc::jobs::JobsApi;
 use crate::originals::{Originals, Store};
 use crate::reads::Reads;
 use crate::settings::{Database, HttpListen, Settings};
-use crate::{alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, upkeep, watch};
+use crate::{alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, watch};
 use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
 use pcfarm_proto::ids::ServerId;
@@ -148,6 +148,8 @@ async fn serve(
     if let Some(tls) = &farm.tls {
         parts.spawn(tls.clone().watch(stopping.clone()));
     }
+    parts.spawn(schedules::ticker::run(farm.clone()));
+    parts.spawn(schedules::loads::run(farm.clone()));
     if settings.recycler {
         parts.spawn(upkeep::recycle(farm.clone()));
     }

@@ -296,7 +296,21 @@ async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     let (client, mut messages) = connect::connect(config).await?;
     client.batch_execute("listen pcfarm").await?;
     // What happened while nobody listened.
-    nudge(farm, &HashSet::from(["work", "job_type", "revoked", "drain", "selection", "alert", "access"])).await;
+    nudge(
+        farm,
+        &HashSet::from([
+            "work",
+            "job_type",
+            "revoked",
+            "drain",
+            "selection",
+            "alert",
+            "access",
+            "schedule",
+            "schedule_load",
+        ]),
+    )
+    .await;
     while let Some(message) = messages.next().await {
         if let AsyncMessage::Notification(notification) = message {
             nudge(farm, &HashSet::from([notification.payload()])).await;
@@ -320,7 +334,13 @@ async fn nudge(farm: &Farm, what: &HashSet<&str>) {
     if what.contains("access") {
         farm.access.forget();
     }
-    if what.iter().any(|payload| !["drain", "alert", "access"].contains(payload)) {
+    if what.contains("schedule") {
+        farm.ticking.wake.notify_one();
+    }
+    if what.contains("schedule_load") {
+        farm.ticking.loads.notify_one();
+    }
+    if what.iter().any(|payload| !["drain", "alert", "access", "schedule", "schedule_load"].contains(payload)) {
         // Full means that the dispatcher has been told often enough.
         drop(farm.dispatcher.try_send(dispatch::Event::Work));
         farm.upkeep.notify_one();

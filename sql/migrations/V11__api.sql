@@ -292,3 +292,24 @@ comment on function pcfarm.set_quota is
     'Null: as much as it likes.';
 create trigger note after insert or update or delete on pcfarm.quota for each row
     execute function pcfarm.note_setting('quota', 'owner');
+
+-- What nobody calls by hand is nobody's to call; loaders may change jobs, and look at what was used.
+do $$
+declare
+    f record;
+begin
+    for f in
+        select p.oid::regprocedure as signature, p.proname
+        from pg_proc p where p.pronamespace = 'pcfarm'::regnamespace
+            and p.proname in ('claim_request', 'job_version', 'update_job', 'begin_submission', 'submission_is_loaded',
+                'check_quota', 'set_quota')
+    loop
+        execute format('revoke all on routine %s from public', f.signature);
+        if f.proname in ('job_version', 'update_job') and exists (select from pg_roles where rolname = 'pcfarm_loader') then
+            execute format('grant execute on routine %s to pcfarm_loader', f.signature);
+        end if;
+    end loop;
+    if exists (select from pg_roles where rolname = 'pcfarm_loader') then
+        grant select on pcfarm.usage to pcfarm_loader;
+    end if;
+end $$;

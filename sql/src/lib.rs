@@ -4,7 +4,7 @@
 //! - its schema: [`migrate`]
 //! - handing out: [`lanes`], [`job_types`]; accepting and closing: [`checkout`]
 //! - who works: [`presence`]; what runs now and then: [`upkeep`]
-//! - what people are told: [`alerts`]
+//! - what people are told: [`alerts`]; what is to be done when: [`schedules`]
 //! - who may come: [`access`]
 //! - what must hold at every moment: [`checks`]
 
@@ -20,6 +20,7 @@ pub mod json;
 pub mod lanes;
 pub mod migrate;
 pub mod presence;
+pub mod schedules;
 pub mod statistics;
 pub mod submissions;
 pub mod submit;

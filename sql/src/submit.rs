@@ -363,7 +363,7 @@ impl Loading {
 
     /// One COPY of what has been gathered. Several small ones instead of a single long one, because an error of a COPY is
     /// only told at its end, and because PostgreSQL has a limit for a client that is idle, but not for one that copies.
-    async fn write(&mut self) -> Result<(), LoadError> {
+    pub(crate) async fn write(&mut self) -> Result<(), LoadError> {
         let problems = std::mem::take(&mut self.buffer);
         self.buffered_bytes = 0;
         if problems.is_empty() {
@@ -437,6 +437,16 @@ impl Loading {
     /// Makes all problems visible at once, and commits.
     pub async fn finish(mut self, open: bool) -> Result<Submitted, LoadError> {
         self.write().await?;
+        self.complete(open).await
+    }
+
+    /// For what belongs into the same transaction.
+    pub(crate) fn client(&self) -> &ClientWrapper {
+        &self.client
+    }
+
+    /// The end, once all is written.
+    pub(crate) async fn complete(self, open: bool) -> Result<Submitted, LoadError> {
         let problems = self.problems();
         let client = &self.client;
         let mut lanes = vec![PackedLane::of_copied(self.lane, self.copied, self.convoy)];

@@ -7,9 +7,11 @@ use crate::grpc::access::AccessApi;
 use crate::grpc::agent::AgentApi;
 use crate::grpc::alerts::AlertsApi;
 use crate::grpc::farm::FarmApi;
+use crate::grpc::health;
 use crate::grpc::jobs::JobsApi;
 use crate::grpc::join::JoinApi;
 use crate::grpc::queue::QueueApi;
+use crate::grpc::schedules::SchedulesApi;
 use crate::grpc::workstations::WorkstationsApi;
 use anyhow::Context;
 use pcfarm_proto::v1::access_service_server::AccessServiceServer;
@@ -19,6 +21,7 @@ use pcfarm_proto::v1::farm_service_server::FarmServiceServer;
 use pcfarm_proto::v1::job_service_server::JobServiceServer;
 use pcfarm_proto::v1::join_service_server::JoinServiceServer;
 use pcfarm_proto::v1::queue_service_server::QueueServiceServer;
+use pcfarm_proto::v1::schedules_server::SchedulesServer;
 use pcfarm_proto::v1::workstation_service_server::WorkstationServiceServer;
 use pcfarm_proto::{DESCRIPTORS, MESSAGE_BYTES_LIMIT};
 use std::sync::Arc;
@@ -46,6 +49,8 @@ pub async fn serve(
     health.set_serving::<AlertServiceServer<AlertsApi>>().await;
     health.set_serving::<AccessServiceServer<AccessApi>>().await;
     health.set_serving::<JoinServiceServer<JoinApi>>().await;
+    health.set_serving::<SchedulesServer<SchedulesApi>>().await;
+    farm.tasks.spawn(health::watch(farm.clone(), health));
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -84,6 +89,11 @@ pub async fn serve(
             AccessServiceServer::new(AccessApi::new(farm.clone())).max_decoding_message_size(SMALL_MESSAGE_BYTES),
         )
         .add_service(JoinServiceServer::new(JoinApi::new(farm.clone())).max_decoding_message_size(SMALL_MESSAGE_BYTES))
+        .add_service(
+            SchedulesServer::new(SchedulesApi::new(pool.clone()))
+                .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
+                .max_encoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
         .add_service(
             FarmServiceServer::new(FarmApi::new(pool, lease, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )

@@ -34,6 +34,10 @@ async fn ready(State(api): State<Api>) -> Response {
     };
     let limit = pcfarm_recycler::pulse_limit(api.farm.rhythm.lease);
     match tokio::time::timeout(READY_LIMIT, look).await {
+        Ok(Some(_)) if !api.farm.ticking.is_healthy() => {
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "schedules have not been looked at for too long")
+                .into_response()
+        }
         Ok(Some(age)) if age <= limit => "ready\n".into_response(),
         Ok(Some(age)) => {
             let say = format!("the database has not heard from this server for {} s", age.as_secs());

@@ -31,9 +31,10 @@ const CURSOR: &str = "submissions";
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
-/// Seconds that a submission may ask to wait for its result, and how often it is looked at until it is loaded.
+/// Seconds that a submission may ask to wait for its result, and how often it is looked at until it is loaded: at first.
 const WAIT_LIMIT: u64 = 60;
-const WAIT_POLL: Duration = Duration::from_millis(50);
+const WAIT_POLL: Duration = Duration::from_millis(25);
+const WAIT_POLL_LIMIT: Duration = Duration::from_millis(400);
 /// Results that are told at once.
 const FEW: usize = 100;
 
@@ -263,12 +264,16 @@ async fn one(api: &Api, who: &Who, id: i64) -> Answer<submissions::Submission> {
 
 /// The submission with its results, or as it is when the time is over.
 async fn awaited(api: &Api, who: &Who, id: i64, deadline: Instant) -> Answer<Submission> {
+    let mut pause = WAIT_POLL;
     let job = loop {
         let found = one(api, who, id).await?;
         match found.job_id {
             Some(job) => break job,
             None if found.state == "stored" && Instant::now() < deadline => {
-                let _ = api.farm.stopping.run_until_cancelled(sleep(WAIT_POLL)).await; // time or the end
+                if api.farm.stopping.run_until_cancelled(sleep(pause)).await.is_none() {
+                    return Ok(found.into());
+                }
+                pause = (pause * 2).min(WAIT_POLL_LIMIT);
             }
             None => return Ok(found.into()),
         }
