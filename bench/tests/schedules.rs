@@ -109,7 +109,7 @@ async fn jobs_are_made_loaded_and_opened() {
     let server = farm.serving("a", &[]).await;
     let _agent = farm.working("one", &[&server]);
     let template = json!({"template": {"job_type": "nightly", "loads": [
-        {"query": "select key, jsonb_build_object('n', fare, 'ms', 0, 'due', $1) as payload from market.fare where fare <= 3000;"},
+        {"query": "select key, jsonb_build_object('n', fare, 'ms', 0) as payload from market.fare where fare <= 3000 and $1 <= clock_timestamp();"},
         {"query": "select key, jsonb_build_object('n', fare, 'ms', 0) as payload, 'g' as group_key from market.later", "convoy": 7},
     ]}});
     farm.query("select pcfarm.create_schedule('nightly', 'every 1 day', $1::text::jsonb)", &[&template.to_string()])
