@@ -54,6 +54,7 @@ async fn servers_killed_at_random_lose_no_due_time_and_double_none() {
         victim.program.kill();
         victim.start().await;
     }
+    farm.until(LONG, "select min(sequence) > 18 from pcfarm.schedule_next").await;
     schedules::stop(&farm).await;
     let Account { triggers, lost, doubled, miscounted } = schedules::account(&farm, job, 1).await;
     assert_eq!((lost, doubled, miscounted), (0, 0, 0));
@@ -68,6 +69,27 @@ async fn several_servers_share_what_is_due_at_once() {
     let _servers = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]), farm.serving("c", &[]));
     schedules::make(&farm, job, COUNT, 1, Due::AtOnce, 2).await;
     farm.until(LONG, &format!("select sum(sequence) >= {COUNT} * 5 from pcfarm.schedule_next")).await;
+    schedules::stop(&farm).await;
+    let account = schedules::account(&farm, job, 1).await;
+    assert_eq!((account.lost, account.doubled, account.miscounted), (0, 0, 0));
+    farm.check(&[]).await;
+}
+
+/// Commits whose answers nobody got among them.
+#[tokio::test]
+async fn postgresql_killed_in_the_middle_loses_no_due_time_and_doubles_none() {
+    let options = ClusterOptions { durable: true, ..testing::test_cluster_options() };
+    let mut cluster = Cluster::start(options).await.expect("a private cluster starts");
+    let farm = Farm::of(testing::database_on(cluster.config()).await);
+    let job = schedules::standing_job(&farm).await;
+    let _servers = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]));
+    schedules::make(&farm, job, COUNT, 1, Due::Spread, 2).await;
+    for round in 1..=3_i64 {
+        farm.until(LONG, &format!("select sum(sequence) >= {} from pcfarm.schedule_next", 2 * COUNT * round)).await;
+        cluster.crash().await.expect("killed");
+        cluster.start_again().await.expect("started again");
+    }
+    farm.until(LONG, "select min(sequence) >= 8 from pcfarm.schedule_next").await;
     schedules::stop(&farm).await;
     let account = schedules::account(&farm, job, 1).await;
     assert_eq!((account.lost, account.doubled, account.miscounted), (0, 0, 0));
@@ -109,7 +131,7 @@ async fn jobs_are_made_loaded_and_opened() {
     let server = farm.serving("a", &[]).await;
     let _agent = farm.working("one", &[&server]);
     let template = json!({"template": {"job_type": "nightly", "loads": [
-        {"query": "select key, jsonb_build_object('n', fare, 'ms', 0, 'due', $1) as payload from market.fare where fare <= 3000;"},
+        {"query": "select key, jsonb_build_object('n', fare, 'ms', 0) as payload from market.fare where fare <= 3000 and $1 <= clock_timestamp();"},
         {"query": "select key, jsonb_build_object('n', fare, 'ms', 0) as payload, 'g' as group_key from market.later", "convoy": 7},
     ]}});
     farm.query("select pcfarm.create_schedule('nightly', 'every 1 day', $1::text::jsonb)", &[&template.to_string()])

@@ -275,7 +275,9 @@ impl SchedulesApi {
                     "created"
                 }
                 Some(found) => {
-                    let version = change(&transaction, &found, None, definition, &FIELDS).await?;
+                    let version = change(&transaction, &found, None, definition, &FIELDS)
+                        .await
+                        .map_err(|error| named(definition, error))?;
                     if version == found.schedule.version { "unchanged" } else { "updated" }
                 }
             };
@@ -345,7 +347,7 @@ async fn change(
     let after = merged(before, given, fields);
     let moved = (&after.recurrence, &after.time_zone, after.starts_at, after.ends_at, after.enabled, after.jitter_ms)
         != (&before.recurrence, &before.time_zone, before.starts_at, before.ends_at, before.enabled, before.jitter_ms);
-    if moved && after.enabled && fields.iter().any(|field| TIMES.contains(field)) {
+    if moved && fields.iter().any(|field| TIMES.contains(field)) {
         check(&schedules::Schedule { anchored_at: found.now, ..after }, found.now)?;
     }
     let options = options(definition, fields)?;

@@ -94,12 +94,17 @@ async fn attempt(farm: &Farm, load: &Load) -> anyhow::Result<bool> {
     let role = load.read_role.as_deref().context("its job type has no read_role any more: give it one")?;
     let source = farm.reads.connection(role).await.with_context(|| format!("connecting as role {role}"))?;
     let cancel = source.cancel_token();
-    match tokio::time::timeout(load.time_limit, copy(farm, load, &source)).await {
+    let outcome = tokio::time::timeout(load.time_limit, copy(farm, load, &source)).await;
+    if let Ok(Ok(loaded)) = outcome {
+        return Ok(loaded);
+    }
+    // Whatever state it is in, nobody else gets this connection.
+    let of_its_own = Object::take(source);
+    match outcome {
         Ok(outcome) => outcome.with_context(|| format!("load {} (as role {role})", load.number)),
         Err(_) => {
             drop(tokio::time::timeout(Duration::from_secs(5), cancel.cancel_query(NoTls)).await);
-            // Whatever state it is in, nobody else gets this connection.
-            drop(Object::take(source));
+            drop(of_its_own);
             bail!("load {} (as role {role}) took longer than its time limit of {:?}", load.number, load.time_limit)
         }
     }

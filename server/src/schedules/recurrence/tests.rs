@@ -169,6 +169,9 @@ fn what_is_no_recurrence_is_told() {
         "@every 10 min",
         "@hourly",
         "0 0 1,15 * ?",
+        "30 8 * * fri#L",
+        "0 0 15W * *",
+        "0 0 1 * +mon",
     ] {
         assert!(Recurrence::parse(text, "Asia/Kathmandu").is_ok(), "{text}");
     }
