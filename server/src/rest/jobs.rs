@@ -314,7 +314,7 @@ macro_rules! action {
     ($name:ident, $rpc:ident, $path:literal, $summary:literal) => {
         #[doc = $summary]
         #[utoipa::path(post, path = $path, tag = "jobs", params(("job_id" = Id, Path)),
-                                                                    responses((status = 200, body = Job)))]
+                                                                            responses((status = 200, body = Job)))]
         async fn $name(State(api): State<Api>, who: Who, PathId(job_id): PathId) -> Answer<Response> {
             let job = api.jobs.$rpc(who.ask(v1::JobRequest { job_id })).await?.into_inner();
             Ok(shown(job))

@@ -8,6 +8,7 @@ use axum::extract::Path;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use serde_json::Value;
 use std::sync::Arc;
 use utoipa::openapi::path::{HttpMethod, Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::{
@@ -101,8 +102,27 @@ fn complete(path: &str, method: &HttpMethod, operation: &mut Operation) {
     }
 }
 
+/// Any value may be null: so much is said once, where the generated schemas say "one of any and null".
+fn plain_any(value: &mut Value) {
+    let any = value
+        .get("oneOf")
+        .and_then(Value::as_array)
+        .and_then(|of| of.first())
+        .filter(|first| first.get("$ref").and_then(Value::as_str) == Some("#/components/schemas/Json"));
+    if let Some(any) = any.cloned() {
+        *value = any;
+    }
+    match value {
+        Value::Object(fields) => fields.values_mut().for_each(plain_any),
+        Value::Array(values) => values.iter_mut().for_each(plain_any),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
 pub fn routes(document: Arc<OpenApi>) -> Router<Api> {
-    let json = document.to_json().expect("the document is plain data");
+    let mut json = serde_json::to_value(&*document).expect("the document is plain data");
+    plain_any(&mut json);
+    let json = json.to_string();
     let config = Arc::new(
         Config::from("/api/v1/openapi.json")
             .try_it_out_enabled(true)

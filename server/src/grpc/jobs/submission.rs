@@ -161,7 +161,8 @@ impl Parts {
         }
         let Some(Some(Part::Problems(part))) = self.early.back() else { return Ok(None) };
         let bytes: usize = part.problems.iter().map(|problem| problem.key.len() + problem.payload.len()).sum();
-        if part.problems.len() > SMALL_PROBLEMS || bytes > SMALL_BYTES {
+        // Of none there is no lane.
+        if part.problems.is_empty() || part.problems.len() > SMALL_PROBLEMS || bytes > SMALL_BYTES {
             return Ok(None);
         }
         let Ok(problems) = checked_all(0, part.problems.clone()) else { return Ok(None) };
