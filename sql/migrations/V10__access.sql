@@ -92,20 +92,20 @@ end $$;
 create function pcfarm.note_access()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    is  jsonb := to_jsonb(new);
+    is_now  jsonb := to_jsonb(new);
     was jsonb := case when tg_op = 'UPDATE' then to_jsonb(old) end;
 begin
     insert into pcfarm.event (what, subject, details)
     values (tg_argv[0] || ' ' || case
             when tg_op = 'INSERT' then 'created'
-            when is ->> 'revoked_at' is distinct from was ->> 'revoked_at' then 'revoked'
-            when is ->> 'disabled_at' is distinct from was ->> 'disabled_at' then
-                case when is ->> 'disabled_at' is null then 'enabled' else 'disabled' end
-            when is ->> 'password_hash' is distinct from was ->> 'password_hash' then 'password set'
+            when is_now ->> 'revoked_at' is distinct from was ->> 'revoked_at' then 'revoked'
+            when is_now ->> 'disabled_at' is distinct from was ->> 'disabled_at' then
+                case when is_now ->> 'disabled_at' is null then 'enabled' else 'disabled' end
+            when is_now ->> 'password_hash' is distinct from was ->> 'password_hash' then 'password set'
             else 'changed' end,
-        is ->> tg_argv[1],
-        jsonb_strip_nulls(jsonb_build_object('name', is -> 'name', 'role', is -> 'role', 'scopes', is -> 'scopes',
-            'identity', is -> 'identity', 'expires_at', is -> 'expires_at')));
+        is_now ->> tg_argv[1],
+        jsonb_strip_nulls(jsonb_build_object('name', is_now -> 'name', 'role', is_now -> 'role', 'scopes', is_now -> 'scopes',
+            'identity', is_now -> 'identity', 'expires_at', is_now -> 'expires_at')));
     return null;
 end $$;
 create trigger note_creation after insert on pcfarm.account
