@@ -200,7 +200,7 @@ begin
             perform pcfarm.wrong_subscription('it is of one job, or of all of a type, or of all users', 'Name one of these.');
         end if;
         -- Who ends it waits for this, or this for its end.
-        select j.* into holder from pcfarm.job j where j.job_id = s.job_id for share;
+        select j.* into holder from pcfarm.job j where j.job_id = s.job_id and pcfarm.sees(j.owner) for share;
         if not found then
             perform pcfarm.no_such_job(s.job_id);
         elsif holder.owner <> pcfarm.acting_user() then

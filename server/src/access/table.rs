@@ -98,7 +98,6 @@ pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.JoinService/Renew", Need::Nothing),
     // Which programs watch, and which people look with.
     ("/grpc.health.v1.Health/Check", Need::Nothing),
-    ("/grpc.health.v1.Health/List", Need::Nothing),
     ("/grpc.health.v1.Health/Watch", Need::Nothing),
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", SUBMIT),
 ];

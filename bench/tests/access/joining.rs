@@ -1,12 +1,10 @@
 //! TLS from end to end: a farm's own authority, agents that join, renew and are cut off.
 
-mod caller;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use caller::{Connection, shown};
+use crate::caller::{Connection, shown};
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path};
 use pcfarm_bench::program::Program;
 use pcfarm_proto::v1::access_service_client::AccessServiceClient;
@@ -26,7 +24,7 @@ struct Site {
 impl Site {
     async fn new() -> Site {
         let farm = Farm::new().await;
-        farm.job_type("work", "fault", json!({})).await;
+        farm.job_type("work", "digest", json!({})).await;
         let tls = farm.path("tls");
         let root = init(&farm, &tls);
         Site { farm, tls, root }
@@ -89,7 +87,6 @@ async fn an_agent_joins_works_renews_and_is_cut_off() {
     assert_eq!(who(site.connect(&server, Some(&site.root)).await.expect("TLS")).await.expect("known"), "root");
     let nobody = who(site.connect(&server, None).await.expect("TLS")).await.expect_err("asked");
     assert_eq!(nobody.code(), Code::Unauthenticated);
-    assert!(Endpoint::from_shared(server.url()).expect("an address").connect().await.is_ok(), "a socket is one");
 
     let token = site.join_token(&server, 1).await;
     let mut agent = site.agent("pc1", &[&server, &other], &token);

@@ -1,6 +1,7 @@
 //! Who may do what: every method with every role, two users who try to touch each other's things, and what is revoked.
 
 mod caller;
+mod joining;
 
 use std::time::Duration;
 
@@ -52,7 +53,12 @@ async fn every_method_asks_every_role_for_its_scope() {
     ];
     for (role, token, scopes) in &roles {
         let connection = connect(&server.url(), token.as_deref()).await;
-        for &(method, need) in METHODS {
+        // Who revokes the token that asks is nobody any more.
+        let is_last = |method: &str| method.ends_with("/RevokeToken");
+        let (last, first): (Vec<_>, Vec<_>) = METHODS.iter().partition(|(method, _)| is_last(method));
+        // More guesses than this from one address are braked.
+        let count = if *role == "made up" { 20 } else { METHODS.len() };
+        for &(method, need) in first.into_iter().chain(last).take(count) {
             let code = call_empty(&connection, method).await;
             let known = *scopes != Scopes::NONE;
             let may = match need {
@@ -69,7 +75,7 @@ async fn every_method_asks_every_role_for_its_scope() {
                 (_, false, false) => assert_eq!(code, Code::Unauthenticated, "{what}"),
             }
         }
-        let unheard_of = call_empty(&connection, "/pcfarm.v1.JobService/Nothing").await;
+        let unheard_of = call_empty(&connection, "/pcfarm.v1.JobService/Nothing").await; // whoever asks
         assert_eq!(unheard_of, Code::Unimplemented, "{role}");
     }
 }
@@ -333,7 +339,7 @@ async fn passwords_are_not_guessed() {
 #[tokio::test]
 async fn the_first_account_closes_the_door() {
     let farm = Farm::new().await;
-    farm.job_type("work", "fault", json!({})).await;
+    farm.job_type("work", "digest", json!({})).await;
     let server = farm.serving("a", &[]).await;
     let anybody = connect(&server.url(), None).await;
     let mut access = AccessServiceClient::new(anybody.clone());
