@@ -3,7 +3,13 @@
 use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["pcfarm/v1/problem.proto", "pcfarm/v1/agent.proto", "pcfarm/v1/admin.proto"];
+    let files = [
+        "pcfarm/v1/problem.proto",
+        "pcfarm/v1/agent.proto",
+        "pcfarm/v1/admin.proto",
+        "pcfarm/v1/access.proto",
+        "pcfarm/v1/schedule.proto",
+    ];
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(files, [Path::new("proto")])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);

@@ -97,6 +97,11 @@ impl Context {
 
     /// The same again, for a measurement that hurts it.
     pub async fn cluster_of_its_own(&self) -> anyhow::Result<Cluster> {
+        self.cluster_with(&[]).await
+    }
+
+    /// With settings of its own.
+    pub async fn cluster_with(&self, settings: &[(&str, &str)]) -> anyhow::Result<Cluster> {
         let number = {
             let mut databases = self.databases.lock().await;
             *databases += 1;
@@ -104,7 +109,11 @@ impl Context {
         };
         let options = ClusterOptions {
             dies_with_process: true,
-            settings: vec![("max_connections".to_owned(), CONNECTIONS.to_owned())],
+            settings: [("max_connections", CONNECTIONS)]
+                .iter()
+                .chain(settings)
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
             ..ClusterOptions::new(self.directory.join(format!("postgresql-{number}")))
         };
         Cluster::start(options).await.context("starting PostgreSQL")

@@ -109,7 +109,8 @@ impl Farm {
         let port = free_port();
         let listen = format!("127.0.0.1:{port}");
         let lease = LEASE.as_secs().to_string();
-        let mut arguments = vec!["--database-url", &self.url, "--listen", &listen, "--name", name];
+        let mut arguments =
+            vec!["--database-url", &self.url, "--listen", &listen, "--http-listen", "none", "--name", name];
         let mut defaults = vec![
             ("--lease", lease.as_str()),
             ("--heartbeat", "0.5"),
@@ -316,6 +317,16 @@ impl Server {
         while !matches!(timeout(Duration::from_secs(1), self.healthy()).await, Ok(Ok(true))) {
             assert!(self.program.runs(), "{} has ended: {}", self.program.name, self.program.log());
             assert!(Instant::now() < deadline, "{} does not answer", self.program.name);
+            sleep(POLL).await;
+        }
+    }
+
+    /// Waits until it answers that it does not serve.
+    pub async fn unwell(&mut self, within: Duration) {
+        let deadline = Instant::now() + within;
+        while !matches!(timeout(Duration::from_secs(1), self.healthy()).await, Ok(Ok(false))) {
+            assert!(self.program.runs(), "{} has ended: {}", self.program.name, self.program.log());
+            assert!(Instant::now() < deadline, "{} does not say that it is unwell", self.program.name);
             sleep(POLL).await;
         }
     }

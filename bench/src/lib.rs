@@ -14,6 +14,7 @@
 //!
 //! How fast it is:
 //!
+//! - [`schedules`]: schedules by the thousand, and what they have triggered
 //! - [`tables`]: each table of figures, by `pcfarm-bench TABLE`
 //! - [`context`]: the durable PostgreSQL that figures are measured on; [`night`]: a measured job; [`pointer`]: the limit
 //! - [`spin`]: problems of pure computation, and [`direct`]: the same without a farm
@@ -35,6 +36,7 @@ pub mod postgres;
 pub mod program;
 pub mod puzzle;
 pub mod report;
+pub mod schedules;
 #[cfg(feature = "faults")]
 pub mod simulate;
 pub mod spin;

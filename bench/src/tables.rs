@@ -10,6 +10,7 @@ pub mod load;
 pub mod peers;
 pub mod recovery;
 pub mod scale;
+pub mod schedules;
 pub mod snapshot;
 pub mod throughput;
 
@@ -30,6 +31,7 @@ pub const TABLES: &[&str] = &[
     "recovery",
     "fairness",
     "enrolment",
+    "schedules",
 ];
 
 /// Measures one table.
@@ -47,6 +49,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "recovery" => recovery::run(context, report).await,
         "fairness" => fairness::run(context, report).await,
         "enrolment" => enrolment::run(context, report).await,
+        "schedules" => schedules::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }
 }

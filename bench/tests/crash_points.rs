@@ -11,6 +11,7 @@ use pcfarm_bench::asking::Asked;
 use pcfarm_bench::farm::{Farm, LEASE, LONG, SOON, Server};
 use pcfarm_bench::light::{Delivered, Herd, Pace, Work};
 use pcfarm_bench::program::Program;
+use pcfarm_bench::schedules::{self, Due};
 use pcfarm_faults::CrashPoint;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
@@ -54,6 +55,10 @@ crashes! {
     a_server_after_it_has_ended_a_job: JobEnded by a_server;
     a_server_after_it_has_taken_alerts: AlertsClaimed by a_server_that_tells;
     a_server_after_it_has_delivered_an_alert: AlertDelivered by a_server_that_tells;
+    a_server_after_it_has_claimed_schedules: SchedulesClaimed by a_server_that_ticks;
+    a_server_before_it_commits_a_tick: SchedulesTriggered by a_server_that_ticks;
+    a_server_after_it_has_committed_a_tick: TickCommitted by a_server_that_ticks;
+    a_server_before_it_commits_a_schedules_load: ScheduleLoaded by a_server_that_ticks;
     a_server_after_its_pulse: Pulsed by a_server;
     a_server_after_it_has_folded_counts: ProgressFolded by a_server;
     a_server_after_it_has_marked_a_workstation_as_silent: SilenceMarked by a_server_of_a_silent_agent;
@@ -144,6 +149,42 @@ async fn a_server_that_tells(point: CrashPoint) {
     farm.until(SOON, "select count(*) = 1 from pcfarm.alert where delivered_at is not null and attempts = 2").await;
     let posts = if point == CrashPoint::AlertDelivered { 2 } else { 1 };
     assert_eq!(receiver.different(posts).await, 1);
+}
+
+/// A server that crashes while it triggers schedules, and loads what one of them has made.
+async fn a_server_that_ticks(point: CrashPoint) {
+    let farm = a_farm().await;
+    let reader = format!("{}_r", farm.query("select current_database()::text", &[]).await[0].get::<_, String>(0));
+    farm.run(&format!("create role {reader} login")).await;
+    farm.job_type("made", "nobodys", json!({"read_role": reader})).await;
+    let standing = schedules::standing_job(&farm).await;
+    let template = json!({"template": {"job_type": "made", "loads": [
+        {"query": "select n::text as key, to_jsonb(n) as payload from generate_series(1, 10) n"}]}});
+    farm.query("select pcfarm.create_schedule('makes', 'every 1 day', $1::text::jsonb)", &[&template.to_string()])
+        .await;
+    farm.run("select pcfarm.trigger_schedule('makes')").await;
+    schedules::make(&farm, standing, 50, 1, Due::Spread, 1).await;
+    let Server { program, port } = farm.server("a", &[]);
+    let mut server = Server { program: crashing(program, point), port };
+    server.program.start();
+    crashed(&mut server.program, point, SOON).await;
+    server.program = server.program.without_environment("PCFARM_CRASH_AT");
+    // What a crash left is another's when the time of whoever had it is over.
+    farm.run("update pcfarm.schedule_load set next_attempt_at = clock_timestamp() where loaded_at is null").await;
+    server.start().await;
+    farm.until(SOON, "select min(sequence) > 2 from pcfarm.schedule_next x join pcfarm.schedule s using (schedule_id) where s.job_id is not null").await;
+    farm.until(SOON, "select count(*) = 1 from pcfarm.job where job_type = 'made' and state = 'open'").await;
+    schedules::stop(&farm).await;
+    let account = schedules::account(&farm, standing, 1).await;
+    assert_eq!((account.lost, account.doubled, account.miscounted), (0, 0, 0));
+    assert_eq!(
+        farm.number("select count(*) from pcfarm.problem p join pcfarm.job j using (job_id) where j.job_type = 'made'")
+            .await,
+        10
+    );
+    farm.check(&[]).await;
+    server.program.kill();
+    farm.run(&format!("drop role {reader}")).await;
 }
 
 /// A server that crashes while jobs are submitted, computed, cancelled and brought to their ends.

@@ -1,5 +1,7 @@
 //! The command line. Nothing here does anything.
 
+pub mod schedules;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use clap_complete::Shell;
 use pcfarm_proto::ids::JobId;
 
 use crate::output::Format;
+use schedules::SchedulesVerb;
 
 /// Looks after a PC Farm: its jobs, its problems, its workstations.
 #[derive(Debug, Parser)]
@@ -23,7 +26,8 @@ pub struct Cli {
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reachable, 4 not found, 5 not allowed, 6 timed out,
 7 the job ended with failed problems.
-Settings: flags, above PCFARM_* variables, above ~/.config/pcfarm/pcfarm.toml (keys server, timeout).";
+Settings: flags, above PCFARM_* variables, above ~/.config/pcfarm/pcfarm.toml (keys server, timeout,
+token_file, ca). A token is PCFARM_TOKEN, in a file, or kept by `pcfarm login`; never an argument.";
 
 #[derive(Debug, Args)]
 pub struct Global {
@@ -36,6 +40,15 @@ pub struct Global {
     /// How long to wait: 30s, 5m, 1h30m [default: 30s for an answer; no limit for load, results and wait]
     #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_TIMEOUT", value_name = "TIME", value_parser = crate::settings::duration)]
     pub timeout: Option<Duration>,
+    /// A file with the token to show [default: what `pcfarm login` has kept for the server]
+    #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The authority of the server's certificate: a PEM file [default: those that this system trusts]
+    #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Show a token to a server that is not this machine's although it is spoken to in the clear
+    #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_INSECURE", value_parser = clap::builder::BoolishValueParser::new())]
+    pub insecure: bool,
     /// Form of the output [default: table; for `job results` ndjson]
     #[arg(long, short, global = true, help_heading = "Everywhere", value_enum, value_name = "FORM")]
     pub output: Option<Format>,
@@ -54,7 +67,22 @@ pub enum Verb {
     Job(JobVerb),
     /// Problems of a job
     Problems(ProblemsArgs),
-    /// Users: their limits and turns, and what they have waiting and in progress
+    /// Get a token for a name and a password, and keep it for this server
+    Login(LoginArgs),
+    /// Revoke the token that was kept for this server, and forget it
+    Logout,
+    /// Who the server takes you for, and what you may do
+    Whoami,
+    /// Tokens, which programs show
+    #[command(subcommand)]
+    Tokens(TokensVerb),
+    /// Tokens by which workstations join the farm
+    #[command(subcommand)]
+    JoinToken(JoinTokenVerb),
+    /// Workstations that have joined: their certificates
+    #[command(subcommand)]
+    Credentials(CredentialsVerb),
+    /// Users: accounts, limits and turns, and what they have waiting and in progress
     #[command(subcommand)]
     Users(UsersVerb),
     /// Profiles: what limits job types by weekday, time of day and conditions
@@ -80,9 +108,14 @@ pub enum Verb {
     Events(EventsArgs),
     /// What was done in each hour, by job type and user
     Statistics(StatisticsArgs),
+    /// What users have had done on each day, and the CPU seconds that it took
+    Usage(UsageArgs),
     /// Who is told when jobs end, are late or have failures, and what could not be told
     #[command(subcommand)]
     Alerts(AlertsVerb),
+    /// What is to be done when: problems or jobs, by cron, at intervals or once
+    #[command(subcommand)]
+    Schedules(SchedulesVerb),
     /// Status, jobs and workstations, refreshed every second
     Top(TopArgs),
     /// Run a farm on this machine, until Ctrl-C
@@ -143,6 +176,137 @@ pub enum UsersVerb {
     List,
     /// Limits and turns, of users, or of all who have none of their own
     Set(SetLimitsArgs),
+    /// Those who may log in, and what for
+    Accounts,
+    /// Let somebody in
+    Create(CreateUserArgs),
+    /// What a user may do, from now on
+    Role {
+        user: String,
+        #[arg(value_enum)]
+        role: Role,
+    },
+    /// Let a user in no more, with a password or a token
+    Disable { user: String },
+    /// Let a user in again
+    Enable { user: String },
+    /// Change your password, or give a user another
+    Password(PasswordArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct LoginArgs {
+    /// Your name [default: that of this machine's account]
+    #[arg(value_name = "USER", env = "USER")]
+    pub user: String,
+    /// Read the password from this file (- is standard input), and not from the terminal
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    pub password_file: Option<PathBuf>,
+    /// Keep a token that you have: read from standard input
+    #[arg(long)]
+    pub token: bool,
+    /// What the new token is called in lists [default: login and this machine's name]
+    #[arg(long, value_name = "NAME", conflicts_with = "token")]
+    pub name: Option<String>,
+    /// How long the new token holds: 12h, 30d [default: 30d]
+    #[arg(long, value_name = "TIME", value_parser = crate::settings::lifetime, conflicts_with = "token")]
+    pub expires: Option<Duration>,
+    /// Make an account of your own first, where the server lets people do that
+    #[arg(long, conflicts_with_all = ["token", "name", "expires"])]
+    pub register: bool,
+}
+
+/// What an account is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// Its own jobs
+    User,
+    /// Everybody's jobs, and workstations
+    Operator,
+    /// Users and settings, too
+    Administrator,
+}
+
+#[derive(Debug, Args)]
+pub struct CreateUserArgs {
+    pub user: String,
+    #[arg(long, value_enum, default_value = "user")]
+    pub role: Role,
+    /// Read the password from this file (- is standard input), and not from the terminal
+    #[arg(long, value_name = "FILE", conflicts_with = "no_password")]
+    pub password_file: Option<PathBuf>,
+    /// It gets in with tokens alone: `pcfarm tokens create --user USER`
+    #[arg(long)]
+    pub no_password: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PasswordArgs {
+    /// Whose, of administrators [default: your own]
+    pub user: Option<String>,
+    /// Read it from this file (- is standard input): of your own first the old one, then, on a line of its own, the new one
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokensVerb {
+    /// Make one, and print it, once
+    Create(CreateTokenArgs),
+    /// Yours, or, of administrators, all
+    List {
+        /// Of this user
+        #[arg(long, value_name = "USER")]
+        user: Option<String>,
+        /// Revoked and expired ones, too
+        #[arg(long, short)]
+        all: bool,
+    },
+    /// It holds no longer, on any server
+    Revoke { id: i64 },
+}
+
+#[derive(Debug, Args)]
+pub struct CreateTokenArgs {
+    /// By which to know it again
+    pub name: String,
+    /// Whose, of administrators [default: your own]
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// What it may do: submit, operate, administer, work; several by commas [default: what the user may]
+    #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
+    pub scope: Vec<String>,
+    /// How long it holds: 12h, 90d [default: until it is revoked]
+    #[arg(long, value_name = "TIME", value_parser = crate::settings::lifetime)]
+    pub expires: Option<Duration>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum JoinTokenVerb {
+    /// Make one, and print the command by which a workstation joins
+    Create {
+        /// How many workstations it lets in
+        #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        uses: u32,
+        /// How long it holds: 30m, 1d [default: 1h]
+        #[arg(long, value_name = "TIME", value_parser = crate::settings::lifetime)]
+        expires: Option<Duration>,
+    },
+    /// Those that were made, without their secrets
+    List,
+    /// It lets nobody in any more
+    Revoke { id: i64 },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CredentialsVerb {
+    /// By host name
+    List,
+    /// Cut a workstation off, at once and for good
+    Revoke {
+        /// Its identity, a UUID, or its host name
+        workstation: String,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -623,6 +787,16 @@ pub struct StatisticsArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct UsageArgs {
+    /// That day or later, in UTC: 2026-03-01 [default: 30 days ago]
+    #[arg(long, value_name = "DAY")]
+    pub since: Option<jiff::civil::Date>,
+    /// Of this user
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+}
+
+#[derive(Debug, Args)]
 pub struct InfoArgs {
     #[arg(value_name = "JOB", value_parser = job_id)]
     pub id: JobId,
@@ -710,9 +884,6 @@ pub struct UpArgs {
     /// Where the server listens
     #[arg(long, default_value = "127.0.0.1:7070", value_name = "ADDR")]
     pub listen: SocketAddr,
-    /// Let the server listen on an address that others reach, although it knows no users yet
-    #[arg(long)]
-    pub insecure: bool,
     /// How many agents to start
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub workers: u16,

@@ -3,13 +3,18 @@
 use std::future::Future;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use pcfarm_proto::v1::access_service_client::AccessServiceClient;
 use pcfarm_proto::v1::alert_service_client::AlertServiceClient;
 use pcfarm_proto::v1::farm_service_client::FarmServiceClient;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::queue_service_client::QueueServiceClient;
+use pcfarm_proto::v1::schedules_client::SchedulesClient;
 use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
-use tonic::transport::{Channel, Endpoint};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Response, Status};
 
 use crate::exit::{self, Exit, Failure};
@@ -26,9 +31,24 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Shows the token with every call.
+#[derive(Clone)]
+pub struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
+}
+
+type Shown = InterceptedService<Channel, Bearer>;
+
 /// A server and how long to wait for it.
 pub struct Farm {
-    channel: Channel,
+    channel: Shown,
     server: String,
     timeout: Option<Duration>,
 }
@@ -42,6 +62,11 @@ impl Farm {
             .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .tcp_nodelay(true);
+        let endpoint = if settings.server.starts_with("https://") {
+            endpoint.tls_config(trust(settings)?).context("preparing TLS")?
+        } else {
+            endpoint
+        };
         // The limit above is for one address; a name may have several, and resolving it takes time, too.
         let connected = tokio::time::timeout(limit * 2, endpoint.connect()).await;
         let channel = match connected {
@@ -49,28 +74,43 @@ impl Farm {
             Ok(Err(error)) => return Err(not_there(&settings.server, &innermost(&error))),
             Err(_) => return Err(not_there(&settings.server, "it does not answer")),
         };
+        let bearer = settings.token.as_ref().map(|token| {
+            let value: Result<MetadataValue<Ascii>, _> = format!("Bearer {}", token.reveal()).parse();
+            let mut value = value.expect("a token is ASCII");
+            value.set_sensitive(true);
+            value
+        });
+        let channel = InterceptedService::new(channel, Bearer(bearer));
         Ok(Farm { channel, server: settings.server.clone(), timeout: settings.timeout })
     }
 
-    pub fn jobs(&self) -> JobServiceClient<Channel> {
+    pub fn jobs(&self) -> JobServiceClient<Shown> {
         JobServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
     }
 
-    pub fn workstations(&self) -> WorkstationServiceClient<Channel> {
+    pub fn workstations(&self) -> WorkstationServiceClient<Shown> {
         WorkstationServiceClient::new(self.channel.clone())
             .max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
     }
 
-    pub fn status(&self) -> FarmServiceClient<Channel> {
+    pub fn status(&self) -> FarmServiceClient<Shown> {
         FarmServiceClient::new(self.channel.clone())
     }
 
-    pub fn queue(&self) -> QueueServiceClient<Channel> {
+    pub fn queue(&self) -> QueueServiceClient<Shown> {
         QueueServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
     }
 
-    pub fn alerts(&self) -> AlertServiceClient<Channel> {
+    pub fn alerts(&self) -> AlertServiceClient<Shown> {
         AlertServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
+    }
+
+    pub fn access(&self) -> AccessServiceClient<Shown> {
+        AccessServiceClient::new(self.channel.clone())
+    }
+
+    pub fn schedules(&self) -> SchedulesClient<Shown> {
+        SchedulesClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
     }
 
     pub fn server(&self) -> &str {
@@ -146,6 +186,19 @@ impl Farm {
                 text::duration(limit)
             ),
         )
+    }
+}
+
+/// The authority that the settings name, or those that this system trusts.
+fn trust(settings: &Settings) -> Result<ClientTlsConfig> {
+    let tls = ClientTlsConfig::new();
+    match &settings.ca {
+        None => Ok(tls.with_native_roots()),
+        Some(file) => {
+            let pem = std::fs::read(file)
+                .map_err(|error| Failure::usage(format!("reading the authority {}: {error}", file.display())))?;
+            Ok(tls.ca_certificate(Certificate::from_pem(pem)))
+        }
     }
 }
 

@@ -1,25 +1,20 @@
 //! `pcfarm job load FILE`: problems from a file into a job, in one call that is one transaction.
 //!
-//! A thread reads and checks ([`input`], [`csv`], [`ndjson`]); at most a few batches wait for the network. Only a
+//! A thread reads and checks ([`input`], `pcfarm-intake`); at most a few batches wait for the network. Only a
 //! file that was read to its end is followed by the message that lets the server commit.
 
-mod csv;
 mod input;
-mod ndjson;
 
-use std::borrow::Cow;
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use pcfarm_intake::{Asked, Place, ReadError, Shape, csv, ndjson};
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
-use pcfarm_proto::v1::{
-    SubmitDetails, SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse,
-};
-use prost_types::Timestamp;
+use pcfarm_proto::v1::{SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -44,14 +39,6 @@ struct Plan {
     /// The job was there before, so the header cannot open it.
     open_after: bool,
     format: InputFormat,
-}
-
-/// How lines become problems.
-#[derive(Clone, Debug, Default)]
-pub struct Shape {
-    pub key: Option<String>,
-    pub group: Option<String>,
-    pub strings: bool,
 }
 
 pub async fn load(farm: &Farm, args: &LoadArgs, output: Output) -> Result<()> {
@@ -84,7 +71,7 @@ pub async fn load(farm: &Farm, args: &LoadArgs, output: Output) -> Result<()> {
 }
 
 fn shape(args: &LoadArgs) -> Shape {
-    Shape { key: args.key.clone(), group: args.group.clone(), strings: args.strings }
+    Shape { key: args.key.clone(), group: args.group.clone(), strings: args.strings, asked: Asked::Flags }
 }
 
 fn plan(args: &LoadArgs, file: &Path) -> Result<Plan> {
@@ -200,10 +187,19 @@ async fn submit(
 
 /// How many problems there were.
 fn read(format: InputFormat, shape: &Shape, input: Input, mut batches: Batches) -> Result<i64> {
-    match format {
-        InputFormat::Csv => csv::read(input, shape, &mut |problem| batches.add(problem))?,
-        InputFormat::Ndjson => ndjson::read(input, shape, &mut |problem| batches.add(problem))?,
-    }
+    let (name, bar, reader) = input.into_parts();
+    let mut problems = 0;
+    let mut add = |problem| {
+        batches.add(problem)?;
+        problems += 1;
+        tell(&bar, problems);
+        Ok(())
+    };
+    let outcome = match format {
+        InputFormat::Csv => csv::read(reader, shape, &mut add),
+        InputFormat::Ndjson => ndjson::read(reader, shape, &mut add),
+    };
+    outcome.map_err(|error| unread(&name, error))?;
     batches.flush()?;
     Ok(batches.sent)
 }
@@ -280,72 +276,6 @@ fn summary(loaded: &SubmitResponse, name: &str, args: &LoadArgs, took: Duration)
     )
 }
 
-/// What a problem may have beside its key and payload, as a text that came with it.
-const DETAILS: [&str; 5] = ["job_type", "priority", "deadline", "not_before", "weight"];
-
-/// `get`: what the input has under that name, if anything.
-fn details<'a>(get: impl Fn(&str) -> Option<Cow<'a, str>>) -> Result<Option<SubmitDetails>, String> {
-    let given = |name: &str| get(name).filter(|text| !text.is_empty());
-    let wrong = |name: &str, text: &str, what: &str| format!("{name} is {}, and not {what}", text::cut(text, 40));
-    let time = |name: &str| {
-        given(name)
-            .map(|text| match text.parse::<jiff::Timestamp>() {
-                Ok(time) => Ok(Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }),
-                Err(_) => Err(wrong(name, &text, "a time such as 2026-03-01T18:00:00Z")),
-            })
-            .transpose()
-    };
-    let priority = given("priority").map(|text| {
-        text.parse::<i32>().map_err(|_| wrong("priority", &text, "a whole number from -2147483648 to 2147483647"))
-    });
-    let weight = given("weight").map(|text| {
-        let weight = text.parse::<i32>().ok().filter(|weight| *weight > 0);
-        weight.map(i32::unsigned_abs).ok_or_else(|| wrong("weight", &text, "a whole number from 1 to 2147483647"))
-    });
-    let details = SubmitDetails {
-        job_type: given("job_type").unwrap_or_default().into_owned(),
-        priority: priority.transpose()?.unwrap_or_default(),
-        deadline: time("deadline")?,
-        not_before: time("not_before")?,
-        weight: weight.transpose()?.unwrap_or_default(),
-    };
-    Ok((details != SubmitDetails::default()).then_some(details))
-}
-
-/// What every reader makes sure of, whatever the form of its input.
-fn checked(
-    key: String,
-    payload: String,
-    group_key: String,
-    details: Option<SubmitDetails>,
-) -> Result<SubmitProblem, String> {
-    if key.is_empty() {
-        return Err("the key is empty: every problem needs one".to_owned());
-    }
-    if key.contains('\0') || group_key.contains('\0') {
-        return Err("the key or group holds a NUL character, which the database cannot store".to_owned());
-    }
-    if payload.len() > pcfarm_proto::PAYLOAD_BYTES_LIMIT {
-        return Err(format!(
-            "the payload has {}, more than the {} a problem may carry",
-            text::bytes(payload.len() as u64),
-            text::bytes(pcfarm_proto::PAYLOAD_BYTES_LIMIT as u64)
-        ));
-    }
-    if has_nul_escape(&payload) {
-        return Err("the payload holds \\u0000, which the database cannot store".to_owned());
-    }
-    Ok(SubmitProblem { key, payload: payload.into_bytes().into(), group_key, details })
-}
-
-/// `\u0000` in JSON, and not the six characters after an escaped backslash.
-fn has_nul_escape(json: &str) -> bool {
-    json.match_indices("\\u0000").any(|(at, _)| {
-        let backslashes = json.as_bytes()[..at].iter().rev().take_while(|byte| **byte == b'\\').count();
-        backslashes.is_multiple_of(2)
-    })
-}
-
 fn bar_style(known_size: bool) -> ProgressStyle {
     let template = if known_size {
         "{wide_bar} {bytes} of {total_bytes}  {bytes_per_sec}  {msg}"
@@ -363,31 +293,19 @@ fn tell(bar: &ProgressBar, problems: u64) {
 }
 
 /// A wrong line: where it is, what is wrong and what to do.
-fn wrong(input: &str, line: u64, what: impl std::fmt::Display) -> anyhow::Error {
-    anyhow::anyhow!("{}:{line}: {what}", text::plain(input))
+fn unread(input: &str, error: ReadError<anyhow::Error>) -> anyhow::Error {
+    let input = text::plain(input);
+    match error {
+        ReadError::Wrong { place: Place::Line(line), what } => anyhow::anyhow!("{input}:{line}: {what}"),
+        ReadError::Wrong { place, what } => anyhow::anyhow!("{input}: {place}: {what}"),
+        ReadError::Read(error) => anyhow::Error::new(error).context(format!("{input}: reading")),
+        ReadError::Stopped(error) => error,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_no_database_can_store_is_found() {
-        let cases = [
-            ("k", r#""fine""#, true),
-            ("", "1", false),
-            ("a\0b", "1", false),
-            ("k", r#""\u0000""#, false),
-            ("k", r#""\\u0000""#, true),
-            ("k", r#""\\\u0000""#, false),
-        ];
-        for (key, payload, right) in cases {
-            let problem = checked(key.to_owned(), payload.to_owned(), String::new(), None);
-            assert_eq!(problem.is_ok(), right, "{key:?} {payload}");
-        }
-        let large = format!("\"{}\"", "x".repeat(pcfarm_proto::PAYLOAD_BYTES_LIMIT));
-        assert!(checked("k".into(), large, String::new(), None).is_err());
-    }
 
     #[test]
     fn the_name_tells_the_form() {

@@ -4,10 +4,11 @@
 //! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
 //! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
 //!   [`users`], [`profiles`], [`resources`], [`queue`], [`explain`],
-//!   [`events`], [`alerts`], [`top`].
+//!   [`events`], [`alerts`], [`access`], [`schedules`], [`top`].
 //! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
 //! - [`up`] runs a farm on this machine.
 
+mod access;
 mod alerts;
 mod args;
 mod events;
@@ -23,6 +24,7 @@ mod query;
 mod queue;
 mod resources;
 mod results;
+mod schedules;
 mod settings;
 mod slots;
 mod statistics;
@@ -30,6 +32,7 @@ mod status;
 mod text;
 mod top;
 mod up;
+mod usage;
 mod users;
 mod wait;
 mod workstations;
@@ -71,7 +74,7 @@ async fn run(cli: Cli) -> Result<Exit> {
             output::print(&String::from_utf8_lossy(&script))?;
             return Ok(Exit::Done);
         }
-        Verb::Up(args) => return up::up(args).await,
+        Verb::Up(args) => return up::up(args, cli.global.insecure).await,
         Verb::Job(JobVerb::Load(args)) if args.query.is_some() => {
             query::load(args, &cli.global, Output::from_flag(output)?).await?;
             return Ok(Exit::Done);
@@ -93,6 +96,18 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Jobs(args) => jobs::list(&farm, &args, output).await?,
         Verb::Job(verb) => return job(&farm, verb, output).await,
         Verb::Problems(args) => problems::list(&farm, &args, output).await?,
+        Verb::Login(args) => access::login(&farm, &settings, args, output).await?,
+        Verb::Logout => access::logout(&farm, output).await?,
+        Verb::Whoami => access::who_am_i(&farm, output).await?,
+        Verb::Tokens(verb) => access::tokens(&farm, verb, output).await?,
+        Verb::JoinToken(verb) => access::join_tokens(&farm, verb, output).await?,
+        Verb::Credentials(verb) => access::credentials(&farm, verb, output).await?,
+        Verb::Users(UsersVerb::Accounts) => access::accounts(&farm, output).await?,
+        Verb::Users(UsersVerb::Create(args)) => access::create_user(&farm, args, output).await?,
+        Verb::Users(UsersVerb::Role { user, role }) => access::set_role(&farm, user, role, output).await?,
+        Verb::Users(UsersVerb::Disable { user }) => access::set_disabled(&farm, user, true, output).await?,
+        Verb::Users(UsersVerb::Enable { user }) => access::set_disabled(&farm, user, false, output).await?,
+        Verb::Users(UsersVerb::Password(args)) => access::set_password(&farm, args, output).await?,
         Verb::Users(UsersVerb::List) => users::list(&farm, output).await?,
         Verb::Users(UsersVerb::Set(args)) => users::set(&farm, args, output).await?,
         Verb::Profiles(verb) => profiles::run(&farm, verb, output).await?,
@@ -100,6 +115,7 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Queue(verb) => queue::run(&farm, verb, output).await?,
         Verb::Select(args) => workstations::select(&farm, args, output).await?,
         Verb::Statistics(args) => statistics::statistics(&farm, args, output).await?,
+        Verb::Usage(args) => usage::usage(&farm, args, output).await?,
         Verb::Slots(SlotsVerb::List) => slots::list(&farm, output).await?,
         Verb::Slots(SlotsVerb::Start(args)) => slots::set(&farm, args, true, output).await?,
         Verb::Slots(SlotsVerb::Stop(args)) => slots::set(&farm, args, false, output).await?,
@@ -109,6 +125,7 @@ async fn run(cli: Cli) -> Result<Exit> {
             explain::workstation(&farm, &workstation, output).await?;
         }
         Verb::Alerts(verb) => alerts::run(&farm, verb, output).await?,
+        Verb::Schedules(verb) => schedules::run(&farm, verb, output).await?,
         Verb::Events(args) => events::events(&farm, &args, output).await?,
         Verb::Top(args) => top::top(&farm, &args, output).await?,
         Verb::Up(_) | Verb::Completions { .. } => unreachable!("handled above, without a server"),

@@ -6,6 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
+use pcfarm_proto::secrets::Token;
+
 use crate::args::Global;
 use crate::exit::Failure;
 
@@ -17,6 +19,10 @@ pub struct Settings {
     pub server: String,
     /// Unset: each verb has its own.
     pub timeout: Option<Duration>,
+    /// What is shown to the server.
+    pub token: Option<Token>,
+    /// The authority of its certificate, if not one that this system trusts.
+    pub ca: Option<PathBuf>,
 }
 
 /// What the TOML file may say. A misspelt key is an error instead of a setting that is silently not there.
@@ -25,6 +31,8 @@ pub struct Settings {
 struct File {
     server: Option<String>,
     timeout: Option<String>,
+    token_file: Option<PathBuf>,
+    ca: Option<PathBuf>,
 }
 
 impl Settings {
@@ -44,7 +52,15 @@ impl Settings {
             (None, Some(text)) => Some(duration(&text).map_err(Failure::usage)?),
             (None, None) => None,
         };
-        Ok(Settings { server: server_url(&server)?, timeout })
+        let server = server_url(&server)?;
+        let token = token(global.token_file.clone().or(file.token_file), &server)?;
+        if token.is_some() && !global.insecure && listened_to(&server) {
+            return Err(Failure::usage(format!(
+                "a token would be told to {server} in the clear: name the server by https://…, or say --insecure on a \
+                 network that you trust"
+            )));
+        }
+        Ok(Settings { server, timeout, token, ca: global.ca.clone().or(file.ca) })
     }
 }
 
@@ -56,26 +72,113 @@ fn read(path: &Path) -> Result<File> {
         .map_err(|error| Failure::usage(format!("{error:#}")))
 }
 
+/// PCFARM_TOKEN, a file, or what `pcfarm login` has kept for this server. Never an argument: those everybody reads.
+fn token(file: Option<PathBuf>, server: &str) -> Result<Option<Token>> {
+    let variable = std::env::var("PCFARM_TOKEN").unwrap_or_default();
+    let (text, from) = match file {
+        _ if !variable.is_empty() => (variable, "PCFARM_TOKEN".to_owned()),
+        Some(path) => {
+            let text = std::fs::read_to_string(&path)
+                .map_err(|error| Failure::usage(format!("reading a token from {}: {error}", path.display())))?;
+            (text, path.display().to_string())
+        }
+        None => match kept::of(server)? {
+            Some(text) => (text, "what `pcfarm login` has kept".to_owned()),
+            None => return Ok(None),
+        },
+    };
+    let token = text.trim().parse().map_err(|wrong| Failure::usage(format!("{from}: {wrong}")))?;
+    Ok(Some(token))
+}
+
+/// Whether others may hear what is said to a server.
+fn listened_to(server: &str) -> bool {
+    let uri = server.parse::<tonic::codegen::http::Uri>().ok();
+    let host = uri.as_ref().and_then(|uri| uri.host()).unwrap_or_default().trim_matches(['[', ']']);
+    let is_here = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    server.starts_with("http://") && !is_here
+}
+
+/// Tokens by server, in a file that nobody else reads.
+pub mod kept {
+    use super::{Failure, Path, PathBuf, Result, configuration};
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+
+    const FILE: &str = "tokens.toml";
+
+    fn file() -> Result<PathBuf> {
+        configuration().map(|directory| directory.join(FILE)).ok_or_else(|| {
+            Failure::usage("there is no home directory to keep a token in: set PCFARM_TOKEN or --token-file")
+        })
+    }
+
+    fn all(file: &Path) -> Result<BTreeMap<String, String>> {
+        match fs::read_to_string(file) {
+            Ok(text) => {
+                toml::from_str(&text).map_err(|_| Failure::usage(format!("{} is spoilt: remove it", file.display())))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(Failure::usage(format!("reading {}: {error}", file.display()))),
+        }
+    }
+
+    pub fn of(server: &str) -> Result<Option<String>> {
+        match configuration() {
+            None => Ok(None),
+            Some(directory) => Ok(all(&directory.join(FILE))?.remove(server)),
+        }
+    }
+
+    /// None: it is forgotten. Returns where it is kept.
+    pub fn keep(server: &str, token: Option<&str>) -> Result<PathBuf> {
+        let file = file()?;
+        let mut tokens = all(&file)?;
+        match token {
+            Some(token) => tokens.insert(server.to_owned(), token.to_owned()),
+            None => tokens.remove(server),
+        };
+        let text = toml::to_string(&tokens)?;
+        if let Some(directory) = file.parent() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        }
+        let aside = file.with_extension("new");
+        match fs::remove_file(&aside) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+            Ok(()) | Err(_) => {}
+        }
+        let mut to = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+        to.write_all(text.as_bytes())?;
+        to.sync_all()?;
+        fs::rename(&aside, &file)?;
+        Ok(file)
+    }
+}
+
 /// `$XDG_CONFIG_HOME/pcfarm/pcfarm.toml`, and `~/.config` where that is not set.
 fn default_file() -> Option<PathBuf> {
+    Some(configuration()?.join("pcfarm.toml"))
+}
+
+fn configuration() -> Option<PathBuf> {
     let configured = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".config"));
     let directory = configured.filter(|path| path.is_absolute()).or(home)?;
-    Some(directory.join("pcfarm/pcfarm.toml"))
+    Some(directory.join("pcfarm"))
 }
 
 /// `host:port` and `http://host:port` name the same server.
 fn server_url(text: &str) -> Result<String> {
     let text = text.trim();
-    if text.starts_with("https://") {
-        return Err(Failure::usage("https is not spoken by this version: name the server as http://HOST:PORT"));
-    }
     let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let parsed = url.parse::<tonic::codegen::http::Uri>().ok();
-    let is_server =
-        parsed.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty()));
+    let is_server = parsed.is_some_and(|uri| {
+        matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty())
+    });
     if !is_server {
-        return Err(Failure::usage(format!("`{text}` is not a server: write http://HOST:PORT")));
+        return Err(Failure::usage(format!("`{text}` is not a server: write https://HOST:PORT or http://HOST:PORT")));
     }
     Ok(url.trim_end_matches('/').to_owned())
 }
@@ -93,12 +196,28 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     if length.is_zero() { Err(help()) } else { Ok(length) }
 }
 
+/// The same, and days: `90d`.
+pub fn lifetime(text: &str) -> Result<Duration, String> {
+    match text.trim().strip_suffix('d').and_then(|days| days.trim().parse::<u32>().ok()).filter(|days| *days > 0) {
+        Some(days) => Ok(Duration::from_secs(u64::from(days) * 24 * 3600)),
+        None => duration(text).map_err(|wrong| format!("{wrong}, or 90d")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn global(server: Option<&str>, config: Option<PathBuf>) -> Global {
-        Global { server: server.map(str::to_owned), config, timeout: None, output: None }
+        Global {
+            server: server.map(str::to_owned),
+            config,
+            timeout: None,
+            output: None,
+            token_file: None,
+            ca: None,
+            insecure: false,
+        }
     }
 
     #[test]
@@ -126,12 +245,26 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_not_told_to_who_listens_in() {
+        for (server, expected) in [
+            ("http://farm:7070", true),
+            ("http://10.0.0.7:7070", true),
+            ("https://farm:7070", false),
+            ("http://localhost:7070", false),
+            ("http://127.0.0.1:7070", false),
+            ("http://[::1]:7070", false),
+        ] {
+            assert_eq!(listened_to(server), expected, "{server}");
+        }
+    }
+
+    #[test]
     fn servers_and_lengths_of_time() {
         let servers = [
             ("farm:7070", Some("http://farm:7070")),
             ("http://farm:7070/", Some("http://farm:7070")),
             ("[::1]:7070", Some("http://[::1]:7070")),
-            ("https://farm", None),
+            ("https://farm", Some("https://farm")),
             ("ftp://farm", None),
             ("http://", None),
             ("two words", None),

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use pcfarm_proto::v1::GetStatusRequest;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tonic::Code;
 
 use crate::args::UpArgs;
 use crate::exit::{Exit, Failure};
@@ -38,7 +39,7 @@ struct Running {
     workers: Vec<Program>,
 }
 
-pub async fn up(args: &UpArgs) -> Result<Exit> {
+pub async fn up(args: &UpArgs, insecure: bool) -> Result<Exit> {
     let mut stops = Stops::new()?;
     let directory = prepare(args)?;
     let server_binary = program::find("pcfarm-server")?;
@@ -46,7 +47,7 @@ pub async fn up(args: &UpArgs) -> Result<Exit> {
     let url = format!("http://{}", reachable(args.listen));
     let mut server = Program::new("server", &server_binary, &directory.join("server.log"));
     server.arg("--embedded").arg(&directory).arg("--listen").arg(args.listen.to_string());
-    if args.insecure {
+    if insecure {
         server.arg("--insecure");
     }
     server.start()?;
@@ -112,7 +113,7 @@ fn report_ended(workers: &mut Vec<Program>) -> Result<()> {
 
 /// Asks until the server answers with its database behind it.
 async fn healthy(url: &str, server: &mut Program) -> Result<()> {
-    let settings = Settings { server: url.to_owned(), timeout: Some(Duration::from_secs(5)) };
+    let settings = Settings { server: url.to_owned(), timeout: Some(Duration::from_secs(5)), token: None, ca: None };
     let deadline = Instant::now() + HEALTHY_TIMEOUT;
     loop {
         if let Some(status) = server.has_ended()? {
@@ -121,6 +122,8 @@ async fn healthy(url: &str, server: &mut Program) -> Result<()> {
         let why = match Farm::connect(&settings).await {
             Ok(farm) => match farm.status().get_status(farm.request(GetStatusRequest {})).await {
                 Ok(_) => return Ok(()),
+                // Its database has told that there are accounts.
+                Err(status) if status.code() == Code::Unauthenticated => return Ok(()),
                 Err(status) => status.message().to_owned(),
             },
             Err(error) => error.to_string(),

@@ -350,6 +350,11 @@ async fn the_sql_of_the_readme_runs() {
 }
 
 #[tokio::test]
+async fn the_sql_of_the_page_on_schedules_runs() {
+    run_sql_of("docs/schedules.md").await;
+}
+
+#[tokio::test]
 async fn the_sql_of_the_page_on_alerts_runs() {
     run_sql_of("docs/alerts.md").await;
 }

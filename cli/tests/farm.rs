@@ -1,5 +1,6 @@
 //! The program with a real farm: server, agent and database. Each test has its own, and makes much use of it.
 
+#[allow(dead_code, reason = "shared by tests that use different parts of it")]
 mod real;
 
 use std::io::Write;
@@ -132,6 +133,10 @@ async fn an_agent_runs_slots_that_are_started_and_stopped_live() -> Test {
     let statistics = farm.json("statistics --type echo").await?;
     assert_eq!((&statistics["statistics"][0]["done"], &statistics["statistics"][0]["failed"]), (&json!(20), &json!(0)));
     assert_eq!(farm.json("statistics --user nobody").await?["statistics"], json!([]));
+    let usage = farm.json("usage").await?;
+    assert_eq!(usage["usage"][0]["done"], json!(20));
+    assert!(usage["usage"][0]["cpu_seconds"].is_f64(), "{usage}");
+    assert_eq!(farm.json("usage --user nobody --since 2026-01-01").await?["usage"], json!([]));
     // A slot that is stopped gives back what it holds, and nobody else may take it.
     let nap = farm.file("nap.ndjson", "{\"key\":\"1\",\"payload\":{\"ms\":20}}\n")?;
     let stopped = farm.json("slots stop quick pc1").await?;
@@ -645,5 +650,94 @@ async fn people_say_of_what_they_want_to_be_told() -> Test {
     ] {
         farm.ends(code, line).await?;
     }
+    Ok(())
+}
+
+/// As somebody with a home and perhaps a token.
+async fn as_somebody(farm: &Farm, home: &str, token: &str, line: &str) -> Result<Ran> {
+    let mut command = farm.command(&line.split(' ').collect::<Vec<_>>());
+    command.env("XDG_CONFIG_HOME", farm.directory.path().join(home));
+    if !token.is_empty() {
+        command.env("PCFARM_TOKEN", token);
+    }
+    Ok(Ran::from(tokio::task::spawn_blocking(move || command.output()).await??))
+}
+
+fn parsed(ran: &Ran) -> Result<Value> {
+    ensure!(ran.code == Some(0), "{ran:?}");
+    serde_json::from_str(&ran.stdout).with_context(|| format!("{ran:?}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn users_log_in_have_tokens_and_see_their_own() -> Test {
+    use std::os::unix::fs::PermissionsExt;
+    let farm = Farm::start().await?;
+    farm.ends(0, "whoami").await?;
+    let password = farm.file("root.word", "the word of root\n")?;
+    farm.ends(0, &format!("users create root --role administrator --password-file {password}")).await?;
+    let closed = farm.ends(5, "jobs").await?;
+    ensure!(closed.contains("pcfarm login"), "{closed}");
+
+    let login = as_somebody(&farm, "root", "", &format!("login root --password-file {password}")).await?;
+    ensure!(login.code == Some(0) && !login.stdout.contains("pcft_"), "{login:?}");
+    let kept = farm.directory.path().join("root/pcfarm/tokens.toml");
+    assert_eq!(std::fs::metadata(&kept)?.permissions().mode() & 0o777, 0o600);
+    let wrong = farm.file("wrong.word", "another word\n")?;
+    let refused = as_somebody(&farm, "thief", "", &format!("login root --password-file {wrong}")).await?;
+    ensure!(refused.code == Some(5), "{refused:?}");
+    let who = parsed(&as_somebody(&farm, "root", "", "whoami -o json").await?)?;
+    assert_eq!(who, json!({"user": "root", "kind": "token", "scopes": ["administer"]}));
+
+    let mut tokens = Vec::new();
+    for user in ["ana", "ben"] {
+        let created = as_somebody(&farm, "root", "", &format!("users create {user} --no-password")).await?;
+        ensure!(created.code == Some(0), "{created:?}");
+        let line = format!("tokens create script --user {user} --scope submit --expires 90d -o json");
+        tokens.push(parsed(&as_somebody(&farm, "root", "", &line).await?)?);
+    }
+    let secrets: Vec<&str> = tokens.iter().filter_map(|token| token["secret"].as_str()).collect();
+    let [ana, ben] = secrets[..] else { anyhow::bail!("{tokens:?}") };
+    let job = id(&parsed(&as_somebody(&farm, "ana", ana, "job create mine --type echo -o json").await?)?)?;
+    let shown = parsed(&as_somebody(&farm, "ana", ana, &format!("job show {job} -o json")).await?)?;
+    assert_eq!(shown["owner"], "ana");
+    for (line, code) in [
+        (format!("job show {job}"), 4),
+        (format!("job cancel {job}"), 4),
+        (format!("explain job {job}"), 4),
+        ("users accounts".to_owned(), 5),
+        ("tokens create more --scope administer".to_owned(), 2),
+        ("queue suspend".to_owned(), 5),
+        ("join-token create".to_owned(), 5),
+    ] {
+        let ran = as_somebody(&farm, "ben", ben, &line).await?;
+        ensure!(ran.code == Some(code), "{line}: {ran:?}");
+    }
+    let of_ben = as_somebody(&farm, "ben", ben, "jobs --all").await?;
+    ensure!(of_ben.code == Some(0) && !of_ben.stdout.contains("mine"), "{of_ben:?}");
+    let of_root = as_somebody(&farm, "root", "", "jobs --all").await?;
+    ensure!(of_root.stdout.contains("mine"), "{of_root:?}");
+
+    let listed = parsed(&as_somebody(&farm, "root", "", "tokens list --user ana -o json").await?)?;
+    let token_id = listed["tokens"][0]["token_id"].as_str().context("an id")?;
+    ensure!(!listed.to_string().contains("pcft_"), "{listed}");
+    as_somebody(&farm, "root", "", &format!("tokens revoke {token_id}")).await?;
+    let revoked = as_somebody(&farm, "ana", ana, "whoami").await?;
+    ensure!(revoked.code == Some(5), "{revoked:?}");
+
+    // A token that was made elsewhere is kept from standard input, and nothing of it stays after a logout.
+    let mut keep = farm.command(&["login", "--token", "ben"]);
+    keep.env("XDG_CONFIG_HOME", farm.directory.path().join("ben"));
+    let mut keep = keep.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    keep.stdin.take().context("a pipe")?.write_all(ben.as_bytes())?;
+    let kept = Ran::from(tokio::task::spawn_blocking(move || keep.wait_with_output()).await??);
+    ensure!(kept.code == Some(0), "{kept:?}");
+    assert_eq!(as_somebody(&farm, "ben", "", "jobs").await?.code, Some(0));
+    assert_eq!(as_somebody(&farm, "ben", "", "logout").await?.code, Some(0));
+    assert_eq!(as_somebody(&farm, "ben", "", "jobs").await?.code, Some(5));
+    assert_eq!(as_somebody(&farm, "ben", ben, "whoami").await?.code, Some(5), "it is revoked");
+
+    // What an open farm never had: an authority to join.
+    let no_authority = as_somebody(&farm, "root", "", "join-token create").await?;
+    ensure!(no_authority.code == Some(1) && no_authority.stderr.contains("pcfarm-server init"), "{no_authority:?}");
     Ok(())
 }

@@ -34,7 +34,7 @@ fn wrong_usage_is_two() -> Result<()> {
         "dance",
         "job show night",
         "jobs --output csv",
-        "jobs --server https://farm",
+        "jobs --server ftp://farm",
         "jobs --timeout soon",
         "jobs --config /no/such/file.toml",
         "job load a.txt --job 1 --server 127.0.0.1:1",

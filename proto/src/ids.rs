@@ -1,8 +1,18 @@
 //! One type per kind of id, with no conversion between kinds.
 
+use sha2::{Digest, Sha256};
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
+use uuid::{Builder, Uuid};
+
+/// Who a slot of a workstation is: made of the workstation's identity and the slot's name, so that a server can check it.
+pub fn slot_identity(workstation: Uuid, slot: &str) -> Uuid {
+    let hash = Sha256::new().chain_update(workstation.as_bytes()).chain_update(slot.as_bytes()).finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash[..16]);
+    Builder::from_custom_bytes(bytes).into_uuid()
+}
 
 /// Defines an id over a 64-bit integer: Display, FromStr and, for rows, ToSql and FromSql.
 macro_rules! id {
@@ -89,6 +99,10 @@ id!(
     /// Something that somebody is to be told.
     AlertId
 );
+id!(
+    /// A recurrence and what it triggers.
+    ScheduleId
+);
 
 #[cfg(test)]
 mod tests {
@@ -99,5 +113,14 @@ mod tests {
         let id = ProblemId(30_000_000_042);
         assert_eq!(id.to_string().parse(), Ok(id));
         assert!("twelve".parse::<JobId>().is_err());
+    }
+
+    #[test]
+    fn slots_are_told_apart() {
+        let one = Uuid::from_u128(1);
+        assert_eq!(slot_identity(one, "gpu"), slot_identity(one, "gpu"));
+        assert_ne!(slot_identity(one, "gpu"), slot_identity(one, "cpu"));
+        assert_ne!(slot_identity(one, "gpu"), slot_identity(Uuid::from_u128(2), "gpu"));
+        assert_eq!(slot_identity(one, "gpu").get_version_num(), 8);
     }
 }

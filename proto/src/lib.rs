@@ -2,8 +2,10 @@
 //!
 //! - [`v1`]: messages and services, generated from `proto/pcfarm/v1/*.proto`.
 //! - [`ids`]: one type per kind of id. Raw integers exist only in messages and rows.
+//! - [`secrets`]: the forms of tokens.
 
 pub mod ids;
+pub mod secrets;
 
 /// Messages, clients and servers of `pcfarm.v1`.
 pub mod v1 {

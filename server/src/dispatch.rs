@@ -14,6 +14,7 @@ mod send;
 pub mod size;
 
 use crate::farm::Farm;
+use crate::instruments;
 use crate::session::Session;
 use anyhow::ensure;
 use choose::Choice;
@@ -463,8 +464,13 @@ async fn check_out(
     within_limits: bool,
 ) -> anyhow::Result<Vec<Option<CheckoutId>>> {
     let hand_outs: Vec<HandOut> = decisions.iter().map(|d| d.hand_out.clone()).collect();
-    Ok(match within_limits {
+    let began = Instant::now();
+    let ids = match within_limits {
         true => checkout::check_out_within_limits(client, &hand_outs).await?,
         false => checkout::check_out(client, &hand_outs).await?,
-    })
+    };
+    instruments::timed("check_out", began);
+    let handed_out = ids.iter().zip(&hand_outs).filter(|(id, _)| id.is_some()).map(|(_, hand_out)| hand_out.problems);
+    instruments::handed_out(handed_out);
+    Ok(ids)
 }

@@ -1,9 +1,12 @@
 //! What the parts of a running server share. Holds no truth: whatever is here can be read again from the database.
 
+use crate::access::Access;
+use crate::authority::Tls;
 use crate::deliver::Delivered;
 use crate::dispatch;
 use crate::members::Members;
 use crate::registrar;
+use crate::schedules::Ticking;
 use crate::session::Session;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
@@ -42,6 +45,10 @@ pub struct Held {
 
 pub struct Farm {
     pub pool: Pool,
+    /// Who may do what.
+    pub access: Arc<Access>,
+    /// What this server shows and trusts; none: it speaks in the clear.
+    pub tls: Option<Arc<Tls>>,
     pub epoch: Epoch,
     pub server_id: ServerId,
     pub rhythm: Rhythm,
@@ -53,6 +60,8 @@ pub struct Farm {
     pub upkeep: Notify,
     /// Something is to be told.
     pub alerts: Notify,
+    /// What schedules share with those who change them, and with health checks.
+    pub ticking: Ticking,
     /// Checkouts may have been revoked elsewhere, or workstations drained.
     pub look_at_sessions: Notify,
     pub refused_results: AtomicI64,
@@ -107,6 +116,10 @@ impl Sessions {
 /// What a farm is built from.
 pub struct Parts {
     pub pool: Pool,
+    /// Who may do what.
+    pub access: Arc<Access>,
+    /// What this server shows and trusts; none: it speaks in the clear.
+    pub tls: Option<Arc<Tls>>,
     pub epoch: Epoch,
     pub server_id: ServerId,
     pub rhythm: Rhythm,
@@ -121,6 +134,8 @@ impl Farm {
     pub fn new(parts: Parts) -> Arc<Farm> {
         Arc::new(Farm {
             pool: parts.pool,
+            access: parts.access,
+            tls: parts.tls,
             epoch: parts.epoch,
             server_id: parts.server_id,
             rhythm: parts.rhythm,
@@ -130,6 +145,7 @@ impl Farm {
             reads: parts.reads,
             upkeep: Notify::new(),
             alerts: Notify::new(),
+            ticking: Ticking::default(),
             look_at_sessions: Notify::new(),
             refused_results: AtomicI64::new(0),
             stopping: parts.stopping,

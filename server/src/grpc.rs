@@ -1,17 +1,26 @@
 //! The gRPC edge: nothing behind it knows about messages of the wire's services.
 
 pub mod accept;
+pub mod access;
 pub mod agent;
 pub mod alerts;
 pub mod farm;
+pub mod health;
 pub mod jobs;
+pub mod join;
 pub mod queue;
+pub mod schedules;
 pub mod serve;
 pub mod status_code;
 pub mod workstations;
 
 use prost_types::Timestamp;
 use std::time::SystemTime;
+
+/// A status that says that somebody else has changed what was to be changed.
+pub(crate) const LOST_UPDATE: &str = "pcfarm-lost-update";
+/// The field of the request that a status is about.
+pub(crate) const FIELD: &str = "pcfarm-field";
 
 /// Years that PostgreSQL, everybody's calendar and a `SystemTime` know: 1970 to 9999.
 const SECONDS_LIMIT: i64 = 253_402_300_800;

@@ -5,20 +5,29 @@
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
-//! - telling people what they asked to be told: [`alerts`]
-//! - the edge: [`grpc`]
+//! - what is measured: [`instruments`]
+//! - what is stored before it is loaded: [`originals`]
+//! - telling people what they asked to be told: [`alerts`]; what is to be done when: [`schedules`]
+//! - who may do what: [`access`]; certificates: [`authority`], [`init`]; the edges: [`grpc`], and [`rest`] over it
 
+pub mod access;
 pub mod alerts;
+pub mod authority;
 pub mod deliver;
 pub mod descriptors;
 pub mod dispatch;
 pub mod farm;
 pub mod grpc;
+pub mod init;
+pub mod instruments;
 pub mod members;
+pub mod originals;
 pub mod problem;
 pub mod reads;
 pub mod registrar;
+pub mod rest;
 pub mod run;
+pub mod schedules;
 pub mod session;
 pub mod settings;
 pub mod upkeep;

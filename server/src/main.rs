@@ -1,15 +1,15 @@
 //! `pcfarm-server`.
 
-use pcfarm_server::run;
-use pcfarm_server::settings::Settings;
+use pcfarm_server::settings::Asked;
+use pcfarm_server::{init, run};
 use pcfarm_sql::connect::ConnectError;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let settings = match Settings::read() {
-        Ok(settings) => settings,
+    let asked = match Asked::read() {
+        Ok(asked) => asked,
         Err(error) => return error.report(),
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -18,7 +18,11 @@ async fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
-    match run::run(settings).await {
+    let done = match asked {
+        Asked::Serve(settings) => run::run(settings).await,
+        Asked::Init(init) => init::run(init).await,
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pcfarm-server: {error:#}");

@@ -73,6 +73,11 @@ impl Reads {
             .clone()
     }
 
+    /// A connection of that role's.
+    pub async fn connection(&self, role: &str) -> Result<deadpool_postgres::Object, PoolError> {
+        self.pool(role).get().await
+    }
+
     /// The same database as another role; the server's own password is not for it.
     fn login(&self, role: &str) -> Config {
         let mut config = Config::new();

@@ -1,9 +1,14 @@
 //! Start, run, drain: a server's life from settings to exit.
 
+use crate::access::Access;
+use crate::authority::Tls;
 use crate::farm::{Farm, Parts};
+use crate::grpc::accept::Incoming;
+use crate::grpc::jobs::JobsApi;
+use crate::originals::{Originals, Store};
 use crate::reads::Reads;
-use crate::settings::{Database, Settings};
-use crate::{alerts, deliver, descriptors, dispatch, grpc, registrar, upkeep, watch};
+use crate::settings::{Database, HttpListen, Settings};
+use crate::{alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, watch};
 use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
 use pcfarm_proto::ids::ServerId;
@@ -13,6 +18,7 @@ use pcfarm_sql::settings::DatabaseSettings;
 use pcfarm_sql::{connect, migrate, pool, presence};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -47,7 +53,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         warn!("stopping at once");
         std::process::exit(130);
     });
-    let (cluster, config, passwords) = database(&settings).await?;
+    let (cluster, config, passwords) = database(&settings.database).await?;
     let outcome = serve(&settings, config, passwords, stopping).await;
     if let Some(cluster) = cluster {
         cluster.stop().await.context("stopping the embedded database")?;
@@ -55,10 +61,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     outcome
 }
 
-type Located = (Option<Cluster>, Config, crate::reads::Passwords);
+pub(crate) type Located = (Option<Cluster>, Config, crate::reads::Passwords);
 
-async fn database(settings: &Settings) -> anyhow::Result<Located> {
-    match &settings.database {
+pub(crate) async fn database(settings: &Database) -> anyhow::Result<Located> {
+    match settings {
         Database::Embedded(directory) => {
             let cluster = Cluster::start(ClusterOptions::new(directory))
                 .await
@@ -91,19 +97,32 @@ async fn serve(
     passwords: crate::reads::Passwords,
     stopping: CancellationToken,
 ) -> anyhow::Result<()> {
+    instruments::install();
+    if let Store::Directory(directory) = &settings.originals {
+        std::fs::create_dir_all(directory).with_context(|| format!("making {} for uploads", directory.display()))?;
+    }
+    // Before anything else: what is missing is the administrator's to make.
+    let tls = match &settings.tls {
+        Some(files) => Some(Arc::new(Tls::load(files.clone(), settings.certificate_lifetime)?)),
+        None => None,
+    };
     let facts = prepare_database(&config, &stopping).await?;
     let mut connections = settings.connections;
     connections.total = descriptors::make_room(connections.total);
     let listener =
         grpc::accept::listen(settings.listen).with_context(|| format!("listening on {}", settings.listen))?;
     let address = listener.local_addr().context("asking for the port")?;
+    let http = listen_for_rest(settings.http_listen)?;
     let (pool, epoch) = pool::pool_with_epoch(config.clone(), settings.pool_size, "pcfarm-server");
     let server_id = patiently(&stopping, async || register(settings, &pool, &address.to_string()).await).await?;
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
     let (acceptor, inbox) = mpsc::channel(deliver::INBOX_LIMIT);
     let (registrar, entries) = mpsc::channel(registrar::ENTRIES_LIMIT);
+    let access = Arc::new(Access::new(pool.clone(), settings.asks, settings.registration));
     let farm = Farm::new(Parts {
         pool,
+        access,
+        tls,
         epoch,
         server_id,
         rhythm: settings.rhythm.clone(),
@@ -115,7 +134,7 @@ async fn serve(
     });
     patiently(&stopping, async || farm.reload_job_types().await.context("reading the job types")).await?;
     info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
-        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, mail = ?settings.mailer, "serving");
+        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, tls = farm.tls.is_some(), asks = ?settings.asks, mail = ?settings.mailer, "serving");
 
     let mut parts = JoinSet::new();
     parts.spawn(dispatch::run(farm.clone(), events));
@@ -126,11 +145,24 @@ async fn serve(
     parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
     parts.spawn(alerts::run(farm.clone(), settings.mailer.clone()));
+    if let Some(tls) = &farm.tls {
+        parts.spawn(tls.clone().watch(stopping.clone()));
+    }
+    parts.spawn(schedules::ticker::run(farm.clone()));
+    parts.spawn(schedules::loads::run(farm.clone()));
     if settings.recycler {
         parts.spawn(upkeep::recycle(farm.clone()));
     }
     let mut serving = JoinSet::new();
-    serving.spawn(grpc::serve::serve(farm.clone(), listener, connections, facts.warnings));
+    let jobs = Arc::new(JobsApi::new(farm.clone()));
+    let originals = Originals::new(farm.clone(), jobs.clone(), settings.originals.clone());
+    parts.spawn(originals.clone().sweep());
+    if let Some(listener) = http {
+        let api = rest::Services::new(farm.clone(), jobs.clone(), originals, facts.warnings.clone());
+        let incoming = Incoming::http1(listener, connections, farm.tls.clone());
+        serving.spawn(rest::serve(api, incoming, stopping.clone()));
+    }
+    serving.spawn(grpc::serve::serve(farm.clone(), jobs, listener, connections, facts.warnings));
     // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
     let outcome = tokio::select! {
         biased; // when all is told to stop, the parts end too
@@ -144,6 +176,25 @@ async fn serve(
     stopping.cancel();
     stop(&farm, parts, serving).await;
     outcome
+}
+
+fn listen_for_rest(wanted: HttpListen) -> anyhow::Result<Option<TcpListener>> {
+    let listening = |address| {
+        let listener = grpc::accept::listen(address)?;
+        info!(address = %listener.local_addr()?, "REST");
+        std::io::Result::Ok(listener)
+    };
+    match wanted {
+        HttpListen::Nowhere => Ok(None),
+        HttpListen::At(address) => {
+            listening(address).map(Some).with_context(|| format!("listening on {address} for REST"))
+        }
+        HttpListen::Perhaps(address) => Ok(listening(address)
+            .inspect_err(|error| {
+                warn!(%error, %address, "no REST, metrics and health here: say where with --http-listen, or none")
+            })
+            .ok()),
+    }
 }
 
 async fn stop(farm: &Arc<Farm>, mut parts: JoinSet<()>, mut serving: JoinSet<anyhow::Result<()>>) {
@@ -197,7 +248,7 @@ fn is_away(error: &anyhow::Error) -> bool {
 }
 
 /// Waits for the database, checks that it keeps what it commits, brings its schema up to date.
-async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
+pub(crate) async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
     let config = pool::session_config(config.clone(), "pcfarm-server");
     patiently(stopping, async || {
         let (mut client, _connection) = connect::connect(&config).await.context("connecting to the database")?;

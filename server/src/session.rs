@@ -10,10 +10,11 @@ use pcfarm_sql::presence::Connection;
 use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+use uuid::Uuid;
 
 /// Most checkouts that an agent may ask for at once.
 const CREDIT_LIMIT: u32 = 64;
@@ -28,6 +29,8 @@ pub type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
 pub struct Session {
     pub workstation_id: WorkstationId,
     pub number: i64,
+    /// Whose certificate its connection has shown, and until when that holds. None: it came without.
+    pub credential: Option<(Uuid, SystemTime)>,
     pub cores: u32,
     pub controllers: BTreeSet<String>,
     labels: Vec<String>,
@@ -130,12 +133,19 @@ impl State {
 }
 
 impl Session {
-    pub fn new(connection: &Connection, hello: &v1::Hello, out: Outgoing, ended: CancellationToken) -> Session {
+    pub fn new(
+        connection: &Connection,
+        hello: &v1::Hello,
+        credential: Option<(Uuid, SystemTime)>,
+        out: Outgoing,
+        ended: CancellationToken,
+    ) -> Session {
         let controllers: BTreeSet<String> = hello.controllers.iter().cloned().collect();
         let selecting = Selecting::new(&controllers, &hello.labels, connection.selection.as_ref());
         Session {
             workstation_id: connection.workstation_id,
             number: connection.session,
+            credential,
             cores: hello.cores.max(1),
             controllers,
             labels: hello.labels.clone(),

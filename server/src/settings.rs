@@ -1,19 +1,25 @@
 //! What the server is told: flags over `PCFARM_*` variables over a TOML file over defaults. Filled once, checked whole.
 
+use crate::access::Asks;
 use crate::alerts::mail::Mailer;
+use crate::authority::Files;
 use crate::farm::Rhythm;
 use crate::grpc::accept::Limits;
-use clap::Parser;
+use crate::originals::Store;
 use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Loopback, since anybody who reaches the port may do anything until there are users.
+/// Loopback: others are let in with certificates, or on purpose.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
+/// REST is beside that, on the same address: 7080.
+const HTTP_PORT_OFFSET: u16 = 10;
 
 /// Two beats may be lost and a third be late before a lease of 20 s is over.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
@@ -36,12 +42,61 @@ const DEFAULT_CONNECTIONS: usize = 12_000;
 /// one program that has gone astray does not keep the others out.
 const DEFAULT_CONNECTIONS_PER_ADDRESS: usize = 1_000;
 
+/// A workstation that is stolen or forgotten is none of the farm's a day later, and one that was off for a night renews.
+const DEFAULT_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+const CERTIFICATE_LIFETIMES: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(90 * 24 * 3600);
+
 /// Where `--embedded` keeps its cluster when it is not told and runs as root.
 const ROOT_EMBEDDED: &str = "/var/lib/pcfarm";
 
 #[derive(Debug, Parser)]
 #[command(name = "pcfarm-server", version, about = "PC Farm's server: hands out convoys of problems, accepts results")]
+#[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    #[command(flatten)]
+    flags: Flags,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Make the farm's authority, this server's certificate, and the first administrator
+    Init(InitArguments),
+}
+
+/// What `init` is told.
+#[derive(Debug, Args)]
+struct InitArguments {
+    /// Where the certificates and keys are to be
+    #[arg(long, env = "PCFARM_TLS", value_name = "DIR")]
+    tls: PathBuf,
+    /// A name or address by which others reach this server, beside the host's own; several by commas or by repeating it
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    name: Vec<String>,
+    /// Make this user an administrator, and print a token for it, once
+    #[arg(long, value_name = "USER")]
+    administrator: Option<String>,
+    /// The database [default: PCFARM_DATABASE_URL, DATABASE_URL or libpq's PG* variables]
+    #[arg(long, value_name = "URL", conflicts_with = "embedded")]
+    database_url: Option<String>,
+    /// The server's private PostgreSQL is in this directory; the server is not running
+    #[arg(long, env = "PCFARM_EMBEDDED", value_name = "DIR", num_args = 0..=1, default_missing_value = "")]
+    embedded: Option<String>,
+}
+
+/// Who is let in without showing anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+enum Authentication {
+    /// Nobody
+    Required,
+    /// Until there are accounts, whoever is on this machine, to do everything; then, to work as an agent
+    LoopbackOpen,
+}
+
+#[derive(Debug, Args)]
+struct Flags {
     /// A TOML file with these settings; names are those of the flags, with underscores
     #[arg(long, env = "PCFARM_SERVER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -54,9 +109,30 @@ struct Arguments {
     /// Address and port to listen on [default: 127.0.0.1:7070]
     #[arg(long, env = "PCFARM_LISTEN", value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Listen on an address that others can reach, without users or encryption
+    /// Address and port of REST, metrics and health, or none [default: that of --listen, ten ports on: 127.0.0.1:7080]
+    #[arg(long, env = "PCFARM_HTTP_LISTEN", value_name = "ADDRESS")]
+    http_listen: Option<String>,
+    /// Listen on an address that others can reach, without encryption, and let in whoever comes until there are accounts
     #[arg(long, env = "PCFARM_INSECURE", value_parser = clap::builder::BoolishValueParser::new())]
     insecure: bool,
+    /// Who is asked for a token or a certificate [default: loopback-open on a loopback address, else required]
+    #[arg(long, env = "PCFARM_AUTHENTICATION", value_enum, value_name = "RULE")]
+    authentication: Option<Authentication>,
+    /// Speak TLS, with the certificates and keys that `pcfarm-server init` has made in this directory
+    #[arg(long, env = "PCFARM_TLS", value_name = "DIR")]
+    tls: Option<PathBuf>,
+    /// Show this certificate (and those between it and its authority) instead of the directory's
+    #[arg(long, env = "PCFARM_TLS_CERTIFICATE", value_name = "FILE", requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+    /// The key of that certificate
+    #[arg(long, env = "PCFARM_TLS_KEY", value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+    /// How long certificates of workstations hold; they renew them at two thirds of it [default: 24h]
+    #[arg(long, env = "PCFARM_CERTIFICATE_LIFETIME", value_name = "DURATION", value_parser = duration)]
+    certificate_lifetime: Option<Duration>,
+    /// Let people make accounts of their own
+    #[arg(long, env = "PCFARM_REGISTRATION", value_parser = clap::builder::BoolishValueParser::new())]
+    registration: bool,
     /// How long a workstation may be silent before it is dead [default: 20s]
     #[arg(long, env = "PCFARM_LEASE", value_name = "DURATION", value_parser = duration)]
     lease: Option<Duration>,
@@ -81,6 +157,9 @@ struct Arguments {
     /// This server's name, for people [default: the host's name]
     #[arg(long, env = "PCFARM_NAME", value_name = "NAME")]
     name: Option<String>,
+    /// Keep uploads in this directory, which all servers share, and not in the database
+    #[arg(long, env = "PCFARM_ORIGINALS", value_name = "DIR")]
+    originals: Option<PathBuf>,
     /// Leave recycling to pcfarm-recycler or to other servers
     #[arg(long, env = "PCFARM_NO_RECYCLER", value_parser = clap::builder::BoolishValueParser::new())]
     no_recycler: bool,
@@ -99,7 +178,14 @@ struct File {
     database_url: Option<String>,
     embedded: Option<String>,
     listen: Option<SocketAddr>,
+    http_listen: Option<String>,
     insecure: Option<bool>,
+    authentication: Option<Authentication>,
+    tls: Option<PathBuf>,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    certificate_lifetime: Option<String>,
+    registration: Option<bool>,
     lease: Option<String>,
     heartbeat: Option<String>,
     checkout_seconds: Option<String>,
@@ -108,6 +194,7 @@ struct File {
     connections: Option<usize>,
     connections_per_address: Option<usize>,
     name: Option<String>,
+    originals: Option<PathBuf>,
     no_recycler: Option<bool>,
     smtp_url: Option<String>,
     mail_from: Option<String>,
@@ -126,13 +213,59 @@ pub enum Database {
 pub struct Settings {
     pub database: Database,
     pub listen: SocketAddr,
+    pub http_listen: HttpListen,
+    /// Whether those who show nothing are let in.
+    pub asks: Asks,
+    /// None: everything is said in the clear.
+    pub tls: Option<Files>,
+    /// Of workstations.
+    pub certificate_lifetime: Duration,
+    /// Whether people may make themselves accounts.
+    pub registration: bool,
     pub rhythm: Rhythm,
     pub pool_size: usize,
     pub connections: Limits,
     pub name: String,
     pub recycler: bool,
+    pub originals: Store,
     /// None: this server mails nothing.
     pub mailer: Option<Arc<Mailer>>,
+}
+
+/// Where REST, metrics and health are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpListen {
+    Nowhere,
+    /// Somebody wants them there.
+    At(SocketAddr),
+    /// If that is free: of many servers on one machine most do without.
+    Perhaps(SocketAddr),
+}
+
+impl HttpListen {
+    fn address(self) -> Option<SocketAddr> {
+        match self {
+            HttpListen::Nowhere => None,
+            HttpListen::At(address) | HttpListen::Perhaps(address) => Some(address),
+        }
+    }
+}
+
+/// What `pcfarm-server init` is to make, and where.
+#[derive(Clone, Debug)]
+pub struct Init {
+    pub tls: PathBuf,
+    pub names: Vec<String>,
+    pub administrator: Option<String>,
+    pub database: Database,
+}
+
+/// What this program was started for.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
+pub enum Asked {
+    Serve(Settings),
+    Init(Init),
 }
 
 /// Settings that make no sense, or a call for help: printed, with its exit code.
@@ -146,15 +279,34 @@ impl WrongUsage {
     }
 }
 
-impl Settings {
-    pub fn read() -> Result<Settings, WrongUsage> {
-        let arguments = Arguments::try_parse().map_err(WrongUsage)?;
+impl Asked {
+    pub fn read() -> Result<Asked, WrongUsage> {
+        let Arguments { verb, flags: arguments } = Arguments::try_parse().map_err(WrongUsage)?;
+        if let Some(Verb::Init(init)) = verb {
+            return prepared(init).map(Asked::Init).map_err(wrong);
+        }
         let file = match &arguments.config {
             Some(path) => read_file(path).map_err(wrong)?,
             None => File::default(),
         };
-        check(arguments, file).map_err(wrong)
+        check(arguments, file).map(Asked::Serve).map_err(wrong)
     }
+}
+
+fn prepared(arguments: InitArguments) -> Result<Init, String> {
+    let InitArguments { tls, name, administrator, database_url, embedded } = arguments;
+    let database = match embedded {
+        Some(directory) => Database::Embedded(embedded_directory(&directory)?),
+        None => Database::Url { flag: database_url, file: None },
+    };
+    // By which this machine reaches itself, and others may.
+    let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(ToOwned::to_owned).to_vec();
+    for name in std::iter::once(host_name()).chain(name) {
+        if !name.is_empty() && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(Init { tls, names, administrator, database })
 }
 
 fn wrong(message: String) -> WrongUsage {
@@ -178,7 +330,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     if duration.is_zero() { Err("it must be longer than nothing".to_owned()) } else { Ok(duration) }
 }
 
-fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
+fn check(arguments: Flags, file: File) -> Result<Settings, String> {
     let in_file = |name: &str, text: Option<String>| {
         text.map(|text| duration(&text)).transpose().map_err(|error| format!("{name}: {error}"))
     };
@@ -209,11 +361,40 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
         Some(listen) => listen,
         None => DEFAULT_LISTEN.parse().expect("a constant"),
     };
+    let http_listen = http_listen(arguments.http_listen.or(file.http_listen), listen)?;
     let insecure = arguments.insecure || file.insecure.unwrap_or(false);
-    if !listen.ip().is_loopback() && !insecure {
+    let tls = arguments.tls.or(file.tls).map(|directory| Files {
+        directory,
+        certificate: arguments.tls_certificate.or(file.tls_certificate),
+        key: arguments.tls_key.or(file.tls_key),
+    });
+    if tls.as_ref().is_some_and(|files| files.certificate.is_some() != files.key.is_some()) {
+        return Err("tls_certificate and tls_key: one does not do without the other".to_owned());
+    }
+    let reachable =
+        [Some(listen), http_listen.address()].into_iter().flatten().find(|address| !address.ip().is_loopback());
+    if let Some(listen) = reachable.filter(|_| tls.is_none() && !insecure) {
         return Err(format!(
-            "{listen} can be reached by others, and this version has no users: anybody could do anything. Listen on \
-             127.0.0.1, or say --insecure on a network that you trust"
+            "{listen} can be reached by others, and what is said there by everybody who listens in: make certificates with \
+             `pcfarm-server init --tls DIR` and say --tls DIR, listen on 127.0.0.1, or say --insecure on a network that \
+             you trust"
+        ));
+    }
+    let asks = match arguments.authentication.or(file.authentication) {
+        Some(Authentication::Required) => Asks::Always,
+        Some(Authentication::LoopbackOpen) => Asks::Strangers,
+        None if insecure => Asks::Nobody,
+        None if listen.ip().is_loopback() => Asks::Strangers,
+        None => Asks::Always,
+    };
+    let certificate_lifetime = arguments
+        .certificate_lifetime
+        .or(in_file("certificate_lifetime", file.certificate_lifetime)?)
+        .unwrap_or(DEFAULT_CERTIFICATE_LIFETIME);
+    if !CERTIFICATE_LIFETIMES.contains(&certificate_lifetime) {
+        return Err(format!(
+            "a certificate_lifetime of {}: let it be 10s to 90d",
+            humantime::format_duration(certificate_lifetime)
         ));
     }
     let embedded = arguments.embedded.or(if arguments.database_url.is_some() { None } else { file.embedded });
@@ -240,13 +421,32 @@ fn check(arguments: Arguments, file: File) -> Result<Settings, String> {
     Ok(Settings {
         database,
         listen,
+        http_listen,
+        asks,
+        tls,
+        certificate_lifetime,
+        registration: arguments.registration || file.registration.unwrap_or(false),
         rhythm: Rhythm { lease, heartbeat, checkout, checkout_problems: checkout_problems as usize },
         pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(10),
         connections,
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
+        originals: arguments.originals.or(file.originals).map_or(Store::Database, Store::Directory),
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
         mailer,
     })
+}
+
+fn http_listen(given: Option<String>, listen: SocketAddr) -> Result<HttpListen, String> {
+    match given.as_deref() {
+        Some("none") => Ok(HttpListen::Nowhere),
+        Some(address) => address.parse().map(HttpListen::At).map_err(|_| {
+            format!("http_listen: {address:?} is not an address and port such as 127.0.0.1:7080, nor none")
+        }),
+        None => {
+            let port = if listen.port() == 0 { Some(0) } else { listen.port().checked_add(HTTP_PORT_OFFSET) };
+            Ok(port.map_or(HttpListen::Nowhere, |port| HttpListen::Perhaps(SocketAddr::new(listen.ip(), port))))
+        }
+    }
 }
 
 fn embedded_directory(given: &str) -> Result<PathBuf, String> {
@@ -270,7 +470,7 @@ mod tests {
 
     fn read(flags: &[&str], file: &str) -> Result<Settings, String> {
         let arguments = Arguments::try_parse_from([&["pcfarm-server"], flags].concat()).map_err(|e| e.to_string())?;
-        check(arguments, toml::from_str(file).map_err(|e| e.to_string())?)
+        check(arguments.flags, toml::from_str(file).map_err(|e| e.to_string())?)
     }
 
     #[test]
@@ -298,7 +498,37 @@ mod tests {
     #[test]
     fn others_are_let_in_only_on_purpose() {
         assert!(read(&["--listen", "0.0.0.0:7070"], "").expect_err("refused").contains("--insecure"));
-        assert!(read(&["--listen", "0.0.0.0:7070", "--insecure"], "").is_ok());
+        let settings = read(&["--listen", "0.0.0.0:7070", "--insecure"], "").expect("on purpose");
+        assert_eq!(settings.asks, Asks::Nobody);
+        let settings = read(&["--listen", "0.0.0.0:7070", "--tls", "/etc/pcfarm"], "").expect("encrypted");
+        assert_eq!(settings.asks, Asks::Always, "and everybody is asked");
+        assert_eq!(read(&[], "").expect("loopback").asks, Asks::Strangers);
+        let settings = read(&["--authentication", "required"], "insecure = true").expect("asked all the same");
+        assert_eq!(settings.asks, Asks::Always);
+        let half = read(&[], "tls = \"/x\"\ntls_key = \"/y\"").expect_err("refused");
+        assert!(half.contains("tls_certificate"), "{half}");
+        assert!(read(&["--certificate-lifetime", "1s"], "").expect_err("refused").contains("10s"));
+    }
+
+    #[test]
+    fn a_server_has_the_names_by_which_it_is_reached() {
+        let flags = ["pcfarm-server", "init", "--tls", "/x", "--name", "farm.example.org,10.0.0.7", "--embedded", "/y"];
+        let Some(Verb::Init(arguments)) = Arguments::try_parse_from(flags).expect("good").verb else { panic!("init") };
+        let init = prepared(arguments).expect("good");
+        for name in ["localhost", "127.0.0.1", "farm.example.org", "10.0.0.7"] {
+            assert!(init.names.iter().any(|known| known == name), "{:?}", init.names);
+        }
+    }
+
+    #[test]
+    fn rest_has_an_address_of_its_own_or_none() {
+        let of = |flags: &[&str]| read(flags, "").expect("sensible").http_listen;
+        assert_eq!(of(&[]), HttpListen::Perhaps("127.0.0.1:7080".parse().expect("an address")));
+        assert_eq!(of(&["--listen", "[::1]:0"]), HttpListen::Perhaps("[::1]:0".parse().expect("an address")));
+        assert_eq!(of(&["--http-listen", "none"]), HttpListen::Nowhere);
+        assert_eq!(of(&["--http-listen", "[::1]:9"]), HttpListen::At("[::1]:9".parse().expect("an address")));
+        assert!(read(&["--http-listen", "here"], "").expect_err("refused").contains("http_listen"));
+        assert!(read(&["--http-listen", "0.0.0.0:7080"], "").expect_err("refused").contains("--insecure"));
     }
 
     #[test]

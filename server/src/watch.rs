@@ -9,6 +9,7 @@ use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1::{self, server_message};
 use pcfarm_recycler::pulse_limit;
+use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::connect;
 use pcfarm_sql::pool::Kept;
@@ -16,11 +17,12 @@ use pcfarm_sql::presence;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::time::MissedTickBehavior;
 use tokio_postgres::{AsyncMessage, Config};
 use tonic::Status;
 use tracing::{info, warn};
+use uuid::Uuid;
 
 /// How often a server says that it lives: so many times before it would be taken to have stopped.
 const PULSES_A_LIMIT: u32 = 4;
@@ -149,6 +151,7 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
             }
         }
     }
+    look_at_credentials(&client, &sessions).await?;
     look_at_rows(farm, &client, &sessions).await?;
     take_back_unreceived(farm, &client, &sessions).await
 }
@@ -162,6 +165,36 @@ async fn mark_unconnected(farm: &Farm, sessions: &[Arc<crate::session::Session>]
     presence::mark_unconnected(&client, farm.server_id, &connected, grace.as_secs_f64())
         .await
         .context("marking workstations that are not connected")
+}
+
+/// Cuts off workstations whose certificates are worth nothing any more, and ends connections that have outlived theirs: who
+/// has renewed it connects again.
+async fn look_at_credentials(
+    client: &deadpool_postgres::Object,
+    sessions: &[Arc<crate::session::Session>],
+) -> anyhow::Result<()> {
+    let now = SystemTime::now();
+    let mut by_identity: HashMap<Uuid, Vec<&Arc<crate::session::Session>>> = HashMap::new();
+    for session in sessions {
+        match session.credential {
+            Some((_, until)) if until <= now => {
+                session.end(Status::unavailable("the certificate of this connection has expired: connect again"));
+            }
+            Some((identity, _)) => by_identity.entry(identity).or_default().push(session),
+            None => {}
+        }
+    }
+    if by_identity.is_empty() {
+        return Ok(());
+    }
+    let identities: Vec<Uuid> = by_identity.keys().copied().collect();
+    for identity in access::revoked_credentials(client, &identities).await.context("reading revoked credentials")? {
+        for session in by_identity.remove(&identity).unwrap_or_default() {
+            warn!(workstation_id = %session.workstation_id, %identity, "a workstation was cut off");
+            session.end(Status::unauthenticated("this workstation was cut off by an administrator"));
+        }
+    }
+    Ok(())
 }
 
 async fn look_at_rows(
@@ -263,7 +296,21 @@ async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     let (client, mut messages) = connect::connect(config).await?;
     client.batch_execute("listen pcfarm").await?;
     // What happened while nobody listened.
-    nudge(farm, &HashSet::from(["work", "job_type", "revoked", "drain", "selection", "alert"])).await;
+    nudge(
+        farm,
+        &HashSet::from([
+            "work",
+            "job_type",
+            "revoked",
+            "drain",
+            "selection",
+            "alert",
+            "access",
+            "schedule",
+            "schedule_load",
+        ]),
+    )
+    .await;
     while let Some(message) = messages.next().await {
         if let AsyncMessage::Notification(notification) = message {
             nudge(farm, &HashSet::from([notification.payload()])).await;
@@ -278,13 +325,22 @@ async fn nudge(farm: &Farm, what: &HashSet<&str>) {
     {
         warn!(error = format!("{error:#}"), "job types were not read");
     }
-    if ["revoked", "drain", "selection"].iter().any(|payload| what.contains(payload)) {
+    if ["revoked", "drain", "selection", "access"].iter().any(|payload| what.contains(payload)) {
         farm.look_at_sessions.notify_one();
     }
     if what.contains("alert") {
         farm.alerts.notify_one();
     }
-    if what.iter().any(|payload| !["drain", "alert"].contains(payload)) {
+    if what.contains("access") {
+        farm.access.forget();
+    }
+    if what.contains("schedule") {
+        farm.ticking.wake.notify_one();
+    }
+    if what.contains("schedule_load") {
+        farm.ticking.loads.notify_one();
+    }
+    if what.iter().any(|payload| !["drain", "alert", "access", "schedule", "schedule_load"].contains(payload)) {
         // Full means that the dispatcher has been told often enough.
         drop(farm.dispatcher.try_send(dispatch::Event::Work));
         farm.upkeep.notify_one();

@@ -6,6 +6,32 @@
 create schema pcfarm;
 revoke all on schema pcfarm from public;
 
+-- Who asks: the database role, or the user whom a server acts for. A server says so in settings of its connection, which
+-- count for nothing on connections of roles that may not act as the owner of this schema.
+create function pcfarm.is_server()
+returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select pg_has_role(session_user, n.nspowner, 'member') from pg_namespace n where n.nspname = 'pcfarm'
+$$;
+
+create function pcfarm.acting_user()
+returns name language plpgsql stable as $$
+declare
+    for_user text := current_setting('pcfarm.user', true);
+begin
+    if for_user <> '' and pcfarm.is_server() then
+        return for_user;
+    end if;
+    return session_user;
+end $$;
+comment on function pcfarm.acting_user is 'Who asks: the database role, or the user whom a server acts for.';
+
+-- Of users of a server only operators see what belongs to others. Whoever comes by SQL sees what its grants let it see.
+create function pcfarm.sees(owner name)
+returns boolean language plpgsql stable as $$
+begin
+    return coalesce(current_setting('pcfarm.rights', true), '') <> 'own' or owner = pcfarm.acting_user();
+end $$;
+
 -- Which PostgreSQL this is. A restored copy or a promoted standby is another one: checkouts that were handed out before
 -- may be missing in it or may live on in it, so none of them is trusted.
 create table pcfarm.database (
@@ -70,7 +96,7 @@ create table pcfarm.job (
     job_id          bigint generated always as identity primary key,
     name            text not null constraint job_name_length check (length(name) between 1 and 200),
     job_type        text not null references pcfarm.job_type,
-    owner           name not null default session_user,
+    owner           name not null default pcfarm.acting_user(),
     title           text not null default '',
     state           text not null default 'loading' constraint job_state
                     check (state in ('loading', 'open', 'held', 'done', 'failed', 'cancelled')),
@@ -95,6 +121,7 @@ create table pcfarm.job (
     constraint job_unique_key unique (owner, unique_key)
 );
 create index job_not_ended on pcfarm.job (job_id) where ended_at is null;
+create index job_by_owner on pcfarm.job (owner, job_id);
 
 -- What a job's controllers and people tell each other while it runs. Apart from the job's row, which hand-outs share.
 create table pcfarm.job_info (

@@ -225,21 +225,22 @@ begin
             select jsonb_array_elements_text(options -> 'after_ended'), true where options ? 'after_ended') o
         group by o.job::bigint;
         perform pcfarm.no_such_job(a.after_job) from pcfarm.job_after a
-        where a.job_id = created and not exists (select from pcfarm.job j where j.job_id = a.after_job);
+        where a.job_id = created
+            and not exists (select from pcfarm.job j where j.job_id = a.after_job and pcfarm.sees(j.owner));
         if options ? 'alerts' then
             perform pcfarm.subscribe_to_job(created, options -> 'alerts');
         end if;
     end if;
     -- Whoever hands out under a limit locks this row, so it has to be there.
     insert into pcfarm.farm_user (name)
-    select session_user where not exists (select from pcfarm.farm_user u where u.name = session_user)
+    select pcfarm.acting_user() where not exists (select from pcfarm.farm_user u where u.name = pcfarm.acting_user())
     on conflict do nothing;
     if created is null then
         select j.* into first from pcfarm.job j
-        where j.owner = session_user and j.idempotency_key = options ->> 'idempotency_key';
+        where j.owner = pcfarm.acting_user() and j.idempotency_key = options ->> 'idempotency_key';
         if not found then
             select j.* into strict first from pcfarm.job j
-            where j.owner = session_user and j.unique_key = options ->> 'unique_key';
+            where j.owner = pcfarm.acting_user() and j.unique_key = options ->> 'unique_key';
             if options ->> 'on_duplicate' = 'refuse' then
                 raise exception 'there is a job of unique key % already: job % (%)', quote_literal(first.unique_key),
                         first.job_id, first.state
@@ -319,7 +320,7 @@ returns text language plpgsql security definer set search_path = pg_catalog, pg_
 declare
     found_state text;
 begin
-    select j.state into found_state from pcfarm.job j where j.job_id = job for share;
+    select j.state into found_state from pcfarm.job j where j.job_id = job and pcfarm.sees(j.owner) for share;
     if found_state is null then
         perform pcfarm.no_such_job(job);
     elsif found_state in ('done', 'failed', 'cancelled') then
@@ -470,7 +471,7 @@ returns void language plpgsql security definer set search_path = pg_catalog, pg_
 declare
     found_state text;
 begin
-    select j.state into found_state from pcfarm.job j where j.job_id = job;
+    select j.state into found_state from pcfarm.job j where j.job_id = job and pcfarm.sees(j.owner);
     if found_state is null or found_state in ('done', 'failed', 'cancelled') then
         perform pcfarm.lock_for_loading(job);
     end if;
@@ -1054,12 +1055,17 @@ create type pcfarm.job_facts as (
 
 create function pcfarm.submit_problems(
     job bigint, name text, job_type text, options jsonb, keys text[], payloads jsonb[], convoy integer, open boolean,
+    for_user text, rights text,
     out into_job bigint, out repeated boolean, out into_lane bigint, out stored jsonb[], out facts pcfarm.job_facts)
 -- Plans for a few problems of a small submission cost more than to carry them out.
 language plpgsql set lock_timeout = '100ms' set plan_cache_mode = 'force_generic_plan' as $$
 begin
     into_job := job;
     repeated := false;
+    if for_user is not null then
+        -- For this transaction: the connection is kept for the next submission, which may be another user's.
+        perform set_config('pcfarm.user', for_user, true), set_config('pcfarm.rights', submit_problems.rights, true);
+    end if;
     if job is null then
         into_job := pcfarm.create_job(submit_problems.name, submit_problems.job_type, submit_problems.options);
         if options ?| array['idempotency_key', 'unique_key'] then

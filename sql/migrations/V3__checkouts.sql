@@ -145,7 +145,7 @@ create function pcfarm.accept(
     positions integer[], problem_ids bigint[], attempts integer[], solutions text[],
     keys text[], home_lanes bigint[], home_orders bigint[],
     failed_positions integer[], failed_ids bigint[], failed_attempts integer[],
-    failed_home_lanes bigint[], failed_home_orders bigint[], messages text[], careful boolean, more jsonb default null)
+    failed_home_lanes bigint[], failed_home_orders bigint[], messages text[], careful boolean, more jsonb default null, busy double precision[] default null)
 returns setof pcfarm.verdict language plpgsql as $$
 declare
     checkouts integer := cardinality(checkout_ids);
@@ -306,12 +306,12 @@ begin
 
     with counted as materialized (
         select n, checkout_ids[n] as checkout_id, jobs[n] as job_id, solved[n] as done, failed[n] as failed,
-            solved[n] + failed[n] as delivered, closing[n] as closing
+            solved[n] + failed[n] as delivered, closing[n] as closing, coalesce(busy[n], 0) as busy_seconds
         from generate_series(1, checkouts) n
         where live[n]),
     noted as (
-        insert into pcfarm.progress (job_id, job_type, done, failed)
-        select k.job_id, type, sum(k.done), sum(k.failed) from counted k where k.delivered > 0 group by 1),
+        insert into pcfarm.progress (job_id, job_type, done, failed, busy_seconds)
+        select k.job_id, type, sum(k.done), sum(k.failed), sum(k.busy_seconds) from counted k where k.delivered > 0 group by 1),
     updated as (
         update pcfarm.checkout c set delivered = c.delivered + k.delivered,
             ended_at = case when k.closing and c.delivered + k.delivered = c.problems then clock_timestamp() end,

@@ -7,8 +7,8 @@ create table pcfarm.event (
     -- Events are read in the order of their transactions: ids may be committed out of order.
     transaction_id xid8 not null default pg_current_xact_id(),
     happened_at    timestamptz not null default clock_timestamp(),
-    -- The database role, and what its program says it is.
-    who            name not null default session_user,
+    -- The database role, or the user whom a server acted for, and what its program says it is.
+    who            name not null default pcfarm.acting_user(),
     program        text not null default current_setting('application_name', true),
     what           text not null,
     job_id         bigint,

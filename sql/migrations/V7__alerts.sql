@@ -3,7 +3,7 @@
 
 create table pcfarm.subscription (
     subscription_id bigint generated always as identity primary key,
-    owner           name not null default session_user,
+    owner           name not null default pcfarm.acting_user(),
     -- This job alone, or jobs of this type; neither: jobs of any type.
     job_id          bigint,
     job_type        text references pcfarm.job_type on delete cascade,
@@ -83,9 +83,10 @@ create index job_open_by_deadline on pcfarm.job (deadline) where ended_at is nul
 
 create function pcfarm.is_administrator()
 returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select pg_has_role(session_user, n.nspowner, 'member') from pg_namespace n where n.nspname = 'pcfarm'
+    select pcfarm.is_server() and coalesce(current_setting('pcfarm.rights', true), '') <> 'own'
 $$;
-comment on function pcfarm.is_administrator is 'Whether whoever asks may act as the owner of the schema.';
+comment on function pcfarm.is_administrator is
+    'Whether whoever asks may act as the owner of the schema, or is an operator whom a server acts for.';
 
 create function pcfarm.wrong_subscription(problem text, advice text)
 returns void language plpgsql immutable as $$
@@ -199,10 +200,10 @@ begin
             perform pcfarm.wrong_subscription('it is of one job, or of all of a type, or of all users', 'Name one of these.');
         end if;
         -- Who ends it waits for this, or this for its end.
-        select j.* into holder from pcfarm.job j where j.job_id = s.job_id for share;
+        select j.* into holder from pcfarm.job j where j.job_id = s.job_id and pcfarm.sees(j.owner) for share;
         if not found then
             perform pcfarm.no_such_job(s.job_id);
-        elsif holder.owner <> session_user then
+        elsif holder.owner <> pcfarm.acting_user() then
             perform pcfarm.only_for_administrators(format('job %s of %s', s.job_id, holder.owner));
         end if;
         if holder.ended_at is not null then
@@ -237,11 +238,11 @@ create function pcfarm.check_room_for_subscription(job bigint)
 returns void language plpgsql as $$
 begin
     if job is null and (
-            select count(*) >= 100 from pcfarm.subscription s where s.job_id is null and s.owner = session_user)
+            select count(*) >= 100 from pcfarm.subscription s where s.job_id is null and s.owner = pcfarm.acting_user())
         or job is not null and (
-            select count(*) >= 10 from pcfarm.subscription s where s.job_id = job and s.owner = session_user)
+            select count(*) >= 10 from pcfarm.subscription s where s.job_id = job and s.owner = pcfarm.acting_user())
     then
-        raise exception 'subscription: % has enough of them already', session_user
+        raise exception 'subscription: % has enough of them already', pcfarm.acting_user()
             using errcode = 'configuration_limit_exceeded',
                   hint = 'A user has at most 100, and 10 to a job; pcfarm.unsubscribe(id) removes one.';
     end if;
@@ -270,7 +271,7 @@ create function pcfarm.unsubscribe(subscription bigint)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     delete from pcfarm.subscription s
-    where s.subscription_id = subscription and (s.owner = session_user or pcfarm.is_administrator());
+    where s.subscription_id = subscription and (s.owner = pcfarm.acting_user() or pcfarm.is_administrator());
     if not found then
         raise exception 'there is no subscription %', coalesce(subscription::text, 'null')
             using errcode = 'no_data_found', hint = 'See pcfarm.subscription_status.';
@@ -286,7 +287,7 @@ declare
 begin
     select a.* into found_alert from pcfarm.alert a
     join pcfarm.subscription s on s.subscription_id = a.subscription_id
-    where a.alert_id = alert and (s.owner = session_user or pcfarm.is_administrator())
+    where a.alert_id = alert and (s.owner = pcfarm.acting_user() or pcfarm.is_administrator())
     for update of a;
     if not found then
         raise exception 'there is no alert %', coalesce(alert::text, 'null')

@@ -287,7 +287,7 @@ create view pcfarm.subscription_status with (security_barrier) as
 select s.subscription_id, s.owner, s.job_id, s.job_type, s.all_users, s.events, s.failed_share, s.channel, s.target, s.digest_at,
     s.time_zone, s.next_digest_at, s.created_at
 from pcfarm.subscription s
-where s.owner = session_user or pcfarm.is_administrator();
+where s.owner = pcfarm.acting_user() or pcfarm.is_administrator();
 comment on view pcfarm.subscription_status is 'Who is told of what, and where; everybody sees their own, administrators all.';
 
 create view pcfarm.alert_status with (security_barrier) as
@@ -296,7 +296,7 @@ select a.alert_id, a.subscription_id, s.owner, s.channel, s.target, a.what, a.jo
     a.message, a.attempts, a.created_at, a.next_attempt_at, a.delivered_at, a.given_up_at
 from pcfarm.alert a
 join pcfarm.subscription s on s.subscription_id = a.subscription_id
-where s.owner = session_user or pcfarm.is_administrator();
+where s.owner = pcfarm.acting_user() or pcfarm.is_administrator();
 comment on view pcfarm.alert_status is
     'Alerts of the last month: delivered, waiting (message says why it was not delivered yet) or given_up.';
 
@@ -341,7 +341,7 @@ begin
                 'pack_step', 'pack_staged', 'convoy_is_too_large', 'analyze_after_load',
                 'set_signal', 'explain_profile', 'profile_at', 'handed_out_in_an_hour', 'in_progress_of', 'tokens_in_use',
                 'waiting_of', 'run_after', 'waits_for', 'set_info', 'subscribe', 'unsubscribe', 'retry_alert',
-                'is_administrator')
+                'is_administrator', 'is_server', 'acting_user', 'sees')
             and exists (select from pg_roles where rolname = 'pcfarm_loader')
         then
             execute format('grant execute on routine %s to pcfarm_loader', f.signature);

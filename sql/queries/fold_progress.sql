@@ -3,6 +3,6 @@ with many as (
     select p.job_id, p.job_type from pcfarm.progress p where p.counted group by p.job_id, p.job_type having count(*) > 200 limit 10),
 folded as (
     delete from pcfarm.progress p where p.counted and (p.job_id, p.job_type) in (select m.job_id, m.job_type from many m)
-    returning p.job_id, p.job_type, p.done, p.failed, p.requeued)
-insert into pcfarm.progress (job_id, job_type, done, failed, requeued, counted)
-select f.job_id, f.job_type, sum(f.done), sum(f.failed), sum(f.requeued), true from folded f group by f.job_id, f.job_type
+    returning p.job_id, p.job_type, p.done, p.failed, p.requeued, p.busy_seconds)
+insert into pcfarm.progress (job_id, job_type, done, failed, requeued, busy_seconds, counted)
+select f.job_id, f.job_type, sum(f.done), sum(f.failed), sum(f.requeued), sum(f.busy_seconds), true from folded f group by f.job_id, f.job_type

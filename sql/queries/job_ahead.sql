@@ -12,6 +12,7 @@ ahead as (
         and exists (
             select from work w join work m on m.job_id = $1 and m.controller = w.controller where w.job_id = o.job_id))
 select (select count(*) from ahead) as jobs,
-    (select format('job %s (%s)', a.job_id, a.name) from ahead a order by a.position limit 1) as first,
+    (select case when pcfarm.sees(j.owner) then format('job %s (%s)', a.job_id, a.name) else 'a job of another user' end
+        from ahead a join pcfarm.job j on j.job_id = a.job_id order by a.position limit 1) as first,
     (select floor(extract(epoch from clock_timestamp() - min(c.checked_out_at)))::bigint from pcfarm.checkout c
         where c.job_id = $1 and c.ended_at is null) as oldest_seconds

@@ -120,6 +120,8 @@ pub struct Accepting {
     pub token: i64,
     /// Close it if all its problems have results.
     pub closing: bool,
+    /// What its agent has spent on these results, summed over cores.
+    pub busy_seconds: f64,
 }
 
 /// Results of checkouts of one job type, to be stored in one transaction.
@@ -214,6 +216,7 @@ async fn try_accept(
                 &column(failed, |f| f.message.as_str()),
                 &careful,
                 &more,
+                &column(checkouts, |c| c.busy_seconds),
             ],
         )
         .await?;

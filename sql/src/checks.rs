@@ -16,4 +16,7 @@ pub const INVARIANTS: &[(&str, &str)] = &[
     ("problems_are_in_one_place", include_str!("../checks/problems_are_in_one_place.sql")),
     ("progress_is_the_truth", include_str!("../checks/progress_is_the_truth.sql")),
     ("results_are_of_problems", include_str!("../checks/results_are_of_problems.sql")),
+    ("schedules_have_one_next", include_str!("../checks/schedules_have_one_next.sql")),
+    ("schedules_trigger_once", include_str!("../checks/schedules_trigger_once.sql")),
+    ("triggers_are_enqueued", include_str!("../checks/triggers_are_enqueued.sql")),
 ];

@@ -90,12 +90,14 @@ pub struct Wanted {
     pub since: Option<SystemTime>,
     /// Where an earlier answer ended. With neither: the newest.
     pub after: Option<Place>,
+    /// Of this user's jobs alone.
+    pub of_owner: Option<String>,
     pub limit: u32,
 }
 
 /// Oldest first, and where to go on.
 pub async fn events(client: &ClientWrapper, wanted: &Wanted) -> Result<(Vec<Event>, Place), Error> {
-    let Wanted { job_id, workstation_id, what, since, after, limit } = wanted;
+    let Wanted { job_id, workstation_id, what, since, after, of_owner, limit } = wanted;
     let limit = i64::from((*limit).clamp(1, PAGE_LIMIT));
     let seen = after.as_ref().and_then(|place| place.seen.clone());
     let cut = after.as_ref().and_then(|place| place.cut.as_ref());
@@ -103,7 +105,7 @@ pub async fn events(client: &ClientWrapper, wanted: &Wanted) -> Result<(Vec<Even
     let (transaction_id, event_id) = (cut.map(|cut| cut.transaction_id), cut.map(|cut| cut.event_id));
     let text = include_str!("../queries/events.sql");
     let rows = client
-        .run(text, &[job_id, workstation_id, what, since, &seen, &of, &transaction_id, &limit, &event_id])
+        .run(text, &[job_id, workstation_id, what, since, &seen, &of, &transaction_id, &limit, &event_id, of_owner])
         .await?;
     let snapshot: String = match of {
         Some(of) => of.to_owned(),

@@ -204,6 +204,19 @@ pub async fn status(client: &ClientWrapper, pulse_limit: Duration) -> Result<Sta
     })
 }
 
+/// Open jobs whose deadline has passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Lateness {
+    pub jobs: i64,
+    /// Of the one whose deadline was first.
+    pub seconds: f64,
+}
+
+pub async fn lateness(client: &ClientWrapper) -> Result<Lateness, Error> {
+    let rows = client.run(include_str!("../queries/lateness.sql"), &[]).await?;
+    Ok(Lateness { jobs: rows[0].try_get("jobs")?, seconds: rows[0].try_get("seconds")? })
+}
+
 fn server_of_row(row: &Row) -> Result<Server, Error> {
     Ok(Server {
         server_id: row.try_get("server_id")?,

@@ -115,6 +115,16 @@ pub async fn set_info(client: &ClientWrapper, job: JobId, patch: &RawJson) -> Re
     rows.first().expect("a function returns a row").try_get(0)
 }
 
+/// Changes when somebody changes what a job is.
+pub async fn version(client: &ClientWrapper, job: JobId) -> Result<Option<String>, Error> {
+    client.run(include_str!("../queries/job_version.sql"), &[&job]).await?[0].try_get(0)
+}
+
+/// Changes a job, as `pcfarm.update_job` takes it. False: it is not that version any more.
+pub async fn update(client: &ClientWrapper, job: JobId, version: &str, options: &RawJson) -> Result<bool, Error> {
+    client.run(include_str!("../queries/update_job.sql"), &[&job, &version, options]).await?[0].try_get(0)
+}
+
 impl Job {
     /// Why it is in its state and what comes next, for people.
     pub fn reason(&self) -> String {
@@ -133,11 +143,23 @@ pub struct Lane {
     pub problems: i64,
 }
 
-/// Jobs with a smaller id than `before`, newest first; `all`: ended ones, too.
-pub async fn list(client: &ClientWrapper, all: bool, before: Option<JobId>, limit: u32) -> Result<Vec<Job>, Error> {
+/// A page of jobs, newest first.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Ended ones, too.
+    pub all: bool,
+    /// Those with a smaller id.
+    pub before: Option<JobId>,
+    /// This user's alone.
+    pub owner: Option<String>,
+    pub limit: u32,
+}
+
+pub async fn list(client: &ClientWrapper, wanted: &Wanted) -> Result<Vec<Job>, Error> {
+    let Wanted { all, before, owner, limit } = wanted;
     let before = before.unwrap_or(JobId(i64::MAX));
-    let limit = i64::from(limit.min(PAGE_LIMIT));
-    let rows = client.run(include_str!("../queries/job_page.sql"), &[&all, &before, &limit]).await?;
+    let limit = i64::from((*limit).min(PAGE_LIMIT));
+    let rows = client.run(include_str!("../queries/job_page.sql"), &[all, &before, &limit, owner]).await?;
     let ids: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
     of_ids(client, &ids).await
 }

@@ -4,9 +4,11 @@
 //! - its schema: [`migrate`]
 //! - handing out: [`lanes`], [`job_types`]; accepting and closing: [`checkout`]
 //! - who works: [`presence`]; what runs now and then: [`upkeep`]
-//! - what people are told: [`alerts`]
+//! - what people are told: [`alerts`]; what is to be done when: [`schedules`]
+//! - who may come: [`access`]
 //! - what must hold at every moment: [`checks`]
 
+pub mod access;
 pub mod alerts;
 pub mod checkout;
 pub mod checks;
@@ -18,9 +20,12 @@ pub mod json;
 pub mod lanes;
 pub mod migrate;
 pub mod presence;
+pub mod schedules;
 pub mod statistics;
+pub mod submissions;
 pub mod submit;
 pub mod upkeep;
+pub mod usage;
 
 pub mod settings;
 pub mod sharing;
@@ -29,6 +34,7 @@ pub mod connect;
 
 pub mod pool;
 pub mod profiles;
+pub mod requests;
 
 pub mod cluster;
 

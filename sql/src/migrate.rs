@@ -12,6 +12,9 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V6__history", include_str!("../migrations/V6__history.sql")),
     ("V7__alerts", include_str!("../migrations/V7__alerts.sql")),
     ("V8__views", include_str!("../migrations/V8__views.sql")),
+    ("V9__schedules", include_str!("../migrations/V9__schedules.sql")),
+    ("V10__access", include_str!("../migrations/V10__access.sql")),
+    ("V11__api", include_str!("../migrations/V11__api.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

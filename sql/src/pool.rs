@@ -238,6 +238,16 @@ impl Kept {
         Ok(self.client.as_ref().expect("just put there"))
     }
 
+    /// The connection itself, to be given back by [`Kept::put`]: who does not has left something on it.
+    pub async fn take(&mut self) -> Result<Object, PoolError> {
+        self.client().await?;
+        Ok(self.client.take().expect("just put there"))
+    }
+
+    pub fn put(&mut self, client: Object) {
+        self.client = Some(client);
+    }
+
     /// After an error: the pool looks at it before anybody has it again.
     pub fn let_go(&mut self) {
         self.client = None;

@@ -4,7 +4,7 @@ use crate::checkout::Queries;
 use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{CheckoutId, ServerId, WorkstationId};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use tokio_postgres::Error;
 use uuid::Uuid;
 
@@ -263,4 +263,11 @@ pub async fn set_slot(client: &ClientWrapper, hostnames: &[String], name: &str, 
         false => include_str!("../queries/stop_slot.sql"),
     };
     client.run(text, &[&hostnames, &name]).await.map(drop)
+}
+
+/// How long ago a server was last heard by the database; `None`: it is not on record as running.
+pub async fn pulse_age(client: &impl Queries, server: ServerId) -> Result<Option<Duration>, Error> {
+    let rows = client.run(include_str!("../queries/pulse_age.sql"), &[&server]).await?;
+    let seconds = rows.first().map(|row| row.try_get::<_, f64>(0)).transpose()?;
+    Ok(seconds.map(|seconds| Duration::from_secs_f64(seconds.max(0.0))))
 }

@@ -2,6 +2,7 @@
 //! rights), or what arrives from elsewhere ([`at_once`], or [`Loading`] piece by piece). Each is one transaction: a job is
 //! loaded whole or not at all, and a repeated idempotency key loads nothing.
 
+use crate::access::{self, Rights};
 use crate::json::RawJson;
 use crate::lanes::{ComingProblem, OpenLane};
 use deadpool_postgres::ClientWrapper;
@@ -17,6 +18,9 @@ use tokio_postgres::{Client, Error, Row};
 /// Problems per convoy where none are given.
 pub const DEFAULT_CONVOY: u32 = 100;
 const CONVOY_LIMIT: u32 = 100_000;
+
+/// The user whom a server acts for, and what that one sees. None: the database role itself.
+pub type By = Option<(String, Rights)>;
 
 /// Which job gets the problems.
 #[derive(Clone, Debug)]
@@ -183,6 +187,7 @@ pub struct Fresh {
 /// which problem it was, and waits. With it comes the new lane, if it may be handed out now.
 pub async fn at_once(
     client: &ClientWrapper,
+    by: &By,
     target: &Target,
     convoy: Option<u32>,
     open: bool,
@@ -202,8 +207,10 @@ pub async fn at_once(
     let payloads: Vec<&RawJson> = problems.iter().map(|problem| &problem.payload).collect();
     let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
     crash_point(CrashPoint::SubmissionCame);
-    let outcome =
-        client.query_one(&statement, &[&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open]).await;
+    let (user, rights) = by.as_ref().map(|(user, rights)| (user, rights.name())).unzip();
+    let parameters: [&(dyn ToSql + Sync); 10] =
+        [&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open, &user, &rights];
+    let outcome = client.query_one(&statement, &parameters).await;
     crash_point(CrashPoint::SubmissionCommitted);
     match outcome {
         Ok(row) => {
@@ -286,13 +293,23 @@ pub struct Loading {
     /// Into the lane, and into the table.
     copied: i64,
     staged: i64,
+    /// Which stored submission this is, to be marked as loaded by the same transaction.
+    submission: Option<i64>,
 }
 
 impl Loading {
     /// Takes a connection that is out of its pool (`Object::take`): it may be left in an open transaction.
-    pub async fn begin(client: ClientWrapper, target: &Target, convoy: Option<u32>) -> Result<Begun, LoadError> {
+    pub async fn begin(
+        client: ClientWrapper,
+        by: &By,
+        target: &Target,
+        convoy: Option<u32>,
+    ) -> Result<Begun, LoadError> {
         let convoy = sensible(convoy)?;
         client.batch_execute(BEGIN).await?;
+        if let Some((user, rights)) = by {
+            access::act_as(&client, user, *rights, None).await?;
+        }
         let (job, repeated) = find_target(&client, target).await.map_err(LoadError::of_target)?;
         if repeated {
             return Ok(Begun::Repeated(job));
@@ -309,7 +326,13 @@ impl Loading {
             buffered_bytes: 0,
             copied: 0,
             staged: 0,
+            submission: None,
         })))
+    }
+
+    /// This is a stored submission: it is marked as loaded by the same transaction.
+    pub fn is_submission(&mut self, id: i64) {
+        self.submission = Some(id);
     }
 
     /// How many problems came before.
@@ -341,7 +364,7 @@ impl Loading {
 
     /// One COPY of what has been gathered. Several small ones instead of a single long one, because an error of a COPY is
     /// only told at its end, and because PostgreSQL has a limit for a client that is idle, but not for one that copies.
-    async fn write(&mut self) -> Result<(), LoadError> {
+    pub(crate) async fn write(&mut self) -> Result<(), LoadError> {
         let problems = std::mem::take(&mut self.buffer);
         self.buffered_bytes = 0;
         if problems.is_empty() {
@@ -415,6 +438,16 @@ impl Loading {
     /// Makes all problems visible at once, and commits.
     pub async fn finish(mut self, open: bool) -> Result<Submitted, LoadError> {
         self.write().await?;
+        self.complete(open).await
+    }
+
+    /// For what belongs into the same transaction.
+    pub(crate) fn client(&self) -> &ClientWrapper {
+        &self.client
+    }
+
+    /// The end, once all is written.
+    pub(crate) async fn complete(self, open: bool) -> Result<Submitted, LoadError> {
         let problems = self.problems();
         let client = &self.client;
         let mut lanes = vec![PackedLane::of_copied(self.lane, self.copied, self.convoy)];
@@ -433,6 +466,10 @@ impl Loading {
         register(client, self.job, &lanes, self.grouped).await?;
         if open {
             client.execute(include_str!("../queries/open_job.sql"), &[&self.job]).await?;
+        }
+        if let Some(submission) = self.submission {
+            let statement = include_str!("../queries/submission_is_loaded.sql");
+            client.execute(statement, &[&submission, &self.job, &problems]).await?;
         }
         crash_point(CrashPoint::UploadLoaded);
         if planted(Bug::AnswersBeforeCommit) {

@@ -261,7 +261,7 @@ async fn jobs_are_listed_newest_first_and_moved() {
     let client = world.pool.get().await.expect("connected");
     jobs::cancel(&client, ids[3]).await.expect("cancelled");
     let listed = async |all, before, limit| -> Vec<i64> {
-        let found = jobs::list(&client, all, before, limit).await.expect("listed");
+        let found = jobs::list(&client, &jobs::Wanted { all, before, owner: None, limit }).await.expect("listed");
         found.iter().map(|job| job.job_id.0).collect()
     };
     let id = |n: usize| ids[n].0;

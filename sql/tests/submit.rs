@@ -191,7 +191,7 @@ async fn an_idempotency_key_loads_once() {
     let other =
         Target::New { name: "other".into(), job_type: "t".into(), options: r#"{"idempotency_key": "k"}"#.into() };
     let client = Object::take(pool.get().await.expect("connected"));
-    match Loading::begin(client, &other, None).await {
+    match Loading::begin(client, &None, &other, None).await {
         Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&SqlState::UNIQUE_VIOLATION)),
         _ => panic!("another job under the same key"),
     }
@@ -224,7 +224,7 @@ async fn jobs_that_have_ended_or_are_not_there_are_refused_first() {
     let cases = [(job, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE), (77, SqlState::NO_DATA_FOUND)];
     for (job, expected) in cases {
         let connection = Object::take(pool.get().await.expect("connected"));
-        match Loading::begin(connection, &Target::Job(JobId(job)), None).await {
+        match Loading::begin(connection, &None, &Target::Job(JobId(job)), None).await {
             Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&expected)),
             _ => panic!("job {job} was not refused"),
         }
@@ -234,7 +234,10 @@ async fn jobs_that_have_ended_or_are_not_there_are_refused_first() {
         assert_eq!(error.code(), Some(&expected));
     }
     let connection = Object::take(pool.get().await.expect("connected"));
-    assert!(matches!(Loading::begin(connection, &new_job("{}"), Some(100_001)).await, Err(LoadError::Convoy(100_001))));
+    assert!(matches!(
+        Loading::begin(connection, &None, &new_job("{}"), Some(100_001)).await,
+        Err(LoadError::Convoy(100_001))
+    ));
     // The caller's connection is out of its transaction again.
     client.batch_execute("create table later ()").await.expect("usable");
 }
@@ -245,7 +248,7 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     let line = pool.get().await.expect("connected");
     let keyed = new_job(r#"{"idempotency_key": "k"}"#);
     let few: Vec<NewProblem> = (0..7).map(|n| problem(&n.to_string(), None)).collect();
-    let (done, fresh) = at_once(&line, &keyed, Some(3), true, &few).await.expect("asked").expect("loaded");
+    let (done, fresh) = at_once(&line, &None, &keyed, Some(3), true, &few).await.expect("asked").expect("loaded");
     assert_eq!((done.problems, done.repeated), (7, false));
     // A server that hands it out without looking sees what it would have seen.
     let fresh = fresh.expect("open, so to be handed out");
@@ -259,26 +262,26 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     load.add(few.clone()).await.expect("added");
     let theirs = load.finish(true).await.expect("loaded").job;
     assert_eq!(convoys(&client, done.job).await, convoys(&client, theirs).await);
-    let (again, fresh) = at_once(&line, &keyed, Some(3), true, &few).await.expect("asked").expect("repeated");
+    let (again, fresh) = at_once(&line, &None, &keyed, Some(3), true, &few).await.expect("asked").expect("repeated");
     assert_eq!(again, Submitted { job: done.job, problems: 0, repeated: true });
     assert!(fresh.is_none());
     let (more, fresh) =
-        at_once(&line, &Target::Job(done.job), None, false, &few).await.expect("asked").expect("loaded");
+        at_once(&line, &None, &Target::Job(done.job), None, false, &few).await.expect("asked").expect("loaded");
     assert_eq!((more.job, convoys(&client, more.job).await.len()), (done.job, 14));
     assert!(fresh.is_some(), "its job is open");
-    let (_, fresh) = at_once(&line, &new_job("{}"), None, false, &few).await.expect("asked").expect("loaded");
+    let (_, fresh) = at_once(&line, &None, &new_job("{}"), None, false, &few).await.expect("asked").expect("loaded");
     assert!(fresh.is_none(), "its job is loading");
 
     let before = count(&client, "select count(*) from pcfarm.job").await;
     let broken = [NewProblem { payload: RawJson("{".into()), ..problem("b", None) }];
-    assert!(at_once(&line, &new_job("{}"), None, true, &broken).await.expect("left").is_none());
+    assert!(at_once(&line, &None, &new_job("{}"), None, true, &broken).await.expect("left").is_none());
     // Somebody who is slow has the key.
     let slow = loading(&pool, &new_job(r#"{"idempotency_key": "slow"}"#), 3).await;
     let taken = new_job(r#"{"idempotency_key": "slow"}"#);
-    assert!(at_once(&line, &taken, None, true, &few).await.expect("left").is_none());
+    assert!(at_once(&line, &None, &taken, None, true, &few).await.expect("left").is_none());
     drop(slow);
     assert_eq!(count(&client, "select count(*) from pcfarm.job").await, before);
-    match at_once(&line, &Target::Job(JobId(77)), None, true, &few).await {
+    match at_once(&line, &None, &Target::Job(JobId(77)), None, true, &few).await {
         Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&SqlState::NO_DATA_FOUND)),
         other => panic!("{other:?}"),
     }

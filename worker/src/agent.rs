@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
 
 use crate::controller::Controller;
+use crate::credentials::Credentials;
 use crate::drive::{Setup, drive};
 use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
@@ -45,6 +46,8 @@ pub enum AgentError {
     /// It was told to stop, and no server acknowledged what it held.
     #[error("stopped with {0} checkouts unacknowledged: no server was reachable; the farm takes them back")]
     Unacknowledged(usize),
+    #[error("joining the farm: {0:#}")]
+    Joining(anyhow::Error),
     #[error(transparent)]
     Failed(anyhow::Error),
 }
@@ -56,7 +59,7 @@ impl AgentError {
             AgentError::StateDir(_) | AgentError::Failed(_) => 1,
             AgentError::Settings(_) => 2,
             AgentError::Unacknowledged(_) => 3,
-            AgentError::IdentityInUse(_) => 5,
+            AgentError::IdentityInUse(_) | AgentError::Joining(_) => 5,
         }
     }
 }
@@ -157,12 +160,27 @@ impl Agent {
             controllers = self.controllers.names().join(","),
             "agent starts"
         );
+        let credentials = settings.credentials(state_dir.identity);
+        if let Some(token) = &settings.join_token {
+            let joined = stop.run_until_cancelled(credentials.join(&endpoints, token)).await;
+            match joined {
+                None => return Ok(()),
+                Some(Ok(())) => {}
+                Some(Err(error)) => return Err(AgentError::Joining(error)),
+            }
+        }
+        stop.run_until_cancelled(credentials.renew_if_due(&endpoints)).await;
+        let credentials = Arc::new(credentials);
         let (slots, wanted) = watch::channel(Vec::new());
         let threads = pool::threads(settings.cores).map_err(AgentError::Failed)?;
-        let body = Body { settings, state_dir, endpoints, threads, controllers: self.controllers };
+        let body = Body { settings, state_dir, endpoints, credentials, threads, controllers: self.controllers };
         let setup = Setup { slots: Some(slots), ..body.setup(body.state_dir.identity, None) };
         // Its slots end with it: nobody is left who tells them apart.
-        let (ended, left) = tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, &body, stop));
+        let working = async { tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, &body, stop)) };
+        let (ended, left) = tokio::select! {
+            ended = working => ended,
+            () = body.credentials.keep_renewing(&body.endpoints) => unreachable!("it never ends"),
+        };
         match ended {
             Ok(Ending::Clean) if left == 0 => Ok(()),
             Ok(Ending::Clean) => Err(AgentError::Unacknowledged(left)),
@@ -177,6 +195,7 @@ pub(crate) struct Body {
     pub settings: Settings,
     pub state_dir: StateDir,
     endpoints: Vec<Endpoint>,
+    credentials: Arc<Credentials>,
     threads: Arc<rayon::ThreadPool>,
     controllers: Controllers,
 }
@@ -196,6 +215,7 @@ impl Body {
         };
         Setup {
             endpoints: self.endpoints.clone(),
+            credentials: self.credentials.clone(),
             threads: self.threads.clone(),
             controllers: self.controllers.clone(),
             profile,

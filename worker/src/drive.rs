@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
 
 use crate::clock;
+use crate::credentials::Credentials;
 use crate::inventory::{Action, Ending, Event, Inventory, Profile};
 use crate::link::{IdentityInUse, Link, LinkEvent, Stream};
 use crate::pool::{Pool, Report};
@@ -34,6 +35,7 @@ const FAREWELL_WAIT: Duration = Duration::from_secs(2);
 /// What an agent runs with.
 pub struct Setup {
     pub endpoints: Vec<Endpoint>,
+    pub credentials: Arc<Credentials>,
     pub threads: Arc<rayon::ThreadPool>,
     pub controllers: Controllers,
     pub profile: Profile,
@@ -57,7 +59,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
     let _end_link_with_this = end_link.clone().drop_guard();
     let mut tasks = JoinSet::new();
     // Its error, a copied identity, stops the agent.
-    tasks.spawn(Link::new(setup.endpoints, events).keep_up(end_link.clone()));
+    tasks.spawn(Link::new(setup.endpoints, setup.credentials, events).keep_up(end_link.clone()));
     let mut driver = Driver {
         inventory: Inventory::new(setup.profile, clock::now()),
         pool,

@@ -56,6 +56,7 @@
 //! - [`builtin`]: controllers for trying a farm.
 //! - [`agent`]: the complete program.
 //! - [`settings`]: what it is told, and [`state_dir`]: who it is.
+//! - `credentials`: what it proves itself with.
 //! - `drive`: the one loop: wait, decide, act.
 //! - `inventory`: every decision of it, without I/O or clock.
 //! - `slots`: sessions beside its own.
@@ -66,6 +67,7 @@
 pub mod agent;
 pub mod builtin;
 pub mod controller;
+mod credentials;
 pub mod settings;
 pub mod state_dir;
 pub mod trial;

@@ -11,6 +11,7 @@ use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
 use pcfarm_proto::v1::server_message::Message as In;
 use rand::RngExt;
 use rand::seq::SliceRandom;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -19,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tracing::{debug, error, info, warn};
+
+use crate::credentials::Credentials;
 
 /// A server on the same campus answers in milliseconds: with three, rotating past a dead one stays quick.
 const CONNECT_WAIT: Duration = Duration::from_secs(3);
@@ -60,6 +63,7 @@ pub struct IdentityInUse(pub String);
 
 pub struct Link {
     endpoints: Vec<Endpoint>,
+    credentials: Arc<Credentials>,
     events: mpsc::Sender<LinkEvent>,
     /// A quarter of the farm's lease if that is less than [`LONGEST_DELAY`]: back before it is over. Milliseconds.
     longest_delay_ms: AtomicU64,
@@ -85,7 +89,7 @@ enum Cause {
 
 impl Link {
     /// The servers are tried in random order, so that agents spread over them.
-    pub fn new(mut endpoints: Vec<Endpoint>, events: mpsc::Sender<LinkEvent>) -> Link {
+    pub fn new(mut endpoints: Vec<Endpoint>, credentials: Arc<Credentials>, events: mpsc::Sender<LinkEvent>) -> Link {
         endpoints.shuffle(&mut rand::rng());
         let tuned = |endpoint: Endpoint| {
             endpoint
@@ -99,6 +103,7 @@ impl Link {
         };
         Link {
             endpoints: endpoints.into_iter().map(tuned).collect(),
+            credentials,
             events,
             longest_delay_ms: AtomicU64::new(u64::try_from(LONGEST_DELAY.as_millis()).expect("seconds")),
         }
@@ -151,6 +156,11 @@ impl Link {
     }
 
     async fn session(&self, endpoint: &Endpoint) -> End {
+        // With the certificate that it has now.
+        let endpoint = match self.credentials.tune(endpoint.clone()) {
+            Ok(endpoint) => endpoint,
+            Err(error) => return End::Failed(Cause::Rotate(error)),
+        };
         match timeout(CONNECT_WAIT, endpoint.connect()).await {
             Ok(Ok(channel)) => {
                 info!(server = %endpoint.uri(), "connected");

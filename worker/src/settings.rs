@@ -8,8 +8,12 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::Parser;
+use pcfarm_proto::secrets::{JoinToken, Malformed};
 use serde::Deserialize;
 use tonic::transport::Endpoint;
+use uuid::Uuid;
+
+use crate::credentials::Credentials;
 
 /// The server's own default, on this machine: a farm of one is tried without any setting.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7070";
@@ -46,6 +50,10 @@ pub struct Settings {
     pub grace: Duration,
     /// With more bytes of results unacknowledged than this, no more work is asked for.
     pub unacknowledged_bytes: usize,
+    /// What lets this workstation into the farm, once.
+    pub join_token: Option<JoinToken>,
+    /// An authority of servers' certificates, beside the farm's own.
+    pub ca: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -59,6 +67,8 @@ impl Default for Settings {
             prefetch: DEFAULT_PREFETCH,
             grace: DEFAULT_GRACE,
             unacknowledged_bytes: DEFAULT_UNACKNOWLEDGED_MIB << 20,
+            join_token: None,
+            ca: None,
         }
     }
 }
@@ -83,6 +93,8 @@ pub enum SettingsError {
     Parse { path: PathBuf, source: toml::de::Error },
     #[error("{server:?} is not the address of a server, such as {DEFAULT_SERVER}: {reason}")]
     Server { server: String, reason: String },
+    #[error("the join token")]
+    JoinToken(#[from] Malformed),
     #[error("no server is named")]
     NoServer,
     #[error("an agent needs at least one core")]
@@ -125,6 +137,12 @@ struct Flags {
     /// Results that may wait for a server before no more work is asked for [default: 64]
     #[arg(long, value_name = "MIB", env = "PCFARM_UNACKNOWLEDGED_MIB")]
     unacknowledged_mib: Option<usize>,
+    /// A file with the token that lets this workstation into the farm, once; or PCFARM_JOIN_TOKEN is that token
+    #[arg(long, value_name = "FILE", env = "PCFARM_JOIN_TOKEN_FILE")]
+    join_token_file: Option<PathBuf>,
+    /// An authority of servers' certificates, beside the farm's own: a PEM file
+    #[arg(long, value_name = "FILE", env = "PCFARM_CA")]
+    ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -138,6 +156,8 @@ struct FileSettings {
     prefetch: Option<u32>,
     grace: Option<u64>,
     unacknowledged_mib: Option<usize>,
+    join_token_file: Option<PathBuf>,
+    ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -179,9 +199,15 @@ impl Settings {
             grace: flags.grace.or(file.grace).map_or(default.grace, Duration::from_secs),
             unacknowledged_bytes: unacknowledged
                 .map_or(default.unacknowledged_bytes, |mib| mib.saturating_mul(1 << 20)),
+            join_token: join_token(flags.join_token_file.or(file.join_token_file))?,
+            ca: flags.ca.or(file.ca),
         };
         settings.endpoints()?;
         Ok(settings)
+    }
+
+    pub(crate) fn credentials(&self, identity: Uuid) -> Credentials {
+        Credentials::new(&self.state_dir, identity, &self.hostname, self.ca.as_deref())
     }
 
     /// The servers as the link wants them; checks the rest as well.
@@ -198,6 +224,16 @@ impl Settings {
     }
 }
 
+/// Never in an argument, where every process of the machine reads it.
+fn join_token(file: Option<PathBuf>) -> Result<Option<JoinToken>, SettingsError> {
+    let text = match file {
+        Some(path) => std::fs::read_to_string(&path).map_err(|source| SettingsError::Read { path, source })?,
+        None => std::env::var("PCFARM_JOIN_TOKEN").unwrap_or_default(),
+    };
+    let text = text.trim();
+    if text.is_empty() { Ok(None) } else { Ok(Some(text.parse()?)) }
+}
+
 fn read_file(path: &Path) -> Result<FileSettings, SettingsError> {
     let path = path.to_owned();
     match std::fs::read_to_string(&path) {
@@ -212,9 +248,9 @@ fn endpoint(server: &str) -> Result<Endpoint, SettingsError> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let endpoint = Endpoint::from_shared(url).map_err(|error| wrong(format!("{:#}", anyhow::Error::from(error))))?;
     match (endpoint.uri().scheme_str(), endpoint.uri().host()) {
-        (Some("http"), Some(host)) if !host.is_empty() => Ok(endpoint),
-        (Some("http"), _) => Err(wrong("it has no host".to_owned())),
-        (_, _) => Err(wrong("only http is spoken".to_owned())),
+        (Some("http" | "https"), Some(host)) if !host.is_empty() => Ok(endpoint),
+        (Some("http" | "https"), _) => Err(wrong("it has no host".to_owned())),
+        (_, _) => Err(wrong("only http and https are spoken".to_owned())),
     }
 }
 
@@ -251,7 +287,7 @@ mod tests {
         for (arguments, expected) in [
             (vec!["--cores", "0"], "at least one core"),
             (vec!["--cores", "many"], "invalid value"),
-            (vec!["--server", "https://farm:1"], "only http is spoken"),
+            (vec!["--server", "ftp://farm:1"], "only http and https are spoken"),
             (vec!["--server", "http://"], "not the address of a server"),
             (vec!["--server", " , "], "no server"),
             (vec!["--config", "/nowhere/worker.toml"], "cannot read /nowhere/worker.toml"),

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use pcfarm_proto::ids::slot_identity;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -75,16 +76,11 @@ fn start(
 ) {
     let stop = CancellationToken::new();
     running.insert(name.to_owned(), Running { stop: stop.clone(), ending: false });
-    let setup = body.state_dir.identity_of_slot(name).map(|identity| body.setup(identity, Some(name)));
+    let setup = body.setup(slot_identity(body.state_dir.identity, name), Some(name));
     let name = name.to_owned();
     tasks.spawn(async move {
-        let ended = match setup {
-            Ok(setup) => {
-                info!(slot = name, "slot starts");
-                Box::pin(drive(setup, stop.clone())).await
-            }
-            Err(error) => Err(error.into()),
-        };
+        info!(slot = name, "slot starts");
+        let ended = Box::pin(drive(setup, stop.clone())).await;
         if ended.is_err() {
             stop.run_until_cancelled(tokio::time::sleep(RESTART_PAUSE)).await;
         }

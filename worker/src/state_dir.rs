@@ -1,7 +1,7 @@
 //! The agent's state directory: who it is, across restarts.
 //!
-//! Owns the identity file and the lock that keeps a second agent out. Nothing else is kept on disk: what an
-//! agent holds is lost with it, and the farm hands it out again.
+//! Owns the identity file and the lock that keeps a second agent out. Beside them are the agent's credentials, and nothing
+//! else: what an agent holds is lost with it, and the farm hands it out again.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,7 +17,6 @@ const LOCK_FILE: &str = "lock";
 #[derive(Debug)]
 pub struct StateDir {
     pub identity: Uuid,
-    dir: PathBuf,
     _lock: File,
 }
 
@@ -36,12 +35,7 @@ impl StateDir {
     pub fn open(dir: &Path) -> Result<StateDir, StateDirError> {
         fs::create_dir_all(dir).map_err(failed("make the state directory", dir))?;
         let lock = lock(dir)?;
-        Ok(StateDir { identity: identity(dir, IDENTITY_FILE)?, dir: dir.to_owned(), _lock: lock })
-    }
-
-    /// Who a slot is. Its name is one that a file can have.
-    pub fn identity_of_slot(&self, name: &str) -> Result<Uuid, StateDirError> {
-        identity(&self.dir, &format!("{IDENTITY_FILE}.slot-{name}"))
+        Ok(StateDir { identity: identity(dir, IDENTITY_FILE)?, _lock: lock })
     }
 }
 

@@ -96,6 +96,10 @@ named! {
         ResultsDelivered = "results-delivered",
         AlertsClaimed = "alerts-claimed",
         AlertDelivered = "alert-delivered",
+        SchedulesClaimed = "schedules-claimed",
+        SchedulesTriggered = "schedules-triggered",
+        TickCommitted = "tick-committed",
+        ScheduleLoaded = "schedule-loaded",
         AcknowledgementCame = "acknowledgement-came",
     }
 }

@@ -21,6 +21,8 @@ pub struct Farm {
     agents: Vec<Running>,
     pub server: Running,
     pub url: String,
+    /// Of REST.
+    pub rest: String,
     /// The test's own eyes.
     pub sql: Client,
     pub database: TestDatabase,
@@ -43,7 +45,7 @@ impl Farm {
         let database = database().await;
         let mut command = program("pcfarm-server")?;
         command.args(["--database-url", &database.url(), "--listen", "127.0.0.1:0", "--heartbeat", "1s"]);
-        let (server, address) = tokio::task::spawn_blocking(move || start_server(command)).await??;
+        let (server, address, rest) = tokio::task::spawn_blocking(move || start_server(command)).await??;
         let sql = database.client().await;
         sql.batch_execute(
             "select pcfarm.create_job_type('echo', 'echo', '{}');
@@ -52,7 +54,24 @@ impl Farm {
         )
         .await?;
         let url = format!("http://{address}");
-        Ok(Farm { agents: Vec::new(), server, url, sql, database, directory: tempfile::tempdir()? })
+        Ok(Farm {
+            agents: Vec::new(),
+            server,
+            url,
+            rest: format!("http://{rest}"),
+            sql,
+            database,
+            directory: tempfile::tempdir()?,
+        })
+    }
+
+    /// Another server on the same database, in place of one that has gone.
+    pub async fn start_server_again(&mut self) -> Result<()> {
+        let mut command = program("pcfarm-server")?;
+        command.args(["--database-url", &self.database.url(), "--listen", "127.0.0.1:0", "--heartbeat", "1s"]);
+        let (server, address, rest) = tokio::task::spawn_blocking(move || start_server(command)).await??;
+        (self.server, self.url, self.rest) = (server, format!("http://{address}"), format!("http://{rest}"));
+        Ok(())
     }
 
     /// Comes back when the farm knows the agent.
@@ -223,7 +242,7 @@ fn without_settings(command: &mut Command) {
 }
 
 /// Reads the address from the log, and then the rest of it, lest the server's standard error fill.
-fn start_server(mut command: Command) -> Result<(Running, String)> {
+fn start_server(mut command: Command) -> Result<(Running, String, String)> {
     let mut server = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?);
     let log = BufReader::new(server.0.stderr.take().context("it is a pipe")?);
     let (tell, told) = mpsc::channel();
@@ -232,11 +251,15 @@ fn start_server(mut command: Command) -> Result<(Running, String)> {
             let _ = tell.send(line); // nobody listens once the address is known
         }
     });
-    let mut seen = String::new();
+    let (mut seen, mut http) = (String::new(), String::new());
+    let first = |rest: &str| rest.split(' ').next().unwrap_or(rest).to_owned();
     let deadline = Instant::now() + PATIENCE;
     while let Ok(line) = told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         if let Some((_, rest)) = line.split_once("serving address=") {
-            return Ok((server, rest.split(' ').next().unwrap_or(rest).to_owned()));
+            return Ok((server, first(rest), http));
+        }
+        if let Some((_, rest)) = line.split_once("REST address=") {
+            http = first(rest);
         }
         seen.push_str(&line);
         seen.push('\n');

@@ -199,6 +199,10 @@ impl JobService for Script {
         Err(Status::invalid_argument("there was no end"))
     }
 
+    async fn update_job(&self, _: Request<pcfarm_proto::v1::UpdateJobRequest>) -> Answer<Job> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
     async fn list_jobs(&self, request: Request<ListJobsRequest>) -> Answer<ListJobsResponse> {
         let request = request.into_inner();
         let newest = if request.before_job_id == 0 { 250 } else { request.before_job_id - 1 };
@@ -328,6 +332,10 @@ fn workstation(workstation_id: i64, hostname: &str) -> Workstation {
 
 #[tonic::async_trait]
 impl FarmService for Script {
+    async fn list_usage(&self, _: Request<ListUsageRequest>) -> Answer<ListUsageResponse> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Answer<FarmStatus> {
         Ok(Response::new(FarmStatus {
             server_version: "0.1.0".into(),

@@ -9,9 +9,13 @@ use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_sql::checkout::{Acceptance, Accepting, Failed, Home, Solved};
 use pcfarm_sql::json::RawJson;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Most of a failure's message that is kept.
 const MESSAGE_LIMIT: usize = 4096;
+
+/// Most of one delivery.
+const BUSY_LIMIT: Duration = Duration::from_secs(86_400_000);
 
 #[derive(Debug, Default)]
 pub(super) struct Batch {
@@ -29,6 +33,7 @@ struct Gathered {
     strangers: i32,
     /// The agent is done with it, and why it gives back what is left.
     finished: Option<String>,
+    busy: Duration,
 }
 
 impl Batch {
@@ -81,6 +86,9 @@ impl Batch {
             };
             gathered.failed.push(failed(0, problem_id, attempts, held.members.home(place), &message));
         }
+        // What an agent says; no more than would fit a day of a thousand cores, so that a sum stays a sum.
+        let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok()).unwrap_or_default();
+        gathered.busy = gathered.busy.saturating_add(busy.min(BUSY_LIMIT)).min(BUSY_LIMIT);
         if results.finished {
             gathered.finished = Some(storable(&results.give_back_reason));
         }
@@ -98,7 +106,8 @@ impl Batch {
             let acceptance = acceptances.last_mut().expect("just pushed");
             let checkout = acceptance.checkouts.len();
             let closing = gathered.finished.is_some();
-            acceptance.checkouts.push(Accepting { checkout_id, token: gathered.token, closing });
+            let busy_seconds = std::mem::take(&mut gathered.busy).as_secs_f64();
+            acceptance.checkouts.push(Accepting { checkout_id, token: gathered.token, closing, busy_seconds });
             acceptance.solved.extend(gathered.solved.drain(..).map(|solved| Solved { checkout, ..solved }));
             acceptance.failed.extend(gathered.failed.drain(..).map(|failed| Failed { checkout, ..failed }));
         }

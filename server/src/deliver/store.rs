@@ -3,6 +3,7 @@
 use super::RESULTS_AT_ONCE;
 use super::batch::{self, Batch};
 use crate::farm::Farm;
+use crate::instruments;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{CheckoutId, ProblemId};
@@ -10,6 +11,7 @@ use pcfarm_sql::checkout::{self, Acceptance, Home, Verdict};
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::pool::Kept;
 use std::collections::HashMap;
+use tokio::time::Instant;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tracing::debug;
@@ -48,8 +50,13 @@ async fn store_one(
     job_type: &JobType,
     mut acceptance: Acceptance,
 ) -> anyhow::Result<Vec<Verdict>> {
+    let began = Instant::now();
     let error = match checkout::accept(client, &job_type.name, &acceptance).await {
-        Ok(verdicts) => return Ok(verdicts),
+        Ok(verdicts) => {
+            instruments::timed("accept", began);
+            instruments::accepted(verdicts.iter().map(|verdict| verdict.accepted));
+            return Ok(verdicts);
+        }
         Err(error) if is_data_error(&error) => error,
         // A write-back that takes too long is split like one that fails; so is what many problems bring, one after the other.
         Err(error)
@@ -86,9 +93,16 @@ async fn store_by_halves(
     acceptance.checkouts.iter_mut().for_each(|checkout| checkout.closing = false);
     let mut left = vec![acceptance];
     let mut totals: HashMap<CheckoutId, Verdict> = HashMap::new();
+    let mut first = true;
     while let Some(mut piece) = left.pop() {
         let error = match checkout::accept(client, job_type, &piece).await {
             Ok(verdicts) => {
+                if std::mem::take(&mut first) {
+                    // Said once.
+                    left.iter_mut()
+                        .flat_map(|piece| &mut piece.checkouts)
+                        .for_each(|checkout| checkout.busy_seconds = 0.0);
+                }
                 add_up(&mut totals, verdicts);
                 crash_point(CrashPoint::HalfOfResultsCommitted);
                 continue;

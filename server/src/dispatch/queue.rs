@@ -151,7 +151,7 @@ mod tests {
             selection: None,
             slots: Vec::new(),
         };
-        let session = Session::new(&connection, &hello, mpsc::channel(1).0, CancellationToken::new());
+        let session = Session::new(&connection, &hello, None, mpsc::channel(1).0, CancellationToken::new());
         session.add_credit(1);
         Arc::new(session)
     }

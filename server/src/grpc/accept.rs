@@ -2,19 +2,24 @@
 //!
 //! Never busy: when the process is out of file descriptors it waits, and those who knock wait in the backlog.
 
+use crate::access::Peer;
+use crate::authority::{self, Tls};
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{Instant, Sleep, sleep};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_stream::Stream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
-use tracing::warn;
+use tonic::transport::server::Connected;
+use tracing::{debug, warn};
+use uuid::Uuid;
 
 /// Thousands of agents come back at once when a server starts again; whoever finds the backlog full tries again only
 /// after a second or more. The system may allow less.
@@ -23,7 +28,7 @@ const BACKLOG: u32 = 4096;
 /// After an error that the next connection would meet, too: no descriptor is left, or no memory.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// HTTP/2's preface must be here by then; from there on its keep-alive watches.
+/// HTTP/2's preface must be here by then, and TLS agreed on before; from there on its keep-alive watches.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(10);
 const PREFACE_BYTES: usize = 24;
 
@@ -120,6 +125,10 @@ impl Rarely {
 pub struct Incoming {
     listener: TcpListener,
     limits: Limits,
+    /// HTTP/2 is what they must begin with.
+    http2: bool,
+    /// None: everything is said in the clear.
+    tls: Option<Arc<Tls>>,
     taken: Arc<Mutex<Taken>>,
     pause: Option<Pin<Box<Sleep>>>,
     refusals: Rarely,
@@ -127,15 +136,22 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    pub fn new(listener: TcpListener, limits: Limits) -> Incoming {
+    pub fn new(listener: TcpListener, limits: Limits, tls: Option<Arc<Tls>>) -> Incoming {
         Incoming {
             listener,
             limits,
+            http2: true,
+            tls,
             taken: Arc::default(),
             pause: None,
             refusals: Rarely::default(),
             errors: Rarely::default(),
         }
+    }
+
+    /// Connections that are watched by whoever serves them.
+    pub fn http1(listener: TcpListener, limits: Limits, tls: Option<Arc<Tls>>) -> Incoming {
+        Incoming { http2: false, ..Incoming::new(listener, limits, tls) }
     }
 
     /// The connection with its place, or nothing when there is none for it: then it is closed.
@@ -154,7 +170,15 @@ impl Incoming {
         // A stream that does not take it is about to fail anyway.
         drop(stream.set_nodelay(true));
         let place = Place { taken: self.taken.clone(), address };
-        Some(Connection { stream, preface: Some(Preface::new()), _place: place })
+        let info = ConnectInfo { address, proven: Arc::default() };
+        let socket = match &self.tls {
+            None => Socket::Plain(stream),
+            // What the files have now, for this connection.
+            Some(tls) => Socket::Agreeing(Box::new(
+                TlsAcceptor::from(if self.http2 { tls.config() } else { tls.http_config() }).accept(stream),
+            )),
+        };
+        Some(Connection { socket, info, preface: self.http2.then(Preface::new), _place: place })
     }
 
     fn failed(&mut self, error: &io::Error) {
@@ -205,18 +229,77 @@ impl Preface {
     }
 }
 
+/// From where a connection comes, and whose certificate was shown on it, once TLS is agreed on.
+#[derive(Clone, Debug)]
+pub struct ConnectInfo {
+    address: IpAddr,
+    proven: Arc<OnceLock<(Uuid, SystemTime)>>,
+}
+
+impl ConnectInfo {
+    pub fn peer(&self) -> Peer {
+        Peer { address: Some(self.address), workstation: self.proven.get().copied() }
+    }
+}
+
+enum Socket {
+    Plain(TcpStream),
+    /// In the connection's own task: whoever is slow keeps nobody else waiting.
+    Agreeing(Box<tokio_rustls::Accept<TcpStream>>),
+    Secret(Box<TlsStream<TcpStream>>),
+    /// They did not agree.
+    Over,
+}
+
 /// A connection that has its place.
 pub struct Connection {
-    stream: TcpStream,
+    socket: Socket,
+    info: ConnectInfo,
     preface: Option<Preface>,
     _place: Place,
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = ConnectInfo;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+    fn connect_info(&self) -> ConnectInfo {
+        self.info.clone()
+    }
+}
+
+impl Connection {
+    /// Goes on with agreeing on TLS, if that is not done.
+    fn poll_agreed(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.socket {
+            Socket::Plain(_) | Socket::Secret(_) => Poll::Ready(Ok(())),
+            Socket::Over => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+            Socket::Agreeing(agreeing) => match ready!(Pin::new(agreeing).poll(context)) {
+                Ok(stream) => {
+                    // Checked by now: signed by the farm's authority, for clients, and within its time.
+                    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                    if let Some(named) = shown.and_then(authority::named_in) {
+                        // Agreed on once.
+                        let _ = self.info.proven.set(named);
+                    }
+                    self.socket = Socket::Secret(Box::new(stream));
+                    Poll::Ready(Ok(()))
+                }
+                Err(error) => {
+                    debug!(address = %self.info.address, %error, "no TLS was agreed on");
+                    self.socket = Socket::Over;
+                    Poll::Ready(Err(error))
+                }
+            },
+        }
+    }
+
+    fn poll_read_some(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_agreed(context))?;
+        match &mut self.socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Socket::Secret(stream) => Pin::new(stream).poll_read(context, buffer),
+            Socket::Agreeing(_) | Socket::Over => unreachable!("agreed on just now"),
+        }
     }
 }
 
@@ -227,7 +310,7 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let polled = self.poll_read_some(context, buffer);
         let Some(preface) = &mut self.preface else { return polled };
         preface.missing = preface.missing.saturating_sub(buffer.filled().len() - before);
         if preface.missing == 0 {
@@ -241,7 +324,12 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        ready!(self.poll_agreed(context))?;
+        match &mut self.socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Socket::Secret(stream) => Pin::new(stream).poll_write(context, bytes),
+            Socket::Agreeing(_) | Socket::Over => unreachable!("agreed on just now"),
+        }
     }
 
     fn poll_write_vectored(
@@ -249,19 +337,33 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        ready!(self.poll_agreed(context))?;
+        match &mut self.socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Socket::Secret(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Socket::Agreeing(_) | Socket::Over => unreachable!("agreed on just now"),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        true // so are both
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        match &mut self.socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Socket::Secret(stream) => Pin::new(stream).poll_flush(context),
+            // Nothing was written.
+            Socket::Agreeing(_) | Socket::Over => Poll::Ready(Ok(())),
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        match &mut self.socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Socket::Secret(stream) => Pin::new(stream).poll_shutdown(context),
+            Socket::Agreeing(_) | Socket::Over => Poll::Ready(Ok(())),
+        }
     }
 }
 
@@ -301,7 +403,7 @@ mod tests {
     fn incoming(limits: Limits) -> (Incoming, std::net::SocketAddr) {
         let listener = listen("127.0.0.1:0".parse().expect("an address")).expect("a free port");
         let address = listener.local_addr().expect("bound");
-        (Incoming::new(listener, limits), address)
+        (Incoming::new(listener, limits, None), address)
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! The agents' service: turns a stream of messages into events for the dispatcher and the acceptors.
 
+use crate::access::{Caller, Kind, Peer};
 use crate::deliver::Delivered;
 use crate::dispatch::Event;
 use crate::farm::Farm;
@@ -7,20 +8,22 @@ use crate::grpc::status_code;
 use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
-use pcfarm_proto::ids::CheckoutId;
+use pcfarm_proto::ids::{CheckoutId, slot_identity};
 use pcfarm_proto::v1::agent_message::Message;
 use pcfarm_proto::v1::{self, WorkstationState, server_message};
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT};
+use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::presence::{self, Connection, Introduction};
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{Instrument, info, info_span, warn};
+use uuid::Uuid;
 
 /// An agent introduces itself at once, or is a stranger.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -39,6 +42,37 @@ impl AgentApi {
     pub fn new(farm: Arc<Farm>) -> AgentApi {
         AgentApi { farm }
     }
+
+    /// A certificate is worth the workstation that it names, and that one's slots; whoever has none is no workstation that
+    /// has one.
+    async fn is_itself(&self, caller: &Caller, who: &Introduction) -> Result<(), Status> {
+        match caller.kind() {
+            Kind::Workstation(named) => {
+                let slot = who.hostname.rsplit_once('#').map(|(_, slot)| slot);
+                let is_its_slot = slot.is_some_and(|slot| who.identity == slot_identity(named, slot));
+                if who.identity == named || is_its_slot {
+                    return Ok(());
+                }
+                Err(Status::permission_denied(format!(
+                    "this agent says that it is workstation {}, and its certificate is {named}'s: give it a state directory \
+                     of its own",
+                    who.identity
+                )))
+            }
+            Kind::Token(_) | Kind::Anonymous => {
+                if !self.farm.access.has_workstations().await? {
+                    return Ok(());
+                }
+                let client = self.farm.pool.get().await.map_err(status_code::of_pool)?;
+                if !access::has_credential(&client, who.identity).await.map_err(status_code::of)? {
+                    return Ok(());
+                }
+                Err(Status::permission_denied(
+                    "this workstation has a certificate, and is to show it: connect by https",
+                ))
+            }
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -46,6 +80,7 @@ impl v1::agent_service_server::AgentService for AgentApi {
     type WorkStream = ReceiverStream<Result<v1::ServerMessage, Status>>;
 
     async fn work(&self, request: Request<Streaming<v1::AgentMessage>>) -> Result<Response<Self::WorkStream>, Status> {
+        let (caller, peer) = (Caller::of(&request)?, Peer::of(&request));
         let mut incoming = request.into_inner();
         let hello = match tokio::time::timeout(HELLO_DEADLINE, incoming.message()).await {
             Ok(Ok(Some(v1::AgentMessage { message: Some(Message::Hello(hello)) }))) => hello,
@@ -54,12 +89,14 @@ impl v1::agent_service_server::AgentService for AgentApi {
             Err(_) => return Err(Status::deadline_exceeded("no Hello came")),
         };
         let who = introduction(&hello)?;
+        self.is_itself(&caller, &who).await?;
+        let credential = peer.workstation.filter(|_| matches!(caller.kind(), Kind::Workstation(_)));
         let (out, messages) = mpsc::channel(OUTGOING_LIMIT);
         let farm = self.farm.clone();
         let span = info_span!("session", hostname = who.hostname);
         // A cancelled call must not leave registering half done on a pooled connection: it runs in a task of its own.
         let task = async move {
-            match register(&farm, &hello, who, &out).await {
+            match register(&farm, &hello, who, credential, &out).await {
                 Ok(session) => converse(&farm, &session, incoming).await,
                 Err(status) => drop(out.send(Err(status)).await),
             }
@@ -120,6 +157,7 @@ async fn register(
     farm: &Arc<Farm>,
     hello: &v1::Hello,
     who: Introduction,
+    credential: Option<(Uuid, SystemTime)>,
     out: &Outgoing,
 ) -> Result<Arc<Session>, Status> {
     let stopping = || Status::unavailable("this server is stopping: connect to another");
@@ -130,7 +168,8 @@ async fn register(
     crash_point(CrashPoint::WorkstationConnected);
     let known = Instant::now();
     let revoked = settle(farm, hello, &connection, &live).await?;
-    let session = Arc::new(Session::new(&connection, hello, out.clone(), farm.stopping.child_token()));
+    let ended = farm.stopping.child_token();
+    let session = Arc::new(Session::new(&connection, hello, credential, out.clone(), ended));
     session.set_slots(&connection.slots);
     let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
     hello

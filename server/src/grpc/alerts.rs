@@ -1,6 +1,7 @@
 //! Who is told of what, and what could not be told.
 
 use super::status_code;
+use crate::access::Caller;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::{AlertId, JobId, SubscriptionId};
 use pcfarm_proto::v1::alert_service_server::AlertService;
@@ -26,16 +27,25 @@ impl AlertsApi {
         AlertsApi { pool }
     }
 
-    async fn client(&self) -> Result<Object, Status> {
-        self.pool.get().await.map_err(status_code::of_pool)
+    /// On which the caller acts: the database's functions and views show and change what is that user's.
+    async fn client(&self, caller: &Caller) -> Result<Object, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        caller.act(&client).await?;
+        Ok(client)
     }
 }
 
 #[tonic::async_trait]
 impl AlertService for AlertsApi {
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<SubscribeResponse>, Status> {
-        let options = options(request.into_inner());
-        let client = self.client().await?;
+        let caller = Caller::of(&request)?;
+        let asked = request.into_inner();
+        let job = some_job(asked.job_id);
+        let options = options(asked);
+        let client = self.client(&caller).await?;
+        if let Some(job) = job {
+            caller.act_on(&client, job).await?;
+        }
         let (id, secret) = alerts::subscribe(&client, &options).await.map_err(status_code::of)?;
         let mut made = alerts::subscriptions(&client, None, Some(id)).await.map_err(status_code::of)?;
         let subscription = made.pop().map(subscription);
@@ -46,28 +56,32 @@ impl AlertService for AlertsApi {
         &self,
         request: Request<ListSubscriptionsRequest>,
     ) -> Result<Response<ListSubscriptionsResponse>, Status> {
+        let caller = Caller::of(&request)?;
         let job = some_job(request.into_inner().job_id);
-        let found = alerts::subscriptions(&*self.client().await?, job, None).await.map_err(status_code::of)?;
+        let found = alerts::subscriptions(&*self.client(&caller).await?, job, None).await.map_err(status_code::of)?;
         Ok(Response::new(ListSubscriptionsResponse { subscriptions: found.into_iter().map(subscription).collect() }))
     }
 
     async fn unsubscribe(&self, request: Request<UnsubscribeRequest>) -> Result<Response<UnsubscribeResponse>, Status> {
+        let caller = Caller::of(&request)?;
         let id = SubscriptionId(request.into_inner().subscription_id);
-        alerts::unsubscribe(&*self.client().await?, id).await.map_err(status_code::of)?;
+        alerts::unsubscribe(&*self.client(&caller).await?, id).await.map_err(status_code::of)?;
         Ok(Response::new(UnsubscribeResponse {}))
     }
 
     async fn list_alerts(&self, request: Request<ListAlertsRequest>) -> Result<Response<ListAlertsResponse>, Status> {
+        let caller = Caller::of(&request)?;
         let ListAlertsRequest { job_id, undelivered, limit } = request.into_inner();
         let limit = if limit == 0 { DEFAULT_PAGE } else { limit.min(PAGE_LIMIT) };
         let wanted = Wanted { job_id: some_job(job_id), undelivered, only: None, limit: i64::from(limit) };
-        let found = alerts::alerts(&*self.client().await?, wanted).await.map_err(status_code::of)?;
+        let found = alerts::alerts(&*self.client(&caller).await?, wanted).await.map_err(status_code::of)?;
         Ok(Response::new(ListAlertsResponse { alerts: found.into_iter().map(alert).collect() }))
     }
 
     async fn retry_alert(&self, request: Request<RetryAlertRequest>) -> Result<Response<Alert>, Status> {
+        let caller = Caller::of(&request)?;
         let id = AlertId(request.into_inner().alert_id);
-        let client = self.client().await?;
+        let client = self.client(&caller).await?;
         alerts::retry(&client, id).await.map_err(status_code::of)?;
         let wanted = Wanted { only: Some(id), limit: 1, ..Wanted::default() };
         let mut found = alerts::alerts(&client, wanted).await.map_err(status_code::of)?;

@@ -1,21 +1,23 @@
 //! The farm at a glance, and why something in it does not run.
 
 use super::{jobs, status_code, time, workstations};
+use crate::access::Caller;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_proto::v1::farm_service_server::FarmService;
 use pcfarm_proto::v1::{
     Event, ExplainRequest, ExplainResponse, FarmStatus, GetStatusRequest, ListEventsRequest, ListEventsResponse,
-    ListStatisticsRequest, ListStatisticsResponse, ServerStatus, Statistic,
+    ListStatisticsRequest, ListStatisticsResponse, ListUsageRequest, ListUsageResponse, ServerStatus, Statistic, Usage,
 };
 use pcfarm_recycler::pulse_limit;
-use pcfarm_sql::{events, farm, statistics};
+use pcfarm_sql::{events, farm, statistics, usage};
 use std::time::{Duration, SystemTime};
 use tonic::{Request, Response, Status};
 
 const DEFAULT_PAGE: u32 = 100;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
+const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
 
 pub struct FarmApi {
     pool: Pool,
@@ -29,7 +31,11 @@ impl FarmApi {
         FarmApi { pool, lease, warnings }
     }
 
-    async fn statistics(&self, asked: ListStatisticsRequest) -> Result<Response<ListStatisticsResponse>, Status> {
+    async fn statistics(
+        &self,
+        caller: &Caller,
+        asked: ListStatisticsRequest,
+    ) -> Result<Response<ListStatisticsResponse>, Status> {
         let ListStatisticsRequest { since, job_type, owner, limit } = asked;
         let since = match since {
             None => SystemTime::now() - DAY,
@@ -37,12 +43,48 @@ impl FarmApi {
         };
         let (job_type, owner) = (Some(&*job_type).filter(|t| !t.is_empty()), Some(&*owner).filter(|t| !t.is_empty()));
         let limit = if limit == 0 { statistics::PAGE_LIMIT } else { limit };
+        // Of others there is nothing, whoever is asked for.
+        let owner = match (caller.only_own(), owner) {
+            (Some(own), Some(other)) if own != other => {
+                return Ok(Response::new(ListStatisticsResponse::default()));
+            }
+            (Some(own), _) => Some(own),
+            (None, asked) => asked,
+        };
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
         let found = statistics::statistics(&client, since, job_type, owner, limit).await.map_err(status_code::of)?;
         Ok(Response::new(ListStatisticsResponse { statistics: found.into_iter().map(statistic).collect() }))
     }
 
-    async fn events(&self, asked: ListEventsRequest) -> Result<Response<ListEventsResponse>, Status> {
+    async fn usage(&self, caller: &Caller, asked: ListUsageRequest) -> Result<Response<ListUsageResponse>, Status> {
+        let ListUsageRequest { since, owner } = asked;
+        let since = match since.as_str() {
+            "" => jiff::Timestamp::try_from(SystemTime::now() - MONTH)
+                .map_err(|error| Status::internal(error.to_string()))?
+                .to_zoned(jiff::tz::TimeZone::UTC)
+                .date(),
+            text => {
+                text.parse::<jiff::civil::Date>().ok().filter(|day| day.year() > 0 && text.len() == 10).ok_or_else(
+                    || Status::invalid_argument(format!("since: {text:?} is not a day such as 2026-03-01")),
+                )?
+            }
+        };
+        // Of others there is nothing, whoever is asked for.
+        let owner = match (caller.only_own(), Some(&*owner).filter(|owner| !owner.is_empty())) {
+            (Some(own), Some(other)) if own != other => return Ok(Response::new(ListUsageResponse::default())),
+            (Some(own), _) => Some(own),
+            (None, asked) => asked,
+        };
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let found = usage::usage(&client, &since.to_string(), owner).await.map_err(status_code::of)?;
+        let message = |of: usage::Usage| {
+            let usage::Usage { day, owner, done, failed, requeued, cpu_seconds } = of;
+            Usage { day, owner, done, failed, requeued, cpu_seconds }
+        };
+        Ok(Response::new(ListUsageResponse { usage: found.into_iter().map(message).collect() }))
+    }
+
+    async fn events(&self, caller: &Caller, asked: ListEventsRequest) -> Result<Response<ListEventsResponse>, Status> {
         let known = |stamp| time(stamp).ok_or_else(|| Status::invalid_argument("a time before 1970 or after 9999"));
         let after = match asked.after.as_str() {
             "" => None,
@@ -58,6 +100,7 @@ impl FarmApi {
             what: asked.what,
             since: asked.since.map(known).transpose()?,
             after,
+            of_owner: caller.only_own().map(ToOwned::to_owned),
             limit: if asked.limit == 0 { DEFAULT_PAGE } else { asked.limit },
         };
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
@@ -66,7 +109,7 @@ impl FarmApi {
         Ok(Response::new(ListEventsResponse { events, after: after.to_string() }))
     }
 
-    async fn reasons(&self, asked: ExplainRequest) -> Result<Response<ExplainResponse>, Status> {
+    async fn reasons(&self, caller: &Caller, asked: ExplainRequest) -> Result<Response<ExplainResponse>, Status> {
         let ExplainRequest { job_id, workstation_id } = asked;
         let (job, workstation) = (JobId(job_id), WorkstationId(workstation_id));
         if (job_id == 0) == (workstation_id == 0) {
@@ -74,6 +117,7 @@ impl FarmApi {
         }
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
         let reasons = if job_id != 0 {
+            caller.act_on(&client, job).await?;
             let told = farm::explain_job(&client, job).await.map_err(status_code::of)?;
             told.ok_or_else(|| jobs::not_found(job))?
         } else {
@@ -93,18 +137,22 @@ impl FarmService for FarmApi {
     }
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
-        self.reasons(request.into_inner()).await
+        self.reasons(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn list_statistics(
         &self,
         request: Request<ListStatisticsRequest>,
     ) -> Result<Response<ListStatisticsResponse>, Status> {
-        self.statistics(request.into_inner()).await
+        self.statistics(&Caller::of(&request)?, request.into_inner()).await
+    }
+
+    async fn list_usage(&self, request: Request<ListUsageRequest>) -> Result<Response<ListUsageResponse>, Status> {
+        self.usage(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn list_events(&self, request: Request<ListEventsRequest>) -> Result<Response<ListEventsResponse>, Status> {
-        self.events(request.into_inner()).await
+        self.events(&Caller::of(&request)?, request.into_inner()).await
     }
 }
 

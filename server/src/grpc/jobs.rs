@@ -4,27 +4,33 @@
 mod chunks;
 mod submission;
 
-use super::status_code;
+use super::{LOST_UPDATE, status_code, time};
+use crate::access::Caller;
+use crate::dispatch::Event;
 use crate::farm::Farm;
 use crate::problem;
 use bytes::Bytes;
 use chunks::Chunks;
 use deadpool_postgres::{Object, Pool};
+use futures_util::StreamExt;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{JobId, ProblemId};
 use pcfarm_proto::v1::job_service_server::JobService;
 use pcfarm_proto::v1::{
     GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, ListJobsResponse, ListProblemsRequest, ListProblemsResponse,
-    ProblemOutcome, ProblemStatus, SetInfoRequest, SubmitRequest, SubmitResponse,
+    ProblemOutcome, ProblemStatus, SetInfoRequest, SubmitRequest, SubmitResponse, UpdateJobRequest,
 };
 use pcfarm_sql::jobs::{self, problems, results};
 use pcfarm_sql::json::RawJson;
+use pcfarm_sql::submit::Submitted;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+pub use submission::Messages;
 use submission::Submissions;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
 const DEFAULT_PAGE: u32 = 100;
@@ -48,8 +54,38 @@ impl JobsApi {
         JobsApi { farm, submissions: Submissions::new(pool.clone(), epoch), pool, stopping }
     }
 
+    /// One job from what comes, from a call or from elsewhere.
+    pub async fn submit_all(&self, caller: &Caller, messages: Messages) -> Result<SubmitResponse, Status> {
+        let (submitted, news) = tokio::select! {
+            submitted = self.submissions.submitted(caller, messages) => submitted?,
+            () = self.stopping.cancelled() => return Err(stopping()),
+        };
+        // Sooner than by notification. Full means that the dispatcher has been told often enough.
+        drop(self.farm.dispatcher.try_send(news));
+        Ok(SubmitResponse { job_id: submitted.job.0, problems: submitted.problems, repeated: submitted.repeated })
+    }
+
+    /// A stored submission.
+    pub async fn submit_stored(
+        &self,
+        caller: &Caller,
+        messages: Messages,
+        submission: i64,
+    ) -> Result<SubmitResponse, Status> {
+        let Submitted { job, problems, repeated } = self.submissions.stored(caller, messages, submission).await?;
+        drop(self.farm.dispatcher.try_send(Event::Work));
+        Ok(SubmitResponse { job_id: job.0, problems, repeated })
+    }
+
     async fn client(&self) -> Result<Object, Status> {
         self.pool.get().await.map_err(status_code::of_pool)
+    }
+
+    /// A connection on which the caller acts, if this job is there for the caller: somebody else's is as none at all.
+    async fn client_for(&self, caller: &Caller, job_id: JobId) -> Result<Object, Status> {
+        let client = self.client().await?;
+        caller.act_on(&client, job_id).await?;
+        Ok(client)
     }
 
     async fn job(&self, client: &Object, job_id: JobId) -> Result<Response<Job>, Status> {
@@ -57,19 +93,39 @@ impl JobsApi {
         let job = job.ok_or_else(|| not_found(job_id))?;
         let lanes = jobs::lanes(client, job_id).await.map_err(status_code::of)?;
         let info = jobs::info(client, job_id).await.map_err(status_code::of)?.unwrap_or_default().0;
-        Ok(Response::new(Job { info, ..job_message(job, lanes) }))
+        let version = jobs::version(client, job_id).await.map_err(status_code::of)?.unwrap_or_default();
+        Ok(Response::new(Job { info, version, ..job_message(job, lanes) }))
     }
 
-    async fn set_info_of(&self, asked: SetInfoRequest) -> Result<Response<Job>, Status> {
+    async fn update(&self, caller: &Caller, asked: UpdateJobRequest) -> Result<Response<Job>, Status> {
+        let job_id = JobId(asked.job_id);
+        let options = update_options(&asked)?;
+        let client = self.client_for(caller, job_id).await?;
+        if !jobs::update(&client, job_id, &asked.version, &options).await.map_err(status_code::of)? {
+            let mut status = Status::aborted(format!("job {job_id} was changed meanwhile: read it again"));
+            status.metadata_mut().insert(LOST_UPDATE, MetadataValue::from_static("true"));
+            return Err(status);
+        }
+        self.job(&client, job_id).await
+    }
+
+    async fn set_info_of(&self, caller: &Caller, asked: SetInfoRequest) -> Result<Response<Job>, Status> {
         let job_id = JobId(asked.job_id);
         let patch = problem::json(&asked.patch)
             .map_err(|wrong| Status::invalid_argument(format!("the patch of a job's info: {wrong}")))?;
-        let client = self.client().await?;
+        let client = self.client_for(caller, job_id).await?;
         jobs::set_info(&client, job_id, &RawJson(patch.to_owned().into())).await.map_err(status_code::of)?;
         self.job(&client, job_id).await
     }
 
-    async fn wait(&self, timeout: Option<Duration>, job_id: JobId) -> Result<Response<Job>, Status> {
+    pub async fn wait(
+        &self,
+        caller: &Caller,
+        timeout: Option<Duration>,
+        job_id: JobId,
+    ) -> Result<Response<Job>, Status> {
+        // Whose it is does not change while it is waited for.
+        drop(self.client_for(caller, job_id).await?);
         let deadline = timeout.and_then(|limit| Instant::now().checked_add(limit.saturating_sub(WAIT_MARGIN)));
         loop {
             let client = self.client().await?;
@@ -91,7 +147,11 @@ impl JobsApi {
         }
     }
 
-    async fn problems(&self, asked: ListProblemsRequest) -> Result<Response<ListProblemsResponse>, Status> {
+    async fn problems(
+        &self,
+        caller: &Caller,
+        asked: ListProblemsRequest,
+    ) -> Result<Response<ListProblemsResponse>, Status> {
         let state = match asked.state.as_str() {
             "" => None,
             name => Some(
@@ -107,7 +167,7 @@ impl JobsApi {
             after: ProblemId(asked.after_problem_id.max(0)),
             limit: page(asked.limit),
         };
-        let client = self.client().await?;
+        let client = self.client_for(caller, job_id).await?;
         let found = problems::page(&client, &wanted).await.map_err(status_code::of)?;
         if found.is_empty() && jobs::state(&client, job_id).await.map_err(status_code::of)?.is_none() {
             return Err(not_found(job_id));
@@ -116,8 +176,8 @@ impl JobsApi {
         Ok(Response::new(ListProblemsResponse { problems }))
     }
 
-    async fn results_of(&self, job_id: JobId) -> Result<Response<Chunks>, Status> {
-        let client = self.client().await?;
+    async fn results_of(&self, caller: &Caller, job_id: JobId) -> Result<Response<Chunks>, Status> {
+        let client = self.client_for(caller, job_id).await?;
         if jobs::state(&client, job_id).await.map_err(status_code::of)?.is_none() {
             return Err(not_found(job_id));
         }
@@ -131,101 +191,139 @@ impl JobsApi {
 #[tonic::async_trait]
 impl JobService for JobsApi {
     async fn submit(&self, request: Request<Streaming<SubmitRequest>>) -> Result<Response<SubmitResponse>, Status> {
-        let (submitted, news) = tokio::select! {
-            submitted = self.submissions.submitted(request.into_inner()) => submitted?,
-            () = self.stopping.cancelled() => return Err(stopping()),
-        };
-        // Sooner than by notification. Full means that the dispatcher has been told often enough.
-        drop(self.farm.dispatcher.try_send(news));
-        Ok(Response::new(SubmitResponse {
-            job_id: submitted.job.0,
-            problems: submitted.problems,
-            repeated: submitted.repeated,
-        }))
+        let caller = Caller::of(&request)?;
+        self.submit_all(&caller, request.into_inner().boxed()).await.map(Response::new)
     }
 
     async fn list_jobs(&self, request: Request<ListJobsRequest>) -> Result<Response<ListJobsResponse>, Status> {
+        let caller = Caller::of(&request)?;
         let asked = request.into_inner();
-        let before = (asked.before_job_id != 0).then_some(JobId(asked.before_job_id));
+        let wanted = jobs::Wanted {
+            all: asked.all,
+            before: (asked.before_job_id != 0).then_some(JobId(asked.before_job_id)),
+            owner: caller.only_own().map(ToOwned::to_owned),
+            limit: page(asked.limit),
+        };
         let client = self.client().await?;
-        let found = jobs::list(&client, asked.all, before, page(asked.limit)).await.map_err(status_code::of)?;
+        let found = jobs::list(&client, &wanted).await.map_err(status_code::of)?;
         Ok(Response::new(ListJobsResponse {
             jobs: found.into_iter().map(|job| job_message(job, Vec::new())).collect(),
         }))
     }
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
-        self.job(&self.client().await?, JobId(request.into_inner().job_id)).await
+        let caller = Caller::of(&request)?;
+        let job_id = JobId(request.into_inner().job_id);
+        self.job(&self.client_for(&caller, job_id).await?, job_id).await
     }
 
     async fn set_info(&self, request: Request<SetInfoRequest>) -> Result<Response<Job>, Status> {
-        self.set_info_of(request.into_inner()).await
+        self.set_info_of(&Caller::of(&request)?, request.into_inner()).await
+    }
+
+    async fn update_job(&self, request: Request<UpdateJobRequest>) -> Result<Response<Job>, Status> {
+        self.update(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn open_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
+        let caller = Caller::of(&request)?;
         let job_id = JobId(request.into_inner().job_id);
-        let client = self.client().await?;
+        let client = self.client_for(&caller, job_id).await?;
         jobs::open(&client, job_id).await.map_err(status_code::of)?;
         crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
     async fn hold_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
+        let caller = Caller::of(&request)?;
         let job_id = JobId(request.into_inner().job_id);
-        let client = self.client().await?;
+        let client = self.client_for(&caller, job_id).await?;
         jobs::hold(&client, job_id).await.map_err(status_code::of)?;
         crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
     async fn release_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
+        let caller = Caller::of(&request)?;
         let job_id = JobId(request.into_inner().job_id);
-        let client = self.client().await?;
+        let client = self.client_for(&caller, job_id).await?;
         jobs::release(&client, job_id).await.map_err(status_code::of)?;
         crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
     async fn cancel_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
+        let caller = Caller::of(&request)?;
         let job_id = JobId(request.into_inner().job_id);
-        let client = self.client().await?;
+        let client = self.client_for(&caller, job_id).await?;
         jobs::cancel(&client, job_id).await.map_err(status_code::of)?;
         crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
     async fn retry_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
+        let caller = Caller::of(&request)?;
         let job_id = JobId(request.into_inner().job_id);
-        let client = self.client().await?;
+        let client = self.client_for(&caller, job_id).await?;
         jobs::retry(&client, job_id).await.map_err(status_code::of)?;
         crash_point(CrashPoint::JobChanged);
         self.job(&client, job_id).await
     }
 
     async fn wait_job(&self, request: Request<JobRequest>) -> Result<Response<Job>, Status> {
-        self.wait(call_timeout(request.metadata()), JobId(request.into_inner().job_id)).await
+        let (caller, timeout) = (Caller::of(&request)?, call_timeout(request.metadata()));
+        self.wait(&caller, timeout, JobId(request.into_inner().job_id)).await
     }
 
     async fn list_problems(
         &self,
         request: Request<ListProblemsRequest>,
     ) -> Result<Response<ListProblemsResponse>, Status> {
-        self.problems(request.into_inner()).await
+        self.problems(&Caller::of(&request)?, request.into_inner()).await
     }
 
     type ResultsStream = Chunks;
 
     async fn results(&self, request: Request<JobRequest>) -> Result<Response<Chunks>, Status> {
-        self.results_of(JobId(request.into_inner().job_id)).await
+        self.results_of(&Caller::of(&request)?, JobId(request.into_inner().job_id)).await
     }
 }
 
-pub(super) fn not_found(job_id: JobId) -> Status {
+pub(crate) fn not_found(job_id: JobId) -> Status {
     Status::not_found(format!("there is no job {job_id}"))
 }
 
 fn stopping() -> Status {
     Status::unavailable("the server is stopping: ask again")
+}
+
+/// As `pcfarm.update_job` takes them.
+fn update_options(asked: &UpdateJobRequest) -> Result<RawJson, Status> {
+    let mut options = Map::new();
+    if let Some(title) = &asked.title {
+        if title.contains('\0') {
+            return Err(Status::invalid_argument("the title holds a NUL character"));
+        }
+        options.insert("title".to_owned(), json!(title));
+    }
+    asked.priority.map(|priority| options.insert("priority".to_owned(), json!(priority)));
+    if asked.no_deadline {
+        options.insert("deadline".to_owned(), Value::Null);
+    } else if let Some(deadline) = asked.deadline {
+        let known = time(deadline).ok_or_else(|| Status::invalid_argument("a deadline before 1970 or after 9999"))?;
+        let stamp = jiff::Timestamp::try_from(known).map_err(|wrong| Status::invalid_argument(wrong.to_string()))?;
+        options.insert("deadline".to_owned(), json!(stamp.to_string()));
+    }
+    if !asked.info.is_empty() {
+        let info = problem::json(&asked.info)
+            .map_err(|wrong| Status::invalid_argument(format!("the patch of a job's info: {wrong}")))?;
+        let info: Value = serde_json::from_str(info).map_err(|wrong| Status::invalid_argument(wrong.to_string()))?;
+        options.insert("info".to_owned(), info);
+    }
+    if options.is_empty() {
+        return Err(Status::invalid_argument("nothing says what is to change"));
+    }
+    Ok(RawJson(Value::Object(options).to_string().into()))
 }
 
 fn page(limit: u32) -> u32 {
@@ -295,6 +393,7 @@ fn job_message(job: jobs::Job, lanes: Vec<jobs::Lane>) -> Job {
         lanes: lanes.into_iter().map(lane_message).collect(),
         title: job.title,
         info: Bytes::new(),
+        version: String::new(),
     }
 }
 

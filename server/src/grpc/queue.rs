@@ -3,6 +3,7 @@
 mod profiles;
 
 use super::{status_code, time};
+use crate::access::Caller;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::queue_service_server::QueueService;
@@ -30,13 +31,16 @@ impl QueueApi {
         QueueApi { pool }
     }
 
-    async fn client(&self) -> Result<Object, Status> {
-        self.pool.get().await.map_err(status_code::of_pool)
+    /// On which the caller acts, so that events say who did what.
+    async fn client(&self, caller: &Caller) -> Result<Object, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        caller.act(&client).await?;
+        Ok(client)
     }
 
-    async fn limit(&self, asked: SetLimitsRequest) -> Result<Response<ListUsersResponse>, Status> {
+    async fn limit(&self, caller: &Caller, asked: SetLimitsRequest) -> Result<Response<ListUsersResponse>, Status> {
         let options = options(&asked)?;
-        let client = self.client().await?;
+        let client = self.client(caller).await?;
         let SetLimitsRequest { users: names, job_type, .. } = asked;
         let done = match (names.is_empty(), job_type.is_empty()) {
             (true, true) => sharing::set_default_limits(&client, &options).await,
@@ -48,10 +52,10 @@ impl QueueApi {
             }
         };
         done.map_err(status_code::of)?;
-        users(&client).await
+        users(caller, &client).await
     }
 
-    async fn park_loads(&self, asked: ParkRequest) -> Result<Response<ParkResponse>, Status> {
+    async fn park_loads(&self, caller: &Caller, asked: ParkRequest) -> Result<Response<ParkResponse>, Status> {
         let ParkRequest { job_id, owner, loaded_from, loaded_before, undo } = asked;
         let loads = Loads {
             job: (job_id != 0).then_some(JobId(job_id)),
@@ -59,7 +63,7 @@ impl QueueApi {
             loaded_from: known(loaded_from)?,
             loaded_before: known(loaded_before)?,
         };
-        let client = self.client().await?;
+        let client = self.client(caller).await?;
         let problems = sharing::park(&client, &loads, !undo).await.map_err(status_code::of)?;
         Ok(Response::new(ParkResponse { problems }))
     }
@@ -67,35 +71,39 @@ impl QueueApi {
 
 #[tonic::async_trait]
 impl QueueService for QueueApi {
-    async fn list_users(&self, _: Request<ListUsersRequest>) -> Result<Response<ListUsersResponse>, Status> {
-        users(&self.client().await?).await
+    async fn list_users(&self, request: Request<ListUsersRequest>) -> Result<Response<ListUsersResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        users(&caller, &self.client(&caller).await?).await
     }
 
     async fn set_limits(&self, request: Request<SetLimitsRequest>) -> Result<Response<ListUsersResponse>, Status> {
-        self.limit(request.into_inner()).await
+        self.limit(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn list_resources(
         &self,
-        _: Request<ListResourcesRequest>,
+        request: Request<ListResourcesRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
-        resources(&self.client().await?).await
+        let caller = Caller::of(&request)?;
+        resources(&self.client(&caller).await?).await
     }
 
     async fn set_resource(
         &self,
         request: Request<SetResourceRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
+        let caller = Caller::of(&request)?;
         let SetResourceRequest { name, tokens, description } = request.into_inner();
-        let client = self.client().await?;
+        let client = self.client(&caller).await?;
         sharing::set_resource(&client, &name, tokens, &description).await.map_err(status_code::of)?;
         resources(&client).await
     }
 
     async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
+        let caller = Caller::of(&request)?;
         let SuspendRequest { job_type, reason, undo } = request.into_inner();
         let job_type = (!job_type.is_empty()).then_some(job_type.as_str());
-        let client = self.client().await?;
+        let client = self.client(&caller).await?;
         let done = match undo {
             true => sharing::resume(&client, job_type).await,
             false => sharing::suspend(&client, job_type, &reason).await,
@@ -105,34 +113,42 @@ impl QueueService for QueueApi {
     }
 
     async fn park(&self, request: Request<ParkRequest>) -> Result<Response<ParkResponse>, Status> {
-        self.park_loads(request.into_inner()).await
+        self.park_loads(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn list_profiles(
         &self,
         request: Request<ListProfilesRequest>,
     ) -> Result<Response<ListProfilesResponse>, Status> {
+        let caller = Caller::of(&request)?;
         let ListProfilesRequest { job_type, at } = request.into_inner();
-        profiles::list(&self.client().await?, &job_type, known(at)?).await
+        profiles::list(&self.client(&caller).await?, &job_type, known(at)?).await
     }
 
     async fn set_profile(&self, request: Request<SetProfileRequest>) -> Result<Response<ListProfilesResponse>, Status> {
-        profiles::set(&self.client().await?, request.into_inner()).await
+        let caller = Caller::of(&request)?;
+        profiles::set(&self.client(&caller).await?, request.into_inner()).await
     }
 
     async fn delete_profile(
         &self,
         request: Request<DeleteProfileRequest>,
     ) -> Result<Response<ListProfilesResponse>, Status> {
-        profiles::delete(&self.client().await?, request.into_inner()).await
+        let caller = Caller::of(&request)?;
+        profiles::delete(&self.client(&caller).await?, request.into_inner()).await
     }
 
-    async fn list_signals(&self, _: Request<ListSignalsRequest>) -> Result<Response<ListSignalsResponse>, Status> {
-        profiles::signals(&self.client().await?).await
+    async fn list_signals(
+        &self,
+        request: Request<ListSignalsRequest>,
+    ) -> Result<Response<ListSignalsResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        profiles::signals(&self.client(&caller).await?).await
     }
 
     async fn set_signal(&self, request: Request<SetSignalRequest>) -> Result<Response<ListSignalsResponse>, Status> {
-        profiles::set_signal(&self.client().await?, request.into_inner()).await
+        let caller = Caller::of(&request)?;
+        profiles::set_signal(&self.client(&caller).await?, request.into_inner()).await
     }
 }
 
@@ -162,12 +178,12 @@ fn options(asked: &SetLimitsRequest) -> Result<RawJson, Status> {
     Ok(RawJson(Value::Object(options).to_string().into()))
 }
 
-async fn users(client: &Object) -> Result<Response<ListUsersResponse>, Status> {
+async fn users(caller: &Caller, client: &Object) -> Result<Response<ListUsersResponse>, Status> {
     let defaults = sharing::default_limits(client).await.map_err(status_code::of)?;
     let users = sharing::users(client).await.map_err(status_code::of)?;
     Ok(Response::new(ListUsersResponse {
         defaults: Some(limits(defaults)),
-        users: users.into_iter().map(user).collect(),
+        users: users.into_iter().filter(|user| caller.sees(&user.name)).map(user).collect(),
     }))
 }
 

@@ -1,19 +1,27 @@
 //! The listening socket: every limit is set here, since tonic's defaults leave most of them open.
 
+use crate::access::gate::Gate;
 use crate::farm::Farm;
 use crate::grpc::accept::{Incoming, Limits};
+use crate::grpc::access::AccessApi;
 use crate::grpc::agent::AgentApi;
 use crate::grpc::alerts::AlertsApi;
 use crate::grpc::farm::FarmApi;
+use crate::grpc::health;
 use crate::grpc::jobs::JobsApi;
+use crate::grpc::join::JoinApi;
 use crate::grpc::queue::QueueApi;
+use crate::grpc::schedules::SchedulesApi;
 use crate::grpc::workstations::WorkstationsApi;
 use anyhow::Context;
+use pcfarm_proto::v1::access_service_server::AccessServiceServer;
 use pcfarm_proto::v1::agent_service_server::AgentServiceServer;
 use pcfarm_proto::v1::alert_service_server::AlertServiceServer;
 use pcfarm_proto::v1::farm_service_server::FarmServiceServer;
 use pcfarm_proto::v1::job_service_server::JobServiceServer;
+use pcfarm_proto::v1::join_service_server::JoinServiceServer;
 use pcfarm_proto::v1::queue_service_server::QueueServiceServer;
+use pcfarm_proto::v1::schedules_server::SchedulesServer;
 use pcfarm_proto::v1::workstation_service_server::WorkstationServiceServer;
 use pcfarm_proto::{DESCRIPTORS, MESSAGE_BYTES_LIMIT};
 use std::sync::Arc;
@@ -21,9 +29,13 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 
+/// Of what anybody may send who is not known yet.
+const SMALL_MESSAGE_BYTES: usize = 64 << 10;
+
 /// Serves until the farm stops, then lets calls end.
 pub async fn serve(
     farm: Arc<Farm>,
+    jobs: Arc<JobsApi>,
     listener: TcpListener,
     connections: Limits,
     warnings: Vec<String>,
@@ -35,6 +47,10 @@ pub async fn serve(
     health.set_serving::<FarmServiceServer<FarmApi>>().await;
     health.set_serving::<QueueServiceServer<QueueApi>>().await;
     health.set_serving::<AlertServiceServer<AlertsApi>>().await;
+    health.set_serving::<AccessServiceServer<AccessApi>>().await;
+    health.set_serving::<JoinServiceServer<JoinApi>>().await;
+    health.set_serving::<SchedulesServer<SchedulesApi>>().await;
+    farm.tasks.spawn(health::watch(farm.clone(), health));
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -50,11 +66,12 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)
+        .layer(Gate::new(farm.access.clone()))
         .add_service(health_service)
         .add_service(reflection)
         .add_service(limit(AgentServiceServer::new(AgentApi::new(farm.clone()))))
         .add_service(
-            JobServiceServer::new(JobsApi::new(farm.clone()))
+            JobServiceServer::from_arc(jobs)
                 .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
                 .max_encoding_message_size(MESSAGE_BYTES_LIMIT),
         )
@@ -69,9 +86,21 @@ pub async fn serve(
             AlertServiceServer::new(AlertsApi::new(pool.clone())).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )
         .add_service(
+            AccessServiceServer::new(AccessApi::new(farm.clone())).max_decoding_message_size(SMALL_MESSAGE_BYTES),
+        )
+        .add_service(JoinServiceServer::new(JoinApi::new(farm.clone())).max_decoding_message_size(SMALL_MESSAGE_BYTES))
+        .add_service(
+            SchedulesServer::new(SchedulesApi::new(pool.clone()))
+                .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
+                .max_encoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
+        .add_service(
             FarmServiceServer::new(FarmApi::new(pool, lease, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )
-        .serve_with_incoming_shutdown(Incoming::new(listener, connections), farm.stopping.clone().cancelled_owned())
+        .serve_with_incoming_shutdown(
+            Incoming::new(listener, connections, farm.tls.clone()),
+            farm.stopping.clone().cancelled_owned(),
+        )
         .await
         .context("serving")
 }

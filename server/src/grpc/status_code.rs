@@ -2,11 +2,13 @@
 //! hints of the database's functions, which are written for people; what went wrong here is logged, whole and once, and
 //! told without detail.
 
+use super::FIELD;
 use deadpool_postgres::PoolError;
 use pcfarm_sql::submit::LoadError;
 use std::error::Error as _;
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, SqlState};
+use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 use tracing::{debug, error, warn};
 
@@ -59,10 +61,26 @@ fn status(failed: &Error, doing: Option<&str>) -> Status {
         (Code::Internal, _) | (_, None) => INTERNAL.to_owned(),
         (_, Some(said)) => told(said),
     };
-    match doing {
+    let mut status = match doing {
         Some(doing) => Status::new(code, format!("{doing}: {message}")),
         None => Status::new(code, message),
+    };
+    let field = failed.as_db_error().and_then(DbError::constraint).and_then(field);
+    if let Some(field) = field {
+        status.metadata_mut().insert(FIELD, MetadataValue::from_static(field));
     }
+    status
+}
+
+/// What a constraint is about, as requests call it.
+fn field(constraint: &str) -> Option<&'static str> {
+    Some(match constraint {
+        "job_name_length" => "name",
+        "key_at_most_1_kib" => "key",
+        "payload_at_most_1_mib" => "payload",
+        "info_is_an_object" | "info_at_most_64_kib" => "info",
+        _ => return None,
+    })
 }
 
 /// The message, in our words where it is a constraint that speaks, and what to do.
@@ -104,6 +122,10 @@ fn constraint_words(name: &str) -> Option<&'static str> {
         "payload_at_most_1_mib" => {
             "its payload takes more than 1 MiB in the database, where numbers take more room than their text"
         }
+        "account_pkey" => "there is an account of that name already",
+        "account_name" => {
+            "a user's name has letters, digits and _ . @ -, begins with a letter or digit, and has 63 at most"
+        }
         _ => return None,
     })
 }
@@ -131,8 +153,8 @@ fn code(failed: &Error) -> Code {
         SqlState::LOCK_NOT_AVAILABLE => Code::Aborted,
         SqlState::READ_ONLY_SQL_TRANSACTION => Code::Unavailable,
         _ => match state.code().get(..2) {
-            // Data exceptions, of which an invalid parameter value is one.
-            Some("22") => Code::InvalidArgument,
+            // Data exceptions, of which an invalid parameter value is one; constraints; limits of a value.
+            Some("22" | "23" | "54") => Code::InvalidArgument,
             Some("40") => Code::Aborted,
             // Connection exceptions, no resources, an operator's intervention, an I/O error.
             Some("08" | "53" | "57" | "58") => Code::Unavailable,

@@ -1,7 +1,8 @@
 //! Workstations for people: listed, and drained.
 
 use super::status_code;
-use deadpool_postgres::Pool;
+use crate::access::Caller;
+use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
@@ -10,7 +11,7 @@ use pcfarm_proto::v1::{
     WorkstationState,
 };
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::{farm, presence};
+use pcfarm_sql::{access, farm, presence};
 use serde_json::{Map, Value};
 use tonic::{Request, Response, Status};
 
@@ -25,15 +26,38 @@ impl WorkstationsApi {
         WorkstationsApi { pool }
     }
 
-    async fn list(&self, asked: ListWorkstationsRequest) -> Result<Response<ListWorkstationsResponse>, Status> {
+    async fn list(
+        &self,
+        caller: &Caller,
+        asked: ListWorkstationsRequest,
+    ) -> Result<Response<ListWorkstationsResponse>, Status> {
         let limit = if asked.limit == 0 { DEFAULT_PAGE } else { asked.limit };
         let after = WorkstationId(asked.after_workstation_id);
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
-        let found = farm::workstations(&client, asked.all, after, limit).await.map_err(status_code::of)?;
+        let mut found = farm::workstations(&client, asked.all, after, limit).await.map_err(status_code::of)?;
+        if caller.only_own().is_some() {
+            // What they hold of others is nobody else's business; that they work is.
+            let jobs: Vec<_> = found.iter().flat_map(|one| one.holds.iter().map(|held| held.job_id)).collect();
+            let owners = access::owners(&client, &jobs).await.map_err(status_code::of)?;
+            for one in &mut found {
+                one.holds.retain(|held| owners.get(&held.job_id).is_some_and(|owner| caller.sees(owner)));
+            }
+        }
         Ok(Response::new(ListWorkstationsResponse { workstations: found.into_iter().map(message).collect() }))
     }
 
-    async fn select(&self, asked: SetSelectionRequest) -> Result<Response<SetSelectionResponse>, Status> {
+    /// On which the caller acts, so that events say who did what.
+    async fn client(&self, caller: &Caller) -> Result<Object, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        caller.act(&client).await?;
+        Ok(client)
+    }
+
+    async fn select(
+        &self,
+        caller: &Caller,
+        asked: SetSelectionRequest,
+    ) -> Result<Response<SetSelectionResponse>, Status> {
         let lists = [
             ("required", asked.required),
             ("excluded", asked.excluded),
@@ -50,17 +74,17 @@ impl WorkstationsApi {
             return Err(Status::invalid_argument("name workstations, and what they may take"));
         }
         let options = RawJson(Value::Object(options).to_string().into());
-        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let client = self.client(caller).await?;
         presence::set_selection(&client, &asked.hostnames, &options).await.map_err(status_code::of)?;
         Ok(Response::new(SetSelectionResponse {}))
     }
 
-    async fn set_slot(&self, asked: SetSlotRequest) -> Result<Response<SetSlotResponse>, Status> {
+    async fn set_slot(&self, caller: &Caller, asked: SetSlotRequest) -> Result<Response<SetSlotResponse>, Status> {
         let SetSlotRequest { hostnames, name, running } = asked;
         if hostnames.is_empty() {
             return Err(Status::invalid_argument("name workstations"));
         }
-        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let client = self.client(caller).await?;
         presence::set_slot(&client, &hostnames, &name, running).await.map_err(status_code::of)?;
         Ok(Response::new(SetSlotResponse {}))
     }
@@ -71,10 +95,10 @@ impl WorkstationsApi {
         Ok(Response::new(ListSlotsResponse { slots: slots.into_iter().map(slot).collect() }))
     }
 
-    async fn drain(&self, asked: DrainWorkstationRequest) -> Result<Response<Workstation>, Status> {
+    async fn drain(&self, caller: &Caller, asked: DrainWorkstationRequest) -> Result<Response<Workstation>, Status> {
         let DrainWorkstationRequest { workstation_id, undo } = asked;
         let id = WorkstationId(workstation_id);
-        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let client = self.client(caller).await?;
         if !presence::drain(&client, id, !undo).await.map_err(status_code::of)? {
             return Err(not_found(id));
         }
@@ -89,25 +113,25 @@ impl WorkstationService for WorkstationsApi {
         &self,
         request: Request<ListWorkstationsRequest>,
     ) -> Result<Response<ListWorkstationsResponse>, Status> {
-        self.list(request.into_inner()).await
+        self.list(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn drain_workstation(
         &self,
         request: Request<DrainWorkstationRequest>,
     ) -> Result<Response<Workstation>, Status> {
-        self.drain(request.into_inner()).await
+        self.drain(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn set_selection(
         &self,
         request: Request<SetSelectionRequest>,
     ) -> Result<Response<SetSelectionResponse>, Status> {
-        self.select(request.into_inner()).await
+        self.select(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn set_slot(&self, request: Request<SetSlotRequest>) -> Result<Response<SetSlotResponse>, Status> {
-        WorkstationsApi::set_slot(self, request.into_inner()).await
+        WorkstationsApi::set_slot(self, &Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn list_slots(&self, _: Request<ListSlotsRequest>) -> Result<Response<ListSlotsResponse>, Status> {

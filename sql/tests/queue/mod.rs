@@ -213,7 +213,12 @@ pub type Delivery<'a> = (&'a Held, &'a [(usize, Told<'a>)], bool);
 pub fn acceptance(deliveries: &[Delivery<'_>]) -> Acceptance {
     let mut acceptance = Acceptance::default();
     for (checkout, &(held, told, closing)) in deliveries.iter().enumerate() {
-        acceptance.checkouts.push(Accepting { checkout_id: held.checkout_id, token: held.token, closing });
+        acceptance.checkouts.push(Accepting {
+            checkout_id: held.checkout_id,
+            token: held.token,
+            closing,
+            busy_seconds: 0.5,
+        });
         for (n, told) in told {
             let ComingProblem { problem_id, attempts, home_lane, home_order, key, .. } = held.problems[*n].clone();
             match told {

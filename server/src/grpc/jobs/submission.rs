@@ -4,10 +4,13 @@
 //! A call that is cancelled leaves no transaction behind: a small submission is one statement, and an upload's connection
 //! has left the pool and is closed.
 
+use crate::access::Caller;
 use crate::dispatch::Event;
 use crate::grpc::{status_code, time};
 use crate::problem::{self, json};
 use deadpool_postgres::{Object, Pool};
+use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
@@ -15,13 +18,16 @@ use pcfarm_proto::v1::{SubmitDetails, SubmitHeader, SubmitProblem, SubmitRequest
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Kept};
-use pcfarm_sql::submit::{self, Begun, Details, Fresh, Loading, NewProblem, Submitted, Target};
+use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Submitted, Target};
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::timeout;
-use tonic::{Status, Streaming};
+use tonic::Status;
+
+/// What comes, from a call or from elsewhere.
+pub type Messages = BoxStream<'static, Result<SubmitRequest, Status>>;
 
 /// Each upload has a connection to the database and a transaction for itself.
 const UPLOADS: usize = 8;
@@ -57,9 +63,9 @@ impl Submissions {
     }
 
     /// What was submitted, and what the dispatcher should know of it.
-    pub async fn submitted(&self, messages: Streaming<SubmitRequest>) -> Result<(Submitted, Event), Status> {
+    pub async fn submitted(&self, caller: &Caller, messages: Messages) -> Result<(Submitted, Event), Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
-        let wanted = wanted(&mut parts).await?;
+        let wanted = wanted(caller, &mut parts).await?;
         let epoch = self.epoch.number();
         if let Some(problems) = parts.small().await?
             && let Some((submitted, fresh)) = self.at_once(&wanted, &problems).await?
@@ -72,6 +78,13 @@ impl Submissions {
         Ok((self.upload_in_turn(&wanted, parts).await?, Event::Work))
     }
 
+    /// The same of what was stored before, which the load's transaction marks as loaded.
+    pub async fn stored(&self, caller: &Caller, messages: Messages, submission: i64) -> Result<Submitted, Status> {
+        let mut parts = Parts { messages, early: VecDeque::new() };
+        let wanted = Wanted { submission: Some(submission), ..wanted(caller, &mut parts).await? };
+        self.upload_in_turn(&wanted, parts).await
+    }
+
     async fn at_once(
         &self,
         wanted: &Wanted,
@@ -81,7 +94,7 @@ impl Submissions {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut line = line.unwrap_or_else(|| Kept::new(self.pool.clone()));
         let client = line.client().await.map_err(status_code::of_pool)?;
-        let submitted = submit::at_once(client, &wanted.target, wanted.convoy, wanted.open, problems).await;
+        let submitted = submit::at_once(client, &wanted.by, &wanted.target, wanted.convoy, wanted.open, problems).await;
         *self.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
         submitted.map_err(status_code::of_load)
     }
@@ -105,12 +118,15 @@ async fn in_turn(turns: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
 
 /// What a header asks for.
 struct Wanted {
+    by: By,
     target: Target,
     convoy: Option<u32>,
     open: bool,
+    /// A stored one.
+    submission: Option<i64>,
 }
 
-async fn wanted(parts: &mut Parts) -> Result<Wanted, Status> {
+async fn wanted(caller: &Caller, parts: &mut Parts) -> Result<Wanted, Status> {
     let header = match parts.next().await? {
         Some(Part::Header(header)) => header,
         Some(Part::Problems(_) | Part::End(_)) | None => {
@@ -118,13 +134,14 @@ async fn wanted(parts: &mut Parts) -> Result<Wanted, Status> {
         }
     };
     let (open, convoy) = (header.open, (header.convoy != 0).then_some(header.convoy));
-    Ok(Wanted { target: target(header)?, convoy, open })
+    let by = caller.acting().map(|user| (user.to_owned(), caller.rights()));
+    Ok(Wanted { by, target: target(header)?, convoy, open, submission: None })
 }
 
 /// A call's messages. The stream's end is no sign that the client has said all: tonic reports a stream that was reset by
 /// CANCEL as ended.
 struct Parts {
-    messages: Streaming<SubmitRequest>,
+    messages: Messages,
     /// Looked at already, and still to come.
     early: VecDeque<Option<Part>>,
 }
@@ -144,7 +161,8 @@ impl Parts {
         }
         let Some(Some(Part::Problems(part))) = self.early.back() else { return Ok(None) };
         let bytes: usize = part.problems.iter().map(|problem| problem.key.len() + problem.payload.len()).sum();
-        if part.problems.len() > SMALL_PROBLEMS || bytes > SMALL_BYTES {
+        // Of none there is no lane.
+        if part.problems.is_empty() || part.problems.len() > SMALL_PROBLEMS || bytes > SMALL_BYTES {
             return Ok(None);
         }
         let Ok(problems) = checked_all(0, part.problems.clone()) else { return Ok(None) };
@@ -170,11 +188,14 @@ impl Parts {
 /// One job from a stream of messages. Whatever ends it early drops `Loading`, and with it all that was loaded.
 async fn upload(pool: &Pool, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
     let client = Object::take(pool.get().await.map_err(status_code::of_pool)?);
-    let begun = Loading::begin(client, &wanted.target, wanted.convoy).await;
-    let loading = match begun.map_err(status_code::of_load)? {
+    let begun = Loading::begin(client, &wanted.by, &wanted.target, wanted.convoy).await;
+    let mut loading = match begun.map_err(status_code::of_load)? {
         Begun::Repeated(job) => return Ok(Submitted { job, problems: 0, repeated: true }),
         Begun::Loading(loading) => loading,
     };
+    if let Some(submission) = wanted.submission {
+        loading.is_submission(submission);
+    }
     // While the database takes one piece, the next is received and checked.
     let (sender, receiver) = mpsc::channel(1);
     let ((), loading) = tokio::try_join!(receive(parts, sender), add_all(loading, receiver))?;
@@ -218,8 +239,8 @@ fn agreed(told: i64, arrived: i64) -> Result<(), Status> {
     Err(Status::invalid_argument(format!("the end tells of {told} problems, but {arrived} came: nothing was loaded")))
 }
 
-async fn received(messages: &mut Streaming<SubmitRequest>) -> Result<Option<Part>, Status> {
-    let message = timeout(UPLOAD_PAUSE_LIMIT, messages.message()).await.map_err(|_| {
+async fn received(messages: &mut Messages) -> Result<Option<Part>, Status> {
+    let message = timeout(UPLOAD_PAUSE_LIMIT, messages.try_next()).await.map_err(|_| {
         Status::deadline_exceeded(format!("nothing came for {} s: nothing was loaded", UPLOAD_PAUSE_LIMIT.as_secs()))
     })??;
     match message {

@@ -4,42 +4,36 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{BufRead, Read};
 
-use anyhow::{Context, Result};
 use pcfarm_proto::v1::SubmitProblem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::input::Input;
-use super::{DETAILS, Shape, checked, details, tell, wrong};
-use crate::text;
-
-/// No line is longer: a payload of the largest size, its key, and room for JSON's escapes of both.
-const LINE_LIMIT: u64 = 8 << 20;
+use crate::{DETAILS, PIECE_LIMIT, ReadError, Shape, checked, details, text};
 
 /// Calls `add` with each problem, in order. Blank lines are skipped.
-pub fn read(input: Input, shape: &Shape, add: &mut dyn FnMut(SubmitProblem) -> Result<()>) -> Result<()> {
-    let (name, bar, mut reader) = input.into_parts();
+pub fn read<E>(
+    mut reader: impl BufRead,
+    shape: &Shape,
+    add: &mut dyn FnMut(SubmitProblem) -> Result<(), E>,
+) -> Result<(), ReadError<E>> {
     let mut line = Vec::new();
-    let mut problems = 0;
     for number in 1_u64.. {
         line.clear();
-        let mut limited = (&mut *reader).take(LINE_LIMIT + 1);
-        let read = limited.read_until(b'\n', &mut line).with_context(|| format!("{name}:{number}: reading"))?;
+        let mut limited = (&mut reader).take(PIECE_LIMIT + 1);
+        let read = limited.read_until(b'\n', &mut line).map_err(ReadError::Read)?;
         if read == 0 {
             break;
         }
-        if line.len() as u64 > LINE_LIMIT {
-            return Err(wrong(&name, number, "the line is longer than 8 MiB: is this NDJSON, a value per line?"));
+        if line.len() as u64 > PIECE_LIMIT {
+            return Err(ReadError::line(number, "the line is longer than 8 MiB: is this NDJSON, a value per line?"));
         }
         let text = std::str::from_utf8(&line)
-            .map_err(|_| wrong(&name, number, "not UTF-8: convert the file first, for instance with iconv"))?;
+            .map_err(|_| ReadError::line(number, "not UTF-8: convert the file first, for instance with iconv"))?;
         let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { text };
         if text.trim().is_empty() {
             continue;
         }
-        add(problem(text, shape).map_err(|what| wrong(&name, number, what))?)?;
-        problems += 1;
-        tell(&bar, problems);
+        add(problem(text, shape).map_err(|what| ReadError::line(number, what))?).map_err(ReadError::Stopped)?;
     }
     Ok(())
 }
@@ -66,19 +60,24 @@ struct Line<'a> {
     weight: Option<&'a RawValue>,
 }
 
-fn problem(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
+pub(crate) fn problem(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
     if shape.key.is_some() || shape.group.is_some() {
         return whole_object(text, shape);
     }
-    const HELP: &str = "a line is {\"key\": …, \"payload\": …} and optionally \"group_key\", \"job_type\", \"priority\", \
-                        \"deadline\", \"not_before\", \"weight\"; with --key FIELD the whole object is the payload";
-    let line: Line = serde_json::from_str(text).map_err(|error| format!("{}: {HELP}", json_error(&error)))?;
-    let key = line.key.ok_or_else(|| format!("no `key`: {HELP}"))?;
+    let help = || {
+        let key = shape.asked.option("key", "FIELD");
+        format!(
+            "a problem is {{\"key\": …, \"payload\": …}} and optionally \"group_key\", \"job_type\", \"priority\", \
+             \"deadline\", \"not_before\", \"weight\"; with {key} the whole object is the payload"
+        )
+    };
+    let line: Line = serde_json::from_str(text).map_err(|error| format!("{}: {}", json_error(&error), help()))?;
+    let key = line.key.ok_or_else(|| format!("no `key`: {}", help()))?;
     // A null payload is a payload, and serde takes it for an absent one.
     let payload = match line.payload {
         Some(payload) => payload.get(),
         None if has_field(text, "payload") => "null",
-        None => return Err(format!("no `payload`: {HELP}")),
+        None => return Err(format!("no `payload`: {}", help())),
     };
     let group = match line.group_key {
         None => String::new(),
@@ -102,8 +101,9 @@ fn has_field(text: &str, field: &str) -> bool {
 
 /// The form with --key or --group: fields of the object are named, and all of it is the payload.
 fn whole_object(text: &str, shape: &Shape) -> Result<SubmitProblem, String> {
-    let fields: BTreeMap<Cow<str>, &RawValue> = serde_json::from_str(text)
-        .map_err(|error| format!("{}: with --key a line is an object", json_error(&error)))?;
+    let fields: BTreeMap<Cow<str>, &RawValue> = serde_json::from_str(text).map_err(|error| {
+        format!("{}: with {} each is an object", json_error(&error), shape.asked.option("key", "FIELD"))
+    })?;
     let field = |name: &str| {
         let value = fields.get(name).ok_or_else(|| format!("no field `{}`", text::plain(name)))?;
         scalar(value, name)
@@ -134,22 +134,29 @@ fn json_error(error: &serde_json::Error) -> String {
 mod tests {
     use super::*;
 
-    fn all(text: &str, shape: &Shape) -> Result<Vec<(String, String, String)>> {
+    fn all(text: &str, shape: &Shape) -> Result<Vec<(String, String, String)>, ReadError<std::str::Utf8Error>> {
         let mut found = Vec::new();
-        read(Input::of_bytes(text.as_bytes()), shape, &mut |problem| {
-            let payload = String::from_utf8(problem.payload.to_vec())?;
+        read(text.as_bytes(), shape, &mut |problem| {
+            let payload = std::str::from_utf8(&problem.payload)?.to_owned();
             found.push((problem.key, payload, problem.group_key));
             Ok(())
         })?;
         Ok(found)
     }
 
+    fn said(outcome: Result<(), ReadError<()>>) -> String {
+        match outcome {
+            Err(ReadError::Wrong { place, what }) => format!("{place}: {what}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn named(key: &str, group: Option<&str>) -> Shape {
-        Shape { key: Some(key.into()), group: group.map(str::to_owned), strings: false }
+        Shape { key: Some(key.into()), group: group.map(str::to_owned), ..Shape::default() }
     }
 
     #[test]
-    fn lines_become_problems() -> Result<()> {
+    fn lines_become_problems() -> Result<(), ReadError<std::str::Utf8Error>> {
         let plain = Shape::default();
         let cases = [
             ("{\"key\":\"a\",\"payload\":{\"x\": 1.10}}\n", &plain, ("a", "{\"x\": 1.10}", "")),
@@ -187,20 +194,20 @@ mod tests {
         ];
         for (line, shape, what) in cases {
             let error = all(&format!("{good}{line}"), shape).expect_err(line).to_string();
-            assert!(error.starts_with("input:2: ") && error.contains(what), "{line}: {error}");
+            assert!(error.starts_with("line 2: ") && error.contains(what), "{line}: {error}");
         }
         let error = all("{\"a\":1}", &named("id", None)).expect_err("no such field").to_string();
-        assert_eq!(error, "input:1: no field `id`");
+        assert_eq!(error, "line 1: no field `id`");
     }
 
     #[test]
     fn what_is_not_text_or_endless_is_refused() {
-        let mut ignore = |_| Ok(());
-        let latin1 = read(Input::of_bytes(b"\n{\"key\":\"\xe9\"}"), &Shape::default(), &mut ignore);
-        assert!(latin1.expect_err("not UTF-8").to_string().starts_with("input:2: not UTF-8"));
-        let endless = vec![b' '; LINE_LIMIT as usize + 10];
-        let long = read(Input::of_bytes(&endless), &Shape::default(), &mut ignore);
-        assert!(long.expect_err("too long").to_string().starts_with("input:1: the line is longer"));
+        let mut ignore = |_| Ok::<(), ()>(());
+        let latin1 = read(b"\n{\"key\":\"\xe9\"}".as_slice(), &Shape::default(), &mut ignore);
+        assert!(said(latin1).starts_with("line 2: not UTF-8"));
+        let endless = vec![b' '; PIECE_LIMIT as usize + 10];
+        let long = read(endless.as_slice(), &Shape::default(), &mut ignore);
+        assert!(said(long).starts_with("line 1: the line is longer"));
     }
 
     proptest::proptest! {
@@ -214,14 +221,14 @@ mod tests {
             noise in proptest::collection::vec(proptest::num::u8::ANY, 0..20),
         ) {
             for bytes in [pieces.concat().into_bytes(), [pieces.concat().as_bytes(), &noise[..]].concat()] {
-                for shape in [Shape::default(), Shape { key: Some("key".into()), group: None, strings: false }] {
-                    let outcome = read(Input::of_bytes(&bytes), &shape, &mut |problem| {
+                for shape in [Shape::default(), Shape { key: Some("key".into()), ..Shape::default() }] {
+                    let outcome = read(bytes.as_slice(), &shape, &mut |problem| {
                         assert!(!problem.key.is_empty());
                         serde_json::from_slice::<serde::de::IgnoredAny>(&problem.payload)?;
-                        Ok(())
+                        Ok::<(), serde_json::Error>(())
                     });
                     if let Err(error) = outcome {
-                        proptest::prop_assert!(error.to_string().starts_with("input"), "{error:#}");
+                        proptest::prop_assert!(error.to_string().starts_with("line"), "{error:#}");
                     }
                 }
             }
@@ -234,14 +241,14 @@ mod tests {
         #[test]
         fn a_file_of_problems() {
             bolero::check!().for_each(|bytes: &[u8]| {
-                for shape in [Shape::default(), Shape { key: Some("key".into()), group: None, strings: true }] {
-                    let outcome = read(Input::of_bytes(bytes), &shape, &mut |problem| {
+                for shape in [Shape::default(), Shape { key: Some("key".into()), ..Shape::default() }] {
+                    let outcome = read(bytes, &shape, &mut |problem| {
                         assert!(!problem.key.is_empty());
                         serde_json::from_slice::<serde::de::IgnoredAny>(&problem.payload)?;
-                        Ok(())
+                        Ok::<(), serde_json::Error>(())
                     });
                     if let Err(error) = outcome {
-                        assert!(error.to_string().starts_with("input"), "{error:#}");
+                        assert!(error.to_string().starts_with("line"), "{error:#}");
                     }
                 }
             });

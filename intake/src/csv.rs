@@ -5,41 +5,38 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::Result;
 use csv::StringRecord;
 use pcfarm_proto::v1::SubmitProblem;
 use serde_json::value::RawValue;
 
-use super::input::Input;
-use super::{DETAILS, Shape, checked, details, tell, wrong};
-use crate::text;
+use crate::{DETAILS, PIECE_LIMIT, ReadError, Shape, checked, details, text};
 
 /// What a record may take: a quote that is never closed would otherwise take the rest of the file.
-const RECORD_LIMIT: u64 = 8 << 20;
+const RECORD_LIMIT: u64 = PIECE_LIMIT;
 
 /// Digits that a double holds exactly. A longer number is an identifier more often than a quantity.
 const NUMBER_DIGITS: usize = 15;
 
 /// Calls `add` with each problem, in order.
-pub fn read(input: Input, shape: &Shape, add: &mut dyn FnMut(SubmitProblem) -> Result<()>) -> Result<()> {
-    let (name, bar, reader) = input.into_parts();
+pub fn read<E>(
+    reader: impl Read,
+    shape: &Shape,
+    add: &mut dyn FnMut(SubmitProblem) -> Result<(), E>,
+) -> Result<(), ReadError<E>> {
     let since_record = Arc::new(AtomicU64::new(0));
     let bounded = Bounded { reader, since_record: since_record.clone() };
     let mut reader = csv::ReaderBuilder::new().from_reader(bounded);
-    let header = reader.headers().map_err(|error| csv_error(&name, 1, &error))?.clone();
-    let columns = Columns::new(&header, shape).map_err(|what| wrong(&name, 1, what))?;
+    let header = reader.headers().map_err(|error| csv_error(1, &error))?.clone();
+    let columns = Columns::new(&header, shape).map_err(|what| ReadError::line(1, what))?;
     let mut record = StringRecord::new();
-    let mut problems = 0;
     loop {
         since_record.store(0, Ordering::Relaxed);
         let line = reader.position().line();
-        if !reader.read_record(&mut record).map_err(|error| csv_error(&name, line, &error))? {
+        if !reader.read_record(&mut record).map_err(|error| csv_error(line, &error))? {
             return Ok(());
         }
         let line = record.position().map_or(line, csv::Position::line);
-        add(columns.problem(&record).map_err(|what| wrong(&name, line, what))?)?;
-        problems += 1;
-        tell(&bar, problems);
+        add(columns.problem(&record).map_err(|what| ReadError::line(line, what))?).map_err(ReadError::Stopped)?;
     }
 }
 
@@ -60,17 +57,18 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-fn csv_error(name: &str, line: u64, error: &csv::Error) -> anyhow::Error {
+fn csv_error<E>(line: u64, error: &csv::Error) -> ReadError<E> {
     let line = error.position().map_or(line, csv::Position::line);
     match error.kind() {
-        csv::ErrorKind::Utf8 { .. } => wrong(name, line, "not UTF-8: convert the file first, for instance with iconv"),
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => wrong(
-            name,
+        csv::ErrorKind::Utf8 { .. } => {
+            ReadError::line(line, "not UTF-8: convert the file first, for instance with iconv")
+        }
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => ReadError::line(
             line,
             format!("{len} cells where the header has {expected_len}: is a quote or a comma missing?"),
         ),
-        csv::ErrorKind::Io(error) => wrong(name, line, error),
-        _ => wrong(name, line, text::plain(&error.to_string())),
+        csv::ErrorKind::Io(error) => ReadError::line(line, error),
+        _ => ReadError::line(line, text::plain(&error.to_string())),
     }
 }
 
@@ -96,16 +94,17 @@ impl Columns {
         if let Some((i, _)) = header.iter().enumerate().find(|(i, name)| at(name) != Some(*i)) {
             return Err(format!("column `{}` is there twice", text::cut(&header[i], 60)));
         }
-        let named = |name: &str, flag: &str| {
+        let named = |name: &str, option: &str| {
             at(name).ok_or_else(|| {
                 let columns: Vec<String> = header.iter().map(|name| text::cut(name, 40)).collect();
                 let columns = columns.join(", ");
-                format!("no column `{}`; name it with {flag} COLUMN. Columns: {columns}", text::plain(name))
+                let option = shape.asked.option(option, "COLUMN");
+                format!("no column `{}`; name it with {option}. Columns: {columns}", text::plain(name))
             })
         };
-        let key = named(shape.key.as_deref().unwrap_or("key"), "--key")?;
+        let key = named(shape.key.as_deref().unwrap_or("key"), "key")?;
         let group = match &shape.group {
-            Some(group) => Some(named(group, "--group")?),
+            Some(group) => Some(named(group, "group")?),
             None => at("group_key"),
         };
         let mut details = Vec::new();
@@ -210,11 +209,12 @@ fn is_number(cell: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Asked;
 
-    fn all(text: &str, shape: &Shape) -> Result<Vec<(String, String, String)>> {
+    fn all(text: &str, shape: &Shape) -> Result<Vec<(String, String, String)>, ReadError<std::str::Utf8Error>> {
         let mut found = Vec::new();
-        read(Input::of_bytes(text.as_bytes()), shape, &mut |problem| {
-            let payload = String::from_utf8(problem.payload.to_vec())?;
+        read(text.as_bytes(), shape, &mut |problem| {
+            let payload = std::str::from_utf8(&problem.payload)?.to_owned();
             found.push((problem.key, payload, problem.group_key));
             Ok(())
         })?;
@@ -222,7 +222,7 @@ mod tests {
     }
 
     fn shape(key: Option<&str>, group: Option<&str>, strings: bool) -> Shape {
-        Shape { key: key.map(str::to_owned), group: group.map(str::to_owned), strings }
+        Shape { key: key.map(str::to_owned), group: group.map(str::to_owned), strings, asked: Asked::Flags }
     }
 
     #[test]
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn records_become_problems() -> Result<()> {
+    fn records_become_problems() -> Result<(), ReadError<std::str::Utf8Error>> {
         let cases = [
             ("key,a,b\nk,1,x\n", shape(None, None, false), ("k", r#"{"a":1,"b":"x"}"#, "")),
             ("key,a,b\r\nk,1,\r\n", shape(None, None, true), ("k", r#"{"a":"1","b":""}"#, "")),
@@ -279,13 +279,13 @@ mod tests {
     #[test]
     fn a_wrong_record_is_named_with_what_to_do() {
         let cases = [
-            ("", "input:1: no column `key`"),
-            ("id,a\n1,2\n", "input:1: no column `key`; name it with --key COLUMN. Columns: id, a"),
-            ("key,a,a\n", "input:1: column `a` is there twice"),
-            ("key,a\nk,1\nl\n", "input:3: 1 cells where the header has 2"),
-            ("key,a\nk,\"x\ny\"\n,1\n", "input:4: the key is empty"),
-            ("key,payload\nk,1\nl,{x\n", "input:3: column `payload` is not JSON: {x"),
-            ("key,payload\nk,\n", "input:2: column `payload` is not JSON"),
+            ("", "line 1: no column `key`"),
+            ("id,a\n1,2\n", "line 1: no column `key`; name it with --key COLUMN. Columns: id, a"),
+            ("key,a,a\n", "line 1: column `a` is there twice"),
+            ("key,a\nk,1\nl\n", "line 3: 1 cells where the header has 2"),
+            ("key,a\nk,\"x\ny\"\n,1\n", "line 4: the key is empty"),
+            ("key,payload\nk,1\nl,{x\n", "line 3: column `payload` is not JSON: {x"),
+            ("key,payload\nk,\n", "line 2: column `payload` is not JSON"),
         ];
         for (text, expected) in cases {
             let error = all(text, &Shape::default()).expect_err(text).to_string();
@@ -295,15 +295,17 @@ mod tests {
 
     #[test]
     fn what_is_not_text_or_endless_is_refused() {
-        let mut ignore = |_| Ok(());
-        let latin1 = read(Input::of_bytes(b"key,a\nk,1\nl,\xe9\n"), &Shape::default(), &mut ignore);
-        let error = latin1.expect_err("not UTF-8").to_string();
-        assert!(error.starts_with("input:3: not UTF-8"), "{error}");
+        let mut ignore = |_| Ok::<(), ()>(());
+        let latin1 = read(b"key,a\nk,1\nl,\xe9\n".as_slice(), &Shape::default(), &mut ignore);
+        let ReadError::Wrong { place, what } = latin1.expect_err("not UTF-8") else { panic!("a wrong line") };
+        let error = format!("{place}: {what}");
+        assert!(error.starts_with("line 3: not UTF-8"), "{error}");
         let mut endless = b"key,a\nk,1\nl,\"".to_vec();
         endless.resize(2 * RECORD_LIMIT as usize, b'x');
-        let long = read(Input::of_bytes(&endless), &Shape::default(), &mut ignore);
-        let error = long.expect_err("too long").to_string();
-        assert!(error.starts_with("input:3: the record is longer than 8 MiB"), "{error}");
+        let long = read(endless.as_slice(), &Shape::default(), &mut ignore);
+        let ReadError::Wrong { place, what } = long.expect_err("too long") else { panic!("a wrong line") };
+        let error = format!("{place}: {what}");
+        assert!(error.starts_with("line 3: the record is longer than 8 MiB"), "{error}");
     }
 
     proptest::proptest! {
@@ -317,14 +319,14 @@ mod tests {
             noise in proptest::collection::vec(proptest::num::u8::ANY, 0..20),
         ) {
             for bytes in [pieces.concat().into_bytes(), [pieces.concat().as_bytes(), &noise[..]].concat()] {
-                for shape in [Shape::default(), Shape { key: Some("key".into()), group: None, strings: false }] {
-                    let outcome = read(Input::of_bytes(&bytes), &shape, &mut |problem| {
+                for shape in [Shape::default(), Shape { key: Some("key".into()), group: None, ..Shape::default() }] {
+                    let outcome = read(bytes.as_slice(), &shape, &mut |problem| {
                         assert!(!problem.key.is_empty());
                         serde_json::from_slice::<serde::de::IgnoredAny>(&problem.payload)?;
-                        Ok(())
+                        Ok::<(), serde_json::Error>(())
                     });
                     if let Err(error) = outcome {
-                        proptest::prop_assert!(error.to_string().starts_with("input"), "{error:#}");
+                        proptest::prop_assert!(error.to_string().starts_with("line"), "{error:#}");
                     }
                 }
             }
@@ -337,14 +339,14 @@ mod tests {
         #[test]
         fn a_file_of_problems() {
             bolero::check!().for_each(|bytes: &[u8]| {
-                for shape in [Shape::default(), Shape { key: Some("key".into()), group: None, strings: true }] {
-                    let outcome = read(Input::of_bytes(bytes), &shape, &mut |problem| {
+                for shape in [Shape::default(), Shape { key: Some("key".into()), strings: true, ..Shape::default() }] {
+                    let outcome = read(bytes, &shape, &mut |problem| {
                         assert!(!problem.key.is_empty());
                         serde_json::from_slice::<serde::de::IgnoredAny>(&problem.payload)?;
-                        Ok(())
+                        Ok::<(), serde_json::Error>(())
                     });
                     if let Err(error) = outcome {
-                        assert!(error.to_string().starts_with("input"), "{error:#}");
+                        assert!(error.to_string().starts_with("line"), "{error:#}");
                     }
                 }
             });

@@ -1,0 +1,217 @@
+//! Table `schedules`: how late triggers are, whether all of them come once, and how many a second can be sustained, with one
+//! to five servers on one database. From SQL alone: due times against the commit of what was enqueued.
+
+use crate::context::Context;
+use crate::farm::{Farm, Server};
+use crate::report::{Figures, Report};
+use crate::schedules::{self, Account, Due};
+use anyhow::{Context as _, ensure};
+use pcfarm_sql::cluster::Cluster;
+use pcfarm_sql::testing::url_of;
+use std::time::Duration;
+
+/// As published.
+const SCHEDULES: u64 = 40_000;
+const QUICK_SCHEDULES: u64 = 1_000;
+const EVERY_SECONDS: i64 = 5;
+
+/// Of the target, and of each step towards the highest rate.
+const SECONDS: u64 = 900;
+const QUICK_SECONDS: u64 = 30;
+const STEP_SECONDS: u64 = 30;
+
+/// Servers are killed so often.
+const KILL_EVERY: Duration = Duration::from_secs(20);
+
+/// What a trigger may be late by, of 99 %.
+const SPREAD_MS: f64 = 500.0;
+const AT_ONCE_MS: f64 = 2_000.0;
+
+/// Schedules of the search for the highest rate; each five seconds.
+const LADDER: [u64; 7] = [40_000, 60_000, 80_000, 100_000, 125_000, 150_000, 200_000];
+const MOST_SERVERS: usize = 5;
+
+/// With its index entries and history.
+const BYTES_EACH: u64 = 500;
+
+/// The first due time is then.
+const LEAD_SECONDS: i64 = 5;
+
+pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    let count = context.scaled(SCHEDULES, QUICK_SCHEDULES);
+    let seconds = context.scaled(SECONDS, QUICK_SECONDS);
+    context.need_disk(2 * BYTES_EACH * count * seconds / EVERY_SECONDS as u64, "schedules")?;
+    notes(report, count, seconds);
+    for run in 0..context.runs {
+        let mut figures = Figures::default();
+        for (name, due) in [("spread", Due::Spread), ("at_once", Due::AtOnce)] {
+            let taken = measure(context, Load { count, due, seconds, servers: 1, kill: false }).await?;
+            report.processed(taken.account.triggers as u64);
+            context.progress(&format!("{name}: {taken:?}"));
+            taken.add(name, &mut figures);
+        }
+        if !context.quick {
+            let load = Load { count, due: Due::Spread, seconds: seconds / 3, servers: 3, kill: true };
+            let taken = measure(context, load).await?;
+            report.processed(taken.account.triggers as u64);
+            taken.add("killed", &mut figures);
+            if run == 0 {
+                highest(context, report, &mut figures).await?;
+            }
+        }
+        report.run(figures);
+    }
+    for name in ["spread", "at_once"].into_iter().chain((!context.quick).then_some("killed")) {
+        report.promise_always_at_most(&format!("{name}_lost"), 0.0);
+        report.promise_always_at_most(&format!("{name}_doubled"), 0.0);
+    }
+    report.promise_at_most("spread_p99_ms", SPREAD_MS);
+    report.promise_at_most("at_once_p99_ms", AT_ONCE_MS);
+    if context.quick {
+        report.skip("the highest rates, and killed servers", "--quick");
+    }
+    report.skip("peers", "no other scheduler is run here; the published figures stand beside ours in the notes");
+    Ok(())
+}
+
+fn notes(report: &mut Report, count: u64, seconds: u64) {
+    report.note(format!(
+        "{count} schedules of {EVERY_SECONDS} s for {seconds} s: each trigger enqueues one problem into one standing job; \
+         nobody solves them. PostgreSQL and the servers share the machine"
+    ));
+    report.note(
+        "lateness: from the due time to the commit of the problem, by PostgreSQL's own clock (track_commit_timestamp)",
+    );
+    report.note("lost: due times up to the last one of their schedule without a problem; doubled: problems of a due time that has another");
+    report.note(format!(
+        "highest: schedules of {EVERY_SECONDS} s, {LADDER:?} of them, {STEP_SECONDS} s each: the last step of which 99 % are in time"
+    ));
+    report.note(
+        "as published, on other machines: a replicated scheduler in Java 2,050 a second with one replica and about twice that \
+         with seven; Celery's scheduler 1,403",
+    );
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    count: u64,
+    due: Due,
+    seconds: u64,
+    servers: usize,
+    kill: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Taken {
+    account: Account,
+    p50_ms: f64,
+    p99_ms: f64,
+    most_ms: f64,
+    per_second: f64,
+    ticks_per_second: f64,
+}
+
+impl Taken {
+    fn add(&self, name: &str, figures: &mut Figures) {
+        figures.add(format!("{name}_per_second"), self.per_second);
+        figures.add(format!("{name}_p50_ms"), self.p50_ms);
+        figures.add(format!("{name}_p99_ms"), self.p99_ms);
+        figures.add(format!("{name}_most_ms"), self.most_ms);
+        figures.add(format!("{name}_ticks_per_second"), self.ticks_per_second);
+        figures.add(format!("{name}_lost"), self.account.lost as f64);
+        figures.add(format!("{name}_doubled"), self.account.doubled as f64);
+    }
+}
+
+async fn measure(context: &Context, load: Load) -> anyhow::Result<Taken> {
+    let cluster = context.cluster_with(&[("track_commit_timestamp", "on")]).await?;
+    let taken = on(context, &cluster, load).await;
+    let directory = cluster.directory().to_owned();
+    cluster.stop().await.context("stopping PostgreSQL")?;
+    std::fs::remove_dir_all(&directory).with_context(|| format!("removing {}", directory.display()))?;
+    taken
+}
+
+async fn on(context: &Context, cluster: &Cluster, load: Load) -> anyhow::Result<Taken> {
+    cluster.create_database_if_missing("schedules").await?;
+    let mut config = cluster.config();
+    config.dbname("schedules");
+    let farm = Farm::at(url_of(&config), config);
+    let mut servers: Vec<Server> = Vec::new();
+    for n in 0..load.servers {
+        servers.push(farm.serving(&format!("server{n}"), &["--lease", "20", "--heartbeat", "5"]).await);
+    }
+    let job = schedules::standing_job(&farm).await;
+    schedules::make(&farm, job, load.count as i64, EVERY_SECONDS, load.due, LEAD_SECONDS).await;
+    farm.run("analyze pcfarm.schedule, pcfarm.schedule_next").await;
+    let mut left = Duration::from_secs(load.seconds + LEAD_SECONDS.unsigned_abs());
+    let mut victim = 0;
+    while !left.is_zero() {
+        let nap = if load.kill { KILL_EVERY.min(left) } else { left };
+        tokio::time::sleep(nap).await; // the time of the measurement
+        left -= nap;
+        if load.kill && !left.is_zero() {
+            victim = (victim + 1) % servers.len();
+            context.progress(&format!("killing {}", servers[victim].program.name));
+            servers[victim].program.kill();
+            servers[victim].start().await;
+        }
+    }
+    schedules::stop(&farm).await;
+    drop(servers);
+    let account = schedules::account(&farm, job, EVERY_SECONDS).await;
+    ensure!(account.miscounted == 0, "{} schedules count wrong", account.miscounted);
+    // Everything that was due a while before the end has come.
+    let late = farm
+        .number(&format!(
+            "select count(*) from pcfarm.schedule_next x
+             where x.last_due_at < (select max(last_due_at) from pcfarm.schedule_next) - interval '{} s'",
+            2 * EVERY_SECONDS
+        ))
+        .await;
+    let row = &farm
+        .query(
+            "with late as (
+                 select extract(epoch from pg_xact_commit_timestamp(k.xmin) - u.due_at)::float8 * 1000 as ms
+                 from pcfarm.schedule_tick k cross join lateral unnest(k.due_ats) as u(due_at))
+             select percentile_disc(array[0.5, 0.99, 1]) within group (order by l.ms), count(*),
+                 (select count(*) from pcfarm.schedule_tick),
+                 (select extract(epoch from max(k.ticked_at) - min(k.ticked_at))::float8 from pcfarm.schedule_tick k)
+             from late l",
+            &[],
+        )
+        .await[0];
+    let quantiles: Option<Vec<f64>> = row.get(0);
+    let quantiles = quantiles.context("nothing was triggered")?;
+    let (triggers, ticks, seconds): (i64, i64, Option<f64>) = (row.get(1), row.get(2), row.get(3));
+    let seconds = seconds.unwrap_or(0.0).max(1.0);
+    Ok(Taken {
+        account: Account { lost: account.lost + late, ..account },
+        p50_ms: quantiles[0],
+        p99_ms: quantiles[1],
+        most_ms: quantiles[2],
+        per_second: triggers as f64 / seconds,
+        ticks_per_second: ticks as f64 / seconds,
+    })
+}
+
+/// The last step of the ladder that is in time, for each number of servers.
+async fn highest(context: &Context, report: &mut Report, figures: &mut Figures) -> anyhow::Result<()> {
+    for (name, due, bound) in [("spread", Due::Spread, SPREAD_MS), ("at_once", Due::AtOnce, AT_ONCE_MS)] {
+        for servers in 1..=MOST_SERVERS {
+            let mut best = 0.0;
+            for count in LADDER {
+                let load = Load { count, due, seconds: STEP_SECONDS, servers, kill: false };
+                let taken = measure(context, load).await?;
+                report.processed(taken.account.triggers as u64);
+                context.progress(&format!("{servers} servers, {count} schedules {name}: {taken:?}"));
+                if taken.p99_ms > bound || taken.account.lost > 0 {
+                    break;
+                }
+                best = count as f64 / EVERY_SECONDS as f64;
+            }
+            figures.add(format!("{name}_highest_{servers}_servers_per_second"), best);
+        }
+    }
+    Ok(())
+}

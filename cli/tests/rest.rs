@@ -1,0 +1,826 @@
+//! REST, with the real server, real agents and real HTTP.
+
+#[allow(dead_code, reason = "shared by tests that use different parts of it")]
+mod real;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use real::Farm;
+use serde_json::{Value, json};
+use ureq::http::{Method, Request};
+
+/// For anything that takes a moment, on a machine that is busy with other tests.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const PASSWORD: &str = "correct horse battery staple";
+
+/// Somebody who sends requests.
+#[derive(Clone)]
+struct Client {
+    base: String,
+    token: Option<String>,
+    agent: ureq::Agent,
+}
+
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    fn json(&self) -> Result<Value> {
+        serde_json::from_slice(&self.body).with_context(|| format!("{}: {}", self.status, self.text()))
+    }
+
+    fn is(self, status: u16) -> Result<Answer> {
+        ensure!(self.status == status, "{status} expected: {} {}", self.status, self.text());
+        if status >= 400 {
+            // RFC 9457, whatever was wrong.
+            ensure!(self.header("content-type") == Some("application/problem+json"), "{self:?}");
+            let details = self.json()?;
+            ensure!(details["status"] == status && details["detail"].is_string() && details["type"].is_string());
+        }
+        Ok(self)
+    }
+
+    /// The field at fault.
+    fn field(&self) -> Result<String> {
+        Ok(self.json()?["errors"][0]["field"].as_str().unwrap_or_default().to_owned())
+    }
+}
+
+impl Client {
+    fn of(farm: &Farm) -> Client {
+        let agent = ureq::Agent::config_builder().http_status_as_error(false).allow_non_standard_methods(true).build();
+        Client { base: farm.rest.clone(), token: None, agent: agent.new_agent() }
+    }
+
+    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<Vec<u8>>) -> Result<Answer> {
+        let client = self.clone();
+        let mut request =
+            Request::builder().method(Method::from_bytes(method.as_bytes())?).uri(format!("{}{path}", self.base));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        // ureq blocks.
+        tokio::task::spawn_blocking(move || {
+            let mut response = match body {
+                Some(body) => client.agent.run(request.body(body)?)?,
+                None => client.agent.run(request.body(())?)?,
+            };
+            let headers = response.headers().iter();
+            let headers = headers
+                .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into()))
+                .collect();
+            let status = response.status().as_u16();
+            let body = response.body_mut().with_config().limit(1 << 30).read_to_vec()?;
+            Ok(Answer { status, headers, body })
+        })
+        .await?
+    }
+
+    /// The same, as somebody.
+    async fn login(&self, user: &str) -> Result<Client> {
+        let form = json!({"user": user, "password": PASSWORD});
+        let made = self.json("POST", "/api/v1/login", form).await?.is(201)?.json()?;
+        Ok(Client { token: Some(text(&made, "secret")?), ..self.clone() })
+    }
+
+    async fn get(&self, path: &str) -> Result<Answer> {
+        self.send("GET", path, &[], None).await
+    }
+
+    async fn json(&self, method: &str, path: &str, body: Value) -> Result<Answer> {
+        self.send(method, path, &[("content-type", "application/json")], Some(body.to_string().into())).await
+    }
+
+    async fn post(&self, path: &str, media: &str, body: impl Into<Vec<u8>>) -> Result<Answer> {
+        self.send("POST", path, &[("content-type", media)], Some(body.into())).await
+    }
+
+    /// Without a body.
+    async fn act(&self, path: &str) -> Result<Answer> {
+        self.send("POST", path, &[], Some(Vec::new())).await
+    }
+}
+
+fn text(value: &Value, name: &str) -> Result<String> {
+    Ok(value[name].as_str().with_context(|| format!("{name} of {value}"))?.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_made_run_and_read() -> Result<()> {
+    let farm = Farm::start().await?.with_agent().await?;
+    let client = Client::of(&farm);
+    let problems = json!([{"key": "a", "payload": {"x": 1}}, {"key": "b", "payload": [2]}]);
+    let job = json!({"name": "night", "job_type": "echo", "title": "a title", "problems": problems});
+    let made = client.json("POST", "/api/v1/jobs", job).await?.is(201)?;
+    let id = text(&made.json()?, "job_id")?;
+    ensure!(made.header("location") == Some(format!("/api/v1/jobs/{id}").as_str()));
+    let ended = client.get(&format!("/api/v1/jobs/{id}/wait?timeout=30")).await?.is(200)?.json()?;
+    ensure!(ended["state"] == "done" && ended["done"] == 2 && ended["title"] == "a title", "{ended}");
+    let results = client.get(&format!("/api/v1/jobs/{id}/results")).await?.is(200)?;
+    ensure!(results.header("content-type") == Some("application/x-ndjson"));
+    let lines: Vec<Value> = results.text().lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    ensure!(lines.len() == 2 && lines[0]["key"] == "a" && lines[0]["outcome"] == "done", "{lines:?}");
+    let table = client.get(&format!("/api/v1/jobs/{id}/results?format=csv")).await?.is(200)?.text();
+    ensure!(table.starts_with("problem_id,key,outcome,message,result\n") && table.lines().count() == 3, "{table}");
+    let page = client.get(&format!("/api/v1/jobs/{id}/problems?limit=1")).await?.is(200)?.json()?;
+    ensure!(page["items"].as_array().context("items")?.len() == 1 && page["next"].is_string());
+    let next = format!("/api/v1/jobs/{id}/problems?limit=1&cursor={}", text(&page, "next")?);
+    ensure!(client.get(&next).await?.is(200)?.json()?["items"][0]["key"] == "b");
+    let usage = client.get("/api/v1/usage").await?.is(200)?.json()?;
+    ensure!(usage["items"].is_array());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_loaded_whole_or_not_at_all() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let made = client.json("POST", "/api/v1/jobs", json!({"name": "files", "job_type": "echo"})).await?.is(201)?;
+    let path = format!("/api/v1/jobs/{}/problems", text(&made.json()?, "job_id")?);
+    let lines: String = (0..5_000).map(|i| format!("{{\"key\": \"k{i}\", \"payload\": {i}}}\n")).collect();
+    let loaded = client.post(&path, "application/x-ndjson", lines.clone()).await?.is(201)?.json()?;
+    ensure!(loaded["problems"] == 5_000, "{loaded}");
+    let loaded = client.post(&path, "text/csv; charset=utf-8", "key,a\nx,1\ny,2\n").await?.is(201)?.json()?;
+    ensure!(loaded["problems"] == 2);
+    let array = json!([{"key": "z", "payload": null}]).to_string();
+    ensure!(client.post(&path, "application/json", array).await?.is(201)?.json()?["problems"] == 1);
+    let by_key = client.post(&format!("{path}?key=id"), "text/csv", "id,a\nx,1\n").await?.is(201)?;
+    ensure!(by_key.json()?["problems"] == 1);
+    let before = farm.loaded().await?;
+    let torn = format!("{lines}{{\"key\": \"last\"}}\n");
+    let refused = client.post(&path, "application/x-ndjson", torn).await?.is(422)?.json()?;
+    ensure!(text(&refused, "detail")?.starts_with("line 5001: no `payload`"), "{refused}");
+    client.post(&path, "text/csv", "a\n1\n").await?.is(422)?;
+    client.post(&path, "application/xml", "<a/>").await?.is(415)?;
+    client.post(&format!("{path}?convoy=0"), "text/csv", "key\na\n").await?.is(400)?;
+    client.post("/api/v1/jobs/999999/problems", "text/csv", "key\na\n").await?.is(404)?;
+    ensure!(farm.loaded().await? == before, "nothing of what was refused is there");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_is_refused_with_its_field() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let bodies = [
+        (json!({"name": "x", "job_type": "echo", "nmae": 1}), 422, "nmae"),
+        (json!({"name": "x"}), 422, "job_type"),
+        (json!({"name": "", "job_type": "echo"}), 422, "name"),
+        (json!({"name": "x\u{0}", "job_type": "echo"}), 422, "name"),
+        (json!({"name": "x", "job_type": "echo", "priority": 1_u64 << 40}), 422, "priority"),
+        (json!({"name": "x", "job_type": "echo", "deadline": "tomorrow"}), 422, "deadline"),
+        (json!({"name": "x", "job_type": "echo", "convoy": 0}), 422, "convoy"),
+        (json!({"name": "x", "job_type": "echo", "after": ["x"]}), 422, "after[0]"),
+        (
+            json!({"name": "x", "job_type": "echo", "problems": [{"key": "a", "payload": 1, "weight": 0}]}),
+            422,
+            "problems.0.weight",
+        ),
+    ];
+    for (body, status, field) in bodies {
+        let refused = client.json("POST", "/api/v1/jobs", body.clone()).await?.is(status)?;
+        ensure!(refused.field()? == field, "{body}: {}", refused.text());
+    }
+    let none = client.json("POST", "/api/v1/jobs", json!({"name": "x", "job_type": "no such"})).await?;
+    ensure!((400..500).contains(&none.status), "{none:?}");
+    for (path, field) in [
+        ("/api/v1/jobs?limit=0", "limit"),
+        ("/api/v1/jobs?limit=99999999999999999999", "limit"),
+        ("/api/v1/jobs?cursor=x", "cursor"),
+        ("/api/v1/jobs?al=true", "al"),
+        ("/api/v1/jobs?all=%00", "all"),
+        ("/api/v1/events?job_id=-1", "job_id"),
+        ("/api/v1/statistics?since=yesterday", "since"),
+        ("/api/v1/usage?since=2026-02-30", "since"),
+    ] {
+        let refused = client.get(path).await?.is(400)?;
+        ensure!(refused.field()? == field, "{path}: {}", refused.text());
+    }
+    client.post("/api/v1/jobs", "application/json", "{").await?.is(400)?;
+    client.post("/api/v1/jobs", "application/json", b"\"\xff\"".to_vec()).await?.is(400)?;
+    client.post("/api/v1/jobs", "text/plain", "{}").await?.is(415)?;
+    client.post("/api/v1/jobs", "application/json", vec![b' '; 3 << 20]).await?.is(413)?;
+    client.get("/api/v1/nothing").await?.is(404)?;
+    client.get("/api/v1/jobs/99999999999999999999").await?.is(404)?;
+    client.get("/api/v1/jobs/7").await?.is(404)?;
+    let refused = client.send("DELETE", "/api/v1/jobs", &[], None).await?.is(405)?;
+    ensure!(
+        refused.header("allow").is_some_and(|allow| allow.contains("GET") && allow.contains("POST")),
+        "{refused:?}"
+    );
+    let options = client.send("OPTIONS", "/api/v1/jobs", &[], None).await?.is(204)?;
+    ensure!(options.header("allow").is_some());
+    let head = client.send("HEAD", "/api/v1/jobs", &[], None).await?.is(200)?;
+    ensure!(head.body.is_empty());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_update_is_refused() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let made = client.json("POST", "/api/v1/jobs", json!({"name": "x", "job_type": "echo"})).await?.is(201)?.json()?;
+    let path = format!("/api/v1/jobs/{}", text(&made, "job_id")?);
+    let tag = client.get(&path).await?.is(200)?.header("etag").context("an ETag")?.to_owned();
+    let change = |tag: String, body: Value| {
+        let (client, path) = (client.clone(), path.clone());
+        async move {
+            let headers = [("content-type", "application/json"), ("if-match", tag.as_str())];
+            client.send("PATCH", &path, &headers, Some(body.to_string().into())).await
+        }
+    };
+    client.json("PATCH", &path, json!({"priority": 1})).await?.is(428)?;
+    let changed = change(tag.clone(), json!({"priority": 7, "info": {"a": 1}})).await?.is(200)?;
+    ensure!(changed.json()?["priority"] == 7 && changed.json()?["info"]["a"] == 1, "{}", changed.text());
+    change(tag, json!({"priority": 8})).await?.is(412)?;
+    let other = changed.header("etag").context("an ETag")?.to_owned();
+    // Two at the same time with the same version: one of them.
+    let (one, two) =
+        tokio::join!(change(other.clone(), json!({"title": "one"})), change(other, json!({"title": "two"})));
+    let mut statuses = [one?.status, two?.status];
+    statuses.sort_unstable();
+    ensure!(statuses == [200, 412], "{statuses:?}");
+    change("*".to_owned(), json!({"deadline": "2030-01-01T00:00:00Z"})).await?.is(200)?;
+    let none = change("*".to_owned(), json!({"deadline": null})).await?.is(200)?.json()?;
+    ensure!(none["deadline"].is_null());
+    change("*".to_owned(), json!({})).await?.is(422)?;
+    change("nonsense".to_owned(), json!({"title": "x"})).await?.is(400)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_creation_with_a_key_is_done_once() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let create = |key: &'static str, name: &'static str| {
+        let client = client.clone();
+        async move {
+            let body = json!({"name": name, "job_type": "echo", "problems": [{"key": "a", "payload": 1}]}).to_string();
+            let headers = [("content-type", "application/json"), ("idempotency-key", key)];
+            client.send("POST", "/api/v1/jobs", &headers, Some(body.into())).await
+        }
+    };
+    let attempts = futures(20, || create("same", "x")).await?;
+    let ids: Vec<String> = attempts
+        .iter()
+        .filter(|answer| answer.status == 201)
+        .map(|answer| text(&answer.json()?, "job_id"))
+        .collect::<Result<_>>()?;
+    ensure!(!ids.is_empty() && ids.iter().all(|id| *id == ids[0]), "{attempts:?}");
+    ensure!(attempts.iter().all(|answer| answer.status == 201 || answer.status == 409), "{attempts:?}");
+    ensure!(farm.number("select count(*) from pcfarm.job").await? == 1);
+    let again = create("same", "x").await?.is(201)?;
+    ensure!(again.header("idempotent-replayed") == Some("true") && text(&again.json()?, "job_id")? == ids[0]);
+    let other = create("same", "y").await?.is(422)?;
+    ensure!(other.field()? == "Idempotency-Key");
+    create("another", "y").await?.is(201)?;
+    ensure!(farm.number("select count(*) from pcfarm.job").await? == 2);
+    create("not a key", "y").await?.is(400)?;
+    Ok(())
+}
+
+/// So many at the same time.
+async fn futures<F, T>(count: usize, make: impl Fn() -> F) -> Result<Vec<T>>
+where
+    F: Future<Output = Result<T>> + Send + 'static,
+    T: Send + 'static,
+{
+    let mut tasks = tokio::task::JoinSet::new();
+    (0..count).for_each(|_| drop(tasks.spawn(make())));
+    tasks.join_all().await.into_iter().collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_resource_is_there() -> Result<()> {
+    let farm = Farm::start().await?.with_agent().await?;
+    let client = Client::of(&farm);
+    // Resources.
+    client
+        .json("PUT", "/api/v1/resources/licence", json!({"tokens": 3, "description": "of a solver"}))
+        .await?
+        .is(200)?;
+    ensure!(client.get("/api/v1/resources").await?.is(200)?.json()?["items"][0]["tokens"] == 3);
+    client.send("DELETE", "/api/v1/resources/licence", &[], None).await?.is(204)?;
+    client.get("/api/v1/resources/licence").await?.is(404)?;
+    // Users and limits.
+    let limited = client.json("PATCH", "/api/v1/users/mia/limits", json!({"concurrency": 5})).await?.is(200)?.json()?;
+    ensure!(limited["limits"]["concurrency"] == 5, "{limited}");
+    let freed =
+        client.json("PATCH", "/api/v1/users/mia/limits", json!({"concurrency": null})).await?.is(200)?.json()?;
+    ensure!(freed["limits"]["concurrency"].is_null(), "{freed}");
+    ensure!(client.get("/api/v1/users").await?.is(200)?.json()?["total"].is_number());
+    client.get("/api/v1/users/nobody-of-this-name").await?.is(404)?;
+    client.get("/api/v1/limits").await?.is(200)?;
+    // Profiles and signals.
+    let entry = json!({"job_type": "echo", "weekdays": "mon-fri", "problems_per_hour": 100});
+    let made = client.json("POST", "/api/v1/profiles", entry).await?.is(201)?.json()?;
+    let path = format!("/api/v1/profiles/{}", text(&made, "profile_id")?);
+    ensure!(made["weekdays"].as_array().is_some_and(|days| days.len() == 5), "{made}");
+    let changed =
+        client.json("PATCH", &path, json!({"problems_per_hour": null, "priority": 2})).await?.is(200)?.json()?;
+    ensure!(changed["problems_per_hour"].is_null() && changed["priority"] == 2, "{changed}");
+    client.send("DELETE", &path, &[], None).await?.is(204)?;
+    client.get(&path).await?.is(404)?;
+    client.json("PUT", "/api/v1/signals/load", json!({"value": 0.5})).await?.is(200)?;
+    ensure!(client.get("/api/v1/signals").await?.is(200)?.json()?["items"][0]["value"] == 0.5);
+    // Workstations.
+    let found = client.get("/api/v1/workstations").await?.is(200)?.json()?["items"][0].clone();
+    ensure!(found["hostname"] == "pc1", "{found}");
+    let path = format!("/api/v1/workstations/{}", text(&found, "workstation_id")?);
+    let drained = client.send("PUT", &format!("{path}/drain"), &[], Some(Vec::new())).await?.is(200)?.json()?;
+    ensure!(drained["state"] == "draining", "{drained}");
+    client.send("DELETE", &format!("{path}/drain"), &[], None).await?.is(200)?;
+    ensure!(client.get(&format!("{path}/explain")).await?.is(200)?.json()?["reasons"].is_array());
+    client.json("PATCH", "/api/v1/hosts/pc1/selection", json!({"labels": ["big"]})).await?.is(204)?;
+    client.get("/api/v1/slots").await?.is(200)?;
+    // Queue control.
+    client.json("PUT", "/api/v1/queue/suspension", json!({"reason": "maintenance"})).await?.is(204)?;
+    client.send("DELETE", "/api/v1/queue/suspension", &[], None).await?.is(204)?;
+    client.json("PUT", "/api/v1/job-types/echo/suspension", json!({})).await?.is(204)?;
+    client.send("DELETE", "/api/v1/job-types/echo/suspension", &[], None).await?.is(204)?;
+    // Alerts.
+    let new = json!({"events": ["ended"], "notify": "farm_ended", "job_type": "echo"});
+    let made = client.json("POST", "/api/v1/subscriptions", new).await?.is(201)?.json()?;
+    let id = text(&made["subscription"], "subscription_id")?;
+    client.get("/api/v1/alerts").await?.is(200)?;
+    client.send("DELETE", &format!("/api/v1/subscriptions/{id}"), &[], None).await?.is(204)?;
+    // The farm.
+    ensure!(client.get("/api/v1/status").await?.is(200)?.json()?["servers"].is_array());
+    client.get("/api/v1/statistics").await?.is(200)?;
+    let events = client.get("/api/v1/events?what=resource").await?.is(200)?.json()?;
+    ensure!(events["items"].as_array().is_some_and(|events| !events.is_empty()), "{events}");
+    let next = format!("/api/v1/events?cursor={}", text(&events, "next")?);
+    client.get(&next).await?.is(200)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_change_their_state_on_request() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let new = json!({"name": "x", "job_type": "echo", "problems": [{"key": "a", "payload": 1}], "open": false});
+    let made = client.json("POST", "/api/v1/jobs", new).await?.is(201)?.json()?;
+    let path = format!("/api/v1/jobs/{}", text(&made, "job_id")?);
+    client.act(&format!("{path}/hold")).await?.is(409)?;
+    for (action, state) in [("open", "open"), ("hold", "held"), ("release", "open"), ("cancel", "cancelled")] {
+        let job = client.act(&format!("{path}/{action}")).await?.is(200)?.json()?;
+        ensure!(job["state"] == state, "{action}: {job}");
+    }
+    ensure!(client.get("/api/v1/jobs").await?.is(200)?.json()?["items"] == json!([]));
+    ensure!(client.get("/api/v1/jobs?all=true").await?.is(200)?.json()?["items"][0]["state"] == "cancelled");
+    client.get(&format!("{path}/explain")).await?.is(200)?;
+    client.act("/api/v1/jobs/777777/cancel").await?.is(404)?;
+    client.get(&format!("{path}/wait?timeout=301")).await?.is(400)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_submission_is_stored_loaded_and_fetched_again() -> Result<()> {
+    let farm = Farm::start().await?.with_agent().await?;
+    let client = Client::of(&farm);
+    let xml = "<deposit><title>On farms</title></deposit>";
+    let path = "/api/v1/submissions?name=deposit&job_type=echo";
+    let headers = [("content-type", "application/xml"), ("prefer", "wait=30"), ("idempotency-key", "d1")];
+    let made = client.send("POST", path, &headers, Some(xml.into())).await?.is(201)?;
+    ensure!(made.header("preference-applied") == Some("wait=30"));
+    let submission = made.json()?;
+    ensure!(submission["state"] == "queued" && submission["job_state"] == "done", "{submission}");
+    ensure!(submission["results"][0]["outcome"] == "done" && submission["problems"] == 1, "{submission}");
+    let problems = format!("/api/v1/jobs/{}/problems", text(&submission, "job_id")?);
+    let payload = client.get(&problems).await?.is(200)?.json()?["items"][0]["payload"].clone();
+    ensure!(payload["text"] == xml && payload["content_type"] == "application/xml", "{payload}");
+    ensure!(payload["sha256"] == submission["sha256"]);
+    let id = text(&submission, "submission_id")?;
+    let original = client.get(&format!("/api/v1/submissions/{id}/original")).await?.is(200)?;
+    ensure!(original.text() == xml && original.header("content-type") == Some("application/octet-stream"));
+    // The same again is the same, and another under its key is refused.
+    let again = client.send("POST", path, &headers, Some(xml.into())).await?.is(201)?;
+    ensure!(again.header("idempotent-replayed") == Some("true") && text(&again.json()?, "submission_id")? == id);
+    client.send("POST", path, &headers, Some(b"other".to_vec())).await?.is(422)?;
+    // Binary, and a file of problems; nothing of it can be a formula for whoever opens it.
+    let bytes = vec![0xff, 0x00, 0x01];
+    let binary = client.send("POST", path, &[("prefer", "wait=30")], Some(bytes)).await?.is(201)?.json()?;
+    ensure!(binary["job_state"] == "done", "{binary}");
+    let file = "key,a\nx,1\ny,2\n";
+    let csv =
+        client.send("POST", path, &[("content-type", "text/csv"), ("prefer", "wait=30")], Some(file.into())).await?;
+    ensure!(csv.is(201)?.json()?["problems"] == 2);
+    // What can never be loaded says why.
+    let wrong = client
+        .send("POST", path, &[("content-type", "text/csv"), ("prefer", "wait=30")], Some("a\n1\n".into()))
+        .await?;
+    let wrong = wrong.is(201)?.json()?;
+    ensure!(wrong["state"] == "refused" && text(&wrong, "message")?.contains("no column `key`"), "{wrong}");
+    let listed = client.get("/api/v1/submissions?state=refused").await?.is(200)?.json()?;
+    ensure!(listed["items"].as_array().is_some_and(|items| items.len() == 1));
+    client.post("/api/v1/submissions?name=x", "text/csv", "key\na\n").await?.is(400)?;
+    client.post("/api/v1/submissions?name=x&job_type=none", "text/csv", "key\na\n").await?.is(422)?;
+    let large = vec![b'x'; 2 << 20];
+    client.post(path, "application/xml", large).await?.is(413)?;
+    ensure!(farm.number("select count(*) from pcfarm.submission where state = 'receiving'").await? == 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_stored_is_loaded_by_the_next_server() -> Result<()> {
+    let mut farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    client.json("PUT", "/api/v1/queue/intake", json!({"paused": true, "reason": "tonight"})).await?.is(200)?;
+    let path = "/api/v1/submissions?name=later&job_type=echo";
+    let stored = client.post(path, "text/csv", "key,a\nx,1\n").await?.is(201)?.json()?;
+    ensure!(stored["state"] == "stored" && stored["sha256"].is_string(), "{stored}");
+    ensure!(farm.number("select count(*) from pcfarm.job").await? == 0);
+    // Killed between storing and loading: another one finds it.
+    farm.server.0.kill()?;
+    farm.server.0.wait()?;
+    farm.start_server_again().await?;
+    let client = Client::of(&farm);
+    client.json("PUT", "/api/v1/queue/intake", json!({"paused": false})).await?.is(200)?;
+    farm.until("select count(*) from pcfarm.submission where state = 'queued'", 1).await?;
+    ensure!(farm.number("select count(*) from pcfarm.problem").await? == 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_may_store_only_so_much() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    farm.sql.batch_execute("update pcfarm.intake set most_stored = 2, paused_since = now()").await?;
+    let path = "/api/v1/submissions?name=x&job_type=echo";
+    client.post(path, "text/csv", "key\na\n").await?.is(201)?;
+    client.post(path, "text/csv", "key\nb\n").await?.is(201)?;
+    let refused = client.post(path, "text/csv", "key\nc\n").await?.is(429)?;
+    ensure!(refused.header("retry-after").is_some());
+    // Loading into a job goes by the queue limit, and is told the same way.
+    client.json("PATCH", "/api/v1/limits", json!({"queue_limit": 3})).await?.is(200)?;
+    let problems: Vec<Value> = (0..4).map(|i| json!({"key": i.to_string(), "payload": 1})).collect();
+    client
+        .json("POST", "/api/v1/jobs", json!({"name": "x", "job_type": "echo", "problems": problems}))
+        .await?
+        .is(429)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_says_how_it_is() -> Result<()> {
+    let farm = Farm::start().await?.with_agent().await?;
+    let client = Client::of(&farm);
+    client.get("/healthz").await?.is(200)?;
+    let deadline = Instant::now() + PATIENCE;
+    while client.get("/readyz").await?.status != 200 {
+        ensure!(Instant::now() < deadline, "it is never ready");
+    }
+    let job = json!({"name": "x", "job_type": "echo", "problems": [{"key": "a", "payload": 1}]});
+    let made = client.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?;
+    client.get(&format!("/api/v1/jobs/{}/wait", text(&made, "job_id")?)).await?.is(200)?;
+    let metrics = client.get("/metrics").await?.is(200)?.text();
+    for name in [
+        "pcfarm_problems_waiting 0",
+        "pcfarm_workstations{state=\"waiting\"} 1",
+        "pcfarm_checkouts_total 1",
+        "pcfarm_results_total 1",
+        "pcfarm_database_seconds_bucket{statement=\"accept\"",
+        "pcfarm_http_requests_total{method=\"POST\",route=\"/api/v1/jobs\",status=\"201\"} 1",
+        "pcfarm_database_up 1",
+    ] {
+        ensure!(metrics.contains(name), "{name} is missing:\n{metrics}");
+    }
+    ensure!(!metrics.contains("pc1"), "no host names");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_describes_every_route() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let document = client.get("/api/v1/openapi.json").await?.is(200)?.json()?;
+    let paths = document["paths"].as_object().context("paths")?;
+    ensure!(paths.len() > 40, "{} paths", paths.len());
+    for (path, item) in paths {
+        let address = numbered(path);
+        for (method, operation) in item.as_object().context("an item")? {
+            if path.ends_with("/stream") {
+                continue; // it does not end
+            }
+            let media =
+                operation["requestBody"]["content"].as_object().and_then(|content| content.keys().next().cloned());
+            let (method, media) = (method.to_ascii_uppercase(), media.unwrap_or_default());
+            let body = (method != "GET").then(|| b"{}".to_vec());
+            let headers = [("content-type", media.as_str())];
+            let headers = if media.is_empty() || media == "*/*" { &[][..] } else { &headers[..] };
+            let answer = client.send(&method, &address, headers, body).await?;
+            let status = answer.status.to_string();
+            let known = operation["responses"].as_object().context("responses")?;
+            ensure!(known.contains_key(&status), "{method} {path}: {status} is not documented: {}", answer.text());
+            ensure!(answer.status < 500 && answer.status != 405, "{method} {path}: {}", answer.text());
+        }
+    }
+    let whole = document.to_string();
+    for name in whole.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next()) {
+        ensure!(document["components"]["schemas"][name].is_object(), "{name} is not described");
+    }
+    let page = client.get("/api/docs/").await?.is(200)?;
+    ensure!(page.header("content-security-policy").is_some_and(|policy| policy.contains("default-src 'none'")));
+    ensure!(!page.text().contains("https://"), "it needs no network: {}", page.text());
+    client.get("/api/docs/swagger-ui-bundle.js").await?.is(200)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_upload_needs_little_memory() -> Result<()> {
+    upload_of(20 << 20, 60 << 20).await
+}
+
+/// `cargo nextest run --run-ignored all`: it takes a minute.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "200 MB"]
+async fn a_very_long_upload_needs_little_memory() -> Result<()> {
+    upload_of(200 << 20, 100 << 20).await
+}
+
+async fn upload_of(bytes: usize, growth: u64) -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let made = client.json("POST", "/api/v1/jobs", json!({"name": "x", "job_type": "echo"})).await?.is(201)?.json()?;
+    let path = format!("/api/v1/jobs/{}/problems", text(&made, "job_id")?);
+    let line = format!("{{\"key\": \"k\", \"payload\": \"{}\"}}\n", "x".repeat(10_000));
+    let count = bytes / line.len();
+    let before = peak(&farm)?;
+    let loaded = client.post(&path, "application/x-ndjson", line.repeat(count)).await?.is(201)?.json()?;
+    ensure!(loaded["problems"] == count, "{loaded}");
+    let grown = peak(&farm)?.saturating_sub(before);
+    ensure!(grown < growth, "{bytes} bytes took {grown} of memory");
+    Ok(())
+}
+
+/// Most memory that the server has had so far.
+fn peak(farm: &Farm) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", farm.server.0.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib << 10)
+}
+
+/// docs/rest.md runs as it is written, block after block.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_about_rest_runs() -> Result<()> {
+    let farm = Farm::start().await?.with_agent().await?;
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/rest.md"))?;
+    let mut ran = 0;
+    for (fence, interpreter) in [("```sh\n", "bash"), ("```python\n", "python3")] {
+        let has = |check: &[&str]| {
+            std::process::Command::new(check[0]).args(&check[1..]).output().is_ok_and(|o| o.status.success())
+        };
+        let there = match interpreter {
+            "bash" => has(&["curl", "--version"]) && has(&["bash", "--version"]),
+            _ => has(&["python3", "-c", "import requests"]),
+        };
+        if !there {
+            eprintln!("skipped: {interpreter} or what its blocks use is not on this machine");
+            continue;
+        }
+        for block in page.split(fence).skip(1).filter_map(|rest| rest.split("```").next()) {
+            let (block, base, directory) = (block.to_owned(), farm.rest.clone(), farm.directory.path().to_owned());
+            let flags: &[&str] = if interpreter == "bash" { &["-euo", "pipefail", "-c"] } else { &["-c"] };
+            let mut command = std::process::Command::new(interpreter);
+            command.args(flags).arg(&block).env("FARM", base).env("no_proxy", "*").current_dir(directory);
+            let output = tokio::task::spawn_blocking(move || command.output()).await??;
+            ensure!(
+                output.status.success(),
+                "{block}\n{}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            ran += 1;
+        }
+    }
+    eprintln!("{ran} blocks ran");
+    Ok(())
+}
+
+/// The dashboard asks for nothing that is not measured.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_dashboard_asks_for_what_is_measured() -> Result<()> {
+    let farm = Farm::start().await?.with_agent().await?;
+    let client = Client::of(&farm);
+    let job = json!({"name": "x", "job_type": "echo", "problems": [{"key": "a", "payload": 1}]});
+    let made = client.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?;
+    client.get(&format!("/api/v1/jobs/{}/wait", text(&made, "job_id")?)).await?.is(200)?;
+    let metrics = client.get("/metrics").await?.is(200)?.text();
+    let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/grafana/pcfarm.json"
+    ))?)?;
+    for target in
+        dashboard["panels"].as_array().context("panels")?.iter().flat_map(|panel| panel["targets"].as_array()).flatten()
+    {
+        let asked = target["expr"].as_str().context("an expression")?;
+        for name in
+            asked.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| word.starts_with("pcfarm_"))
+        {
+            ensure!(metrics.contains(name), "{name} is not measured");
+        }
+    }
+    Ok(())
+}
+
+/// What a scheduler's programs ask: define, change any part, disable, look at one, list them in pages, see what came.
+#[tokio::test(flavor = "multi_thread")]
+async fn schedules_are_defined_changed_and_looked_at() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let job = json!({"name": "mail", "job_type": "echo", "standing": true, "open": true});
+    let job = text(&client.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?, "job_id")?;
+    let new = json!({"name": "nightly", "recurrence": "0 22 * * mon-fri", "time_zone": "Europe/Berlin", "job_id": job,
+        "payload": {"to": "all"}, "description": "at night"});
+    let made = client.json("POST", "/api/v1/schedules", new.clone()).await?.is(201)?;
+    let tag = made.header("etag").context("an ETag")?.to_owned();
+    let schedule = made.json()?;
+    ensure!(schedule["state"] == "active" && schedule["next_due_at"].is_string(), "{schedule}");
+    ensure!(schedule["payload"] == json!({"to": "all"}) && schedule["job_id"] == json!(job), "{schedule}");
+    client.json("POST", "/api/v1/schedules", new).await?.is(409)?;
+    let path = format!("/api/v1/schedules/{}", text(&schedule, "schedule_id")?);
+    let change = |tag: String, body: Value| {
+        let (client, path) = (client.clone(), path.clone());
+        async move {
+            let headers = [("content-type", "application/json"), ("if-match", tag.as_str())];
+            client.send("PATCH", &path, &headers, Some(body.to_string().into())).await
+        }
+    };
+    let changed = change(tag.clone(), json!({"recurrence": "@daily", "payload": null})).await?.is(200)?.json()?;
+    ensure!(changed["recurrence"] == "@daily" && changed["description"] == "at night", "{changed}");
+    change(tag, json!({"recurrence": "@hourly"})).await?.is(412)?;
+    change("*".to_owned(), json!({"recurrence": "61 * * * *"})).await?.is(422)?;
+    change("*".to_owned(), json!({"catch_up": "never"})).await?.is(422)?;
+    ensure!(client.act(&format!("{path}/disable")).await?.is(200)?.json()?["state"] == "disabled");
+    ensure!(client.act(&format!("{path}/enable")).await?.is(200)?.json()?["state"] == "active");
+    let next = client.get(&format!("{path}/next?count=3")).await?.is(200)?.json()?;
+    ensure!(next["times"].as_array().is_some_and(|times| times.len() == 3), "{next}");
+    ensure!(client.act(&format!("{path}/trigger")).await?.is(200)?.json()?["sequence"] == 1);
+    let triggers = client.get(&format!("{path}/triggers")).await?.is(200)?.json()?;
+    ensure!(triggers["items"][0]["sequence"] == 1 && triggers["items"][0]["job_id"] == json!(job), "{triggers}");
+    ensure!(client.get(&path).await?.is(200)?.json()?["triggers"] == 1);
+    for name in ["a", "b"] {
+        let new = json!({"name": name, "recurrence": "every 15 minutes", "job_id": job});
+        client.json("POST", "/api/v1/schedules", new).await?.is(201)?;
+    }
+    let page = client.get("/api/v1/schedules?limit=2").await?.is(200)?.json()?;
+    let rest = format!("/api/v1/schedules?limit=2&cursor={}", text(&page, "next")?);
+    ensure!(client.get(&rest).await?.is(200)?.json()?["items"].as_array().is_some_and(|items| items.len() == 1));
+    client.send("DELETE", &path, &[], None).await?.is(204)?;
+    client.get(&path).await?.is(404)?;
+    Ok(())
+}
+
+/// Every operation of the document: method, path, and what its body is.
+async fn operations(client: &Client) -> Result<Vec<(String, String, Option<String>)>> {
+    let document = client.get("/api/v1/openapi.json").await?.is(200)?.json()?;
+    let mut all = Vec::new();
+    for (path, item) in document["paths"].as_object().context("paths")? {
+        for (method, operation) in item.as_object().context("an item")? {
+            let content = operation["requestBody"]["content"].as_object();
+            let media = content.and_then(|content| content.keys().next().cloned());
+            all.push((method.to_ascii_uppercase(), path.clone(), media));
+        }
+    }
+    Ok(all)
+}
+
+/// With 1 for each id that is left.
+fn numbered(path: &str) -> String {
+    let parts = path.split('/').map(|part| if part.starts_with('{') { "1" } else { part });
+    parts.collect::<Vec<_>>().join("/")
+}
+
+/// Two users, and every route: what is the other's is not there, whoever asks how.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
+    const SECRET: &str = "nobody-elses-business";
+    let farm = Farm::start().await?;
+    let nobody = Client::of(&farm);
+    let account = |user: &str, role: &str| json!({"user": user, "role": role, "password": PASSWORD});
+    nobody.json("POST", "/api/v1/accounts", account("root", "administrator")).await?.is(201)?;
+    // From here on whoever shows nothing may do nothing.
+    nobody.get("/api/v1/jobs").await?.is(401)?;
+    let root = nobody.login("root").await?;
+    for (user, role) in [("ana", "user"), ("mia", "user"), ("olga", "operator")] {
+        root.json("POST", "/api/v1/accounts", account(user, role)).await?.is(201)?;
+    }
+    let (ana, mia, olga) = (nobody.login("ana").await?, nobody.login("mia").await?, nobody.login("olga").await?);
+    let problems = json!([{"key": SECRET, "payload": SECRET}]);
+    let job = json!({"name": SECRET, "job_type": "echo", "title": SECRET, "problems": problems, "info": {"x": SECRET}});
+    let job = text(&ana.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?, "job_id")?;
+    let path = format!("/api/v1/submissions?name={SECRET}&job_type=echo&key={SECRET}");
+    let submission = text(&ana.post(&path, "application/xml", SECRET).await?.is(201)?.json()?, "submission_id")?;
+    let told = json!({"events": ["ended"], "notify": "anas_channel", "job_id": job});
+    let told = ana.json("POST", "/api/v1/subscriptions", told).await?.is(201)?.json()?;
+    let subscription = text(&told["subscription"], "subscription_id")?;
+    let standing = json!({"name": SECRET, "job_type": "echo", "standing": true, "open": true});
+    let standing = text(&ana.json("POST", "/api/v1/jobs", standing).await?.is(201)?.json()?, "job_id")?;
+    let schedule = json!({"name": SECRET, "recurrence": "every 7 days", "job_id": standing, "payload": SECRET});
+    let schedule = text(&ana.json("POST", "/api/v1/schedules", schedule).await?.is(201)?.json()?, "schedule_id")?;
+    let stolen = json!({"name": "x", "recurrence": "every 7 days", "job_id": standing});
+    ensure!((400..500).contains(&mia.json("POST", "/api/v1/schedules", stolen).await?.status));
+    let query = json!({"job_type": "echo", "loads": [{"query": "select 1"}]});
+    let query = json!({"name": "x", "recurrence": "every 7 days", "template": query});
+    mia.json("POST", "/api/v1/schedules", query).await?.is(403)?;
+    farm.until("select count(*) from pcfarm.submission where state = 'queued'", 1).await?;
+    let before = ana.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?;
+    ensure!(before["owner"] == "ana" && before["title"] == SECRET, "{before}");
+    ensure!(ana.get("/api/v1/submissions").await?.is(200)?.text().contains(SECRET) || submission != "0");
+
+    for (method, path, media) in operations(&nobody).await? {
+        if path.ends_with("/stream") {
+            continue; // it does not end
+        }
+        let address = path
+            .replace("{job_id}", &job)
+            .replace("{submission_id}", &submission)
+            .replace("{subscription_id}", &subscription)
+            .replace("{schedule_id}", &schedule)
+            .replace("{name}", "ana")
+            .replace("{hostname}", "pc1")
+            .replace("{job_type}", "echo")
+            .replace("{identity}", "11111111-1111-4111-8111-111111111111");
+        let address = numbered(&address);
+        let headers = [("content-type", media.as_deref().unwrap_or("application/json")), ("if-match", "*")];
+        let body = (method != "GET").then(|| br#"{"title": "mine now"}"#.to_vec());
+        let opens = matches!(path.as_str(), "/api/v1/login" | "/api/v1/register" | "/api/v1/whoami");
+        let refused = nobody.send(&method, &address, &headers, body.clone()).await?;
+        ensure!(
+            opens || refused.status == 401,
+            "{method} {path} without a token: {} {}",
+            refused.status,
+            refused.text()
+        );
+        let answer = mia.send(&method, &address, &headers, body).await?;
+        ensure!(answer.status < 500, "{method} {path}: {} {}", answer.status, answer.text());
+        ensure!(!answer.text().contains(SECRET), "{method} {path}: {}", answer.text());
+        let is_anas = path.contains("{job_id}")
+            || path.contains("{submission_id}")
+            || path.contains("{schedule_id}")
+            || path.contains("{subscription_id}");
+        ensure!(
+            !is_anas || (400..500).contains(&answer.status),
+            "{method} {path}: {} {}",
+            answer.status,
+            answer.text()
+        );
+    }
+    // Nor by what names a job elsewhere.
+    for path in [
+        format!("/api/v1/events?job_id={job}"),
+        format!("/api/v1/alerts?job_id={job}"),
+        "/api/v1/usage?owner=ana".to_owned(),
+    ] {
+        let found = mia.get(&path).await?;
+        ensure!(found.status >= 400 || found.json()?["items"] == json!([]), "{path}: {}", found.text());
+    }
+    let into = mia.post(&format!("/api/v1/submissions?job_id={job}"), "text/csv", "key\na\n").await?;
+    ensure!((400..500).contains(&into.status), "{into:?}");
+    let after = json!({"name": "x", "job_type": "echo", "after": [job]});
+    ensure!((400..500).contains(&mia.json("POST", "/api/v1/jobs", after).await?.status));
+    // A key is its user's.
+    for client in [&ana, &mia] {
+        let headers = [("content-type", "application/json"), ("idempotency-key", "the-same")];
+        let body = json!({"name": "keyed", "job_type": "echo"}).to_string();
+        let made = client.send("POST", "/api/v1/jobs", &headers, Some(body.into())).await?.is(201)?;
+        ensure!(made.header("idempotent-replayed").is_none());
+    }
+    let after = ana.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?;
+    ensure!(before == after, "{before}\n{after}");
+    ana.get(&format!("/api/v1/submissions/{submission}/original")).await?.is(200)?;
+    // Operators see all, and are not administrators.
+    ensure!(olga.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?["title"] == SECRET);
+    olga.json("PATCH", "/api/v1/limits", json!({"concurrency": 1})).await?.is(403)?;
+    mia.json("PUT", "/api/v1/queue/suspension", json!({})).await?.is(403)?;
+    // A revoked token is none any more, within a second.
+    let token =
+        mia.json("POST", "/api/v1/tokens", json!({"name": "script", "scopes": ["submit"]})).await?.is(201)?.json()?;
+    let script = Client { token: Some(text(&token, "secret")?), ..mia.clone() };
+    ensure!(script.get("/api/v1/whoami").await?.is(200)?.json()?["user"] == "mia");
+    let id = text(&token["token"], "token_id")?;
+    mia.send("DELETE", &format!("/api/v1/tokens/{id}"), &[], None).await?.is(200)?;
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while script.get("/api/v1/whoami").await?.status != 401 {
+        ensure!(Instant::now() < deadline, "the token still holds");
+    }
+    Ok(())
+}

@@ -1,0 +1,650 @@
+//! Schedules for people and their programs. What makes sense is decided here, by the same pure functions that trigger;
+//! what is there is decided by the database.
+
+use super::status_code;
+use crate::access::{Caller, Scope};
+use crate::problem;
+use crate::schedules::plan::{Definition, Impossible, timestamp};
+use deadpool_postgres::{Object, Pool};
+use pcfarm_proto::ids::{JobId, ScheduleId};
+use pcfarm_proto::v1::schedule_definition::Target;
+use pcfarm_proto::v1::schedules_server::Schedules;
+use pcfarm_proto::v1::{
+    AppliedSchedule, ApplySchedulesRequest, ApplySchedulesResponse, CreateScheduleRequest, DeleteScheduleRequest,
+    DeleteScheduleResponse, ExportSchedulesRequest, ExportSchedulesResponse, ListSchedulesRequest,
+    ListSchedulesResponse, NextTimesRequest, NextTimesResponse, Schedule, ScheduleDefinition, ScheduleHistoryRequest,
+    ScheduleHistoryResponse, ScheduleRequest, ScheduleTrigger, TriggerScheduleResponse, UpdateScheduleRequest,
+};
+use pcfarm_sql::checkout::Queries;
+use pcfarm_sql::json::RawJson;
+use pcfarm_sql::schedules::{self, CatchUp, Listed, PAGE_LIMIT, State, Trigger, Wanted};
+use serde::Serialize;
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+use std::collections::{BTreeMap, HashSet};
+use std::time::SystemTime;
+use tonic::{Request, Response, Status};
+
+const DEFAULT_PAGE: u32 = 100;
+const DEFAULT_TIMES: u32 = 10;
+const DEFAULT_CATCH_UP_LIMIT: i32 = 1000;
+
+/// Definitions of one call to apply: far more than fit into a message with payloads of any size.
+const APPLY_LIMIT: usize = 10_000;
+
+/// Later than this, somebody should look.
+const LATE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// The definition's fields, by which an update says what it changes.
+const FIELDS: [&str; 12] = [
+    "name",
+    "description",
+    "recurrence",
+    "time_zone",
+    "starts_at",
+    "ends_at",
+    "enabled",
+    "catch_up",
+    "catch_up_limit",
+    "jitter_ms",
+    "payload",
+    "target",
+];
+
+/// Of these, those that say when a schedule comes.
+const TIMES: [&str; 6] = ["recurrence", "time_zone", "starts_at", "ends_at", "enabled", "jitter_ms"];
+
+pub struct SchedulesApi {
+    pool: Pool,
+}
+
+impl SchedulesApi {
+    pub fn new(pool: Pool) -> SchedulesApi {
+        SchedulesApi { pool }
+    }
+
+    /// On which the caller acts, so that events say who did what.
+    async fn client(&self, caller: &Caller) -> Result<Object, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        caller.act(&client).await?;
+        Ok(client)
+    }
+
+    /// Whose schedules are meant when no owner is named: the caller's, or, where nobody was asked, whom the server is for the
+    /// database, as of jobs.
+    async fn owner(&self, caller: &Caller, client: &impl Queries) -> Result<(String, SystemTime), Status> {
+        let (now, session_user) = schedules::clock(client).await.map_err(status_code::of)?;
+        Ok((caller.acting().map_or(session_user, ToOwned::to_owned), now))
+    }
+
+    async fn find(
+        &self,
+        caller: &Caller,
+        client: &impl Queries,
+        asked: Option<ScheduleRequest>,
+    ) -> Result<Listed, Status> {
+        let ScheduleRequest { schedule_id, name, owner } =
+            asked.ok_or_else(|| Status::invalid_argument("no schedule is named"))?;
+        let mut wanted = Wanted { limit: 1, ..Wanted::default() };
+        let said;
+        if schedule_id != 0 {
+            wanted.schedule_id = Some(ScheduleId(schedule_id));
+            said = schedule_id.to_string();
+        } else if name.is_empty() {
+            return Err(Status::invalid_argument("a schedule is named by its id or by its name"));
+        } else {
+            let owner = if owner.is_empty() { self.owner(caller, client).await?.0 } else { owner };
+            said = format!("{name:?} of user {owner}");
+            wanted.owner = Some(owner);
+            wanted.name = Some(name);
+        }
+        let found = schedules::list(client, &wanted).await.map_err(status_code::of)?.pop();
+        // Somebody else's is as one that never was.
+        let found = found.filter(|found| caller.sees(&found.schedule.owner));
+        found.ok_or_else(|| Status::not_found(format!("there is no schedule {said}")))
+    }
+
+    async fn by_id(&self, caller: &Caller, client: &impl Queries, schedule_id: ScheduleId) -> Result<Listed, Status> {
+        self.find(caller, client, Some(ScheduleRequest { schedule_id: schedule_id.0, ..ScheduleRequest::default() }))
+            .await
+    }
+
+    async fn created(&self, caller: &Caller, definition: &ScheduleDefinition) -> Result<Schedule, Status> {
+        may_load(caller, definition)?;
+        let client = self.client(caller).await?;
+        let (owner, now) = self.owner(caller, &*client).await?;
+        let id = add(&*client, &owner, definition, now).await?;
+        Ok(message(self.by_id(caller, &*client, id).await?))
+    }
+
+    async fn updated(&self, caller: &Caller, asked: UpdateScheduleRequest) -> Result<Schedule, Status> {
+        let UpdateScheduleRequest { schedule, version, definition, fields } = asked;
+        let definition = definition.ok_or_else(|| Status::invalid_argument("no definition is given"))?;
+        may_load(caller, &definition)?;
+        if let Some(unknown) = fields.iter().find(|field| !FIELDS.contains(&field.as_str())) {
+            let known = FIELDS.join(", ");
+            return Err(Status::invalid_argument(format!("{unknown:?} is no field of a schedule: {known}")));
+        }
+        let fields: Vec<&str> =
+            if fields.is_empty() { FIELDS.to_vec() } else { fields.iter().map(String::as_str).collect() };
+        let client = self.client(caller).await?;
+        let found = self.find(caller, &*client, schedule).await?;
+        let id = found.schedule.schedule_id;
+        change(&*client, &found, (version != 0).then_some(version), &definition, &fields).await?;
+        Ok(message(self.by_id(caller, &*client, id).await?))
+    }
+
+    async fn enabled(&self, caller: &Caller, asked: ScheduleRequest, enabled: bool) -> Result<Schedule, Status> {
+        let client = self.client(caller).await?;
+        let found = self.find(caller, &*client, Some(asked)).await?;
+        let id = found.schedule.schedule_id;
+        let definition = ScheduleDefinition { enabled: Some(enabled), ..ScheduleDefinition::default() };
+        change(&*client, &found, None, &definition, &["enabled"]).await?;
+        Ok(message(self.by_id(caller, &*client, id).await?))
+    }
+
+    async fn listed(&self, caller: &Caller, asked: ListSchedulesRequest) -> Result<ListSchedulesResponse, Status> {
+        let ListSchedulesRequest { owner, name_prefix, state, job_id, limit, after } = asked;
+        let some = |text: String| (!text.is_empty()).then_some(text);
+        let state = match state.as_str() {
+            "" => None,
+            name => Some(State::ALL.into_iter().find(|state| state.as_str() == name).ok_or_else(|| {
+                Status::invalid_argument(format!(
+                    "{name:?} is no state of a schedule: active, disabled, ended or broken"
+                ))
+            })?),
+        };
+        let after = match after.as_str() {
+            "" => None,
+            text => Some(serde_json::from_str(text).map_err(|_| {
+                Status::invalid_argument("`after` is not where a page has ended: give `next` of the answer before")
+            })?),
+        };
+        let limit = if limit == 0 { DEFAULT_PAGE } else { limit.min(PAGE_LIMIT) };
+        let owner = match (caller.only_own(), some(owner)) {
+            (Some(own), Some(other)) if own != other => return Ok(ListSchedulesResponse::default()),
+            (Some(own), _) => Some(own.to_owned()),
+            (None, asked) => asked,
+        };
+        let wanted = Wanted {
+            owner,
+            name_prefix: some(name_prefix),
+            state,
+            job_id: (job_id != 0).then_some(JobId(job_id)),
+            after,
+            limit,
+            ..Wanted::default()
+        };
+        let client = self.client(caller).await?;
+        let found = schedules::list(&*client, &wanted).await.map_err(status_code::of)?;
+        let last = found.last().filter(|_| found.len() == limit as usize);
+        let next = last.map(|last| json!([last.schedule.owner, last.schedule.name]).to_string()).unwrap_or_default();
+        Ok(ListSchedulesResponse { schedules: found.into_iter().map(message).collect(), next })
+    }
+
+    async fn deleted(&self, caller: &Caller, asked: DeleteScheduleRequest) -> Result<DeleteScheduleResponse, Status> {
+        let client = self.client(caller).await?;
+        let found = self.find(caller, &*client, asked.schedule).await?;
+        let version = (asked.version != 0).then_some(asked.version);
+        let gone = schedules::remove(&*client, found.schedule.schedule_id, version).await.map_err(status_code::of)?;
+        if gone { Ok(DeleteScheduleResponse {}) } else { Err(lost(&found)) }
+    }
+
+    async fn triggered(&self, caller: &Caller, asked: ScheduleRequest) -> Result<TriggerScheduleResponse, Status> {
+        let client = self.client(caller).await?;
+        let found = self.find(caller, &*client, Some(asked)).await?;
+        let sequence = schedules::trigger_now(&*client, found.schedule.schedule_id).await.map_err(status_code::of)?;
+        Ok(TriggerScheduleResponse { sequence })
+    }
+
+    async fn history_of(
+        &self,
+        caller: &Caller,
+        asked: ScheduleHistoryRequest,
+    ) -> Result<ScheduleHistoryResponse, Status> {
+        let client = self.client(caller).await?;
+        let found = self.find(caller, &*client, asked.schedule).await?;
+        let limit = if asked.limit == 0 { DEFAULT_PAGE } else { asked.limit.min(PAGE_LIMIT) };
+        let before = (asked.before_sequence != 0).then_some(asked.before_sequence);
+        let triggers = schedules::history(&*client, found.schedule.schedule_id, before, limit).await;
+        let triggers = triggers.map_err(status_code::of)?.into_iter().map(trigger_message).collect();
+        Ok(ScheduleHistoryResponse { triggers })
+    }
+
+    async fn times_of(&self, caller: &Caller, asked: NextTimesRequest) -> Result<NextTimesResponse, Status> {
+        let client = self.client(caller).await?;
+        let (schedule, now) = match (asked.schedule, asked.definition) {
+            (None, Some(definition)) => {
+                let now = self.owner(caller, &*client).await?.1;
+                (schedule_of(String::new(), &definition, now)?, now)
+            }
+            (asked, _) => {
+                let found = self.find(caller, &*client, asked).await?;
+                (found.schedule, found.now)
+            }
+        };
+        let definition = Definition::of(&schedule).map_err(impossible)?;
+        let count = if asked.count == 0 { DEFAULT_TIMES } else { asked.count.min(PAGE_LIMIT) };
+        let times = definition.series.times(timestamp(now).map_err(impossible)?, count as usize);
+        Ok(NextTimesResponse {
+            times: times.into_iter().map(|time| SystemTime::from(time).into()).collect(),
+            time_zone: schedule.time_zone,
+            description: definition.series.recurrence.to_string(),
+        })
+    }
+
+    async fn exported(
+        &self,
+        caller: &Caller,
+        asked: ExportSchedulesRequest,
+    ) -> Result<ExportSchedulesResponse, Status> {
+        let client = self.client(caller).await?;
+        let owner = if asked.owner.is_empty() { self.owner(caller, &*client).await?.0 } else { asked.owner };
+        if !caller.sees(&owner) {
+            return Err(Status::not_found(format!("user {owner} has no schedules")));
+        }
+        let all = all_of(&*client, &owner).await?;
+        Ok(ExportSchedulesResponse { definitions: all.iter().map(portable).collect() })
+    }
+
+    async fn applied(&self, caller: &Caller, asked: ApplySchedulesRequest) -> Result<ApplySchedulesResponse, Status> {
+        let ApplySchedulesRequest { definitions, prune, dry_run } = asked;
+        let mut names = HashSet::new();
+        if let Some(twice) = definitions.iter().find(|definition| !names.insert(definition.name.as_str())) {
+            return Err(Status::invalid_argument(format!("schedule {:?} is there twice", twice.name)));
+        }
+        definitions.iter().try_for_each(|definition| may_load(caller, definition))?;
+        if definitions.len() > APPLY_LIMIT {
+            return Err(Status::invalid_argument(format!("more than {APPLY_LIMIT} schedules: apply them in parts")));
+        }
+        let mut client = self.client(caller).await?;
+        let (owner, now) = self.owner(caller, &*client).await?;
+        let transaction = client.transaction().await.map_err(status_code::of)?;
+        let mut applied = Vec::new();
+        for definition in &definitions {
+            let wanted = Wanted {
+                owner: Some(owner.clone()),
+                name: Some(definition.name.clone()),
+                limit: 1,
+                ..Wanted::default()
+            };
+            let found = schedules::list(&transaction, &wanted).await.map_err(status_code::of)?.pop();
+            let action = match found {
+                None => {
+                    add(&transaction, &owner, definition, now).await?;
+                    "created"
+                }
+                Some(found) => {
+                    let version = change(&transaction, &found, None, definition, &FIELDS)
+                        .await
+                        .map_err(|error| named(definition, error))?;
+                    if version == found.schedule.version { "unchanged" } else { "updated" }
+                }
+            };
+            applied.push(AppliedSchedule { name: definition.name.clone(), action: action.to_owned() });
+        }
+        if prune {
+            for other in all_of(&transaction, &owner).await? {
+                if names.contains(other.schedule.name.as_str()) {
+                    continue;
+                }
+                schedules::remove(&transaction, other.schedule.schedule_id, None).await.map_err(status_code::of)?;
+                applied.push(AppliedSchedule { name: other.schedule.name, action: "deleted".to_owned() });
+            }
+        }
+        let ended = if dry_run { transaction.rollback().await } else { transaction.commit().await };
+        ended.map_err(status_code::of)?;
+        Ok(ApplySchedulesResponse { applied })
+    }
+}
+
+/// A template's loads are SQL that runs with the rights of a job type's role: an operator's to write.
+fn may_load(caller: &Caller, definition: &ScheduleDefinition) -> Result<(), Status> {
+    match definition.target {
+        Some(Target::Template(_)) if !caller.may(Scope::Operate) => Err(Status::permission_denied(
+            "a schedule whose template loads by query reads with its job type's rights: that needs scope operate",
+        )),
+        _ => Ok(()),
+    }
+}
+
+async fn all_of(client: &impl Queries, owner: &str) -> Result<Vec<Listed>, Status> {
+    let mut all: Vec<Listed> = Vec::new();
+    loop {
+        let after = all.last().map(|last| (last.schedule.owner.clone(), last.schedule.name.clone()));
+        let wanted = Wanted { owner: Some(owner.to_owned()), after, limit: PAGE_LIMIT, ..Wanted::default() };
+        let page = schedules::list(client, &wanted).await.map_err(status_code::of)?;
+        let last = page.len() < PAGE_LIMIT as usize;
+        all.extend(page);
+        if last {
+            return Ok(all);
+        }
+    }
+}
+
+async fn add(
+    client: &impl Queries,
+    owner: &str,
+    definition: &ScheduleDefinition,
+    now: SystemTime,
+) -> Result<ScheduleId, Status> {
+    check(&schedule_of(owner.to_owned(), definition, now)?, now).map_err(|error| named(definition, error))?;
+    let options = options(definition, &FIELDS)?;
+    let made = schedules::add(client, Some(owner), &definition.name, &definition.recurrence, &options).await;
+    made.map_err(status_code::of)
+}
+
+/// Returns the version that it has then.
+async fn change(
+    client: &impl Queries,
+    found: &Listed,
+    version: Option<i64>,
+    definition: &ScheduleDefinition,
+    fields: &[&str],
+) -> Result<i64, Status> {
+    let before = &found.schedule;
+    let given = schedule_of(before.owner.clone(), definition, found.now)?;
+    let after = merged(before, given, fields);
+    let moved = (&after.recurrence, &after.time_zone, after.starts_at, after.ends_at, after.enabled, after.jitter_ms)
+        != (&before.recurrence, &before.time_zone, before.starts_at, before.ends_at, before.enabled, before.jitter_ms);
+    if moved && fields.iter().any(|field| TIMES.contains(field)) {
+        check(&schedules::Schedule { anchored_at: found.now, ..after }, found.now)?;
+    }
+    let options = options(definition, fields)?;
+    let changed = schedules::change(client, before.schedule_id, version, &options).await.map_err(status_code::of)?;
+    changed.ok_or_else(|| lost(found))
+}
+
+fn lost(found: &Listed) -> Status {
+    Status::aborted(format!(
+        "schedule {:?} has been changed meanwhile (its version was {} when this was asked): look at it again",
+        found.schedule.name, found.schedule.version
+    ))
+}
+
+fn check(schedule: &schedules::Schedule, now: SystemTime) -> Result<(), Status> {
+    let now = timestamp(now).map_err(impossible)?;
+    let definition = Definition::of(schedule).map_err(impossible)?;
+    if schedule.enabled { definition.check(&schedule.recurrence, now).map_err(impossible) } else { Ok(()) }
+}
+
+fn impossible(error: Impossible) -> Status {
+    Status::invalid_argument(error.to_string())
+}
+
+/// Of several definitions, which one it is about.
+fn named(definition: &ScheduleDefinition, error: Status) -> Status {
+    Status::new(error.code(), format!("schedule {:?}: {}", definition.name, error.message()))
+}
+
+/// A definition as the ticker would see it.
+fn schedule_of(owner: String, definition: &ScheduleDefinition, now: SystemTime) -> Result<schedules::Schedule, Status> {
+    let time = |what: &str, stamp: Option<prost_types::Timestamp>| match stamp {
+        None => Ok(None),
+        Some(stamp) => super::time(stamp)
+            .map(Some)
+            .ok_or_else(|| Status::invalid_argument(format!("{what} is not a time from 1970 to 9999"))),
+    };
+    let catch_up = match definition.catch_up.as_str() {
+        "skip" => CatchUp::Skip,
+        "" | "once" => CatchUp::Once,
+        "all" => CatchUp::All,
+        other => return Err(Status::invalid_argument(format!("{other:?} is no way to catch up: skip, once or all"))),
+    };
+    let zone = if definition.time_zone.is_empty() { "UTC" } else { &definition.time_zone };
+    let number = |what: &str| Status::invalid_argument(format!("{what} is too large"));
+    let catch_up_limit = match i32::try_from(definition.catch_up_limit).map_err(|_| number("catch_up_limit"))? {
+        0 => DEFAULT_CATCH_UP_LIMIT,
+        limit => limit,
+    };
+    Ok(schedules::Schedule {
+        schedule_id: ScheduleId(0),
+        owner,
+        name: definition.name.clone(),
+        description: definition.description.clone(),
+        recurrence: definition.recurrence.trim().to_owned(),
+        time_zone: zone.to_owned(),
+        starts_at: time("starts_at", definition.starts_at)?,
+        ends_at: time("ends_at", definition.ends_at)?,
+        enabled: definition.enabled.unwrap_or(true),
+        catch_up,
+        catch_up_limit,
+        jitter_ms: i64::try_from(definition.jitter_ms).map_err(|_| number("jitter_ms"))?,
+        payload: RawJson(definition.payload.clone()),
+        job_id: None,
+        template: None,
+        version: 0,
+        anchored_at: now,
+        error: None,
+        created_at: now,
+        changed_at: now,
+    })
+}
+
+/// What is there, with those fields of what is given that say when it comes.
+fn merged(before: &schedules::Schedule, given: schedules::Schedule, fields: &[&str]) -> schedules::Schedule {
+    let has = |field: &str| fields.contains(&field);
+    let mut after = before.clone();
+    if has("recurrence") {
+        after.recurrence = given.recurrence;
+    }
+    if has("time_zone") {
+        after.time_zone = given.time_zone;
+    }
+    if has("starts_at") {
+        after.starts_at = given.starts_at;
+    }
+    if has("ends_at") {
+        after.ends_at = given.ends_at;
+    }
+    if has("enabled") {
+        after.enabled = given.enabled;
+    }
+    if has("jitter_ms") {
+        after.jitter_ms = given.jitter_ms;
+    }
+    after
+}
+
+/// As `pcfarm.create_schedule` takes them.
+fn options(definition: &ScheduleDefinition, fields: &[&str]) -> Result<RawJson, Status> {
+    // What is not said is as it is by default, which is what an update of all fields means.
+    let schedule = schedule_of(String::new(), definition, SystemTime::UNIX_EPOCH)?;
+    let time = |time: Option<SystemTime>| time.and_then(|time| timestamp(time).ok()).map(|time| time.to_string());
+    // Digit for digit: what is parsed and written again may have lost some.
+    let given = |what: &str, bytes: &[u8]| -> Result<Box<RawValue>, Status> {
+        let text = problem::json(bytes).map_err(|wrong| Status::invalid_argument(format!("{what}: {wrong}")))?;
+        RawValue::from_string(text.to_owned()).map_err(|wrong| Status::invalid_argument(format!("{what}: {wrong}")))
+    };
+    let mut options: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
+    for field in fields {
+        let (name, value) = match *field {
+            "name" => ("name", raw(&schedule.name)?),
+            "description" => ("description", raw(&schedule.description)?),
+            "recurrence" => ("recurrence", raw(&schedule.recurrence)?),
+            "time_zone" => ("time_zone", raw(&schedule.time_zone)?),
+            "starts_at" => ("starts_at", raw(&time(schedule.starts_at))?),
+            "ends_at" => ("ends_at", raw(&time(schedule.ends_at))?),
+            "enabled" => ("enabled", raw(&schedule.enabled)?),
+            "catch_up" => ("catch_up", raw(&schedule.catch_up.as_str())?),
+            "catch_up_limit" => ("catch_up_limit", raw(&schedule.catch_up_limit)?),
+            "jitter_ms" => ("jitter_ms", raw(&schedule.jitter_ms)?),
+            "payload" if definition.payload.is_empty() => ("payload", raw(&())?),
+            "payload" => ("payload", given("the payload", &definition.payload)?),
+            // The target.
+            _ => match &definition.target {
+                Some(Target::JobId(job)) => ("job", raw(job)?),
+                Some(Target::JobKey(key)) => ("job_key", raw(key)?),
+                Some(Target::Template(template)) => ("template", given("the template", template)?),
+                None => continue,
+            },
+        };
+        options.insert(name, value);
+    }
+    Ok(RawJson(raw(&options)?.get().to_owned().into()))
+}
+
+fn raw(value: &impl Serialize) -> Result<Box<RawValue>, Status> {
+    to_raw_value(value).map_err(|wrong| Status::invalid_argument(wrong.to_string()))
+}
+
+fn message(listed: Listed) -> Schedule {
+    let state = listed.state();
+    // Not written yet: it will be what the ticker computes.
+    let preview = || {
+        let definition = Definition::of(&listed.schedule).ok()?;
+        let plan = definition.plan(None, timestamp(listed.now).ok()?);
+        Some((plan.due.map(SystemTime::from), plan.wake.map(SystemTime::from)))
+    };
+    let (due, wake) = match (state, listed.due_at) {
+        (State::Active, None) => preview().unwrap_or_default(),
+        (State::Active, due) => (due, listed.wake_at),
+        (State::Disabled | State::Ended | State::Broken, _) => (None, None),
+    };
+    let reason = reason(&listed, state, due);
+    let definition = definition(&listed);
+    Schedule {
+        schedule_id: listed.schedule.schedule_id.0,
+        owner: listed.schedule.owner,
+        definition: Some(definition),
+        job_key: listed.job_key.unwrap_or_default(),
+        version: listed.schedule.version,
+        state: state.as_str().to_owned(),
+        reason,
+        next_due_at: due.map(Into::into),
+        next_trigger_at: wake.map(Into::into),
+        last_due_at: listed.last_due_at.map(Into::into),
+        last_triggered_at: listed.last_triggered_at.map(Into::into),
+        triggers: listed.sequence,
+        created_at: Some(listed.schedule.created_at.into()),
+        changed_at: Some(listed.schedule.changed_at.into()),
+    }
+}
+
+fn reason(listed: &Listed, state: State, due: Option<SystemTime>) -> String {
+    match state {
+        State::Active => match due {
+            Some(due) if listed.now.duration_since(due).is_ok_and(|late| late > LATE) => {
+                "its time has come, and no server has triggered it: does one run?".to_owned()
+            }
+            Some(_) => "waits for its next time".to_owned(),
+            None => "its next time is being computed".to_owned(),
+        },
+        State::Disabled => format!("disabled: `pcfarm schedules enable {}` lets it go on", listed.schedule.name),
+        State::Ended => format!("{} comes no more", listed.schedule.recurrence),
+        State::Broken => listed.schedule.error.clone().unwrap_or_default(),
+    }
+}
+
+fn definition(listed: &Listed) -> ScheduleDefinition {
+    let of = &listed.schedule;
+    let job = of.job_id.map(|job| Target::JobId(job.0));
+    ScheduleDefinition {
+        name: of.name.clone(),
+        description: of.description.clone(),
+        recurrence: of.recurrence.clone(),
+        time_zone: of.time_zone.clone(),
+        starts_at: of.starts_at.map(Into::into),
+        ends_at: of.ends_at.map(Into::into),
+        enabled: Some(of.enabled),
+        catch_up: of.catch_up.as_str().to_owned(),
+        catch_up_limit: of.catch_up_limit.unsigned_abs(),
+        jitter_ms: of.jitter_ms.unsigned_abs(),
+        payload: of.payload.0.clone(),
+        target: job.or_else(|| of.template.as_ref().map(|template| Target::Template(template.0.clone()))),
+    }
+}
+
+/// With the job's key, where it has one: ids are a farm's own.
+fn portable(listed: &Listed) -> ScheduleDefinition {
+    let definition = definition(listed);
+    let key = listed.job_key.clone().map(Target::JobKey);
+    ScheduleDefinition { target: key.or(definition.target.clone()), ..definition }
+}
+
+fn trigger_message(trigger: Trigger) -> ScheduleTrigger {
+    let outcome = match (&trigger.refusal, &trigger.job_state, trigger.problem_id, trigger.failed) {
+        (Some(_), _, _, _) => "refused",
+        (None, None, _, _) => "forgotten",
+        (None, Some(state), None, _) => state.as_str(),
+        (None, Some(_), Some(_), Some(true)) => "failed",
+        (None, Some(_), Some(_), Some(false)) => "done",
+        (None, Some(_), Some(_), None) => "enqueued",
+    };
+    let lateness = trigger.triggered_at.duration_since(trigger.due_at).unwrap_or_default();
+    ScheduleTrigger {
+        sequence: trigger.sequence,
+        due_at: Some(trigger.due_at.into()),
+        triggered_at: Some(trigger.triggered_at.into()),
+        lateness_ms: i64::try_from(lateness.as_millis()).unwrap_or(i64::MAX),
+        outcome: outcome.to_owned(),
+        message: trigger.refusal.or(trigger.message).unwrap_or_default(),
+        job_id: trigger.job_id.map_or(0, |id| id.0),
+        problem_id: trigger.problem_id.map_or(0, |id| id.0),
+        server_id: trigger.server_id.map_or(0, |id| id.0),
+    }
+}
+
+#[tonic::async_trait]
+impl Schedules for SchedulesApi {
+    async fn create(&self, request: Request<CreateScheduleRequest>) -> Result<Response<Schedule>, Status> {
+        let caller = Caller::of(&request)?;
+        let definition = request.into_inner().definition.unwrap_or_default();
+        self.created(&caller, &definition).await.map(Response::new)
+    }
+
+    async fn get(&self, request: Request<ScheduleRequest>) -> Result<Response<Schedule>, Status> {
+        let caller = Caller::of(&request)?;
+        let client = self.client(&caller).await?;
+        self.find(&caller, &*client, Some(request.into_inner())).await.map(message).map(Response::new)
+    }
+
+    async fn list(&self, request: Request<ListSchedulesRequest>) -> Result<Response<ListSchedulesResponse>, Status> {
+        self.listed(&Caller::of(&request)?, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn update(&self, request: Request<UpdateScheduleRequest>) -> Result<Response<Schedule>, Status> {
+        self.updated(&Caller::of(&request)?, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn enable(&self, request: Request<ScheduleRequest>) -> Result<Response<Schedule>, Status> {
+        self.enabled(&Caller::of(&request)?, request.into_inner(), true).await.map(Response::new)
+    }
+
+    async fn disable(&self, request: Request<ScheduleRequest>) -> Result<Response<Schedule>, Status> {
+        self.enabled(&Caller::of(&request)?, request.into_inner(), false).await.map(Response::new)
+    }
+
+    async fn delete(
+        &self,
+        request: Request<DeleteScheduleRequest>,
+    ) -> Result<Response<DeleteScheduleResponse>, Status> {
+        self.deleted(&Caller::of(&request)?, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn trigger(&self, request: Request<ScheduleRequest>) -> Result<Response<TriggerScheduleResponse>, Status> {
+        self.triggered(&Caller::of(&request)?, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn history(
+        &self,
+        request: Request<ScheduleHistoryRequest>,
+    ) -> Result<Response<ScheduleHistoryResponse>, Status> {
+        self.history_of(&Caller::of(&request)?, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn next_times(&self, request: Request<NextTimesRequest>) -> Result<Response<NextTimesResponse>, Status> {
+        self.times_of(&Caller::of(&request)?, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn export(
+        &self,
+        request: Request<ExportSchedulesRequest>,
+    ) -> Result<Response<ExportSchedulesResponse>, Status> {
+        self.exported(&Caller::of(&request)?, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn apply(&self, request: Request<ApplySchedulesRequest>) -> Result<Response<ApplySchedulesResponse>, Status> {
+        self.applied(&Caller::of(&request)?, request.into_inner()).await.map(Response::new)
+    }
+}

@@ -1,0 +1,156 @@
+//! `Idempotency-Key`: who sends a creation again, because the answer to the first was lost, gets that answer, and nothing is
+//! made twice. A key belongs to its user, and to what was asked with it.
+
+use super::Api;
+use super::extract::{BODY_LIMIT, Who, whole};
+use super::problem_details::{Answer, Refusal};
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::header::{CONTENT_TYPE, ETAG, HeaderName, LOCATION};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use pcfarm_sql::requests::{self, Claim, Kept};
+use sha2::{Digest, Sha256};
+
+const NAME: &str = "Idempotency-Key";
+pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+const LENGTH_LIMIT: usize = 200;
+
+/// Headers of an answer that are kept with it.
+const KEPT: [HeaderName; 3] = [CONTENT_TYPE, LOCATION, ETAG];
+
+/// Whose answers have secrets.
+pub const SECRETS: [&str; 4] = ["/api/v1/login", "/api/v1/register", "/api/v1/tokens", "/api/v1/join-tokens"];
+
+/// The key of this request, if it has one.
+pub struct Key(Option<String>);
+
+impl Key {
+    pub fn text(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+
+    /// For the job that it makes: the database sees to it that there is one, whatever crashes.
+    pub fn of_job(self) -> Option<String> {
+        self.0.map(|key| format!("rest:{key}"))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Key {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Key> {
+        key(&parts.headers).map(Key)
+    }
+}
+
+fn key(headers: &HeaderMap) -> Answer<Option<String>> {
+    let Some(value) = headers.get(NAME) else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default();
+    if text.is_empty() || text.len() > LENGTH_LIMIT || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(Refusal::bad_request(NAME, format!("from 1 to {LENGTH_LIMIT} visible ASCII characters")));
+    }
+    Ok(Some(text.to_owned()))
+}
+
+/// Around every route: creations with a key are done once.
+pub async fn once(State(api): State<Api>, who: Who, request: Request, next: Next) -> Response {
+    let key = match key(request.headers()) {
+        Ok(Some(key)) if *request.method() == Method::POST => key,
+        Ok(_) => return next.run(request).await,
+        Err(refusal) => return refusal.into_response(),
+    };
+    if SECRETS.contains(&request.uri().path()) {
+        let say = "an answer with a secret is not kept: without this header, please";
+        return Refusal::bad_request(NAME, say).into_response();
+    }
+    match done_once(&api, &who, key, request, next).await {
+        Ok(response) => response,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn done_once(api: &Api, who: &Who, key: String, request: Request, next: Next) -> Answer<Response> {
+    let (parts, body) = request.into_parts();
+    let body = whole(body, BODY_LIMIT).await?;
+    let digest = digest(&parts, &body);
+    let mine = requests::Id { owner: who.user().to_owned(), key, server_id: api.farm.server_id };
+    let client = api.farm.pool.get().await.map_err(crate::grpc::status_code::of_pool)?;
+    let claim = requests::claim(&client, &mine, &digest).await.map_err(crate::grpc::status_code::of)?;
+    drop(client);
+    match claim {
+        Claim::Answered(kept) => Ok(replayed(kept)),
+        Claim::Different => Err(Refusal::about(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            NAME,
+            "this key was used for another request: take a new one for each",
+        )),
+        Claim::Running => {
+            let say = "a request with this Idempotency-Key is being done: ask again for its answer";
+            Err(Refusal::new(StatusCode::CONFLICT, say).retry_after(1))
+        }
+        Claim::New => {
+            let request = Request::from_parts(parts, Body::from(body));
+            let (api, tasks) = (api.clone(), api.farm.tasks.clone());
+            // Of its own, so that it comes to its end, and is noted, even when the client has gone.
+            let done = tasks.spawn(async move {
+                let response = next.run(request).await;
+                noted(&api, &mine, response).await
+            });
+            done.await
+                .map_err(|_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed: the log says more"))
+        }
+    }
+}
+
+fn digest(parts: &Parts, body: &[u8]) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    let media = parts.headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
+    for part in [parts.method.as_str().as_bytes(), target.as_bytes(), media, body] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().to_vec()
+}
+
+/// Keeps the answer, unless another attempt may have another one.
+async fn noted(api: &Api, mine: &requests::Id, response: Response) -> Response {
+    let (parts, body) = response.into_parts();
+    let Ok(body) = axum::body::to_bytes(body, BODY_LIMIT).await else {
+        return Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer is too long to be kept").into_response();
+    };
+    let text = |name: &HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let [media, location, etag] = KEPT.each_ref().map(text);
+    let lasting = parts.status.is_success() || parts.status == StatusCode::UNPROCESSABLE_ENTITY;
+    let noting = async {
+        let client = api.farm.pool.get().await.map_err(|error| error.to_string())?;
+        let outcome = if lasting {
+            let status = i32::from(parts.status.as_u16());
+            requests::answered(&client, mine, &Kept { status, media, location, etag, body: body.to_vec() }).await
+        } else {
+            requests::released(&client, mine).await
+        };
+        outcome.map_err(|error| error.to_string())
+    };
+    if let Err(error) = noting.await {
+        tracing::warn!(error, "the answer to a request with an Idempotency-Key was not kept");
+    }
+    Response::from_parts(parts, Body::from(body))
+}
+
+fn replayed(kept: Kept) -> Response {
+    let status = u16::try_from(kept.status).ok().and_then(|status| StatusCode::from_u16(status).ok());
+    let mut response = (status.unwrap_or(StatusCode::OK), Bytes::from(kept.body)).into_response();
+    let headers = response.headers_mut();
+    headers.remove(CONTENT_TYPE);
+    for (name, value) in KEPT.into_iter().zip([kept.media, kept.location, kept.etag]) {
+        if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
+            headers.insert(name, value);
+        }
+    }
+    headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    response
+}

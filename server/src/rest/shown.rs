@@ -1,0 +1,416 @@
+//! Messages of `pcfarm.v1` as JSON: the same names, ids as strings, times in RFC 3339, and null for what is not there.
+
+use super::extract::Id;
+use bytes::Bytes;
+use jiff::Timestamp;
+use pcfarm_proto::v1;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+use std::time::SystemTime;
+use utoipa::ToSchema;
+
+/// How a message's field becomes one of JSON.
+pub trait Show<T> {
+    fn show(from: T) -> Self;
+}
+
+/// A moment, in UTC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(value_type = String, format = DateTime, example = "2026-03-01T18:00:00Z")]
+pub struct Time(String);
+
+impl Show<prost_types::Timestamp> for Time {
+    fn show(from: prost_types::Timestamp) -> Time {
+        Timestamp::new(from.seconds, from.nanos).map_or_else(|_| Time(String::new()), |time| Time(time.to_string()))
+    }
+}
+
+impl Show<SystemTime> for Time {
+    fn show(from: SystemTime) -> Time {
+        Time::show(prost_types::Timestamp::from(from))
+    }
+}
+
+impl Time {
+    pub fn stamp(&self) -> Option<prost_types::Timestamp> {
+        let time: Timestamp = self.0.parse().ok()?;
+        Some(prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() })
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Time, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wrong = || serde::de::Error::custom("it is not a time such as 2026-03-01T18:00:00Z, from 1970 to 9999");
+        let time: Timestamp = text.parse().map_err(|_| wrong())?;
+        let stamp = prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() };
+        crate::grpc::time(stamp).map(|_| Time(text)).ok_or_else(wrong)
+    }
+}
+
+/// Any JSON value, as it was stored.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(value_type = serde_json::Value)]
+pub struct Json(pub Box<RawValue>);
+
+impl Json {
+    pub fn bytes(&self) -> Bytes {
+        self.0.get().to_owned().into()
+    }
+}
+
+impl Show<Bytes> for Option<Json> {
+    fn show(from: Bytes) -> Option<Json> {
+        let text = String::from_utf8(from.into()).ok()?;
+        RawValue::from_string(text).ok().map(Json)
+    }
+}
+
+macro_rules! same {
+    ($($type:ty),*) => { $(impl Show<$type> for $type { fn show(from: $type) -> $type { from } })* };
+}
+same!(String, i32, i64, u32, u64, f64, bool);
+
+impl Show<String> for Option<String> {
+    fn show(from: String) -> Option<String> {
+        (!from.is_empty()).then_some(from)
+    }
+}
+
+impl Show<i64> for Id {
+    fn show(from: i64) -> Id {
+        Id(from)
+    }
+}
+
+impl Show<i64> for Option<Id> {
+    fn show(from: i64) -> Option<Id> {
+        (from != 0).then_some(Id(from))
+    }
+}
+
+/// A batch order or the like: 64 bits, from 0 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
+#[schema(value_type = String, pattern = "^[0-9]{1,19}$", example = "1000")]
+pub struct Order(i64);
+
+impl Serialize for Order {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl Show<i64> for Order {
+    fn show(from: i64) -> Order {
+        Order(from)
+    }
+}
+
+impl<T, U: Show<T>> Show<Option<T>> for Option<U> {
+    fn show(from: Option<T>) -> Option<U> {
+        from.map(U::show)
+    }
+}
+
+impl<T, U: Show<T>> Show<Vec<T>> for Vec<U> {
+    fn show(from: Vec<T>) -> Vec<U> {
+        from.into_iter().map(U::show).collect()
+    }
+}
+
+/// A type of JSON with the fields of a message.
+macro_rules! shown {
+    ($($(#[$meta:meta])* $name:ident of $from:ty { $($(#[$field_meta:meta])* $field:ident: $type:ty),* $(,)? })*) => { $(
+        $(#[$meta])*
+        #[derive(Clone, Debug, Serialize, ToSchema)]
+        pub struct $name { $($(#[$field_meta])* pub $field: $type),* }
+
+        impl Show<$from> for $name {
+            fn show(from: $from) -> $name {
+                $name { $($field: Show::show(from.$field)),* }
+            }
+        }
+    )* };
+}
+pub(super) use shown;
+
+shown! {
+    /// A named batch of problems
+    Job of v1::Job {
+        job_id: Id,
+        name: String,
+        title: String,
+        job_type: String,
+        owner: String,
+        /// loading, open, held, done, failed or cancelled
+        state: String,
+        /// Why it is in this state and what comes next, for people
+        reason: String,
+        priority: i32,
+        deadline: Option<Time>,
+        created_at: Option<Time>,
+        opened_at: Option<Time>,
+        ended_at: Option<Time>,
+        problems: i64,
+        done: i64,
+        failed: i64,
+        in_progress: i64,
+        waiting: i64,
+        cancelled: i64,
+        /// Problems that came back with a lost, overdue or given-back checkout, counted each time
+        requeued: i64,
+        /// Of a job that is asked for by its id
+        lanes: Vec<Lane>,
+        /// What its controllers and people say about it; of a job that is asked for by its id
+        info: Option<Json>,
+    }
+    /// One sequence of batch orders
+    Lane of v1::Lane {
+        lane_id: Order,
+        /// load, own, retry or later
+        kind: String,
+        job_type: String,
+        next_extraction: Order,
+        next_insertion: Order,
+        problems: i64,
+    }
+    /// A problem and where it is
+    Problem of v1::ProblemStatus {
+        job_id: Id,
+        problem_id: Id,
+        key: String,
+        job_type: String,
+        /// waiting, in_progress, done, failed or cancelled
+        state: String,
+        attempts: u32,
+        message: Option<String>,
+        checkout_id: Option<Id>,
+        workstation_id: Option<Id>,
+        payload: Option<Json>,
+        result: Option<Json>,
+    }
+    /// How a problem ended
+    Outcome of v1::ProblemOutcome {
+        problem_id: Id,
+        key: String,
+        /// done or failed
+        outcome: String,
+        message: Option<String>,
+        /// Null where the job type keeps none
+        result: Option<Json>,
+    }
+    Limits of v1::Limits {
+        /// Most problems waiting
+        queue_limit: Option<i64>,
+        /// Most problems in progress; 0 stops a user
+        concurrency: Option<i64>,
+        /// Turns in a round; 0 takes a user out of the ring
+        allocation: Option<i64>,
+    }
+    User of v1::User {
+        name: String,
+        /// Its own; what is null is as the defaults have it
+        limits: Option<Limits>,
+        /// Served only by workstations that require it by name
+        prohibited: bool,
+        waiting: i64,
+        in_progress: i64,
+        open_jobs: i64,
+        job_types: Vec<UserJobType>,
+    }
+    UserJobType of v1::UserJobType {
+        job_type: String,
+        limits: Option<Limits>,
+    }
+    Resource of v1::Resource {
+        name: String,
+        tokens: i64,
+        in_use: i64,
+        description: String,
+        /// What each problem in progress of a job type has
+        needs: Vec<ResourceNeed>,
+    }
+    ResourceNeed of v1::ResourceNeed {
+        job_type: String,
+        tokens: i64,
+    }
+    /// What limits a job type in some hours of the week, under some conditions
+    Profile of v1::Profile {
+        profile_id: Id,
+        job_type: String,
+        weekdays: Vec<String>,
+        from: String,
+        to: String,
+        time_zone: String,
+        problems_per_hour: Option<i64>,
+        problems_per_checkout: Option<i32>,
+        priority: Option<i32>,
+        when: Vec<Condition>,
+        /// Of all entries of its job type, it is the one that holds
+        holds: bool,
+        /// Why, or why not
+        reason: String,
+        /// Weight that was handed out under it within an hour
+        used: i64,
+    }
+    Condition of v1::Condition {
+        signal: String,
+        at_least: Option<f64>,
+        below: Option<f64>,
+    }
+    Signal of v1::Signal {
+        name: String,
+        value: f64,
+        said_at: Option<Time>,
+        holds_for_seconds: f64,
+        known: bool,
+    }
+    WorkstationCheckout of v1::WorkstationCheckout {
+        checkout_id: Id,
+        job_id: Id,
+        job_name: String,
+        from_order: Order,
+        /// Exclusive
+        to_order: Order,
+        problems: i64,
+        since: Option<Time>,
+    }
+    Slot of v1::Slot {
+        hostname: String,
+        name: String,
+        started: Option<Time>,
+        /// Its workstation's; null until that has connected
+        state: Option<String>,
+        selection: Option<String>,
+    }
+    /// Something that happened
+    Event of v1::Event {
+        event_id: Id,
+        happened_at: Option<Time>,
+        who: String,
+        program: String,
+        /// Such as "job opened"
+        what: String,
+        job_id: Option<Id>,
+        workstation_id: Option<Id>,
+        /// The name of what it happened to
+        subject: Option<String>,
+        details: Option<Json>,
+    }
+    /// Of an hour, a job type and a user
+    Statistic of v1::Statistic {
+        hour: Option<Time>,
+        job_type: String,
+        owner: String,
+        done: i64,
+        failed: i64,
+        requeued: i64,
+    }
+    Server of v1::ServerStatus {
+        server_id: Id,
+        name: String,
+        address: String,
+        started_at: Option<Time>,
+        heard_at: Option<Time>,
+        live: bool,
+    }
+    FarmStatus of v1::FarmStatus {
+        server_version: String,
+        servers: Vec<Server>,
+        workstations_waiting: i64,
+        workstations_processing: i64,
+        workstations_suspended: i64,
+        workstations_draining: i64,
+        workstations_dead: i64,
+        cores: i64,
+        jobs_loading: i64,
+        jobs_open: i64,
+        jobs_held: i64,
+        problems_waiting: i64,
+        problems_in_progress: i64,
+        refused_results: i64,
+        /// Things an administrator should know
+        warnings: Vec<String>,
+    }
+    /// Who is told of what
+    Subscription of v1::Subscription {
+        subscription_id: Id,
+        owner: String,
+        job_id: Option<Id>,
+        job_type: Option<String>,
+        all_users: bool,
+        events: Vec<String>,
+        failed_share: Option<f64>,
+        /// webhook, email or notify
+        channel: String,
+        target: String,
+        digest_at: Option<String>,
+        time_zone: Option<String>,
+        next_digest_at: Option<Time>,
+        created_at: Option<Time>,
+    }
+    Alert of v1::Alert {
+        alert_id: Id,
+        subscription_id: Id,
+        owner: String,
+        channel: String,
+        target: String,
+        what: String,
+        job_id: Option<Id>,
+        job_name: Option<String>,
+        /// waiting, delivered or given_up
+        state: String,
+        message: Option<String>,
+        attempts: i32,
+        created_at: Option<Time>,
+        next_attempt_at: Option<Time>,
+        delivered_at: Option<Time>,
+        given_up_at: Option<Time>,
+    }
+}
+
+/// A PC with an agent
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Workstation {
+    pub workstation_id: Id,
+    pub hostname: String,
+    /// waiting, processing, suspended, draining or dead
+    pub state: String,
+    pub since: Option<Time>,
+    pub reason: String,
+    pub cores: u32,
+    pub memory_bytes: u64,
+    pub system: String,
+    pub agent_version: String,
+    pub controllers: Vec<String>,
+    pub labels: Vec<String>,
+    pub holds: Vec<WorkstationCheckout>,
+    pub last_heard: Option<Time>,
+    pub server: Option<String>,
+    /// What it may take, for people; null: whatever it can run
+    pub selection: Option<String>,
+}
+
+impl Show<v1::Workstation> for Workstation {
+    fn show(from: v1::Workstation) -> Workstation {
+        let state = from.state().as_str_name().trim_start_matches("WORKSTATION_STATE_").to_ascii_lowercase();
+        Workstation {
+            workstation_id: Id(from.workstation_id),
+            hostname: from.hostname,
+            state,
+            since: Show::show(from.since),
+            reason: from.reason,
+            cores: from.cores,
+            memory_bytes: from.memory_bytes,
+            system: from.system,
+            agent_version: from.agent_version,
+            controllers: from.controllers,
+            labels: from.labels,
+            holds: Show::show(from.holds),
+            last_heard: Show::show(from.last_heard),
+            server: Show::show(from.server),
+            selection: Show::show(from.selection),
+        }
+    }
+}

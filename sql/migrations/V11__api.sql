@@ -1,0 +1,315 @@
+-- What the API needs of its own: requests that are done once, changes that are not lost, submissions that are stored before
+-- they are acknowledged, and what each user has used.
+
+-- Requests with an Idempotency-Key ----------------------------------------------------------------------------------------
+
+create table pcfarm.request (
+    owner       text not null,
+    key         text not null constraint request_key_length check (length(key) between 1 and 200),
+    -- Of method, address and body.
+    digest      bytea not null,
+    -- Who does it. If that server is gone before it has answered, whoever asks again does it anew.
+    server_id   bigint not null,
+    begun_at    timestamptz not null default clock_timestamp(),
+    status      integer constraint request_status check (status between 100 and 599),
+    media       text,
+    location    text,
+    etag        text,
+    body        bytea,
+    answered_at timestamptz,
+    primary key (owner, key),
+    constraint answered_when_answered check ((answered_at is null) = (status is null) and (status is null) = (body is null))
+);
+create index request_by_time on pcfarm.request (begun_at);
+
+create function pcfarm.claim_request(
+    owner text, key text, digest bytea, server bigint,
+    out outcome text, out status integer, out media text, out location text, out etag text, out body bytea)
+language plpgsql as $$
+declare
+    found_one pcfarm.request;
+begin
+    loop
+        insert into pcfarm.request (owner, key, digest, server_id)
+        values (claim_request.owner, claim_request.key, claim_request.digest, claim_request.server)
+        on conflict do nothing;
+        if found then
+            outcome := 'new';
+            return;
+        end if;
+        select r.* into found_one from pcfarm.request r
+        where r.owner = claim_request.owner and r.key = claim_request.key for update;
+        -- It may have been released in between.
+        exit when found;
+    end loop;
+    if found_one.digest <> claim_request.digest then
+        outcome := 'different';
+    elsif found_one.answered_at is not null then
+        select 'answered', found_one.status, found_one.media, found_one.location, found_one.etag, found_one.body
+        into outcome, status, media, location, etag, body;
+    elsif exists (
+        select from pcfarm.server s
+        where s.server_id = found_one.server_id and s.stopped_at is null
+            and s.heard_at > clock_timestamp() - interval '30 seconds')
+    then
+        outcome := 'running';
+    else
+        update pcfarm.request r set server_id = claim_request.server, begun_at = clock_timestamp()
+        where r.owner = claim_request.owner and r.key = claim_request.key;
+        outcome := 'new';
+    end if;
+end $$;
+
+-- Changes that are meant for one version ----------------------------------------------------------------------------------
+
+-- Of what people may change of a job, not of its counts.
+create function pcfarm.job_version(job bigint)
+returns text language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select md5(jsonb_build_array(j.title, j.priority, j.deadline, i.info)::text)
+    from pcfarm.job j left join pcfarm.job_info i on i.job_id = j.job_id
+    where j.job_id = job
+$$;
+comment on function pcfarm.job_version is 'Changes when somebody changes what a job is: its title, priority, deadline or info.';
+
+create function pcfarm.update_job(job bigint, version text, options jsonb)
+returns boolean language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    locked pcfarm.job := pcfarm.lock_job(job);
+begin
+    if version <> '' and pcfarm.job_version(job) is distinct from version then
+        return false;
+    end if;
+    if options ?| array['priority', 'deadline'] and locked.ended_at is not null then
+        perform pcfarm.wrong_state(locked, 'changed', 'It has ended; its title and info can be changed.');
+    end if;
+    if options ?| array['title', 'priority', 'deadline'] then
+        update pcfarm.job j set
+            title = coalesce(options ->> 'title', j.title),
+            priority = coalesce((options ->> 'priority')::integer, j.priority),
+            deadline = case when options ? 'deadline' then (options ->> 'deadline')::timestamptz else j.deadline end
+        where j.job_id = job;
+        insert into pcfarm.event (what, job_id, subject, details) values ('job changed', job, locked.name, options - 'info');
+    end if;
+    if options ? 'info' then
+        perform pcfarm.set_info(job, options -> 'info');
+    end if;
+    perform pg_notify('pcfarm', 'work');
+    return true;
+end $$;
+comment on function pcfarm.update_job is
+    'Changes title, priority, deadline and info of a job. False: it is another version by now (pcfarm.job_version), and '
+    'nothing was done; an empty version is any.';
+
+-- Submissions -------------------------------------------------------------------------------------------------------------
+--
+-- An upload is stored, with its hash, before it is acknowledged; a sweeper loads what is stored into jobs.
+--
+--   receiving --all of it is here--> stored --loaded, in the load's own transaction--> queued
+--                                      +--it can never be loaded--> refused
+
+create table pcfarm.intake (
+    singleton     boolean primary key default true constraint one_intake check (singleton),
+    -- Since when what is stored is not loaded.
+    paused_since  timestamptz,
+    paused_reason text not null default '',
+    -- Uploads are kept this long after they were stored.
+    keep          interval not null default '30 days' constraint keep_not_negative check (keep >= interval '0'),
+    -- Most that a user may have stored and not yet loaded.
+    most_stored   integer not null default 1000 constraint most_stored_not_negative check (most_stored >= 0)
+);
+insert into pcfarm.intake default values;
+
+create table pcfarm.submission (
+    submission_id   bigint generated always as identity primary key,
+    owner           name not null default pcfarm.acting_user(),
+    -- What was asked for: of a new job its name, job_type, options and convoy, or a job_id; how problems are read from it.
+    asked           jsonb not null,
+    content_type    text not null,
+    state           text not null default 'receiving' constraint submission_state
+                    check (state in ('receiving', 'stored', 'queued', 'refused')),
+    -- Where the upload is: in submission_piece, or in a directory of the servers.
+    kept_in         text not null constraint submission_kept_in check (kept_in in ('database', 'directory')),
+    bytes           bigint,
+    sha256          bytea,
+    job_id          bigint,
+    problems        bigint,
+    -- Why it was refused, or is not loaded yet.
+    message         text not null default '',
+    attempts        integer not null default 0,
+    next_attempt_at timestamptz not null default clock_timestamp(),
+    created_at      timestamptz not null default clock_timestamp(),
+    touched_at      timestamptz not null default clock_timestamp(),
+    stored_at       timestamptz,
+    ended_at        timestamptz,
+    -- Of those that were acknowledged a user has one with each key.
+    idempotency_key text,
+    -- The upload is gone, the row is not.
+    removed_at      timestamptz,
+    constraint stored_with_its_hash check ((state = 'receiving') = (sha256 is null) and (sha256 is null) = (bytes is null)
+        and (sha256 is null) = (stored_at is null)),
+    constraint queued_into_a_job check ((state = 'queued') = (job_id is not null and problems is not null)),
+    constraint submission_ended check ((state in ('queued', 'refused')) = (ended_at is not null))
+);
+create index submission_to_load on pcfarm.submission (next_attempt_at) where state = 'stored';
+create index submission_unfinished on pcfarm.submission (touched_at) where state = 'receiving';
+create unique index submission_idempotency on pcfarm.submission (owner, idempotency_key)
+    where idempotency_key is not null and state <> 'receiving';
+create index submission_by_owner on pcfarm.submission (owner, submission_id);
+create index submission_to_remove on pcfarm.submission (stored_at) where removed_at is null and state in ('queued', 'refused');
+
+create table pcfarm.submission_piece (
+    submission_id bigint not null,
+    number        integer not null,
+    content       bytea not null,
+    primary key (submission_id, number)
+);
+-- What is uploaded is often packed already.
+alter table pcfarm.submission_piece alter column content set storage external;
+
+create function pcfarm.begin_submission(asked jsonb, content_type text, kept_in text, idempotency_key text)
+returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    made   bigint;
+    most   integer := (select i.most_stored from pcfarm.intake i);
+    stored bigint;
+begin
+    if asked ->> 'job_type' is not null then
+        perform pcfarm.job_type_must_exist(asked ->> 'job_type');
+    elsif not exists (select from pcfarm.job j where j.job_id = (asked ->> 'job_id')::bigint and pcfarm.sees(j.owner)) then
+        perform pcfarm.no_such_job((asked ->> 'job_id')::bigint);
+    end if;
+    select count(*) into stored from (
+        select from pcfarm.submission s where s.owner = pcfarm.acting_user() and s.state = 'stored' limit most) s;
+    if stored >= most then
+        raise exception '% has % submissions that are not loaded yet', pcfarm.acting_user(), stored
+            using errcode = 'configuration_limit_exceeded',
+                  hint = 'Wait until some are loaded. An administrator sets most_stored in pcfarm.intake.';
+    end if;
+    insert into pcfarm.submission as s (asked, content_type, kept_in, idempotency_key)
+    values (begin_submission.asked, begin_submission.content_type, begin_submission.kept_in, begin_submission.idempotency_key)
+    returning submission_id into made;
+    return made;
+end $$;
+
+-- In the transaction that has loaded it. Of two servers that load the same one, the second finds it loaded and rolls back.
+create function pcfarm.submission_is_loaded(submission bigint, job bigint, problems bigint)
+returns void language plpgsql as $$
+begin
+    update pcfarm.submission s set state = 'queued', job_id = job, problems = submission_is_loaded.problems, message = '',
+        ended_at = clock_timestamp()
+    where s.submission_id = submission and s.state = 'stored';
+    if not found then
+        raise exception 'submission % was loaded by somebody else', submission using errcode = 'serialization_failure';
+    end if;
+end $$;
+
+-- Usage -------------------------------------------------------------------------------------------------------------------
+
+-- Time in controllers, summed over cores, as agents say with their results.
+alter table pcfarm.progress add column busy_seconds double precision not null default 0;
+alter table pcfarm.statistic add column busy_seconds double precision not null default 0;
+
+create view pcfarm.usage as
+select date_trunc('day', s.hour, 'UTC')::date as day, s.owner, sum(s.done)::bigint as done, sum(s.failed)::bigint as failed,
+    sum(s.requeued)::bigint as requeued, sum(s.busy_seconds) as cpu_seconds
+from pcfarm.statistic s
+group by 1, 2;
+comment on view pcfarm.usage is 'What each user has had done, by day in UTC.';
+
+-- What a user may load in a day or a month (UTC). Only who has one is counted, under a row of its own.
+create table pcfarm.quota (
+    owner       name not null,
+    period      text not null constraint quota_period check (period in ('day', 'month')),
+    problems    bigint constraint quota_problems check (problems >= 0),
+    cpu_seconds double precision constraint quota_cpu_seconds check (cpu_seconds >= 0 and cpu_seconds < 'infinity'),
+    primary key (owner, period),
+    constraint quota_of_something check (problems is not null or cpu_seconds is not null)
+);
+create table pcfarm.quota_used (
+    owner    name not null,
+    period   text not null,
+    since    timestamptz not null,
+    problems bigint not null,
+    primary key (owner, period, since)
+);
+
+-- Beside the job's row, which its loader has locked: loads of one user that has a quota take turns until they commit.
+create function pcfarm.check_quota()
+returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    of_job  name;
+    quota   pcfarm.quota;
+    start   timestamptz;
+    used    bigint;
+    seconds double precision;
+begin
+    if not exists (select from pcfarm.quota) then
+        return null;
+    end if;
+    select j.owner into of_job from pcfarm.job j where j.job_id = new.job_id;
+    for quota in select q.* from pcfarm.quota q where q.owner = of_job order by q.period loop
+        start := date_trunc(quota.period, clock_timestamp(), 'UTC');
+        insert into pcfarm.quota_used as u (owner, period, since, problems)
+        values (of_job, quota.period, start, new.problems)
+        on conflict (owner, period, since) do update set problems = u.problems + excluded.problems
+        returning u.problems into used;
+        if used > quota.problems then
+            raise exception '% problems more would be % in this %, and the quota of % is %', new.problems, used, quota.period,
+                    of_job, quota.problems
+                using errcode = 'configuration_limit_exceeded',
+                      hint = 'Wait for the next ' || quota.period || ' (UTC), or ask an administrator for more.';
+        end if;
+        if quota.cpu_seconds is not null then
+            select coalesce(sum(s.busy_seconds), 0) into seconds from pcfarm.statistic s
+            where s.hour >= start and s.owner = of_job;
+            if seconds >= quota.cpu_seconds then
+                raise exception 'user % has used % CPU seconds in this %, and the quota is %', of_job, round(seconds),
+                        quota.period, quota.cpu_seconds
+                    using errcode = 'configuration_limit_exceeded',
+                          hint = 'Wait for the next ' || quota.period || ' (UTC), or ask an administrator for more.';
+            end if;
+        end if;
+    end loop;
+    return null;
+end $$;
+create trigger check_quota after insert on pcfarm.lane for each row
+    when (new.kind <> 'retry') execute function pcfarm.check_quota();
+
+create function pcfarm.set_quota(owner text, period text, problems bigint, cpu_seconds double precision)
+returns void language plpgsql as $$
+begin
+    if problems is null and cpu_seconds is null then
+        delete from pcfarm.quota q where q.owner = set_quota.owner and q.period = set_quota.period;
+    else
+        insert into pcfarm.quota (owner, period, problems, cpu_seconds)
+        values (set_quota.owner, set_quota.period, set_quota.problems, set_quota.cpu_seconds)
+        on conflict on constraint quota_pkey do update
+        set problems = excluded.problems, cpu_seconds = excluded.cpu_seconds;
+    end if;
+end $$;
+comment on function pcfarm.set_quota is
+    'What a user may load in each day or month (UTC): problems, and nothing any more once so many CPU seconds are used. '
+    'Null: as much as it likes.';
+create trigger note after insert or update or delete on pcfarm.quota for each row
+    execute function pcfarm.note_setting('quota', 'owner');
+
+-- What nobody calls by hand is nobody's to call; loaders may change jobs, and look at what was used.
+do $$
+declare
+    f record;
+begin
+    for f in
+        select p.oid::regprocedure as signature, p.proname
+        from pg_proc p where p.pronamespace = 'pcfarm'::regnamespace
+            and p.proname in ('claim_request', 'job_version', 'update_job', 'begin_submission', 'submission_is_loaded',
+                'check_quota', 'set_quota')
+    loop
+        execute format('revoke all on routine %s from public', f.signature);
+        if f.proname in ('job_version', 'update_job') and exists (select from pg_roles where rolname = 'pcfarm_loader') then
+            execute format('grant execute on routine %s to pcfarm_loader', f.signature);
+        end if;
+    end loop;
+    if exists (select from pg_roles where rolname = 'pcfarm_loader') then
+        grant select on pcfarm.usage to pcfarm_loader;
+    end if;
+end $$;

@@ -1,0 +1,1 @@
+select pcfarm.change_schedule($1, $2, $3)

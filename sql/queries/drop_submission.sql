@@ -1,0 +1,4 @@
+-- An upload that did not come to its end.
+with dropped as (
+    delete from pcfarm.submission s where s.submission_id = $1 and s.state = 'receiving' returning s.submission_id)
+delete from pcfarm.submission_piece p using dropped d where p.submission_id = d.submission_id

@@ -1,0 +1,1 @@
+select pcfarm.job_version($1)

@@ -1,0 +1,1 @@
+select pcfarm.remove_schedule($1, $2)

@@ -1,0 +1,1 @@
+select pcfarm.set_quota($1, $2, $3, $4)

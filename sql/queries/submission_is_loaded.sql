@@ -1,0 +1,1 @@
+select pcfarm.submission_is_loaded($1, $2, $3)

@@ -1,0 +1,5 @@
+-- All of it is here: from now on it is loaded, whatever crashes.
+update pcfarm.submission s set state = 'stored', sha256 = $2, bytes = $3, stored_at = clock_timestamp(),
+    next_attempt_at = clock_timestamp()
+where s.submission_id = $1 and s.state = 'receiving'
+returning s.submission_id

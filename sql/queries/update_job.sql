@@ -1,0 +1,1 @@
+select pcfarm.update_job($1, $2, $3)
