@@ -234,7 +234,10 @@ async fn jobs_that_have_ended_or_are_not_there_are_refused_first() {
         assert_eq!(error.code(), Some(&expected));
     }
     let connection = Object::take(pool.get().await.expect("connected"));
-    assert!(matches!(Loading::begin(connection, &None, &new_job("{}"), Some(100_001)).await, Err(LoadError::Convoy(100_001))));
+    assert!(matches!(
+        Loading::begin(connection, &None, &new_job("{}"), Some(100_001)).await,
+        Err(LoadError::Convoy(100_001))
+    ));
     // The caller's connection is out of its transaction again.
     client.batch_execute("create table later ()").await.expect("usable");
 }
