@@ -33,7 +33,7 @@ fn problem(key: &str, group: Option<&str>) -> NewProblem {
 
 async fn begin(pool: &Pool, target: &Target, convoy: u32) -> Begun {
     let client = Object::take(pool.get().await.expect("connected"));
-    Loading::begin(client, target, Some(convoy)).await.expect("begun")
+    Loading::begin(client, &None, target, Some(convoy)).await.expect("begun")
 }
 
 async fn loading(pool: &Pool, target: &Target, convoy: u32) -> Box<Loading> {
