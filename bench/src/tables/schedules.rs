@@ -126,9 +126,8 @@ impl Taken {
 async fn measure(context: &Context, load: Load) -> anyhow::Result<Taken> {
     let cluster = context.cluster_with(&[("track_commit_timestamp", "on")]).await?;
     let taken = on(context, &cluster, load).await;
-    let directory = cluster.directory().to_owned();
+    // Its files go with it.
     cluster.stop().await.context("stopping PostgreSQL")?;
-    std::fs::remove_dir_all(&directory).with_context(|| format!("removing {}", directory.display()))?;
     taken
 }
 

@@ -27,9 +27,10 @@ fn seconds(plan: &Plan) -> (Vec<i64>, Option<i64>) {
 
 #[test]
 fn what_is_due_is_triggered_and_what_was_missed_by_policy() {
-    let now = |s: i64| at("2026-01-01T00:00:00Z").checked_add(SignedDuration::from_secs(s)).expect("a time");
     // Due each 10 s; known due time, now, what is triggered, what comes next.
-    let cases: &[(CatchUp, Option<i64>, i64, &[i64], i64)] = &[
+    type Case<'a> = (CatchUp, Option<i64>, i64, &'a [i64], i64);
+    let now = |s: i64| at("2026-01-01T00:00:00Z").checked_add(SignedDuration::from_secs(s)).expect("a time");
+    let cases: &[Case<'_>] = &[
         (CatchUp::Once, None, 3, &[], 10),
         (CatchUp::Once, None, 12, &[10], 20),
         (CatchUp::Once, Some(10), 9, &[], 10),
