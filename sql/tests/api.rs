@@ -108,7 +108,7 @@ async fn what_agents_say_that_it_took_is_summed_by_day_and_user() {
         let held = queue.take(job, false, 2).await.expect("handed out");
         queue.deliver(&held, &[(0, Ok("1")), (1, Ok("1"))], true).await;
     }
-    pcfarm_sql::upkeep::count_progress(&**client).await.expect("counted");
+    pcfarm_sql::upkeep::count_progress(&*client).await.expect("counted");
     let usage = pcfarm_sql::usage::usage(&client, "2026-01-01", None).await.expect("read");
     assert_eq!((usage.len(), usage[0].done, usage[0].cpu_seconds), (1, 4, 1.0));
     assert!(pcfarm_sql::usage::usage(&client, "2026-01-01", Some("nobody")).await.expect("read").is_empty());
