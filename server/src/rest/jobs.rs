@@ -219,7 +219,7 @@ async fn submit(
     let end = v1::SubmitEnd { problems: problems.len() as i64 };
     let parts = [Part::Header(header), Part::Problems(v1::SubmitProblems { problems }), Part::End(end)];
     let messages = stream::iter(parts.map(|part| Ok(v1::SubmitRequest { part: Some(part) })));
-    Ok(upload::submit_all(api, who, messages.boxed()).await?)
+    upload::submit_all(api, who, messages.boxed()).await
 }
 
 /// As `pcfarm.create_job` takes them.
