@@ -206,7 +206,7 @@ async fn an_upload_is_ordered_as_a_query_is() {
     };
     let target = Target::New { name: "n".into(), job_type: "t".into(), options: "{}".into() };
     let client = Object::take(queue.server().await);
-    let Begun::Loading(mut load) = Loading::begin(client, &target, Some(2)).await.expect("begun") else {
+    let Begun::Loading(mut load) = Loading::begin(client, &None, &target, Some(2)).await.expect("begun") else {
         panic!("new")
     };
     let urgent = Details { priority: 3, ..Details::default() };
