@@ -169,16 +169,18 @@ fn has_verb(help: &str, verb: &str) -> bool {
 fn check_by_help(helps: &mut Helps, program: &Path, arguments: &[String]) -> Result<(), String> {
     let mut verbs: Vec<String> = Vec::new();
     let mut flags: Vec<&str> = Vec::new();
-    let mut words = arguments.iter();
+    let mut words = arguments.iter().peekable();
     while let Some(word) = words.next() {
         let help = helps.of(program, &verbs);
         if word.starts_with('-') && word.len() > 1 {
             let flag = word.split('=').next().expect("a split has a first part");
             flags.push(flag);
-            let takes_value = definition(help, flag).is_some_and(|line| line.contains('<') && !line.contains("[<"));
-            if takes_value && !word.contains('=') {
-                words.next();
+            let line = definition(help, flag).unwrap_or_default();
+            if word.contains('=') || !line.contains('<') {
+                continue;
             }
+            // A value that may be left out is there unless a flag or a verb comes.
+            words.next_if(|next| !line.contains("[<") || !next.starts_with('-') && !has_verb(help, next));
         } else if help.contains("\nCommands:\n") {
             if !has_verb(help, word) {
                 return Err(format!("there is no verb {word:?} after {verbs:?}"));

@@ -441,8 +441,8 @@ pub const PLANTED: &[Planted] = &[
         name: "folds-counts-wrongly",
         what: "counts that are folded lose some",
         how: &[How::Statement(&[(
-            "sum(f.done), sum(f.failed), sum(f.requeued), true from fresh",
-            "max(f.done), max(f.failed), max(f.requeued), true from fresh",
+            "sum(f.done), sum(f.failed), sum(f.requeued), sum(f.busy_seconds), true from fresh",
+            "max(f.done), max(f.failed), max(f.requeued), sum(f.busy_seconds), true from fresh",
         )])],
         faults: &[],
     },
