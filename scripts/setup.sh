@@ -55,3 +55,9 @@ ensure_faketime() {
     command -v apt-get >/dev/null || return 0
     (install_packages faketime "" "") || say "faketime was not installed: no clock will be moved."
 }
+
+# What checks the units. Without it they are not checked.
+ensure_systemd() {
+    if command -v systemd-analyze >/dev/null || ! command -v apt-get >/dev/null; then return 0; fi
+    (install_packages systemd "" "") || say "systemd was not installed: its units will not be checked."
+}

@@ -5,6 +5,7 @@ use clap::Parser;
 use pcfarm_recycler::{DEFAULT_LEASE, recycle};
 use pcfarm_sql::pool;
 use pcfarm_sql::settings::DatabaseSettings;
+use sd_notify::NotifyState;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,6 +14,10 @@ use tracing_subscriber::EnvFilter;
 
 /// One for the turn, one for the work.
 const CONNECTIONS: usize = 2;
+
+/// Beats for each of the service manager's limits, between passes.
+const BEATS_A_LIMIT: u32 = 3;
+const NEVER: Duration = Duration::from_secs(86_400);
 
 #[derive(Debug, Parser)]
 #[command(name = "pcfarm-recycler", version)]
@@ -69,15 +74,33 @@ async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("watching for SIGINT")?;
     let mut tick = tokio::time::interval(Duration::from_secs_f64(every));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // A pass that takes longer than the service manager's limit is hung, or waits for a database that stands still: a new
+    // recycler does no harm then, since nobody is connected to one. Failed passes are none of that.
+    let limit = sd_notify::watchdog_enabled();
+    let mut beat = tokio::time::interval(limit.map_or(NEVER, |limit| limit / BEATS_A_LIMIT));
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    tell(NotifyState::Ready);
     loop {
         tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = beat.tick() => {
+                tell(NotifyState::Watchdog);
+                continue;
+            }
             _ = tick.tick() => {}
         }
         match recycle(&pool, lease).await {
             Ok(recycled) => info!(?recycled, "recycled"),
             Err(error) => warn!(error = format!("{:#}", anyhow::Error::from(error)), "recycling failed: trying again"),
         }
+    }
+    tell(NotifyState::Stopping);
+    Ok(())
+}
+
+fn tell(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        warn!(%error, "the service manager was not told");
     }
 }

@@ -138,6 +138,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
                 None => return,
             },
         }
+        farm.rounds.dispatcher.came();
         while let Ok(event) = events.try_recv() {
             dispatcher.note(event);
         }
@@ -193,6 +194,7 @@ impl Dispatcher {
     /// Hands out until nobody waits or nothing is left for those who do.
     async fn serve(&mut self, events: &mut mpsc::Receiver<Event>) -> anyhow::Result<()> {
         while !self.farm.stopping.is_cancelled() {
+            self.farm.rounds.dispatcher.came(); // for hours on end there may be more
             let now = Instant::now();
             // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
             let is_overdue = now.duration_since(self.looked_at) > POLL;

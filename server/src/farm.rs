@@ -8,6 +8,7 @@ use crate::members::Members;
 use crate::registrar;
 use crate::schedules::Ticking;
 use crate::session::Session;
+use crate::watchdog::Rounds;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::job_types::JobType;
@@ -62,6 +63,8 @@ pub struct Farm {
     pub alerts: Notify,
     /// What schedules share with those who change them, and with health checks.
     pub ticking: Ticking,
+    /// When the loops last came round that a server is made of.
+    pub rounds: Rounds,
     /// Checkouts may have been revoked elsewhere, or workstations drained.
     pub look_at_sessions: Notify,
     pub refused_results: AtomicI64,
@@ -146,6 +149,7 @@ impl Farm {
             upkeep: Notify::new(),
             alerts: Notify::new(),
             ticking: Ticking::default(),
+            rounds: Rounds::default(),
             look_at_sessions: Notify::new(),
             refused_results: AtomicI64::new(0),
             stopping: parts.stopping,

@@ -8,7 +8,9 @@ use crate::grpc::jobs::JobsApi;
 use crate::originals::{Originals, Store};
 use crate::reads::Reads;
 use crate::settings::{Database, HttpListen, Settings};
-use crate::{alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, watch};
+use crate::{
+    alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, watch, watchdog,
+};
 use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
 use pcfarm_proto::ids::ServerId;
@@ -150,6 +152,7 @@ async fn serve(
     }
     parts.spawn(schedules::ticker::run(farm.clone()));
     parts.spawn(schedules::loads::run(farm.clone()));
+    parts.spawn(watchdog::run(farm.clone()));
     if settings.recycler {
         parts.spawn(upkeep::recycle(farm.clone()));
     }
@@ -163,6 +166,7 @@ async fn serve(
         serving.spawn(rest::serve(api, incoming, stopping.clone()));
     }
     serving.spawn(grpc::serve::serve(farm.clone(), jobs, listener, connections, facts.warnings));
+    watchdog::ready(&address.to_string());
     // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
     let outcome = tokio::select! {
         biased; // when all is told to stop, the parts end too
@@ -174,6 +178,7 @@ async fn serve(
         Some(served) = serving.join_next() => served.context("serving").and_then(|served| served),
     };
     stopping.cancel();
+    watchdog::stopping();
     stop(&farm, parts, serving).await;
     outcome
 }

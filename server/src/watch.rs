@@ -52,6 +52,7 @@ pub async fn pulse(farm: Arc<Farm>) {
             () = farm.stopping.cancelled() => return,
             _ = tick.tick() => {}
         }
+        farm.rounds.pulse.came();
         // The monotonic clock ran on while this process was stopped: what agents said is unread, not unsaid.
         if last_tick.elapsed() > stall {
             warn!(seconds = last_tick.elapsed().as_secs(), "this server stood still: everybody gets a full lease");
@@ -65,9 +66,13 @@ pub async fn pulse(farm: Arc<Farm>) {
         }
         let beat = tokio::time::timeout(PATIENCE, beat(&farm, &mut line, stalled)).await;
         match beat.unwrap_or_else(|_| Err(anyhow::anyhow!("the database does not answer"))) {
-            Ok(()) => stalled = false,
+            Ok(()) => {
+                stalled = false;
+                farm.rounds.pulsed(true);
+            }
             Err(error) => {
                 line.let_go();
+                farm.rounds.pulsed(false);
                 warn!(error = format!("{error:#}"), "the pulse was not written: trying again");
             }
         }

@@ -218,7 +218,7 @@ pub async fn ended_within(child: &mut Child, limit: Duration) -> Result<Option<i
 }
 
 /// A program of the workspace: beside this test, in the profile's folder.
-fn program(name: &str) -> Result<Command> {
+pub fn program(name: &str) -> Result<Command> {
     let test = std::env::current_exe()?;
     let path: PathBuf = test.ancestors().nth(2).context("a test lies in deps")?.join(name);
     if !path.is_file() {

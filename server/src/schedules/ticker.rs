@@ -68,6 +68,7 @@ pub async fn run(farm: Arc<Farm>) {
         forgot: Instant::now(),
     };
     loop {
+        farm.rounds.ticker.came();
         let began = Instant::now();
         let tick = tokio::time::timeout(PATIENCE, ticker.tick()).await;
         let pause = match tick.unwrap_or_else(|_| Err(anyhow::anyhow!("it took longer than {} s", PATIENCE.as_secs())))
