@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use helps::{Helps, beside, check_by_help};
+use pcfarm_sql::connect;
+use pcfarm_sql::settings::DatabaseSettings;
 use pcfarm_sql::testing::database;
 use real::Running;
 use serde::Deserialize;
@@ -434,14 +436,13 @@ async fn a_server_without_its_database_is_not_hung() -> Result<()> {
     let manager = Manager::of(&mut command, "300000")?;
     let running = Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     let manager = tokio::task::spawn_blocking(move || manager.until("READY=1").map(|_| manager)).await??;
-    let name = database.url();
-    let name = name.rsplit('/').next().and_then(|rest| rest.split('?').next()).context("the database's name")?;
-    let eyes = database.client().await;
-    eyes.batch_execute(&format!(
-        "alter database \"{name}\" allow_connections false;
-         select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}' and pid <> pg_backend_pid()"
-    ))
-    .await?;
+    // A database that lets nobody in, asked for from another one.
+    let mut config = DatabaseSettings::resolve(Some(&database.url()))?.config;
+    let name = config.get_dbname().context("the database's name")?.to_owned();
+    let (eyes, _connection) = connect::connect(config.dbname("postgres")).await?;
+    eyes.batch_execute(&format!("alter database \"{name}\" allow_connections false")).await?;
+    let ended = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = $1";
+    ensure!(eyes.query_one(ended, &[&name]).await?.try_get::<_, i64>(0)? > 0, "nobody was connected");
     // Several pulses are lost meanwhile.
     tokio::task::spawn_blocking(move || {
         manager.forget()?;
