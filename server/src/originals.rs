@@ -353,15 +353,18 @@ impl Originals {
     }
 
     async fn forget(&self) -> anyhow::Result<()> {
-        let client = self.farm.pool.get().await.context("getting a connection")?;
-        let gone = submissions::forget(&client).await.context("forgetting uploads")?;
+        let mut client = self.farm.pool.get().await.context("getting a connection")?;
         pcfarm_sql::requests::forget(&client).await.context("forgetting requests")?;
+        // Files go first: of a server that dies in between, the next one finds what is to be removed again.
+        let transaction = client.transaction().await.context("beginning to forget uploads")?;
+        let gone = submissions::forget(&transaction).await.context("forgetting uploads")?;
         if let Store::Directory(directory) = &self.store {
             for id in gone {
                 drop(tokio::fs::remove_file(file(directory, id)).await);
                 drop(tokio::fs::remove_file(part(directory, id)).await);
             }
         }
+        transaction.commit().await.context("forgetting uploads")?;
         Ok(())
     }
 }

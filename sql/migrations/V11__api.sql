@@ -233,43 +233,54 @@ create table pcfarm.quota_used (
     primary key (owner, period, since)
 );
 
--- Beside the job's row, which its loader has locked: loads of one user that has a quota take turns until they commit.
-create function pcfarm.check_quota()
-returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+-- Before anything is counted: for whoever loads for many users at once.
+create function pcfarm.refuse_over_quota(owner name, problems bigint)
+returns void language plpgsql as $$
 declare
-    of_job  name;
     quota   pcfarm.quota;
     start   timestamptz;
     used    bigint;
     seconds double precision;
 begin
-    if not exists (select from pcfarm.quota) then
-        return null;
-    end if;
-    select j.owner into of_job from pcfarm.job j where j.job_id = new.job_id;
-    for quota in select q.* from pcfarm.quota q where q.owner = of_job order by q.period loop
+    for quota in select q.* from pcfarm.quota q where q.owner = refuse_over_quota.owner order by q.period loop
         start := date_trunc(quota.period, clock_timestamp(), 'UTC');
-        insert into pcfarm.quota_used as u (owner, period, since, problems)
-        values (of_job, quota.period, start, new.problems)
-        on conflict (owner, period, since) do update set problems = u.problems + excluded.problems
-        returning u.problems into used;
+        select refuse_over_quota.problems + coalesce(sum(u.problems), 0) into used from pcfarm.quota_used u
+        where u.owner = quota.owner and u.period = quota.period and u.since = start;
         if used > quota.problems then
-            raise exception '% problems more would be % in this %, and the quota of % is %', new.problems, used, quota.period,
-                    of_job, quota.problems
+            raise exception 'user % would have loaded % problems in this %, and the quota is %', quota.owner, used, quota.period,
+                    quota.problems
                 using errcode = 'configuration_limit_exceeded',
                       hint = 'Wait for the next ' || quota.period || ' (UTC), or ask an administrator for more.';
         end if;
         if quota.cpu_seconds is not null then
             select coalesce(sum(s.busy_seconds), 0) into seconds from pcfarm.statistic s
-            where s.hour >= start and s.owner = of_job;
+            where s.hour >= start and s.owner = quota.owner;
             if seconds >= quota.cpu_seconds then
-                raise exception 'user % has used % CPU seconds in this %, and the quota is %', of_job, round(seconds),
+                raise exception 'user % has used % CPU seconds in this %, and the quota is %', quota.owner, round(seconds),
                         quota.period, quota.cpu_seconds
                     using errcode = 'configuration_limit_exceeded',
                           hint = 'Wait for the next ' || quota.period || ' (UTC), or ask an administrator for more.';
             end if;
         end if;
     end loop;
+end $$;
+
+-- Beside the job's row, which its loader has locked: loads of one user that has a quota take turns until they commit.
+create function pcfarm.check_quota()
+returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    of_job name;
+begin
+    if not exists (select from pcfarm.quota) then
+        return null;
+    end if;
+    select j.owner into of_job from pcfarm.job j where j.job_id = new.job_id;
+    insert into pcfarm.quota_used as u (owner, period, since, problems)
+    select q.owner, q.period, date_trunc(q.period, clock_timestamp(), 'UTC'), new.problems
+    from pcfarm.quota q where q.owner = of_job order by q.period
+    on conflict (owner, period, since) do update set problems = u.problems + excluded.problems;
+    -- With what is counted, this included.
+    perform pcfarm.refuse_over_quota(of_job, 0);
     return null;
 end $$;
 create trigger check_quota after insert on pcfarm.lane for each row
@@ -302,7 +313,7 @@ begin
         select p.oid::regprocedure as signature, p.proname
         from pg_proc p where p.pronamespace = 'pcfarm'::regnamespace
             and p.proname in ('claim_request', 'job_version', 'update_job', 'begin_submission', 'submission_is_loaded',
-                'check_quota', 'set_quota')
+                'check_quota', 'refuse_over_quota', 'set_quota')
     loop
         execute format('revoke all on routine %s from public', f.signature);
         if f.proname in ('job_version', 'update_job') and exists (select from pg_roles where rolname = 'pcfarm_loader') then

@@ -197,6 +197,9 @@ begin
         -- As whoever hands out has it: nobody cancels or retries meanwhile.
         perform from pcfarm.job j where j.job_id = old.job_id and j.ended_at is null for share skip locked;
         continue when not found;
+        -- Of several servers one is at it.
+        perform from pcfarm.lane l where l.job_id = old.job_id and l.lane_id = old.lane_id for update skip locked;
+        continue when not found;
         loop
             newest := null;
             if old.kind = 'later' then

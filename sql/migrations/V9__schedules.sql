@@ -178,18 +178,22 @@ begin
         if exists (select from pcfarm.farm f where f.queue_limit is not null)
             or exists (select from pcfarm.farm_user u where u.queue_limit is not null)
             or exists (select from pcfarm.user_job_type u where u.queue_limit is not null)
+            or exists (select from pcfarm.quota)
         then
             for limited in
-                select s.job_id, count(*) as problems
+                -- With what comes for the same user's jobs before it.
+                select s.job_id, s.owner, sum(count(*)) over (partition by s.owner order by s.job_id)::bigint as problems
                 from unnest(trigger_ids) as t(schedule_id)
                 join pcfarm.schedule s on s.schedule_id = t.schedule_id
                 where s.job_id = any (open_jobs) and not shut ? s.job_id::text
-                group by s.job_id
+                group by s.owner, s.job_id
                 order by s.job_id
             loop
                 begin
                     perform pcfarm.check_load_limits(limited.job_id,
                         array[(0, null, 0, false, limited.problems, limited.problems)::pcfarm.packed_lane]);
+                    -- Whoever is over it is refused here, and not with everybody else when the lane is made.
+                    perform pcfarm.refuse_over_quota(limited.owner, limited.problems);
                 exception when configuration_limit_exceeded or program_limit_exceeded then
                     shut := shut || jsonb_build_object(limited.job_id::text, sqlerrm);
                 end;

@@ -189,7 +189,7 @@ fn of_row(row: &Row) -> Result<Submission, Error> {
 }
 
 /// Removes uploads that are kept no longer, and what nobody goes on sending. Returns those of a directory.
-pub async fn forget(client: &ClientWrapper) -> Result<Vec<i64>, Error> {
+pub async fn forget(client: &impl Queries) -> Result<Vec<i64>, Error> {
     let rows = client.run(include_str!("../queries/forget_uploads.sql"), &[]).await?;
     let mut in_directory = Vec::new();
     for row in &rows {

@@ -293,6 +293,15 @@ async fn what_ended_in_a_standing_job_is_forgotten_load_by_load() {
     queue.check().await;
     let statistics = "select sum(done)::bigint from pcfarm.statistic";
     let done = queue.number(statistics).await;
+    // Another server is at it: this one passes by.
+    let other = queue.server().await;
+    other.batch_execute("begin; select from pcfarm.forget_old_problems(0, 0, 1)").await.expect("begun");
+    let meanwhile = "select gone from pcfarm.forget_old_problems(0, 0, 1)";
+    let second = queue.number(meanwhile).await;
+    other.batch_execute("commit").await.expect("committed");
+    queue.check().await;
+    let first = queue.number("select 10 + 4 + 2 - (select count(*) from pcfarm.problem)").await - second;
+    assert_eq!((first, second), (1, 2), "of the first load's end, and of the next");
     let (mut after, mut gone, mut rounds) = (("0".to_owned(), "0".to_owned()), 0, 0);
     while rounds < 3 {
         let (job, lane) = &after;
@@ -307,7 +316,7 @@ async fn what_ended_in_a_standing_job_is_forgotten_load_by_load() {
             _ => (after, rounds) = (("0".to_owned(), "0".to_owned()), rounds + 1),
         }
     }
-    assert_eq!(gone, 5 + 2 + 3);
+    assert_eq!(first + second + gone, 5 + 2 + 3);
     let count = async |table: &str| queue.number(&format!("select count(*) from pcfarm.{table}")).await;
     assert_eq!([count("problem").await, count("result").await, count("requeued").await], [4 + 2, 2 + 2, 0]);
     let lanes = "select string_agg(concat_ws(chr(47), kind, problems), chr(32) order by lane_id) from pcfarm.lane";

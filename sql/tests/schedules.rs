@@ -248,6 +248,39 @@ async fn what_cannot_be_enqueued_is_refused_and_said() {
     queue.check().await;
 }
 
+/// Two jobs of each of two users, one of whom may load one problem more.
+#[tokio::test]
+async fn who_is_over_a_limit_holds_up_nobody_elses_schedules() {
+    let queue = queue().await;
+    let mut jobs = Vec::new();
+    for (n, owner) in ["ann", "ann", "ben", "ben"].into_iter().enumerate() {
+        let job = queue.number("select pcfarm.create_job('s', 't', '{\"standing\": true}')").await;
+        queue
+            .run(&format!(
+                "select pcfarm.open_job({job}); update pcfarm.job set owner = '{owner}' where job_id = {job}"
+            ))
+            .await;
+        let add = format!("select pcfarm.add_schedule('{owner}', 's{n}', 'every 1 minute', '{{\"job\": {job}}}')");
+        queue.number(&add).await;
+        jobs.push(job);
+    }
+    for (minutes, limit) in [
+        (60, "select pcfarm.set_quota('ann', 'day', 1, null)"),
+        (
+            30,
+            "select pcfarm.set_quota('ann', 'day', null, null); select pcfarm.set_user('{ann}', '{\"queue_limit\": 2}')",
+        ),
+    ] {
+        queue.run(limit).await;
+        let due = format!("date_trunc('minute', now()) - interval '{minutes} min'");
+        queue.run(&format!("update pcfarm.schedule_next set due_at = {due}, wake_at = {due}")).await;
+        assert_eq!(tick(&queue).await.1, Ticked { triggered: 3, refused: 1, postponed: 0 }, "{limit}");
+    }
+    let waiting = async |owner: &str| queue.number(&format!("select pcfarm.waiting_of('{owner}')")).await;
+    assert_eq!([waiting("ann").await, waiting("ben").await], [2, 4]);
+    queue.check().await;
+}
+
 #[tokio::test]
 async fn history_goes_from_tick_to_tick() {
     let queue = queue().await;
