@@ -17,7 +17,7 @@ use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::args::{
+use crate::args::access::{
     CreateTokenArgs, CreateUserArgs, CredentialsVerb, JoinTokenVerb, LoginArgs, PasswordArgs, Role, TokensVerb,
 };
 use crate::exit::{Exit, Failure};

@@ -8,7 +8,7 @@ use pcfarm_proto::v1::{
 use prost_types::Timestamp;
 use serde::Serialize;
 
-use crate::args::{Cap, ProfileArgs, ProfilesVerb, When};
+use crate::args::sharing::{Cap, ProfileArgs, ProfilesVerb, When};
 use crate::exit::{Exit, Failure};
 use crate::farm::Farm;
 use crate::output::{self, Column, Output};

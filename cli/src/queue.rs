@@ -5,7 +5,7 @@ use pcfarm_proto::v1::{ParkRequest, SuspendRequest};
 use prost_types::Timestamp;
 use serde_json::json;
 
-use crate::args::{ParkArgs, QueueVerb};
+use crate::args::sharing::{ParkArgs, QueueVerb};
 use crate::farm::Farm;
 use crate::output::Output;
 use crate::text;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use pcfarm_proto::v1::{ListResourcesRequest, ListResourcesResponse, Resource, SetResourceRequest};
 use serde::Serialize;
 
-use crate::args::ResourcesVerb;
+use crate::args::sharing::ResourcesVerb;
 use crate::farm::Farm;
 use crate::output::{self, Column, Output};
 use crate::text::{self, cut};

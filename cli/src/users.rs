@@ -4,7 +4,7 @@ use anyhow::Result;
 use pcfarm_proto::v1::{Limits, ListUsersRequest, ListUsersResponse, SetLimitsRequest, User};
 use serde::Serialize;
 
-use crate::args::{Limit, SetLimitsArgs};
+use crate::args::sharing::{Limit, SetLimitsArgs};
 use crate::farm::Farm;
 use crate::output::{self, Column, Output};
 use crate::text::{self, cut};
