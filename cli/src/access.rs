@@ -27,6 +27,7 @@ use crate::settings::{Settings, kept};
 use crate::text::{self, cut};
 
 pub async fn login(farm: &Farm, settings: &Settings, args: LoginArgs, output: Output) -> Result<()> {
+    settings.secret_may_be_told()?;
     let LoginArgs { user, password_file, token, name, expires, register } = args;
     if token {
         return keep_token(settings, output).await;

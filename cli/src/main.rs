@@ -103,11 +103,17 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::JoinToken(verb) => access::join_tokens(&farm, verb, output).await?,
         Verb::Credentials(verb) => access::credentials(&farm, verb, output).await?,
         Verb::Users(UsersVerb::Accounts) => access::accounts(&farm, output).await?,
-        Verb::Users(UsersVerb::Create(args)) => access::create_user(&farm, args, output).await?,
+        Verb::Users(UsersVerb::Create(args)) => {
+            settings.secret_may_be_told()?;
+            access::create_user(&farm, args, output).await?;
+        }
         Verb::Users(UsersVerb::Role { user, role }) => access::set_role(&farm, user, role, output).await?,
         Verb::Users(UsersVerb::Disable { user }) => access::set_disabled(&farm, user, true, output).await?,
         Verb::Users(UsersVerb::Enable { user }) => access::set_disabled(&farm, user, false, output).await?,
-        Verb::Users(UsersVerb::Password(args)) => access::set_password(&farm, args, output).await?,
+        Verb::Users(UsersVerb::Password(args)) => {
+            settings.secret_may_be_told()?;
+            access::set_password(&farm, args, output).await?;
+        }
         Verb::Users(UsersVerb::List) => users::list(&farm, output).await?,
         Verb::Users(UsersVerb::Set(args)) => users::set(&farm, args, output).await?,
         Verb::Profiles(verb) => profiles::run(&farm, verb, output).await?,

@@ -23,6 +23,8 @@ pub struct Settings {
     pub token: Option<Token>,
     /// The authority of its certificate, if not one that this system trusts.
     pub ca: Option<PathBuf>,
+    /// Secrets may be told in the clear.
+    pub insecure: bool,
 }
 
 /// What the TOML file may say. A misspelt key is an error instead of a setting that is silently not there.
@@ -54,13 +56,24 @@ impl Settings {
         };
         let server = server_url(&server)?;
         let token = token(global.token_file.clone().or(file.token_file), &server)?;
-        if token.is_some() && !global.insecure && listened_to(&server) {
-            return Err(Failure::usage(format!(
-                "a token would be told to {server} in the clear: name the server by https://…, or say --insecure on a \
-                 network that you trust"
-            )));
+        let ca = global.ca.clone().or(file.ca);
+        let settings = Settings { server, timeout, token, ca, insecure: global.insecure };
+        if settings.token.is_some() {
+            settings.secret_may_be_told()?;
         }
-        Ok(Settings { server, timeout, token, ca: global.ca.clone().or(file.ca) })
+        Ok(settings)
+    }
+
+    /// A token, or a password.
+    pub fn secret_may_be_told(&self) -> Result<()> {
+        if self.insecure || !listened_to(&self.server) {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "a token or password would be told to {} in the clear: name the server by https://…, or say --insecure on a \
+             network that you trust",
+            self.server
+        )))
     }
 }
 

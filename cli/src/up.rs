@@ -113,7 +113,13 @@ fn report_ended(workers: &mut Vec<Program>) -> Result<()> {
 
 /// Asks until the server answers with its database behind it.
 async fn healthy(url: &str, server: &mut Program) -> Result<()> {
-    let settings = Settings { server: url.to_owned(), timeout: Some(Duration::from_secs(5)), token: None, ca: None };
+    let settings = Settings {
+        server: url.to_owned(),
+        timeout: Some(Duration::from_secs(5)),
+        token: None,
+        ca: None,
+        insecure: false,
+    };
     let deadline = Instant::now() + HEALTHY_TIMEOUT;
     loop {
         if let Some(status) = server.has_ended()? {

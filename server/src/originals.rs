@@ -25,6 +25,7 @@ use sha2::{Digest, Sha256};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, Semaphore};
@@ -159,7 +160,9 @@ impl Originals {
                 Ok((id, false))
             }
             other => {
-                self.drop_unfinished(id).await;
+                if let Err(error) = self.drop_unfinished(id).await {
+                    warn!(submission_id = id, error = format!("{error:#}"), "an upload is removed within the hour");
+                }
                 match other? {
                     Ended::Stored => Ok((id, false)),
                     Ended::GivenUp => Err(NotStored::Broken("it took longer than an hour to come".to_owned())),
@@ -170,15 +173,15 @@ impl Originals {
         }
     }
 
-    /// What is left of it is removed within an hour all the same.
-    async fn drop_unfinished(&self, id: i64) {
-        if let Store::Directory(directory) = &self.store {
+    /// Its file goes only with its row: it may be stored although nobody was told. What is left is removed within an hour.
+    async fn drop_unfinished(&self, id: i64) -> anyhow::Result<()> {
+        let client = self.farm.pool.get().await.context("getting a connection")?;
+        let dropped = submissions::drop_unfinished(&client, id).await.context("dropping an upload")?;
+        if let (true, Store::Directory(directory)) = (dropped, &self.store) {
             drop(tokio::fs::remove_file(part(directory, id)).await);
             drop(tokio::fs::remove_file(file(directory, id)).await);
         }
-        if let Ok(client) = self.client().await {
-            drop(submissions::drop_unfinished(&client, id).await);
-        }
+        Ok(())
     }
 
     async fn write(&self, id: i64, mut pieces: Pieces, limit: usize) -> Result<(Vec<u8>, i64), NotStored> {
@@ -253,15 +256,14 @@ impl Originals {
                 () = self.stored.notified() => {}
             }
             let swept = async {
-                while self.load_next().await? {}
+                while !stopping.is_cancelled() && self.load_next().await? {}
                 if forgot.elapsed() > FORGET {
                     forgot = Instant::now();
                     self.forget().await?;
                 }
                 anyhow::Ok(())
             };
-            // Cut off by the end, a load has not happened.
-            if let Some(Err(error)) = stopping.run_until_cancelled(swept).await {
+            if let Err(error) = swept.await {
                 warn!(error = format!("{error:#}"), "loading submissions failed: trying again");
             }
         }
@@ -272,7 +274,9 @@ impl Originals {
         let client = self.farm.pool.get().await.context("getting a connection")?;
         let Some(next) = submissions::claim(&client).await.context("claiming a submission")? else { return Ok(false) };
         drop(client);
-        let outcome = self.load(&next).await;
+        // Cut off by the end, a load has not happened: the next server need not wait for this one.
+        let outcome = self.farm.stopping.run_until_cancelled(self.load(&next)).await;
+        let outcome = outcome.unwrap_or_else(|| Err(Status::cancelled("the server stops")));
         let client = self.farm.pool.get().await.context("getting a connection")?;
         match outcome {
             Ok(loaded) => {
@@ -303,6 +307,7 @@ impl Originals {
                 info!(submission_id = of.id, "submission refused");
                 submissions::refused(client, of.id, status.message()).await
             }
+            Code::Cancelled => submissions::postponed(client, of.id, "", 0.0).await,
             Code::ResourceExhausted => submissions::postponed(client, of.id, status.message(), POSTPONED).await,
             code => {
                 warn!(
@@ -332,7 +337,8 @@ impl Originals {
             convoy: asked.convoy,
             open: asked.job_id.is_none(),
         };
-        let pieces = self.pieces(next.id, next.kept_in);
+        let failed = Arc::new(AtomicBool::new(false));
+        let pieces = watched(self.pieces(next.id, next.kept_in), next.bytes, failed.clone());
         let shape =
             Shape { key: asked.key.clone(), group: asked.group, strings: asked.strings, asked: Words::Parameters };
         let messages = match asked.form {
@@ -349,7 +355,13 @@ impl Originals {
         // What is loaded is its user's, who may have lost some rights meanwhile: jobs that it does not see are not there.
         let scope = if asked.everybodys { Scope::Operate } else { Scope::Submit };
         let caller = Caller::person(&next.owner, Scopes::NONE.with(scope), 0);
-        self.jobs.submit_stored(&caller, messages, next.id).await
+        let outcome = self.jobs.submit_stored(&caller, messages, next.id).await;
+        // Not the upload's fault, whatever its reader made of it.
+        let unread = |status: Status| match failed.load(Ordering::Relaxed) {
+            true => Status::unavailable(format!("what was stored could not be read: {}", status.message())),
+            false => status,
+        };
+        outcome.map_err(unread)
     }
 
     async fn forget(&self) -> anyhow::Result<()> {
@@ -367,6 +379,28 @@ impl Originals {
         transaction.commit().await.context("forgetting uploads")?;
         Ok(())
     }
+}
+
+/// All of what was stored, or an error, which is remembered: readers cannot tell it from an upload that is wrong.
+fn watched(pieces: Pieces, bytes: i64, failed: Arc<AtomicBool>) -> Pieces {
+    stream::unfold((pieces, bytes, false), move |(mut pieces, left, over)| {
+        let failed = failed.clone();
+        async move {
+            if over {
+                return None;
+            }
+            let piece = match pieces.next().await {
+                None if left == 0 => return None,
+                None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{left} bytes are not there"))),
+                Some(piece) => piece,
+            };
+            let left = left - piece.as_ref().map_or(0, |piece| piece.len() as i64);
+            let over = piece.is_err();
+            failed.fetch_or(over, Ordering::Relaxed);
+            Some((piece, (pieces, left, over)))
+        }
+    })
+    .boxed()
 }
 
 /// All of an upload as a problem's payload: as text if it is UTF-8 that the database can store, else as base64.

@@ -70,7 +70,7 @@ begin
     from (
         select k.join_token_id, case when exists (
             select from pcfarm.workstation_credential c
-            where c.identity = of_identity and c.join_token_id = k.join_token_id) then 0 else 1 end as uses
+            where c.identity = of_identity and c.join_token_id = k.join_token_id and c.key = of_key) then 0 else 1 end as uses
         from pcfarm.join_token k where k.hash = token_hash) n
     where t.join_token_id = n.join_token_id and t.revoked_at is null and t.expires_at > clock_timestamp()
         and t.uses_left >= n.uses

@@ -117,6 +117,12 @@ pub async fn create_account(
     client.run(include_str!("../queries/create_account.sql"), &[&user, &role, &password_hash]).await.map(drop)
 }
 
+/// An account of role `user` under a name that nobody has. False: somebody has it.
+pub async fn register_account(client: &ClientWrapper, user: &str, password_hash: Option<&str>) -> Result<bool, Error> {
+    let made = client.run(include_str!("../queries/register_account.sql"), &[&user, &password_hash]).await?;
+    Ok(!made.is_empty())
+}
+
 /// What is `None` stays. False: there is no such account.
 pub async fn set_account(
     client: &ClientWrapper,

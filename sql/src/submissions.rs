@@ -84,9 +84,9 @@ pub async fn loaded(client: &ClientWrapper, id: i64, job: JobId, problems: i64) 
     client.run(include_str!("../queries/submission_is_loaded.sql"), &[&id, &job, &problems]).await.map(drop)
 }
 
-/// It does not come to its end.
-pub async fn drop_unfinished(client: &ClientWrapper, id: i64) -> Result<(), Error> {
-    client.run(include_str!("../queries/drop_submission.sql"), &[&id]).await.map(drop)
+/// It does not come to its end. False: it has.
+pub async fn drop_unfinished(client: &ClientWrapper, id: i64) -> Result<bool, Error> {
+    Ok(!client.run(include_str!("../queries/drop_submission.sql"), &[&id]).await?.is_empty())
 }
 
 /// A submission that is to be loaded.

@@ -19,6 +19,7 @@ use rcgen::{CertificateParams, KeyPair};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring::default_provider;
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use sha2::{Digest, Sha256};
@@ -34,6 +35,9 @@ const CERTIFICATE_FILE: &str = "certificate.pem";
 const KEY_FILE: &str = "key.pem";
 /// When it is time for the next certificate, in seconds since 1970.
 const RENEW_FILE: &str = "renew_at";
+
+/// No server renews a certificate then, which ended thirty days ago: with a token this agent joins anew.
+const TOO_LATE: Duration = Duration::from_secs(31 * 86_400);
 
 const CALL_WAIT: Duration = Duration::from_secs(10);
 
@@ -107,7 +111,7 @@ impl Credentials {
 
     /// Joins by whichever server answers, unless this agent has joined already. Tries until it may or may not.
     pub async fn join(&self, servers: &[Endpoint], token: &JoinToken) -> anyhow::Result<()> {
-        if self.are_there() {
+        if self.are_there() && self.renewal_is_overdue_by() < TOO_LATE {
             return Ok(());
         }
         let mut pause = FIRST_PAUSE;
@@ -136,7 +140,8 @@ impl Credentials {
             "a join token is told only by TLS: name servers by https://…, and not {}",
             server.uri()
         );
-        if !self.file(AUTHORITY_FILE).exists() {
+        // One that another token named is not the one to tell this one to.
+        if !self.trusts(token.authority) {
             let authority = authority_of(server, token.authority).await?;
             write(&self.file(AUTHORITY_FILE), &authority, 0o644)?;
         }
@@ -149,6 +154,11 @@ impl Credentials {
         let mut client = JoinServiceClient::new(self.connected(server).await?);
         let answer = timeout(CALL_WAIT, client.join(request)).await.context("no answer")??;
         self.keep(&answer.into_inner())
+    }
+
+    fn trusts(&self, fingerprint: [u8; 32]) -> bool {
+        let file = fs::read(self.file(AUTHORITY_FILE)).unwrap_or_default();
+        CertificateDer::pem_slice_iter(&file).flatten().any(|one| <[u8; 32]>::from(Sha256::digest(one)) == fingerprint)
     }
 
     async fn connected(&self, server: &Endpoint) -> anyhow::Result<tonic::transport::Channel> {
@@ -183,10 +193,17 @@ impl Credentials {
 
     /// How long until it is time for another certificate.
     fn renew_in(&self) -> Duration {
+        self.renew_at().duration_since(SystemTime::now()).unwrap_or_default()
+    }
+
+    fn renewal_is_overdue_by(&self) -> Duration {
+        SystemTime::now().duration_since(self.renew_at()).unwrap_or_default()
+    }
+
+    fn renew_at(&self) -> SystemTime {
         let at = self.read(RENEW_FILE).ok().and_then(|text| text.trim().parse().ok());
         let at = at.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let at = at.and_then(|at| SystemTime::UNIX_EPOCH.checked_add(at)).unwrap_or(SystemTime::UNIX_EPOCH);
-        at.duration_since(SystemTime::now()).unwrap_or_default()
+        at.and_then(|at| SystemTime::UNIX_EPOCH.checked_add(at)).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
     /// Before anything else, where the certificate expired while this agent was away.

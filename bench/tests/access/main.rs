@@ -19,9 +19,9 @@ use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
 use pcfarm_proto::v1::{
     CreateAccountRequest, CreateTokenRequest, ExplainRequest, GetJobRequest, JobRequest, ListAlertsRequest,
     ListEventsRequest, ListJobsRequest, ListProblemsRequest, ListStatisticsRequest, ListSubscriptionsRequest,
-    ListTokensRequest, ListUsersRequest, ListWorkstationsRequest, LoginRequest, RetryAlertRequest, RevokeTokenRequest,
-    SetInfoRequest, SetPasswordRequest, SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest,
-    SubscribeRequest, UnsubscribeRequest, WhoAmIRequest,
+    ListTokensRequest, ListUsersRequest, ListWorkstationsRequest, LoginRequest, RegisterRequest, RetryAlertRequest,
+    RevokeTokenRequest, SetInfoRequest, SetPasswordRequest, SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems,
+    SubmitRequest, SubscribeRequest, UnsubscribeRequest, WhoAmIRequest,
 };
 use pcfarm_server::access::table::{METHODS, Need};
 use pcfarm_server::access::{Role, Scope, Scopes};
@@ -334,6 +334,32 @@ async fn passwords_are_not_guessed() {
     assert_eq!(his.set_password(of_ana).await.expect_err("not his").code(), Code::NotFound);
     let hashes = farm.number("select count(*) from pcfarm.account where password_hash like '%word%'").await;
     assert_eq!(hashes, 0, "nothing of a password is kept");
+}
+
+#[tokio::test]
+async fn nobody_becomes_more_than_they_are() {
+    let farm = Farm::new().await;
+    let server = farm.serving("a", &[ASKS, &["--registration"]].concat()).await;
+    // An administrator without a password, and a token of hers that may only submit.
+    let weak = account(&farm, "root", "administrator", &["submit"]).await;
+    let mut weak = AccessServiceClient::new(connect(&server.url(), Some(&weak)).await);
+    let take = || SetPasswordRequest { new_password: "all that she may".into(), ..Default::default() };
+    assert_eq!(weak.set_password(take()).await.expect_err("less than she may").code(), Code::PermissionDenied);
+    let strong = account(&farm, "rita", "administrator", &["administer"]).await;
+    let mut strong = AccessServiceClient::new(connect(&server.url(), Some(&strong)).await);
+    strong.set_password(take()).await.expect("all that she may");
+
+    // Whose jobs are there already by SQL is nobody's to register as.
+    farm.job_type("t", "echo", json!({})).await;
+    farm.query("select pcfarm.create_job('nightly', 't')", &[]).await;
+    farm.run("update pcfarm.job set owner = 'etl'").await;
+    let role: String = farm.query("select session_user::text", &[]).await[0].get(0);
+    let mut anybody = AccessServiceClient::new(connect(&server.url(), None).await);
+    for (user, code) in [("etl", Code::AlreadyExists), (&role, Code::AlreadyExists), ("newcomer", Code::Ok)] {
+        let asked = RegisterRequest { user: user.into(), password: "the word of whoever".into() };
+        let outcome = anybody.register(asked).await;
+        assert_eq!(outcome.map_or_else(|status| status.code(), |_| Code::Ok), code, "{user}");
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use argon2::Argon2;
 use argon2::password_hash::phc::PasswordHash;
 use argon2::password_hash::{PasswordHasher, PasswordVerifier};
 use std::sync::{Arc, OnceLock};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 
 /// At a time; others wait.
@@ -37,17 +37,32 @@ impl Passwords {
         self.in_turn(move || hash(&password)).await?
     }
 
-    /// Whether it is this one. Without a hash it takes as long, and is not.
-    pub async fn is(&self, password: String, hash: Option<String>) -> anyhow::Result<bool> {
+    /// Whether it is this one, if it may be tried when its turn has come. Without a hash it takes as long, and is not.
+    pub async fn is<E>(
+        &self,
+        password: String,
+        hash: Option<String>,
+        may: impl FnOnce() -> Result<(), E>,
+    ) -> anyhow::Result<Result<bool, E>> {
         if password.len() > LONGEST {
-            return Ok(false);
+            return Ok(Ok(false));
         }
-        self.in_turn(move || is(&password, hash.as_deref())).await
+        let turn = self.0.clone().acquire_owned().await?;
+        if let Err(refusal) = may() {
+            return Ok(Err(refusal));
+        }
+        Self::work(turn, move || is(&password, hash.as_deref())).await.map(Ok)
     }
 
     async fn in_turn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
-        // Owned by the work: a call that is cancelled leaves it running, and it still counts.
-        let turn = self.0.clone().acquire_owned().await?;
+        Self::work(self.0.clone().acquire_owned().await?, work).await
+    }
+
+    /// The turn is owned by the work: a call that is cancelled leaves it running, and it still counts.
+    async fn work<T: Send + 'static>(
+        turn: OwnedSemaphorePermit,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> anyhow::Result<T> {
         let worked = spawn_blocking(move || {
             let done = work();
             drop(turn);
@@ -82,10 +97,15 @@ mod tests {
         let passwords = Passwords::default();
         let hash = passwords.hash("correct horse".into()).await.expect("hashed");
         assert!(hash.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{hash}");
-        assert!(passwords.is("correct horse".into(), Some(hash.clone())).await.expect("compared"));
-        assert!(!passwords.is("battery staple".into(), Some(hash)).await.expect("compared"));
-        assert!(!passwords.is("nobody's password".into(), None).await.expect("compared"));
-        assert!(!passwords.is("x".into(), Some("$argon2id$rubbish".into())).await.expect("compared"));
+        let is = async |password: &str, hash: Option<String>| {
+            passwords.is(password.into(), hash, || Ok::<_, ()>(())).await.expect("compared")
+        };
+        assert_eq!(is("correct horse", Some(hash.clone())).await, Ok(true));
+        assert_eq!(is("battery staple", Some(hash.clone())).await, Ok(false));
+        assert_eq!(is("nobody's password", None).await, Ok(false));
+        assert_eq!(is("x", Some("$argon2id$rubbish".into())).await, Ok(false));
+        let braked = passwords.is("correct horse".into(), Some(hash), || Err("braked")).await.expect("told");
+        assert_eq!(braked, Err("braked"), "when its turn has come");
     }
 
     #[test]

@@ -17,8 +17,6 @@ const TOKENS: usize = 10_000;
 pub struct Asked {
     at: Instant,
     generation: u64,
-    /// It was good, not long ago.
-    pub was_known: bool,
 }
 
 #[derive(Default)]
@@ -32,8 +30,8 @@ struct State {
 }
 
 impl State {
-    fn asked(&self, at: Instant, was_known: bool) -> Asked {
-        Asked { at, generation: self.generation, was_known }
+    fn asked(&self, at: Instant) -> Asked {
+        Asked { at, generation: self.generation }
     }
 }
 
@@ -53,7 +51,7 @@ impl Remembered {
         let (state, now) = (self.lock(), Instant::now());
         match state.tokens.get(hash) {
             Some((caller, at)) if now.saturating_duration_since(*at) < HOLDS => Ok(caller.clone()),
-            before => Err(state.asked(now, before.is_some())),
+            Some(_) | None => Err(state.asked(now)),
         }
     }
 
@@ -75,7 +73,7 @@ impl Remembered {
         let (state, now) = (self.lock(), Instant::now());
         match state.doors {
             Some((known, at)) if now.saturating_duration_since(at) < HOLDS => Ok(known),
-            Some(_) | None => Err(state.asked(now, false)),
+            Some(_) | None => Err(state.asked(now)),
         }
     }
 

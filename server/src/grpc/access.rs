@@ -70,7 +70,9 @@ impl AccessApi {
         drop(client); // not kept while others' passwords are compared
         let (role, hash, disabled) =
             account.map_or((None, None, false), |a| (Role::from_name(&a.role), a.password_hash, a.disabled));
-        let is_right = self.passwords.is(password, hash).await.map_err(internal)?;
+        // Many may have been asked before the first was found wrong.
+        let may = || self.farm.access.brake().check(Some(name), peer.address);
+        let is_right = self.passwords.is(password, hash, may).await.map_err(internal)??;
         match role.filter(|_| is_right && !disabled) {
             Some(role) => {
                 self.farm.access.brake().succeeded(name);
@@ -96,9 +98,9 @@ impl AccessApi {
         self.farm.access.brake().failed(None, peer.address);
         let hash = self.hash(password).await?;
         let client = self.farm.pool.get().await.map_err(status_code::of_pool)?;
-        access::create_account(&client, text(&user)?, Role::User.name(), hash.as_deref())
-            .await
-            .map_err(status_code::of)?;
+        if !access::register_account(&client, text(&user)?, hash.as_deref()).await.map_err(status_code::of)? {
+            return Err(Status::already_exists(format!("the name {user} is taken: choose another")));
+        }
         let made = make(&client, &user, "login", Role::User.scopes(), true, Some(LOGIN_LIFETIME)).await?;
         self.farm.access.forget();
         info!(user, "registered");
@@ -132,9 +134,15 @@ impl AccessApi {
             let client = self.farm.pool.get().await.map_err(status_code::of_pool)?;
             let account = access::account(&client, text(&user)?).await.map_err(status_code::of)?;
             drop(client);
-            // A token that was stolen must not become the account.
-            if account.is_some_and(|account| account.password_hash.is_some()) {
+            let account = account.ok_or_else(|| no_account(&user))?;
+            // A token that was stolen, or that may do less, must not become the account.
+            let most = Role::from_name(&account.role).map_or(Scopes::ALL, Role::scopes);
+            if account.password_hash.is_some() {
                 self.known(peer, &user, old_password).await?;
+            } else if caller.scopes().within(most) != most {
+                return Err(Status::permission_denied(
+                    "a first password needs a token that may do all that its user may: ask an administrator",
+                ));
             }
         }
         let hash = self.hash(new_password).await?;

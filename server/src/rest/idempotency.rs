@@ -11,12 +11,19 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use pcfarm_sql::requests::{self, Claim, Kept};
 use sha2::{Digest, Sha256};
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+use tokio::sync::oneshot;
 
 const NAME: &str = "Idempotency-Key";
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 const LENGTH_LIMIT: usize = 200;
+
+/// Between two attempts to note an answer, while the database is away.
+const NOTING_PAUSE: Duration = Duration::from_secs(1);
 
 /// Headers of an answer that are kept with it.
 const KEPT: [HeaderName; 3] = [CONTENT_TYPE, LOCATION, ETAG];
@@ -95,12 +102,23 @@ async fn done_once(api: &Api, who: &Who, key: String, request: Request, next: Ne
             let request = Request::from_parts(parts, Body::from(body));
             let (api, tasks) = (api.clone(), api.farm.tasks.clone());
             // Of its own, so that it comes to its end, and is noted, even when the client has gone.
-            let done = tasks.spawn(async move {
-                let response = next.run(request).await;
-                noted(&api, &mine, response).await
+            let (told, answer) = oneshot::channel();
+            tasks.spawn(async move {
+                // One that panicked is free to be tried again.
+                let done = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+                let (response, note) = to_note(done.unwrap_or_else(|_| failed().into_response())).await;
+                let mut noted = noted(&api, &mine, &note).await;
+                drop(told.send(response));
+                // Until then whoever asks again is told that it is being done.
+                while let Err(error) = noted {
+                    tracing::warn!(error, "the answer to a request with an Idempotency-Key was not kept: trying again");
+                    if api.farm.stopping.run_until_cancelled(tokio::time::sleep(NOTING_PAUSE)).await.is_none() {
+                        return;
+                    }
+                    noted = self::noted(&api, &mine, &note).await;
+                }
             });
-            done.await
-                .map_err(|_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed: the log says more"))
+            answer.await.map_err(|_| failed())
         }
     }
 }
@@ -116,29 +134,32 @@ fn digest(parts: &Parts, body: &[u8]) -> Vec<u8> {
     hash.finalize().to_vec()
 }
 
-/// Keeps the answer, unless another attempt may have another one.
-async fn noted(api: &Api, mine: &requests::Id, response: Response) -> Response {
+fn failed() -> Refusal {
+    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed: the log says more")
+}
+
+/// The answer, and what is to be kept of it: nothing, if another attempt may have another one.
+async fn to_note(response: Response) -> (Response, Option<Kept>) {
     let (parts, body) = response.into_parts();
     let Ok(body) = axum::body::to_bytes(body, BODY_LIMIT).await else {
-        return Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer is too long to be kept").into_response();
+        let refusal = Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer is too long to be kept");
+        return (refusal.into_response(), None);
     };
     let text = |name: &HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let [media, location, etag] = KEPT.each_ref().map(text);
     let lasting = parts.status.is_success() || parts.status == StatusCode::UNPROCESSABLE_ENTITY;
-    let noting = async {
-        let client = api.farm.pool.get().await.map_err(|error| error.to_string())?;
-        let outcome = if lasting {
-            let status = i32::from(parts.status.as_u16());
-            requests::answered(&client, mine, &Kept { status, media, location, etag, body: body.to_vec() }).await
-        } else {
-            requests::released(&client, mine).await
-        };
-        outcome.map_err(|error| error.to_string())
+    let status = i32::from(parts.status.as_u16());
+    let kept = lasting.then(|| Kept { status, media, location, etag, body: body.to_vec() });
+    (Response::from_parts(parts, Body::from(body)), kept)
+}
+
+async fn noted(api: &Api, mine: &requests::Id, note: &Option<Kept>) -> Result<(), String> {
+    let client = api.farm.pool.get().await.map_err(|error| error.to_string())?;
+    let outcome = match note {
+        Some(kept) => requests::answered(&client, mine, kept).await,
+        None => requests::released(&client, mine).await,
     };
-    if let Err(error) = noting.await {
-        tracing::warn!(error, "the answer to a request with an Idempotency-Key was not kept");
-    }
-    Response::from_parts(parts, Body::from(body))
+    outcome.map_err(|error| error.to_string())
 }
 
 fn replayed(kept: Kept) -> Response {

@@ -2,7 +2,7 @@
 //! what it has triggered and when it comes next.
 
 use super::Api;
-use super::extract::{Document, Id, Limit, Params, PathId, Version, Who};
+use super::extract::{Document, Id, Limit, Params, PathId, Version, Who, if_match};
 use super::jobs::some;
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
@@ -10,7 +10,7 @@ use super::shown::{Json, Show, Time, shown};
 use axum::Json as Body;
 use axum::extract::State;
 use axum::http::header::{ETAG, LOCATION};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::schedule_definition::Target;
@@ -337,11 +337,13 @@ async fn update(
 }
 
 /// Remove a schedule; what it has enqueued stays
-#[utoipa::path(delete, path = "/api/v1/schedules/{schedule_id}", tag = "schedules", params(("schedule_id" = Id, Path)),
+#[utoipa::path(delete, path = "/api/v1/schedules/{schedule_id}", tag = "schedules",
+    params(("schedule_id" = Id, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 204)))]
-async fn remove(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<StatusCode> {
-    let asked = v1::DeleteScheduleRequest { schedule: Some(by_id(id)), version: 0 };
-    api.schedules.delete(who.ask(asked)).await?;
+async fn remove(State(api): State<Api>, who: Who, PathId(id): PathId, headers: HeaderMap) -> Answer<StatusCode> {
+    let version = number(&if_match(&headers)?.unwrap_or_default())?;
+    let asked = v1::DeleteScheduleRequest { schedule: Some(by_id(id)), version };
+    api.schedules.delete(who.ask(asked)).await.map_err(lost_update)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
