@@ -363,6 +363,16 @@ declare
     waiting bigint;
 begin
     select j.* into of_job from pcfarm.job j where j.job_id = job;
+    -- As most users have none.
+    if not exists (select from pcfarm.farm f where f.concurrency is not null or f.queue_limit is not null)
+        and not exists (
+            select from pcfarm.farm_user u
+            where u.name = of_job.owner and (u.concurrency is not null or u.queue_limit is not null))
+        and not exists (select from pcfarm.user_job_type u where u.user_name = of_job.owner)
+        and not exists (select from pcfarm.job_type_resource)
+    then
+        return;
+    end if;
     select k.convoy, m.most, m.what into limited
     from (
         select t.name as job_type, ceil(max(l.problems::numeric / l.orders))::bigint as convoy

@@ -51,7 +51,8 @@ pub struct JobsApi {
 impl JobsApi {
     pub fn new(farm: Arc<Farm>) -> JobsApi {
         let (pool, stopping, epoch) = (farm.pool.clone(), farm.stopping.clone(), farm.epoch.clone());
-        JobsApi { farm, submissions: Submissions::new(pool.clone(), epoch), pool, stopping }
+        let submissions = Submissions::new(pool.clone(), epoch, farm.submitter.clone());
+        JobsApi { farm, submissions, pool, stopping }
     }
 
     /// One job from what comes, from a call or from elsewhere.

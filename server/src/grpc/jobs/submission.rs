@@ -20,7 +20,8 @@ use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Kept};
 use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Submitted, Target};
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::timeout;
@@ -46,6 +47,7 @@ const SMALL_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Problems that go to the dispatcher by the side of the database: thousands of these submissions may wait there.
 const FRESH_BYTES: usize = 16 << 10;
+
 /// Takes what is submitted, so many at a time.
 pub struct Submissions {
     pool: Pool,
@@ -54,12 +56,14 @@ pub struct Submissions {
     small: Semaphore,
     /// Kept for small submissions, while none has it.
     line: Mutex<Option<Kept>>,
+    /// The database's process behind that, whose notifications tell nothing new.
+    submitter: Arc<AtomicI32>,
 }
 
 impl Submissions {
-    pub fn new(pool: Pool, epoch: Epoch) -> Submissions {
+    pub fn new(pool: Pool, epoch: Epoch, submitter: Arc<AtomicI32>) -> Submissions {
         let (uploads, small) = (Semaphore::new(UPLOADS), Semaphore::new(SMALL_AT_ONCE));
-        Submissions { pool, epoch, uploads, small, line: Mutex::default() }
+        Submissions { pool, epoch, uploads, small, line: Mutex::default(), submitter }
     }
 
     /// What was submitted, and what the dispatcher should know of it.
@@ -93,9 +97,15 @@ impl Submissions {
         let _turn = in_turn(&self.small).await?;
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut line = line.unwrap_or_else(|| Kept::new(self.pool.clone()));
+        let backend = line.backend().await.map_err(status_code::of_pool)?;
+        let unheard = Unheard::from_now_on(&self.submitter, backend);
         let client = line.client().await.map_err(status_code::of_pool)?;
         let submitted = submit::at_once(client, &wanted.by, &wanted.target, wanted.convoy, wanted.open, problems).await;
-        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
+        let mut kept = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that it is always of the line that is kept.
+        unheard.for_good(backend);
+        *kept = Some(line);
+        drop(kept);
         submitted.map_err(status_code::of_load)
     }
 
@@ -106,6 +116,28 @@ impl Submissions {
             let hours = UPLOAD_LIMIT.as_secs() / 3600;
             Err(Status::deadline_exceeded(format!("not loaded within {hours} hours: load it in smaller parts")))
         })
+    }
+}
+
+/// The notifications of one process that need not be heard. When a call is cancelled its connection may be somebody else's
+/// next, who has something to tell.
+struct Unheard<'a>(&'a AtomicI32);
+
+impl Unheard<'_> {
+    fn from_now_on(submitter: &AtomicI32, backend: i32) -> Unheard<'_> {
+        submitter.store(backend, Ordering::Relaxed);
+        Unheard(submitter)
+    }
+
+    fn for_good(self, backend: i32) {
+        self.0.store(backend, Ordering::Relaxed);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Relaxed);
     }
 }
 
