@@ -9,6 +9,7 @@ mod events;
 mod extract;
 mod health;
 mod idempotency;
+mod job_types;
 mod jobs;
 mod listener;
 mod openapi;
@@ -110,6 +111,7 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .merge(accounts::routes())
         .merge(tokens::routes())
         .merge(resources::routes())
+        .merge(job_types::routes())
         .merge(profiles::routes())
         .merge(workstations::routes())
         .merge(events::routes())

@@ -11,7 +11,8 @@ begin
         where jsonb_typeof(e) <> 'string' or length(e #>> '{}') not between 1 and 63)
     then
         raise exception '%: a list of names is wanted, and not %', what, given
-            using errcode = 'invalid_parameter_value', hint = 'It is like ["one", "two"]; a name has at most 63 letters.';
+            using errcode = 'invalid_parameter_value', constraint = what,
+                  hint = 'It is like ["one", "two"]; a name has at most 63 letters.';
     end if;
     return array(select distinct e from jsonb_array_elements_text(
         case jsonb_typeof(given) when 'array' then given else '[]' end) e order by e);
@@ -161,7 +162,7 @@ begin
                   hint = coalesce('Job types are: '
                          || (select string_agg(t.name, ', ' order by t.name) from pcfarm.job_type t)
                          || '. ', 'There are none yet. ')
-                         || 'Create one with pcfarm.create_job_type(name, controller, options).';
+                         || 'Create one with `pcfarm types set` or pcfarm.create_job_type(name, controller, options).';
     end if;
 end $$;
 

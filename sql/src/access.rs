@@ -129,8 +129,9 @@ pub async fn set_account(
     user: &str,
     role: Option<&str>,
     disabled: Option<bool>,
+    version: &str,
 ) -> Result<bool, Error> {
-    changed(client, include_str!("../queries/set_account.sql"), &[&user, &role, &disabled]).await
+    changed(client, include_str!("../queries/set_account.sql"), &[&user, &role, &disabled, &version]).await
 }
 
 /// And revokes what logins gave, but for the token that asks. False: there is no such account.
@@ -152,6 +153,8 @@ pub struct AccountStatus {
     pub created_at: SystemTime,
     pub disabled_at: Option<SystemTime>,
     pub tokens: i64,
+    /// Of its role, and whether it is disabled.
+    pub version: String,
 }
 
 /// By name, at most 10,000; or the one that is named.
@@ -166,6 +169,7 @@ pub async fn accounts(client: &ClientWrapper, user: Option<&str>) -> Result<Vec<
                 created_at: row.try_get("created_at")?,
                 disabled_at: row.try_get("disabled_at")?,
                 tokens: row.try_get("tokens")?,
+                version: row.try_get("version")?,
             })
         })
         .collect()

@@ -119,17 +119,30 @@ async fn a_quota_holds_for_loads_that_are_committed() {
     let queue = queue().await;
     let client = queue.server().await;
     let me = queue.text("select session_user::text").await;
-    pcfarm_sql::usage::set_quota(&client, &me, "day", Some(5), None).await.expect("set");
+    let names = ["ann".to_owned(), me.clone()];
+    let set = async |options: &str| {
+        let options = RawJson(options.to_owned().into());
+        pcfarm_sql::usage::set_quotas(&client, &names, "day", &options, "").await.expect("set");
+    };
+    set(r#"{"problems": 5}"#).await;
     queue.job(4, 1).await;
     let load =
         "select pcfarm.submit('j', 't', 'select ''a'' as key, to_jsonb(1) as payload from generate_series(1, 2)', 1)";
     let (state, said) = queue.refused(load).await;
     assert!(state == "53400" && said.contains("quota"), "{state} {said}");
     queue.job(1, 1).await;
-    let quotas = pcfarm_sql::usage::quotas(&client, &me).await.expect("read");
-    assert_eq!((quotas[0].used, quotas[0].problems), (5, Some(5)));
-    pcfarm_sql::usage::set_quota(&client, &me, "day", None, Some(0.0)).await.expect("set");
-    assert_eq!(queue.refused(load).await.0, "53400");
-    pcfarm_sql::usage::set_quota(&client, &me, "day", None, None).await.expect("none any more");
+    let mine = &pcfarm_sql::usage::quotas(&client, Some(&names[1..])).await.expect("read")[0].quotas;
+    assert_eq!((mine[0].used, mine[0].problems, mine[0].cpu_seconds), (5, Some(5), None));
+    set(r#"{"cpu_seconds": 0}"#).await;
+    let all = pcfarm_sql::usage::quotas(&client, None).await.expect("read");
+    assert_eq!((all.len(), all[0].user.as_str()), (2, "ann"));
+    assert!(all.iter().all(|of| of.quotas[0].problems == Some(5) && of.quotas[0].cpu_seconds == Some(0.0)), "{all:?}");
+    set(r#"{"problems": null}"#).await;
+    assert_eq!(queue.refused(load).await.0, "53400", "none of its time is left");
+    queue.run(&format!("select pcfarm.set_quota('{me}', 'day', null, null)")).await;
     queue.run(load).await;
+    let left = pcfarm_sql::usage::quotas(&client, None).await.expect("read");
+    assert_eq!((left.len(), left[0].user.as_str()), (1, "ann"));
+    assert_eq!(queue.refused("select pcfarm.set_quotas('{ann}', 'week', '{\"problems\": 1}')").await.0, "22023");
+    assert_eq!(queue.refused("select pcfarm.set_quotas('{ann}', 'day', '{\"problems\": -1}')").await.0, "23514");
 }

@@ -177,10 +177,10 @@ impl AccessApi {
     }
 
     async fn change_account(&self, caller: &Caller, asked: SetAccountRequest) -> Result<Response<Account>, Status> {
-        let SetAccountRequest { user, role, disabled } = asked;
+        let SetAccountRequest { user, role, disabled, version } = asked;
         let role = if role.is_empty() { None } else { Some(role_of(&role)?) };
         let client = self.client(caller).await?;
-        let changed = access::set_account(&client, text(&user)?, role.map(Role::name), disabled).await;
+        let changed = access::set_account(&client, text(&user)?, role.map(Role::name), disabled, &version).await;
         if !changed.map_err(status_code::of)? {
             return Err(no_account(&user));
         }
@@ -479,6 +479,7 @@ fn account(one: access::AccountStatus) -> Account {
         created_at: Some(one.created_at.into()),
         disabled_at: one.disabled_at.map(Into::into),
         tokens: one.tokens,
+        version: one.version,
     }
 }
 

@@ -5,7 +5,7 @@ use super::problem_details::Refusal;
 use crate::access::Caller;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
-use axum::http::header::{CONTENT_TYPE, IF_MATCH};
+use axum::http::header::{CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, StatusCode};
 use serde::de::{DeserializeOwned, Deserializer};
@@ -286,6 +286,24 @@ pub fn if_match(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
         return Err(wrong());
     }
     Ok(Some(tag.to_owned()))
+}
+
+/// The version that a change may name: if it does, nothing is changed that is of another one. An empty one is any, and `none`
+/// is that of what is not there.
+pub struct SomeVersion(pub String);
+
+impl<S: Sync> FromRequestParts<S> for SomeVersion {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<SomeVersion, Refusal> {
+        let named = if_match(&parts.headers)?;
+        match (named, parts.headers.get(IF_NONE_MATCH)) {
+            (named, None) => Ok(SomeVersion(named.unwrap_or_default())),
+            (None, Some(value)) if value == "*" => Ok(SomeVersion("none".to_owned())),
+            (None, Some(_)) => Err(Refusal::bad_request("If-None-Match", "only * is understood: if there is none yet")),
+            (Some(_), Some(_)) => Err(Refusal::bad_request("If-None-Match", "not together with If-Match")),
+        }
+    }
 }
 
 /// The version that a change must name; an empty one is any.

@@ -3,12 +3,12 @@
 use super::extract::{Document, Id, Limit, Params, PathId, Version, Who};
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Job, Json, Show, Time};
+use super::shown::{Job, Json, Show, Time, tagged};
 use super::{Api, upload};
 use axum::Json as Body;
 use axum::extract::State;
-use axum::http::header::{ETAG, LOCATION};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::StatusCode;
+use axum::http::header::LOCATION;
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use pcfarm_proto::v1;
@@ -254,11 +254,7 @@ async fn show(State(api): State<Api>, who: Who, PathId(job_id): PathId) -> Answe
 
 fn shown(job: v1::Job) -> Response {
     let version = job.version.clone();
-    let mut response = Body(Job::show(job)).into_response();
-    if let Ok(tag) = HeaderValue::from_str(&format!("\"{version}\"")) {
-        response.headers_mut().insert(ETAG, tag);
-    }
-    response
+    tagged(Job::show(job), &version)
 }
 
 /// What is to change of a job.

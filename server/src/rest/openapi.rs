@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::Value;
 use std::sync::Arc;
-use utoipa::openapi::path::{HttpMethod, Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
+use utoipa::openapi::path::{HttpMethod, Operation, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::{
     ContentBuilder, Info, License, ObjectBuilder, OpenApi, Ref, RefOr, Required, ResponseBuilder, Type,
 };
@@ -71,11 +71,12 @@ fn complete(path: &str, method: &HttpMethod, operation: &mut Operation) {
     if !matches!(method, HttpMethod::Get) {
         refusals.push("409");
     }
-    let named = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(parameter) if parameter.name == "If-Match");
-    let conditional = operation.parameters.iter().flatten().any(named);
-    if conditional {
-        refusals.extend(["412", "428"]);
-    }
+    let version = operation.parameters.iter().flatten().find_map(|parameter| match parameter {
+        RefOr::T(parameter) if parameter.name == "If-Match" => Some(parameter),
+        RefOr::T(_) | RefOr::Ref(_) => None,
+    });
+    refusals.extend(version.map(|_| "412"));
+    refusals.extend(version.filter(|parameter| parameter.required == Required::True).map(|_| "428"));
     // A file of problems is loaded once by way of a submission.
     if matches!(method, HttpMethod::Post) && !path.ends_with("/problems") && !SECRETS.contains(&path) {
         let key = ParameterBuilder::new()
