@@ -95,8 +95,8 @@ struct Core {
 #[derive(Default)]
 struct Queue {
     checkouts: VecDeque<Arc<Checkout>>,
-    /// Those whose problems begin in pools of their own.
-    pooled: VecDeque<Arc<Checkout>>,
+    /// Those whose problems begin in pools, by controller: what finds no room holds up only what is behind it.
+    pooled: BTreeMap<String, VecDeque<Arc<Checkout>>>,
     /// Steps that go on on a core.
     tasks: VecDeque<steps::Task>,
     /// Shifts that are running or waiting for a thread; never more than cores.
@@ -104,8 +104,8 @@ struct Queue {
 }
 
 impl Queue {
-    fn all(&mut self) -> [&mut VecDeque<Arc<Checkout>>; 2] {
-        [&mut self.checkouts, &mut self.pooled]
+    fn all(&mut self) -> impl Iterator<Item = &mut VecDeque<Arc<Checkout>>> {
+        std::iter::once(&mut self.checkouts).chain(self.pooled.values_mut())
     }
 
     /// How many problems and steps there are to take, as far as matters.
@@ -151,8 +151,10 @@ impl Pool {
     pub fn compute(&self, checkout: Arc<Checkout>) {
         let in_pools = self.shared.engine.flow(&checkout.controller).is_some_and(|flow| flow.begins_in_pool());
         let mut queue = self.shared.queue();
-        let [checkouts, pooled] = queue.all();
-        let line = if in_pools { pooled } else { checkouts };
+        let line = match in_pools {
+            true => queue.pooled.entry(checkout.controller.clone()).or_default(),
+            false => &mut queue.checkouts,
+        };
         if checkout.is_begun() {
             line.push_front(checkout);
         } else {
@@ -169,7 +171,7 @@ impl Pool {
         checkout.cancel();
         let dropped: VecDeque<steps::Task> = {
             let mut queue = self.shared.queue();
-            queue.all().into_iter().for_each(|line| line.retain(|waiting| waiting.key != checkout.key));
+            queue.all().for_each(|line| line.retain(|waiting| waiting.key != checkout.key));
             let (dead, alive) = std::mem::take(&mut queue.tasks).into_iter().partition(steps::Task::is_dead);
             queue.tasks = alive;
             dead
@@ -361,17 +363,15 @@ impl Shared {
 
     fn next_for_pools(&self) -> Option<(Arc<Checkout>, Arc<Flow>, Admission)> {
         let mut queue = self.queue();
-        let mut index = 0;
-        while let Some(checkout) = queue.pooled.get(index) {
-            if checkout.untaken() == 0 || checkout.is_cancelled() {
-                queue.pooled.remove(index);
-                continue;
+        for (controller, line) in &mut queue.pooled {
+            while line.front().is_some_and(|first| first.untaken() == 0 || first.is_cancelled()) {
+                line.pop_front();
             }
-            let flow = self.engine.flow(&checkout.controller).expect("what is here begins in a pool");
+            let Some(first) = line.front() else { continue };
+            let flow = self.engine.flow(controller).expect("what is here begins in a pool");
             if let Some(admission) = self.engine.admit(flow) {
-                return Some((Arc::clone(checkout), Arc::clone(flow), admission));
+                return Some((Arc::clone(first), Arc::clone(flow), admission));
             }
-            index += 1;
         }
         None
     }

@@ -3,7 +3,7 @@
 //! Owns nothing of the agent: [`Trial`] hands one problem to a controller just as a core would, and [`Rig`] runs many on
 //! an agent's cores and pools.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,7 +122,9 @@ pub struct Rig {
     pool: Pool,
     reports: mpsc::Receiver<Report>,
     outcomes: VecDeque<Ended>,
-    checkouts: Vec<Option<Arc<Checkout>>>,
+    /// By number: those of which something is to end, and of how many problems.
+    checkouts: HashMap<usize, (Arc<Checkout>, usize)>,
+    handed_in: usize,
     running: Running,
 }
 
@@ -142,7 +144,7 @@ impl Rig {
         let (controllers, running) = agent.parts(cores)?;
         let threads = pool::threads(cores).map_err(AgentError::Failed)?;
         let (pool, reports) = Pool::new(threads, controllers, Arc::clone(running.engine()));
-        Ok(Rig { pool, reports, outcomes: VecDeque::new(), checkouts: Vec::new(), running })
+        Ok(Rig { pool, reports, outcomes: VecDeque::new(), checkouts: HashMap::new(), handed_in: 0, running })
     }
 
     /// Hands in a checkout of problems with these payloads, which are JSON. Returns its number.
@@ -157,7 +159,8 @@ impl Rig {
         payloads: impl IntoIterator<Item = &'a str>,
         time_limit: Option<Duration>,
     ) -> usize {
-        let number = self.checkouts.len();
+        let number = self.handed_in;
+        self.handed_in += 1;
         let problem = |(index, payload): (usize, &str)| v1::Problem {
             problem_id: i64::try_from(index).expect("few problems"),
             key: index.to_string(),
@@ -172,14 +175,14 @@ impl Rig {
             time_limit: time_limit.and_then(|limit| prost_types::Duration::try_from(limit).ok()),
             ..v1::Checkout::default()
         }));
-        self.checkouts.push(Some(Arc::clone(&checkout)));
+        self.checkouts.insert(number, (Arc::clone(&checkout), checkout.problems.len()));
         self.pool.compute(checkout);
         number
     }
 
     /// As if it had been revoked: what of it ends from now on may or may not be told.
     pub fn cancel(&mut self, checkout: usize) {
-        if let Some(checkout) = self.checkouts.get_mut(checkout).and_then(Option::take) {
+        if let Some((checkout, _)) = self.checkouts.remove(&checkout) {
             self.pool.cancel(&checkout);
         }
     }
@@ -200,7 +203,18 @@ impl Rig {
         }
     }
 
-    /// The next that has ended, if there is one already. Results that a core has not reported yet are fetched.
+    /// The same, for asynchronous code.
+    pub async fn ended(&mut self) -> Ended {
+        loop {
+            if let Some(ended) = self.outcomes.pop_front() {
+                return ended;
+            }
+            let report = self.reports.recv().await.expect("the pool is alive");
+            self.take(report);
+        }
+    }
+
+    /// The next that has ended, if there is one already.
     pub fn try_next(&mut self) -> Option<Ended> {
         if self.outcomes.is_empty() {
             while let Ok(report) = self.reports.try_recv() {
@@ -212,7 +226,7 @@ impl Rig {
 
     /// Problems of a checkout that nobody has begun.
     pub fn untaken(&self, checkout: usize) -> usize {
-        self.checkouts.get(checkout).and_then(Option::as_ref).map_or(0, |checkout| checkout.untaken())
+        self.checkouts.get(&checkout).map_or(0, |(checkout, _)| checkout.untaken())
     }
 
     pub fn pools(&self) -> Vec<PoolReport> {
@@ -233,6 +247,12 @@ impl Rig {
         let Report::Results(batch) = report else { return };
         let CheckoutKey { checkout_id: CheckoutId(number), .. } = batch.key;
         let checkout = usize::try_from(number).expect("numbers are given above");
+        if let Some((_, left)) = self.checkouts.get_mut(&checkout) {
+            *left = left.saturating_sub(batch.results.len());
+            if *left == 0 {
+                self.checkouts.remove(&checkout);
+            }
+        }
         let ended = batch.results.into_iter().map(|result| Ended {
             checkout,
             problem: usize::try_from(result.problem_id).expect("ids are given above"),

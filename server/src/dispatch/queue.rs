@@ -86,7 +86,10 @@ impl Queue {
 
     /// Does anybody wait who can run this?
     pub fn wants(&self, controller: &str) -> bool {
-        self.lines.values().filter_map(VecDeque::front).any(|first| first.session.selection().controllers.contains(controller))
+        self.lines
+            .values()
+            .filter_map(VecDeque::front)
+            .any(|first| first.session.selection().controllers.contains(controller))
     }
 
     /// Takes out the first for whom there is something, and says what. It stays marked, to be put back or to leave. Lines for
@@ -271,8 +274,8 @@ mod tests {
         let session = session_of(1, &hello);
         let other = session_of(2, &hello);
         let mut queue = queue(&[session.clone(), other.clone()]);
-        let selected = |work: &'static str| move |session: &Session| {
-            session.selection().controllers.contains(work).then_some(work)
+        let selected = |work: &'static str| {
+            move |session: &Session| session.selection().controllers.contains(work).then_some(work)
         };
         assert!(session.pause(BTreeSet::from(["b".to_owned()])) && !session.pause(BTreeSet::from(["b".to_owned()])));
         queue.regroup();

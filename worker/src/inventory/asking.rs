@@ -105,8 +105,11 @@ impl Inventory {
             let waits = |held: &Held| held.is_computing() && held.checkout.controller == **controller;
             self.held.values().any(|held| waits(held) && held.checkout.untaken() > 0)
         };
-        let held_up: BTreeMap<String, String> =
-            held_up.iter().filter(|(controller, _)| of_waiting(controller)).map(|(c, why)| (c.clone(), why.clone())).collect();
+        let held_up: BTreeMap<String, String> = held_up
+            .iter()
+            .filter(|(controller, _)| of_waiting(controller))
+            .map(|(c, why)| (c.clone(), why.clone()))
+            .collect();
         if held_up == self.held_up {
             return;
         }

@@ -17,7 +17,8 @@ struct Trial {
 impl Trial {
     fn new() -> Trial {
         let hello = v1::Hello { controllers: vec!["echo".to_owned()], cores: 2, ..Default::default() };
-        let profile = Profile { hello, prefetch: 1, grace: 10 * SECOND, unacknowledged_bytes: 1000, apart: BTreeSet::new() };
+        let profile =
+            Profile { hello, prefetch: 1, grace: 10 * SECOND, unacknowledged_bytes: 1000, apart: BTreeSet::new() };
         let now = 1000 * SECOND;
         Trial { inventory: Inventory::new(profile, now), now, revoked_cores: 0 }
     }
@@ -617,10 +618,7 @@ fn each_kind_of_work_is_asked_for_by_itself() {
     let mut trial = with_pools();
     assert_eq!(trial.on(checkout_for("fares", 1, &[1, 2])), ["compute 1", "credit 1"]);
     // There is room for two of echo and of seats, and for none of fares.
-    assert_eq!(
-        trial.on(checkout_for("fares", 2, &[3, 4])),
-        ["compute 2", r#"intake without ["fares"]"#, "credit 1"]
-    );
+    assert_eq!(trial.on(checkout_for("fares", 2, &[3, 4])), ["compute 2", r#"intake without ["fares"]"#, "credit 1"]);
     assert_eq!(trial.on(checkout_for("echo", 3, &[5])), ["compute 3", "credit 1"]);
     // The change has to wait, and nothing is asked for meanwhile that might be of the wrong kind.
     assert_eq!(trial.on(checkout_for("echo", 4, &[6])), ["compute 4"]);
@@ -653,7 +651,9 @@ fn a_bottleneck_is_told_while_work_waits_for_it() {
     let mut trial = with_pools();
     trial.on(checkout_for("fares", 1, &[1, 2]));
     assert_eq!(trial.after(STATE_CHANGE_EVERY), ["state processing"]);
-    let held_up = |why: &str| Event::HeldUp(BTreeMap::from([("fares".to_owned(), why.to_owned()), ("seats".to_owned(), "x".to_owned())]));
+    let held_up = |why: &str| {
+        Event::HeldUp(BTreeMap::from([("fares".to_owned(), why.to_owned()), ("seats".to_owned(), "x".to_owned())]))
+    };
     trial.now += REASON_CHANGE_EVERY;
     trial.inventory.take(trial.now, held_up("fares waits for database"));
     assert_eq!(trial.inventory.reason(), "fares waits for database", "nothing of seats is here");

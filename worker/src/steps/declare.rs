@@ -47,7 +47,8 @@ pub struct Steps<C: StepController> {
 }
 
 /// A step without its types.
-type Run<C> = Arc<dyn Fn(&C, &Problem<'_, ()>, Value) -> anyhow::Result<Next<<C as StepController>::Solution>> + Send + Sync>;
+type Run<C> =
+    Arc<dyn Fn(&C, &Problem<'_, ()>, Value) -> anyhow::Result<Next<<C as StepController>::Solution>> + Send + Sync>;
 
 /// What is declared of a step.
 #[derive(Clone, Debug)]
@@ -147,9 +148,15 @@ pub(super) enum Erased {
     /// The solution as JSON that can be stored.
     Solved(Bytes),
     To(Target),
-    FanOut { branches: Vec<Target>, join: Join },
+    FanOut {
+        branches: Vec<Target>,
+        join: Join,
+    },
     Part(Value),
-    Wait { wait: Wait, target: Target },
+    Wait {
+        wait: Wait,
+        target: Target,
+    },
 }
 
 impl Declaration {

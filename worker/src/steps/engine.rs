@@ -51,7 +51,10 @@ impl Flow {
         let (steps, of) = (&self.declaration.steps, self.declaration.name);
         let next = self.step(from).then.iter().find(|next| steps[**next].name == name);
         next.copied().ok_or_else(|| {
-            anyhow::anyhow!("step {} of {of} goes on with {name}, which it was not declared to be followed by", steps[from].name)
+            anyhow::anyhow!(
+                "step {} of {of} goes on with {name}, which it was not declared to be followed by",
+                steps[from].name
+            )
         })
     }
 }
@@ -242,9 +245,13 @@ impl Engine {
         let turned = catch_unwind(AssertUnwindSafe(run));
         flight.add_busy(began.elapsed(), at);
         let message = match turned {
-            Ok(Ok(turned)) => return self.turn(Task { flight, step, input: Input::Payload, branch, permit }, turned, at),
+            Ok(Ok(turned)) => {
+                return self.turn(Task { flight, step, input: Input::Payload, branch, permit }, turned, at);
+            }
             Ok(Err(error)) => format!("{error:#}"),
-            Err(panic) => format!("step {} panicked: {}", flight.flow.declaration.steps[step].name, panic_text(&*panic)),
+            Err(panic) => {
+                format!("step {} panicked: {}", flight.flow.declaration.steps[step].name, panic_text(&*panic))
+            }
         };
         self.fail(&flight, branch, permit, message, at)
     }
@@ -297,7 +304,8 @@ impl Engine {
             let joined = joint.join_nothing();
             return self.joined(flight, joint, joined, at);
         };
-        let first = Task { flight: Arc::clone(flight), step, input: Input::Value(value), branch: Some(branch), permit: None };
+        let first =
+            Task { flight: Arc::clone(flight), step, input: Input::Value(value), branch: Some(branch), permit: None };
         let mut more = if reach == 0 { self.cores.saturating_sub(1) } else { usize::MAX };
         while more > 0 && joint.has_more() && self.places.take(reach) {
             more -= 1;
@@ -437,7 +445,8 @@ impl Engine {
                 if task.flight.deadline().is_some_and(|deadline| deadline <= now) {
                     let limit = task.flight.checkout.time_limit.unwrap_or_default();
                     let step = task.flight.flow.declaration.steps[task.step].name;
-                    task.flight.failed(&format!("it waited for step {step} until its time limit of {limit:?} was over"), None);
+                    task.flight
+                        .failed(&format!("it waited for step {step} until its time limit of {limit:?} was over"), None);
                 } else {
                     self.send(task);
                 }

@@ -133,7 +133,8 @@ impl Join {
     /// fails, and what of the others has not begun never does.
     pub fn all<R: Send + 'static>(step: Step<Vec<R>>) -> Join {
         let gather = |parts: Vec<Part>| {
-            let parts: Vec<R> = parts.into_iter().map(|part| typed(part.map_err(anyhow::Error::msg)?)).collect::<Result<_, _>>()?;
+            let parts: Vec<R> =
+                parts.into_iter().map(|part| typed(part.map_err(anyhow::Error::msg)?)).collect::<Result<_, _>>()?;
             Ok(Box::new(parts) as Value)
         };
         Join { rule: Rule::All, step: step.name, gather }
@@ -166,7 +167,9 @@ impl Join {
 fn typed<R: 'static>(part: Value) -> anyhow::Result<R> {
     match part.downcast() {
         Ok(part) => Ok(*part),
-        Err(_) => anyhow::bail!("a branch ended with a part of another type than {}, which its join takes", type_name::<R>()),
+        Err(_) => {
+            anyhow::bail!("a branch ended with a part of another type than {}, which its join takes", type_name::<R>())
+        }
     }
 }
 

@@ -138,7 +138,8 @@ impl StepPool {
                 return Some(task);
             }
             state.idle += 1;
-            let (woken, timed_out) = self.work.wait_timeout(state, IDLE).expect("no controller's code runs under this lock");
+            let (woken, timed_out) =
+                self.work.wait_timeout(state, IDLE).expect("no controller's code runs under this lock");
             state = woken;
             state.idle -= 1;
             if timed_out.timed_out() && state.queue.is_empty() {

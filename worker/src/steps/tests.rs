@@ -68,7 +68,9 @@ fn until(mut is_so: impl FnMut() -> bool) {
 
 /// Sooner or later all places are free.
 fn until_empty(rig: &Rig) {
-    until(|| rig.pools().iter().all(|pool| pool.taken == 0 && pool.queued == 0 && pool.busy == 0) && rig.waiting() == 0);
+    until(|| {
+        rig.pools().iter().all(|pool| pool.taken == 0 && pool.queued == 0 && pool.busy == 0) && rig.waiting() == 0
+    });
 }
 
 fn ones(count: usize) -> impl Iterator<Item = &'static str> {

@@ -45,13 +45,16 @@ impl StepController for Squares {
         let spread = steps.first(SPREAD).then(SQUARE).then(SPREAD_AGAIN);
         spread.then(SUM).then(EACH).then(FIRST).then(TEXT).run(Self::spread);
         steps.step(SQUARE).uses(&self.arithmetic).run(Self::square);
-        steps.step(SPREAD_AGAIN).then(SQUARE).then(SUM_PART).run(|_, _, count| {
-            Ok(Next::fan_out((0..-count).map(|n| Branch::new(SQUARE, n)), Join::all(SUM_PART)))
-        });
+        steps
+            .step(SPREAD_AGAIN)
+            .then(SQUARE)
+            .then(SUM_PART)
+            .run(|_, _, count| Ok(Next::fan_out((0..-count).map(|n| Branch::new(SQUARE, n)), Join::all(SUM_PART))));
         steps.step(SUM_PART).run(|_, _, parts| Ok(Next::part(parts.iter().sum::<i64>())));
         steps.step(SUM).run(|_, _, parts| Ok(Next::solved(serde_json::json!(parts))));
         steps.step(EACH).run(|_, _, parts| {
-            let shown = |part: Result<i64, String>| part.map_or_else(|e| serde_json::json!(e), |n| serde_json::json!(n));
+            let shown =
+                |part: Result<i64, String>| part.map_or_else(|e| serde_json::json!(e), |n| serde_json::json!(n));
             Ok(Next::solved(parts.into_iter().map(shown).collect()))
         });
         steps.step(FIRST).run(|_, _, first| Ok(Next::solved(serde_json::json!(first))));
@@ -94,14 +97,21 @@ fn squares(arithmetic: Dependency, cores: usize) -> (Rig, Arc<AtomicUsize>, Latc
 
 #[test]
 fn branches_join_by_the_rule() {
-    for dependency in [Dependency::bounded("arithmetic", 3), Dependency::bounded("arithmetic", 1).queue(0), Dependency::client("arithmetic")] {
+    for dependency in [
+        Dependency::bounded("arithmetic", 3),
+        Dependency::bounded("arithmetic", 1).queue(0),
+        Dependency::client("arithmetic"),
+    ] {
         let (mut rig, _, _) = squares(dependency, 2);
         for (order, expected) in [
             (r#"{"rule": "all", "numbers": [1, 2, 3]}"#, Ok(serde_json::json!([1, 4, 9]))),
             (r#"{"rule": "all", "numbers": []}"#, Ok(serde_json::json!([]))),
             (r#"{"rule": "all", "numbers": [2, -4, 3]}"#, Ok(serde_json::json!([4, 14, 9]))),
             (r#"{"rule": "all", "numbers": [13]}"#, Err("unlucky")),
-            (r#"{"rule": "each", "numbers": [1, 13, 14]}"#, Ok(serde_json::json!([1, "unlucky", "step square panicked: no fourteen"]))),
+            (
+                r#"{"rule": "each", "numbers": [1, 13, 14]}"#,
+                Ok(serde_json::json!([1, "unlucky", "step square panicked: no fourteen"])),
+            ),
             (r#"{"rule": "first", "numbers": [13, 5]}"#, Ok(serde_json::json!(25))),
             (r#"{"rule": "first", "numbers": [13]}"#, Err("unlucky")),
             (r#"{"rule": "first", "numbers": []}"#, Err("there was no branch to wait for")),

@@ -77,7 +77,8 @@ fn the_cores_go_on_while_a_dependency_is_out() {
 #[test]
 fn what_is_revoked_is_not_begun_and_leaves_its_room_to_others() {
     let latch = Latch::default();
-    let asking = Asking { database: Dependency::bounded("database", 2).queue(4), latch: latch.clone(), thinks_first: false };
+    let asking =
+        Asking { database: Dependency::bounded("database", 2).queue(4), latch: latch.clone(), thinks_first: false };
     let mut rig = rig(Agent::new().steps(asking), 1);
     let revoked = rig.check_out("asking", ones(50));
     latch.until_waiting(2);
@@ -123,7 +124,8 @@ impl StepController for Patient {
 fn patient(at_most: Option<Duration>) -> (Patient, Readiness, Arc<AtomicBool>, Arc<AtomicUsize>) {
     let (ready, is_up, tries) = (Readiness::new(), Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let service = Dependency::bounded("service", 2).queue(10);
-    let patient = Patient { service, ready: ready.clone(), is_up: Arc::clone(&is_up), tries: Arc::clone(&tries), at_most };
+    let patient =
+        Patient { service, ready: ready.clone(), is_up: Arc::clone(&is_up), tries: Arc::clone(&tries), at_most };
     (patient, ready, is_up, tries)
 }
 

@@ -16,7 +16,12 @@ use crate::{Agent, steps};
 
 fn step(name: &'static str, uses: &[&Dependency], then: &[&'static str]) -> Declared {
     let uses = uses.iter().map(|dependency| (*dependency).clone()).collect();
-    Declared { name, takes: Taken::of::<u32>(), uses, then: then.iter().map(|name| (*name, Taken::of::<u32>())).collect() }
+    Declared {
+        name,
+        takes: Taken::of::<u32>(),
+        uses,
+        then: then.iter().map(|name| (*name, Taken::of::<u32>())).collect(),
+    }
 }
 
 fn declaration(name: &'static str, steps: Vec<Declared>) -> Declaration {
@@ -56,7 +61,8 @@ fn a_step_that_needs_two_pools_is_named_with_its_ways_there() {
     let database = Dependency::bounded("database", 50);
     let licences = Dependency::bounded("licences", 2);
     let fares = Dependency::client("fares").uses(&database);
-    let plan = plan(vec![step("price", &[&fares, &licences], &["rest"]), step("rest", &[], &[]), step("lost", &[], &[])]);
+    let plan =
+        plan(vec![step("price", &[&fares, &licences], &["rest"]), step("rest", &[], &[]), step("lost", &[], &[])]);
     assert_eq!(plan.flows[0].steps[0].place, Place::Pool(1), "where the fewer are");
     assert_eq!(plan.warnings.len(), 2);
     for part in [
@@ -73,7 +79,12 @@ fn a_step_that_needs_two_pools_is_named_with_its_ways_there() {
 #[test]
 fn places_are_taken_only_for_what_is_still_to_come() {
     let (a, b) = (Dependency::bounded("a", 1), Dependency::bounded("b", 1));
-    let plan = plan(vec![step("one", &[&a], &["two"]), step("two", &[], &["three"]), step("three", &[&b], &["two", "four"]), step("four", &[], &[])]);
+    let plan = plan(vec![
+        step("one", &[&a], &["two"]),
+        step("two", &[], &["three"]),
+        step("three", &[&b], &["two", "four"]),
+        step("four", &[], &[]),
+    ]);
     let reach: Vec<_> = plan.flows[0].steps.iter().map(|step| step.reach).collect();
     assert_eq!(reach, [pool_bit(0) | pool_bit(1), pool_bit(1), pool_bit(1), 0]);
 }
@@ -91,9 +102,15 @@ fn what_cannot_work_is_refused_all_of_it() {
         (one(&Dependency::bounded("cores", 5)), "cores are the agent's own"),
         (one(&Dependency::client("")), "a dependency has no name"),
         (refused(&[declaration("c", vec![])]), "controller c has no first step"),
-        (refused(&[declaration("c", vec![step("s", &[], &["t"])])]), "step s of c goes on with t, which is no step of it"),
+        (
+            refused(&[declaration("c", vec![step("s", &[], &["t"])])]),
+            "step s of c goes on with t, which is no step of it",
+        ),
         (refused(&[declaration("c", vec![step("s", &[], &[]), step("s", &[], &[])])]), "controller c has two steps s"),
-        (refused(&[Declaration { in_flight: 0, ..declaration("c", vec![step("s", &[], &[])]) }]), "lets no problem be under way"),
+        (
+            refused(&[Declaration { in_flight: 0, ..declaration("c", vec![step("s", &[], &[])]) }]),
+            "lets no problem be under way",
+        ),
         (
             refused(&[declaration(
                 "c",
@@ -108,7 +125,9 @@ fn what_cannot_work_is_refused_all_of_it() {
     let small = declaration("c", vec![step("s", &[&Dependency::bounded("database", 5)], &["nowhere"])]);
     let large = declaration("d", vec![step("s", &[&Dependency::bounded("database", 50).queue(1)], &[])]);
     let message = refused(&[small, large]);
-    for expected in ["declared with size 5 and a queue of 16, and with size 50 and a queue of 1", "goes on with nowhere"] {
+    for expected in
+        ["declared with size 5 and a queue of 16, and with size 50 and a queue of 1", "goes on with nowhere"]
+    {
         assert!(message.contains(expected), "{message} / {expected}");
     }
 }
@@ -142,7 +161,10 @@ fn graphs() -> impl Strategy<Value = (Vec<(BTreeSet<usize>, Option<usize>)>, BTr
     (1usize..9).prop_flat_map(|count| {
         let nodes = (0..count).map(|index| {
             let later = prop::collection::btree_set(index + 1..count.max(index + 2), 0..3);
-            (later.prop_map(move |uses| uses.into_iter().filter(|other| *other < count).collect()), prop::option::weighted(0.3, 1usize..100))
+            (
+                later.prop_map(move |uses| uses.into_iter().filter(|other| *other < count).collect()),
+                prop::option::weighted(0.3, 1usize..100),
+            )
         });
         (nodes.collect::<Vec<_>>(), prop::collection::btree_set(0..count, 0..4))
     })
