@@ -226,3 +226,8 @@ impl<P> Problem<'_, P> {
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/guide.md")]
 struct Guide;
+
+/// Those of the page about steps as well.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/controllers-in-rust.md")]
+struct StepsPage;

@@ -128,6 +128,13 @@ pub struct Rig {
     running: Running,
 }
 
+impl Drop for Rig {
+    /// Nobody wants the rest: cores and pools are idle as soon as they return.
+    fn drop(&mut self) {
+        self.checkouts.values().for_each(|(checkout, _)| checkout.cancel());
+    }
+}
+
 /// How a problem of a [`Rig`] ended.
 #[derive(Clone, Debug)]
 pub struct Ended {

@@ -99,20 +99,8 @@ impl Inventory {
         }
     }
 
-    /// What keeps controllers from work that is here.
+    /// What keeps controllers' problems from being begun.
     pub(super) fn note_held_up(&mut self, held_up: BTreeMap<String, String>) {
-        let of_waiting = |controller: &&String| {
-            let waits = |held: &Held| held.is_computing() && held.checkout.controller == **controller;
-            self.held.values().any(|held| waits(held) && held.checkout.untaken() > 0)
-        };
-        let held_up: BTreeMap<String, String> = held_up
-            .iter()
-            .filter(|(controller, _)| of_waiting(controller))
-            .map(|(c, why)| (c.clone(), why.clone()))
-            .collect();
-        if held_up == self.held_up {
-            return;
-        }
         for (controller, why) in &held_up {
             if !self.held_up.contains_key(controller) {
                 info!(controller, why, "a bottleneck: no more of its problems are begun than it serves");
@@ -124,7 +112,13 @@ impl Inventory {
         self.held_up = held_up;
     }
 
+    /// What keeps controllers from work that is here.
     pub(super) fn bottlenecks(&self) -> String {
-        self.held_up.values().cloned().collect::<Vec<_>>().join("; ")
+        let waits = |controller: &str| {
+            let of_it = |held: &&Held| held.is_computing() && held.checkout.controller == controller;
+            self.held.values().filter(of_it).any(|held| held.checkout.untaken() > 0)
+        };
+        let reasons = self.held_up.iter().filter(|(controller, _)| waits(controller)).map(|(_, why)| why.as_str());
+        reasons.collect::<Vec<_>>().join("; ")
     }
 }

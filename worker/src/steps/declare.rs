@@ -137,9 +137,11 @@ pub struct Declaration {
     pub(super) first: Option<&'static str>,
     pub(super) in_flight: usize,
     pub(super) steps: Vec<Declared>,
-    pub(super) parse: Arc<dyn Fn(&[u8]) -> anyhow::Result<Value> + Send + Sync>,
+    pub(super) parse: Arc<Parse>,
     pub(super) run: Vec<Arc<ErasedRun>>,
 }
+
+pub(super) type Parse = dyn Fn(&[u8]) -> anyhow::Result<Value> + Send + Sync;
 
 pub(super) type ErasedRun = dyn Fn(&Problem<'_, ()>, Value) -> anyhow::Result<Erased> + Send + Sync;
 

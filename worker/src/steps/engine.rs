@@ -383,7 +383,9 @@ impl Engine {
     /// None: it goes on later.
     fn wait(&self, task: Task, wait: Wait) -> Option<Task> {
         if wait.until.as_ref().is_some_and(Readiness::is_ready) {
-            return Some(task);
+            // Behind others, as if it had waited: it may find that it is not ready after all.
+            self.send(task);
+            return None;
         }
         let at_most = wait.at_most.and_then(|time| Instant::now().checked_add(time));
         let due = at_most.into_iter().chain(task.flight.deadline()).min();

@@ -116,8 +116,8 @@ impl Graph {
 
     fn add(&mut self, dependency: &Dependency, errors: &mut Vec<String>) {
         let name = &dependency.name;
-        if name.is_empty() {
-            errors.push("a dependency has no name".to_owned());
+        if name.is_empty() || name.contains('\0') {
+            errors.push(format!("a dependency needs a name, and {name:?} is none"));
         }
         if name == CORES && (dependency.bound.is_some() || !dependency.uses.is_empty()) {
             errors.push(format!("{CORES} are the agent's own: another dependency needs another name"));

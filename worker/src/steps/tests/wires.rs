@@ -100,7 +100,7 @@ fn what_cannot_work_is_refused_all_of_it() {
         (one(&Dependency::bounded("a", 5).up_to(4)), "may grow to 4, and has 5 already"),
         (one(&Dependency::client("a").uses_named("b")), "b is used by name, and nobody declares it"),
         (one(&Dependency::bounded("cores", 5)), "cores are the agent's own"),
-        (one(&Dependency::client("")), "a dependency has no name"),
+        (one(&Dependency::client("")), "a dependency needs a name"),
         (refused(&[declaration("c", vec![])]), "controller c has no first step"),
         (
             refused(&[declaration("c", vec![step("s", &[], &["t"])])]),
