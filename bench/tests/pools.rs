@@ -130,7 +130,7 @@ async fn work_for_the_cores_goes_on_while_a_database_does_not_answer() {
     );
     assert_eq!(farm.number(&wrong).await, 0);
     running.ended().await;
-    farm.check(&[stuck]).await;
+    farm.check(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,5 +153,5 @@ async fn what_waits_for_a_dependency_ends_with_its_time_limit() {
     let quick = farm.submit("echo", &numbers(100), 5).await;
     assert_eq!(farm.ended(quick, LONG).await, "done");
     running.ended().await;
-    farm.check(&[hopeless, quick]).await;
+    farm.check(&[]).await;
 }
