@@ -1,15 +1,13 @@
 //! REST, with the real server, real agents and real HTTP.
 
 #[allow(dead_code, reason = "shared by tests that use different parts of it")]
-mod http;
-#[allow(dead_code, reason = "shared by tests that use different parts of it")]
 mod real;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use http::{Client, PASSWORD, text};
 use real::Farm;
+use real::http::{Client, PASSWORD, text};
 use serde_json::{Value, json};
 
 /// For anything that takes a moment, on a machine that is busy with other tests.
@@ -186,6 +184,16 @@ async fn a_creation_with_a_key_is_done_once() -> Result<()> {
     create("another", "y").await?.is(201)?;
     ensure!(farm.number("select count(*) from pcfarm.job").await? == 2);
     create("not a key", "y").await?.is(400)?;
+    // Its answer is forgotten after a day; the job has the key still, and what it stands for.
+    farm.sql.batch_execute("delete from pcfarm.request").await?;
+    let again = create("same", "x").await?.is(201)?.json()?;
+    ensure!(text(&again, "job_id")? == ids[0] && again["repeated"] == true && again["problems"] == 0, "{again}");
+    farm.sql.batch_execute("delete from pcfarm.request").await?;
+    let problems = json!([{"key": "a", "payload": 1}, {"key": "b", "payload": 2}]);
+    let body = json!({"name": "x", "job_type": "echo", "problems": problems}).to_string();
+    let headers = [("content-type", "application/json"), ("idempotency-key", "same")];
+    client.send("POST", "/api/v1/jobs", &headers, Some(body.into())).await?.is(409)?;
+    ensure!(farm.number("select count(*) from pcfarm.problem").await? == 2);
     Ok(())
 }
 

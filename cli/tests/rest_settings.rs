@@ -1,13 +1,11 @@
 //! What administrators set over REST: job types, quotas, limits; and that no change of it is lost.
 
 #[allow(dead_code, reason = "shared by tests that use different parts of it")]
-mod http;
-#[allow(dead_code, reason = "shared by tests that use different parts of it")]
 mod real;
 
 use anyhow::{Context, Result, ensure};
-use http::{Client, PASSWORD, text};
 use real::Farm;
+use real::http::{Client, PASSWORD, text};
 use serde_json::{Value, json};
 
 type Test = Result<()>;

@@ -21,6 +21,8 @@ use tonic::metadata::MetadataValue;
 
 /// A status that says that somebody else has changed what was to be changed.
 pub(crate) const LOST_UPDATE: &str = "pcfarm-lost-update";
+/// In the metadata of a status: what was sent came too slowly.
+pub(crate) const TOO_SLOW: &str = "pcfarm-too-slow";
 /// The field of the request that a status is about.
 pub(crate) const FIELD: &str = "pcfarm-field";
 

@@ -54,6 +54,7 @@ async fn first_administrator(config: &Config, user: &str) -> anyhow::Result<Toke
         scopes: &role.scopes().names(),
         by_login: true,
         lifetime: Some(LIFETIME),
+        made_by: None,
     };
     access::create_token(&client, &fresh).await.context("making a token")?;
     Ok(token)

@@ -135,6 +135,11 @@ create table pcfarm.submission (
     problems        bigint,
     -- Why it was refused, or is not loaded yet.
     message         text not null default '',
+    -- Of several small ones none waits for a large one.
+    is_large        boolean generated always as (bytes > 8388608) stored,
+    -- The server that loads it, until next_attempt_at, which that server moves on while it is at it. Whoever comes then makes
+    -- another attempt: what the one before says under its number is not heard any more.
+    claimed_by      bigint,
     attempts        integer not null default 0,
     next_attempt_at timestamptz not null default clock_timestamp(),
     created_at      timestamptz not null default clock_timestamp(),
@@ -148,9 +153,11 @@ create table pcfarm.submission (
     constraint stored_with_its_hash check ((state = 'receiving') = (sha256 is null) and (sha256 is null) = (bytes is null)
         and (sha256 is null) = (stored_at is null)),
     constraint queued_into_a_job check ((state = 'queued') = (job_id is not null and problems is not null)),
-    constraint submission_ended check ((state in ('queued', 'refused')) = (ended_at is not null))
+    constraint submission_ended check ((state in ('queued', 'refused')) = (ended_at is not null)),
+    constraint claimed_to_be_loaded check (claimed_by is null or state = 'stored')
 );
-create index submission_to_load on pcfarm.submission (next_attempt_at) where state = 'stored';
+create index submission_to_load on pcfarm.submission (owner, is_large, next_attempt_at, submission_id) where state = 'stored';
+create index submission_claimed on pcfarm.submission (owner) where claimed_by is not null;
 create index submission_unfinished on pcfarm.submission (touched_at) where state = 'receiving';
 create unique index submission_idempotency on pcfarm.submission (owner, idempotency_key)
     where idempotency_key is not null and state <> 'receiving';
@@ -191,15 +198,15 @@ begin
     return made;
 end $$;
 
--- In the transaction that has loaded it. Of two servers that load the same one, the second finds it loaded and rolls back.
-create function pcfarm.submission_is_loaded(submission bigint, job bigint, problems bigint)
+-- In the transaction that has loaded it. Whose attempt is not the last one finds that, and rolls back.
+create function pcfarm.submission_is_loaded(submission bigint, attempt integer, job bigint, problems bigint)
 returns void language plpgsql as $$
 begin
     update pcfarm.submission s set state = 'queued', job_id = job, problems = submission_is_loaded.problems, message = '',
-        ended_at = clock_timestamp()
-    where s.submission_id = submission and s.state = 'stored';
+        claimed_by = null, ended_at = clock_timestamp()
+    where s.submission_id = submission and s.attempts = attempt and s.state = 'stored';
     if not found then
-        raise exception 'submission % was loaded by somebody else', submission using errcode = 'serialization_failure';
+        raise exception 'submission % is loaded by somebody else', submission using errcode = 'serialization_failure';
     end if;
 end $$;
 

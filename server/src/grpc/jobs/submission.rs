@@ -5,6 +5,7 @@
 //! has left the pool and is closed.
 
 use crate::access::Caller;
+use crate::access::places::{Full, Holder, Places};
 use crate::dispatch::Event;
 use crate::grpc::{status_code, time};
 use crate::problem::{self, json};
@@ -18,6 +19,7 @@ use pcfarm_proto::v1::{SubmitDetails, SubmitHeader, SubmitProblem, SubmitRequest
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Kept};
+use pcfarm_sql::submissions::Attempt;
 use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Submitted, Target};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -30,8 +32,10 @@ use tonic::Status;
 /// What comes, from a call or from elsewhere.
 pub type Messages = BoxStream<'static, Result<SubmitRequest, Status>>;
 
-/// Each upload has a connection to the database and a transaction for itself.
+/// Each upload has a connection to the database and a transaction for itself. Of all of them one user has some at most: others
+/// have the rest, however slowly its own come.
 const UPLOADS: usize = 8;
+const UPLOADS_OF_A_USER: usize = 4;
 const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two messages of an upload, as long as its connection is slow and not gone.
 const UPLOAD_PAUSE_LIMIT: Duration = Duration::from_secs(60);
@@ -52,7 +56,7 @@ const FRESH_BYTES: usize = 16 << 10;
 pub struct Submissions {
     pool: Pool,
     epoch: Epoch,
-    uploads: Semaphore,
+    uploads: Arc<Places>,
     small: Semaphore,
     /// Kept for small submissions, while none has it.
     line: Mutex<Option<Kept>>,
@@ -62,7 +66,7 @@ pub struct Submissions {
 
 impl Submissions {
     pub fn new(pool: Pool, epoch: Epoch, submitter: Arc<AtomicI32>) -> Submissions {
-        let (uploads, small) = (Semaphore::new(UPLOADS), Semaphore::new(SMALL_AT_ONCE));
+        let (uploads, small) = (Places::new(UPLOADS, UPLOADS_OF_A_USER), Semaphore::new(SMALL_AT_ONCE));
         Submissions { pool, epoch, uploads, small, line: Mutex::default(), submitter }
     }
 
@@ -82,11 +86,12 @@ impl Submissions {
         Ok((self.upload_in_turn(&wanted, parts).await?, Event::Work))
     }
 
-    /// The same of what was stored before, which the load's transaction marks as loaded.
-    pub async fn stored(&self, caller: &Caller, messages: Messages, submission: i64) -> Result<Submitted, Status> {
+    /// The same of what was stored before, which the load's transaction marks as loaded. Whoever loads those sees to it that
+    /// they are few.
+    pub async fn stored(&self, caller: &Caller, messages: Messages, attempt: Attempt) -> Result<Submitted, Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
-        let wanted = Wanted { submission: Some(submission), ..wanted(caller, &mut parts).await? };
-        self.upload_in_turn(&wanted, parts).await
+        let wanted = Wanted { submission: Some(attempt), ..wanted(caller, &mut parts).await? };
+        self.upload_in_time(&wanted, parts).await
     }
 
     async fn at_once(
@@ -110,7 +115,17 @@ impl Submissions {
     }
 
     async fn upload_in_turn(&self, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
-        let _turn = in_turn(&self.uploads).await?;
+        let holder = wanted.by.as_ref().map_or(Holder::Unknown, |(user, _)| Holder::User(user.as_str().into()));
+        let _place = self.uploads.take(&holder, TURN_TIMEOUT).await.map_err(|full| match full {
+            Full::All => too_many(),
+            Full::Own(most) => {
+                Status::resource_exhausted(format!("at most {most} loads of one user at a time: wait for some to end"))
+            }
+        })?;
+        self.upload_in_time(wanted, parts).await
+    }
+
+    async fn upload_in_time(&self, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
         let upload = Box::pin(upload(&self.pool, wanted, parts));
         timeout(UPLOAD_LIMIT, upload).await.unwrap_or_else(|_| {
             let hours = UPLOAD_LIMIT.as_secs() / 3600;
@@ -144,8 +159,12 @@ impl Drop for Unheard<'_> {
 async fn in_turn(turns: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
     match timeout(TURN_TIMEOUT, turns.acquire()).await {
         Ok(turn) => Ok(turn.expect("the semaphore is never closed")),
-        Err(_) => Err(Status::unavailable("this server takes as many loads already as it can: try again")),
+        Err(_) => Err(too_many()),
     }
+}
+
+fn too_many() -> Status {
+    Status::unavailable("this server takes as many loads already as it can: try again")
 }
 
 /// What a header asks for.
@@ -154,8 +173,8 @@ struct Wanted {
     target: Target,
     convoy: Option<u32>,
     open: bool,
-    /// A stored one.
-    submission: Option<i64>,
+    /// At a stored one.
+    submission: Option<Attempt>,
 }
 
 async fn wanted(caller: &Caller, parts: &mut Parts) -> Result<Wanted, Status> {

@@ -1,25 +1,25 @@
-//! Somebody who sends HTTP requests to a farm.
+//! Somebody who speaks HTTP with a farm.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use ureq::http::{Method, Request};
 
-use crate::real::Farm;
+use super::Farm;
 
 pub const PASSWORD: &str = "correct horse battery staple";
 
 /// Somebody who sends requests.
 #[derive(Clone)]
 pub struct Client {
-    base: String,
-    token: Option<String>,
-    agent: ureq::Agent,
+    pub base: String,
+    pub token: Option<String>,
+    pub agent: ureq::Agent,
 }
 
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
-    headers: Vec<(String, String)>,
+    pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
