@@ -40,8 +40,8 @@ pub trait Controller: Send + Sync + 'static {
     /// nothing, gives back what it holds and says so in its log. A stopping agent does not wait for a deaf
     /// controller beyond its grace period.
     ///
-    /// So a job type with a time limit whose problems run native code that cannot ask belongs in a process of
-    /// its own: the controller starts it, waits in steps, and kills it when it is cancelled.
+    /// So a job type with a time limit whose problems run native code that cannot ask belongs in a program of its own
+    /// (`exec`), which is ended when it is cancelled.
     fn solve(&self, problem: &Problem<'_, Self::Payload>) -> anyhow::Result<Self::Solution>;
 }
 
@@ -50,8 +50,7 @@ pub struct Problem<'a, P> {
     pub(crate) checkout: &'a Checkout,
     pub(crate) message: &'a pcfarm_proto::v1::Problem,
     pub(crate) payload: P,
-    /// What it brings beside its solution.
-    pub(crate) more: &'a Mutex<v1::More>,
+    pub(crate) more: Mutex<v1::More>,
 }
 
 /// A problem that another one enqueues.
@@ -214,6 +213,11 @@ impl<P> Problem<'_, P> {
         self.checkout.related().shared(read)
     }
 
+    /// The names of its job type's related reads.
+    pub fn related_reads(&self) -> impl Iterator<Item = &str> {
+        self.checkout.related().names()
+    }
+
     /// Whether the work is no longer wanted: its checkout was revoked, or the agent must stop. True as soon
     /// as the agent knows, and to ask is to read one atomic. Long computations ask now and then, and
     /// return early with whatever they like: it is not delivered.
@@ -226,8 +230,3 @@ impl<P> Problem<'_, P> {
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/guide.md")]
 struct Guide;
-
-/// Those of the page about steps as well.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/controllers-in-rust.md")]
-struct StepsPage;

@@ -52,12 +52,12 @@
 //! The modules, in reading order:
 //!
 //! - [`controller`]: what a controller is, and the problem it is given.
-//! - [`steps`]: controllers of several steps, each on the threads of what it depends on.
 //! - [`trial`]: a problem without a farm, for controllers' own tests.
 //! - [`builtin`]: controllers for trying a farm.
 //! - [`agent`]: the complete program.
 //! - [`settings`]: what it is told, and [`state_dir`]: who it is.
 //! - `credentials`: what it proves itself with.
+//! - [`exec`]: controllers that are programs of the agent owner's list.
 //! - `drive`: the one loop: wait, decide, act.
 //! - `inventory`: every decision of it, without I/O or clock.
 //! - `slots`: sessions beside its own.
@@ -69,9 +69,10 @@ pub mod agent;
 pub mod builtin;
 pub mod controller;
 mod credentials;
+#[cfg(target_os = "linux")]
+pub mod exec;
 pub mod settings;
 pub mod state_dir;
-pub mod steps;
 pub mod trial;
 
 /// What an agent decides, without I/O or clock: for simulators.

@@ -40,13 +40,18 @@ pub struct Task<'a> {
 /// The controllers of an agent by name.
 #[derive(Clone, Default)]
 pub struct Controllers {
-    by_name: HashMap<&'static str, Arc<dyn Solve>>,
+    by_name: HashMap<String, Arc<dyn Solve>>,
 }
 
 impl Controllers {
     /// False if there is one of that name already.
     pub fn add<C: Controller>(&mut self, controller: C) -> bool {
-        self.by_name.insert(C::NAME, Arc::new(Typed(controller))).is_none()
+        self.add_as(C::NAME.to_owned(), controller)
+    }
+
+    /// The same under another name, for a kind of controllers that the agent's owner names.
+    pub fn add_as<C: Controller>(&mut self, name: String, controller: C) -> bool {
+        self.by_name.insert(name, Arc::new(Typed(controller))).is_none()
     }
 
     pub fn get(&self, name: &str) -> Option<&dyn Solve> {
@@ -54,7 +59,7 @@ impl Controllers {
     }
 
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.by_name.keys().map(|&name| name.to_owned()).collect();
+        let mut names: Vec<String> = self.by_name.keys().cloned().collect();
         names.sort();
         names
     }
@@ -83,18 +88,13 @@ pub fn try_solve<C: Controller>(
     buffer: &mut BytesMut,
 ) -> anyhow::Result<Option<v1::More>> {
     let payload = serde_json::from_slice(&task.problem.payload).context("the payload does not parse")?;
-    let more = Mutex::default();
-    let problem = Problem { checkout: task.checkout, message: task.problem, payload, more: &more };
+    let problem = Problem { checkout: task.checkout, message: task.problem, payload, more: Mutex::default() };
     let solution = controller.solve(&problem)?;
     storable::check(&solution).context("the solution cannot be stored")?;
     serde_json::to_writer(buffer.writer(), &solution).context("the solution cannot be written as JSON")?;
-    let more = more.into_inner().expect("nothing panics under this lock");
-    weighed(buffer.len(), more, task.solution_bytes_limit)
-}
-
-/// What a solution of so many bytes brings beside it, if the farm can store both.
-pub fn weighed(bytes: usize, more: v1::More, limit: usize) -> anyhow::Result<Option<v1::More>> {
+    let (bytes, limit) = (buffer.len(), task.solution_bytes_limit);
     anyhow::ensure!(bytes <= limit, "the solution has {bytes} bytes; at most {limit} can be stored");
+    let more = problem.more.into_inner().expect("nothing panics under this lock");
     let problems = more.enqueue.len();
     anyhow::ensure!(problems <= ENQUEUE_LIMIT, "it enqueues {problems} problems; at most {ENQUEUE_LIMIT} can be");
     let brought = more.encoded_len();
@@ -105,7 +105,7 @@ pub fn weighed(bytes: usize, more: v1::More, limit: usize) -> anyhow::Result<Opt
     Ok((brought > 0).then_some(more))
 }
 
-pub fn failure(text: &str) -> Outcome {
+fn failure(text: &str) -> Outcome {
     Outcome::Failure(message(text))
 }
 
@@ -115,7 +115,7 @@ fn message(text: &str) -> String {
     text[..end].replace('\0', "\u{fffd}")
 }
 
-pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
     if let Some(text) = panic.downcast_ref::<&'static str>() {
         return text;
     }
