@@ -44,8 +44,7 @@ pub async fn run(farm: &Farm, verb: ProfilesVerb, output: Output) -> Result<()> 
             farm.call("changing a profile's entry", call).await?
         }
         ProfilesVerb::Delete { profile } => {
-            let call = client
-                .delete_profile(farm.request(DeleteProfileRequest { profile_id: profile, version: String::new() }));
+            let call = client.delete_profile(farm.request(DeleteProfileRequest { profile_id: profile }));
             farm.call("deleting a profile's entry", call).await?
         }
     };
@@ -87,7 +86,6 @@ fn request(profile_id: i64, job_type: String, entry: ProfileArgs) -> Result<SetP
         priority: small(priority, "--priority")?,
         when: conditions(when),
         reset,
-        version: String::new(),
     })
 }
 

@@ -317,9 +317,7 @@ async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     )
     .await;
     while let Some(message) = messages.next().await {
-        let AsyncMessage::Notification(notification) = message else { continue };
-        let is_known = notification.process_id() == farm.submitter.load(Ordering::Relaxed);
-        if !(is_known && notification.payload() == "work") {
+        if let AsyncMessage::Notification(notification) = message {
             nudge(farm, &HashSet::from([notification.payload()])).await;
         }
     }

@@ -1,6 +1,5 @@
 //! What a gRPC call passes before it reaches its service: it is found out who calls, and whether that caller may.
 
-use super::lasting::{self, Ending, Going, Over};
 use super::{Access, Caller, Peer, Refusal, Scopes, may, table};
 use crate::grpc::accept::ConnectInfo;
 use std::future::Future;
@@ -63,16 +62,9 @@ where
         let shown = shown(&request);
         Box::pin(async move {
             match admitted(&access, shown, &peer).await {
-                Ok((caller, need)) => {
-                    let mut over = Over::of(&access, &caller, need);
+                Ok(caller) => {
                     request.extensions_mut().insert(caller);
-                    tokio::select! {
-                        biased;
-                        answer = inner.call(request) => {
-                            Ok(answer?.map(|body| Body::new(Going::new(body, over, Ending::Trailers, ()))))
-                        }
-                        () = &mut over => Ok(lasting::ended().into_http()),
-                    }
+                    inner.call(request).await
                 }
                 Err(refusal) => Ok(Status::from(refusal).into_http()),
             }
@@ -88,18 +80,14 @@ fn shown(request: &Request<Body>) -> Result<Shown, Refusal> {
     Ok((need, bearer(request.headers())?.map(ToOwned::to_owned)))
 }
 
-async fn admitted(
-    access: &Access,
-    shown: Result<Shown, Refusal>,
-    peer: &Peer,
-) -> Result<(Caller, table::Need), Refusal> {
+async fn admitted(access: &Access, shown: Result<Shown, Refusal>, peer: &Peer) -> Result<Caller, Refusal> {
     let (need, token) = shown?;
     if need == table::Need::Nothing {
-        return Ok((Caller::anonymous(Scopes::NONE), need));
+        return Ok(Caller::anonymous(Scopes::NONE));
     }
     let caller = access.authenticate(token.as_deref(), peer).await?;
     may(&caller, need)?;
-    Ok((caller, need))
+    Ok(caller)
 }
 
 /// What stands behind `Bearer` in the one `Authorization` header, for REST as well.
