@@ -12,8 +12,8 @@ use pcfarm_proto::v1::submit_request::Part;
 use std::time::{Duration, Instant, SystemTime};
 use tonic::transport::Channel;
 
-/// Between two submissions: the farm is idle again.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Between two submissions: the farm is idle again, with the job's end noted.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Longest that any of them may take.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -22,6 +22,9 @@ const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)];
 
 /// Looking costs the farm's own cores something, and what is looked for carries its time.
 const POLL: Duration = Duration::from_millis(1);
+
+/// Before the first look, so that it does not get in the way of what it looks for.
+const FIRST_LOOK: Duration = Duration::from_millis(4);
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let submissions = context.scaled(1_000, 50);
@@ -112,6 +115,7 @@ async fn submit(
         let answer = jobs.submit(tokio_stream::iter(messages)).await.context("submitting")?.into_inner();
         acknowledged.push(began.elapsed().as_secs_f64() * 1e3);
         let deadline = began + LONGEST;
+        tokio::time::sleep(FIRST_LOOK.saturating_sub(began.elapsed())).await;
         let at: SystemTime = loop {
             tokio::time::sleep(POLL).await;
             if let Some(row) = client.query_opt(&stored, &[&answer.job_id, &last]).await? {
