@@ -47,7 +47,7 @@ create table pcfarm.database (
 create table pcfarm.job_type (
     name             text primary key
                      constraint job_type_name check (name ~ '^[A-Za-z0-9_.-]{1,63}$'),
-    controller       text not null constraint controller_name check (controller ~ '^[A-Za-z0-9_.-]{1,63}$'),
+    controller       text not null constraint controller_name check (controller ~ '^(exec:|wasm:)?[A-Za-z0-9_.-]{1,63}$'),
     description      text not null default '',
     default_priority integer not null default 0,
     -- A job's deadline is its creation plus this.

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use pcfarm_proto::v1;
+#[cfg(target_os = "linux")]
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +22,7 @@ use crate::drive::{Setup, drive};
 use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
 use crate::pool;
-use crate::settings::{Settings, SettingsError};
+use crate::settings::{self, Settings, SettingsError};
 use crate::slots;
 use crate::solve::Controllers;
 use crate::state_dir::{StateDir, StateDirError};
@@ -34,7 +36,7 @@ const WAITING_THREADS: usize = 2;
 pub struct Agent {
     controllers: Controllers,
     steps: Vec<Declaration>,
-    duplicate: Option<&'static str>,
+    duplicate: Option<String>,
 }
 
 /// Why an agent ended otherwise than it was told to.
@@ -85,7 +87,7 @@ impl Agent {
     #[must_use]
     pub fn controller<C: Controller>(mut self, controller: C) -> Agent {
         if self.names().iter().any(|name| name == C::NAME) || !self.controllers.add(controller) {
-            self.duplicate = Some(C::NAME);
+            self.duplicate = Some(C::NAME.to_owned());
         }
         self
     }
@@ -94,7 +96,7 @@ impl Agent {
     #[must_use]
     pub fn steps<C: StepController>(mut self, controller: C) -> Agent {
         if self.names().iter().any(|name| name == C::NAME) {
-            self.duplicate = Some(C::NAME);
+            self.duplicate = Some(C::NAME.to_owned());
         }
         self.steps.push(Declaration::of(controller));
         self
@@ -121,11 +123,21 @@ impl Agent {
 
     /// As [`run`], with all its controllers.
     pub fn run(self) -> ExitCode {
+        #[cfg(target_os = "linux")]
+        crate::exec::supervise_if_asked();
         start_logging();
-        let settings = match Settings::from_program() {
+        let mut settings = match Settings::from_program() {
             Ok(settings) => settings,
             Err(error) => return failed(&error.into()),
         };
+        #[cfg(target_os = "linux")]
+        if !settings.programs.is_empty() {
+            // This very binary, even if its file is replaced meanwhile. Programs of the same user must not look into it.
+            settings.supervisor = Some("/proc/self/exe".into());
+            if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+                return failed(&AgentError::Failed(std::io::Error::from(error).into()));
+            }
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(WAITING_THREADS)
             .thread_name("pcfarm-agent")
@@ -174,11 +186,13 @@ impl Agent {
 
     /// Runs the agent inside another program until `stop` is cancelled, and then until what it holds has been
     /// delivered or given back. Leaves logging and signals alone.
-    pub async fn run_with(self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
-        let names = self.names();
-        let (controllers, steps) = self.parts(settings.cores)?;
+    pub async fn run_with(mut self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
         let endpoints = settings.endpoints()?;
         let state_dir = StateDir::open(&settings.state_dir)?;
+        #[cfg(target_os = "linux")]
+        let _programs = crate::exec::controller::Programs::add(&settings, state_dir.identity, &mut self.controllers)?;
+        let names = self.names();
+        let (controllers, steps) = self.parts(settings.cores)?;
         info!(
             identity = %state_dir.identity,
             servers = settings.servers.join(","),
@@ -269,13 +283,12 @@ impl Body {
 }
 
 fn hello(settings: &Settings, identity: Uuid, controllers: Vec<String>) -> v1::Hello {
-    let memory = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
     v1::Hello {
         identity: identity.to_string(),
         instance: Uuid::new_v4().to_string(),
         hostname: settings.hostname.clone(),
         cores: u32::try_from(settings.cores).unwrap_or(u32::MAX),
-        memory_bytes: sysinfo::System::new_with_specifics(memory).map_or(0, |system| system.total_memory()),
+        memory_bytes: settings::memory_bytes(),
         system: sysinfo::System::long_os_version().unwrap_or_else(|_| std::env::consts::OS.to_owned()),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         controllers,

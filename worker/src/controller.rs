@@ -40,8 +40,8 @@ pub trait Controller: Send + Sync + 'static {
     /// nothing, gives back what it holds and says so in its log. A stopping agent does not wait for a deaf
     /// controller beyond its grace period.
     ///
-    /// So a job type with a time limit whose problems run native code that cannot ask belongs in a process of
-    /// its own: the controller starts it, waits in steps, and kills it when it is cancelled.
+    /// So a job type with a time limit whose problems run native code that cannot ask belongs in a program of its own
+    /// (`exec`), which is ended when it is cancelled.
     fn solve(&self, problem: &Problem<'_, Self::Payload>) -> anyhow::Result<Self::Solution>;
 }
 
@@ -212,6 +212,11 @@ impl<P> Problem<'_, P> {
         T: DeserializeOwned + Send + Sync + 'static,
     {
         self.checkout.related().shared(read)
+    }
+
+    /// The names of its job type's related reads.
+    pub fn related_reads(&self) -> impl Iterator<Item = &str> {
+        self.checkout.related().names()
     }
 
     /// Whether the work is no longer wanted: its checkout was revoked, or the agent must stop. True as soon

@@ -58,6 +58,7 @@
 //! - [`agent`]: the complete program.
 //! - [`settings`]: what it is told, and [`state_dir`]: who it is.
 //! - `credentials`: what it proves itself with.
+//! - [`exec`]: controllers that are programs of the agent owner's list.
 //! - `drive`: the one loop: wait, decide, act.
 //! - `inventory`: every decision of it, without I/O or clock.
 //! - `slots`: sessions beside its own.
@@ -69,6 +70,8 @@ pub mod agent;
 pub mod builtin;
 pub mod controller;
 mod credentials;
+#[cfg(target_os = "linux")]
+pub mod exec;
 pub mod settings;
 pub mod state_dir;
 pub mod steps;

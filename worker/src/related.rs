@@ -63,6 +63,10 @@ impl Related {
         Ok(Merged { left: &read.for_all, right: own }.map(|index| read.rows[index as usize].as_ref()))
     }
 
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.reads.keys().map(String::as_str)
+    }
+
     /// The rows of `read` that are for every problem, in the order read; parsed by the first who asks.
     pub fn shared<T: DeserializeOwned + Send + Sync + 'static>(&self, read: &str) -> anyhow::Result<Arc<Vec<T>>> {
         let rows = self.read(read)?;

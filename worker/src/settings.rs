@@ -14,6 +14,8 @@ use tonic::transport::Endpoint;
 use uuid::Uuid;
 
 use crate::credentials::Credentials;
+#[cfg(target_os = "linux")]
+use crate::exec::settings::{ProgramError, ProgramSettings};
 
 /// The server's own default, on this machine: a farm of one is tried without any setting.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7070";
@@ -30,6 +32,7 @@ const DEFAULT_UNACKNOWLEDGED_MIB: usize = 64;
 
 const STATE_DIR_NAME: &str = "pcfarm-worker";
 const SYSTEM_STATE_DIR: &str = "/var/lib/pcfarm-worker";
+const SYSTEM_WORK_DIR: &str = "/var/cache/pcfarm-worker";
 
 /// All settings of an agent.
 #[derive(Clone, Debug)]
@@ -54,6 +57,16 @@ pub struct Settings {
     pub join_token: Option<JoinToken>,
     /// An authority of servers' certificates, beside the farm's own.
     pub ca: Option<PathBuf>,
+    /// Programs that problems may be given to: the controllers `exec:NAME`.
+    #[cfg(target_os = "linux")]
+    pub programs: Vec<ProgramSettings>,
+    /// Where programs work, in a directory that is the agent's alone.
+    pub work_dir: PathBuf,
+    /// What programs must not read, beside the agent's own files.
+    pub hide: Vec<PathBuf>,
+    /// A binary that calls [`supervise_if_asked`](crate::exec::supervise_if_asked) first. [`Agent::run`](crate::Agent::run)
+    /// is one.
+    pub supervisor: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -69,6 +82,11 @@ impl Default for Settings {
             unacknowledged_bytes: DEFAULT_UNACKNOWLEDGED_MIB << 20,
             join_token: None,
             ca: None,
+            #[cfg(target_os = "linux")]
+            programs: Vec::new(),
+            work_dir: default_work_dir(),
+            hide: Vec::new(),
+            supervisor: None,
         }
     }
 }
@@ -80,6 +98,18 @@ fn default_state_dir() -> PathBuf {
     let from = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     from("XDG_STATE_HOME")
         .or_else(|| from("HOME").map(|home| home.join(".local/state")))
+        .unwrap_or_else(std::env::temp_dir)
+        .join(STATE_DIR_NAME)
+}
+
+/// Apart from the state, which programs must not see; and for root where other users may pass through.
+fn default_work_dir() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from(SYSTEM_WORK_DIR);
+    }
+    let from = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    from("XDG_CACHE_HOME")
+        .or_else(|| from("HOME").map(|home| home.join(".cache")))
         .unwrap_or_else(std::env::temp_dir)
         .join(STATE_DIR_NAME)
 }
@@ -100,7 +130,16 @@ pub enum SettingsError {
     #[error("an agent needs at least one core")]
     NoCores,
     #[error("two controllers are named {0:?}")]
-    DuplicateController(&'static str),
+    DuplicateController(String),
+    #[cfg(target_os = "linux")]
+    #[error("program {name:?}")]
+    Program { name: String, source: ProgramError },
+    #[error("programs need a supervisor: Agent::run is one, and Settings::supervisor names another")]
+    NoSupervisor,
+    #[error("the working directory of programs, {path}")]
+    WorkDir { path: PathBuf, source: std::io::Error },
+    #[error("hide names whole paths: {0}")]
+    Hide(PathBuf),
     #[error("an agent needs at least one controller")]
     NoController,
 }
@@ -143,6 +182,10 @@ struct Flags {
     /// An authority of servers' certificates, beside the farm's own: a PEM file
     #[arg(long, value_name = "FILE", env = "PCFARM_CA")]
     ca: Option<PathBuf>,
+    /// Where programs work; each agent has a directory of its own in it [default: /var/cache/pcfarm-worker as root, else
+    /// ~/.cache/pcfarm-worker]
+    #[arg(long, value_name = "DIR", env = "PCFARM_WORK_DIR")]
+    work_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -158,6 +201,12 @@ struct FileSettings {
     unacknowledged_mib: Option<usize>,
     join_token_file: Option<PathBuf>,
     ca: Option<PathBuf>,
+    work_dir: Option<PathBuf>,
+    #[serde(default)]
+    hide: Vec<PathBuf>,
+    #[cfg(target_os = "linux")]
+    #[serde(default)]
+    program: Vec<ProgramSettings>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -189,6 +238,10 @@ impl Settings {
         let file_servers = all(file.server, default.servers);
         let file_labels = all(file.label, default.labels);
         let unacknowledged = flags.unacknowledged_mib.or(file.unacknowledged_mib);
+        let join_token_file = flags.join_token_file.or(file.join_token_file);
+        let whole = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        let own_files = join_token_file.clone().into_iter().chain(flags.config).map(whole);
+        let hide = file.hide.into_iter().chain(own_files).collect();
         let settings = Settings {
             servers: if flags.server.is_empty() { file_servers } else { flags.server },
             state_dir: flags.state_dir.or(file.state_dir).unwrap_or(default.state_dir),
@@ -199,11 +252,33 @@ impl Settings {
             grace: flags.grace.or(file.grace).map_or(default.grace, Duration::from_secs),
             unacknowledged_bytes: unacknowledged
                 .map_or(default.unacknowledged_bytes, |mib| mib.saturating_mul(1 << 20)),
-            join_token: join_token(flags.join_token_file.or(file.join_token_file))?,
+            join_token: join_token(join_token_file)?,
             ca: flags.ca.or(file.ca),
+            #[cfg(target_os = "linux")]
+            programs: file.program,
+            work_dir: flags.work_dir.or(file.work_dir).unwrap_or(default.work_dir),
+            hide,
+            supervisor: None,
         };
         settings.endpoints()?;
+        #[cfg(target_os = "linux")]
+        settings.checked_programs()?;
         Ok(settings)
+    }
+
+    /// The owner's programs, if all of them make sense.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn checked_programs(&self) -> Result<Vec<crate::exec::settings::Program>, SettingsError> {
+        let machine = crate::exec::settings::Machine {
+            memory_bytes: memory_bytes(),
+            cores: self.cores,
+            is_root: rustix::process::geteuid().is_root(),
+        };
+        if let Some(path) = self.hide.iter().find(|path| !path.is_absolute()) {
+            return Err(SettingsError::Hide(path.clone()));
+        }
+        crate::exec::settings::check(&self.programs, &machine)
+            .map_err(|(name, source)| SettingsError::Program { name, source })
     }
 
     pub(crate) fn credentials(&self, identity: Uuid) -> Credentials {
@@ -222,6 +297,12 @@ impl Settings {
         }
         Ok(endpoints)
     }
+}
+
+/// Of this machine.
+pub(crate) fn memory_bytes() -> u64 {
+    let memory = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
+    sysinfo::System::new_with_specifics(memory).map_or(0, |system| system.total_memory())
 }
 
 /// Never in an argument, where every process of the machine reads it.

@@ -40,13 +40,18 @@ pub struct Task<'a> {
 /// The controllers of an agent by name.
 #[derive(Clone, Default)]
 pub struct Controllers {
-    by_name: HashMap<&'static str, Arc<dyn Solve>>,
+    by_name: HashMap<String, Arc<dyn Solve>>,
 }
 
 impl Controllers {
     /// False if there is one of that name already.
     pub fn add<C: Controller>(&mut self, controller: C) -> bool {
-        self.by_name.insert(C::NAME, Arc::new(Typed(controller))).is_none()
+        self.add_as(C::NAME.to_owned(), controller)
+    }
+
+    /// The same under another name, for a kind of controllers that the agent's owner names.
+    pub fn add_as<C: Controller>(&mut self, name: String, controller: C) -> bool {
+        self.by_name.insert(name, Arc::new(Typed(controller))).is_none()
     }
 
     pub fn get(&self, name: &str) -> Option<&dyn Solve> {
@@ -54,7 +59,7 @@ impl Controllers {
     }
 
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.by_name.keys().map(|&name| name.to_owned()).collect();
+        let mut names: Vec<String> = self.by_name.keys().cloned().collect();
         names.sort();
         names
     }

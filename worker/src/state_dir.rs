@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -33,7 +34,9 @@ pub enum StateDirError {
 impl StateDir {
     /// Takes the directory; makes it and an identity at the first start.
     pub fn open(dir: &Path) -> Result<StateDir, StateDirError> {
-        fs::create_dir_all(dir).map_err(failed("make the state directory", dir))?;
+        // What is in it is nobody else's business, credentials least of all.
+        let mut make = fs::DirBuilder::new();
+        make.recursive(true).mode(0o700).create(dir).map_err(failed("make the state directory", dir))?;
         let lock = lock(dir)?;
         Ok(StateDir { identity: identity(dir, IDENTITY_FILE)?, _lock: lock })
     }

@@ -1,3 +1,4 @@
+#![allow(dead_code, reason = "each test program uses its part")]
 //! A server that speaks the agents' protocol as the test tells it, and agents that run against it.
 
 use std::net::SocketAddr;
@@ -183,7 +184,7 @@ impl Session {
 pub struct RunningAgent {
     pub stop: CancellationToken,
     tasks: JoinSet<Result<(), AgentError>>,
-    _state_dir: tempfile::TempDir,
+    state_dir: tempfile::TempDir,
 }
 
 pub fn settings(servers: &[&Server], state_dir: &std::path::Path) -> Settings {
@@ -204,7 +205,11 @@ impl RunningAgent {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(agent.run_with(settings, stop.clone()));
-        RunningAgent { stop, tasks, _state_dir: state_dir }
+        RunningAgent { stop, tasks, state_dir }
+    }
+
+    pub fn state_dir(&self) -> &std::path::Path {
+        self.state_dir.path()
     }
 
     pub async fn ended(&mut self) -> Result<(), AgentError> {

@@ -1,0 +1,63 @@
+//! Controllers that are programs: anything on the agent owner's list.
+//!
+//! Owns what stands between a problem and a program that knows nothing of a farm and may be hostile. Nothing is run that the
+//! owner has not named, and never through a shell unless a shell is what was named.
+//!
+//! ```text
+//! agent ── frames on two pipes ──► supervisor ── stdin, stdout, stderr ──► program ──► whatever it starts
+//!   one per core and program         this binary again, without secrets      fenced, limited, cleaned
+//! ```
+//!
+//! The supervisor is the subreaper of all that the program starts, so that children which outlive their parent, in sessions
+//! of their own, come back to it. What happens when one of them ends:
+//!
+//! | ends | then |
+//! | --- | --- |
+//! | agent, at any moment, by any signal | the supervisor reads the end of its requests, ends the tree, exits |
+//! | supervisor | the program gets SIGKILL from the kernel; the agent fails the problem, and starts another |
+//! | program, while it has a problem | that problem fails, with exit code and the end of standard error; the rest of the tree is ended; another is started for the next problem |
+//! | program, while it has none | another is started with the next problem, which does not notice |
+//! | checkout (revoked, time limit, suspension) | as when the agent ends |
+//!
+//! - [`settings`]: the owner's list, as it is written.
+//! - `arguments`: templates of arguments.
+//! - `plan`: what agent, supervisor and launcher say to each other.
+//! - `controller`: problems to programs, on the cores of the agent.
+//! - `instance`: the agent's end of one supervisor.
+//! - `directory`: where programs work, and that nothing stays there.
+//! - `supervisor`, `running`: one program and its tree, from start to end.
+//! - `tree`: finding and ending all that descends from a process.
+//! - `launcher`, `fence`: what is given up before the program is.
+//! - `failure`: what a program can do wrong, in words.
+
+mod arguments;
+pub(crate) mod controller;
+mod directory;
+mod failure;
+mod fence;
+mod instance;
+mod launcher;
+mod plan;
+mod running;
+pub mod settings;
+mod supervisor;
+mod tree;
+
+/// The first argument that makes this binary a supervisor or a launcher.
+const SUPERVISE: &str = "__pcfarm-supervise";
+const LAUNCH: &str = "__pcfarm-launch";
+
+/// Becomes a supervisor, and does not return, if this process was started as one. [`Agent::run`] does this first. A
+/// program that calls [`Agent::run_with`] and whose settings name programs calls it at the beginning of its `main`, and
+/// names itself as [`Settings::supervisor`].
+///
+/// [`Agent::run`]: crate::Agent::run
+/// [`Agent::run_with`]: crate::Agent::run_with
+/// [`Settings::supervisor`]: crate::Settings::supervisor
+pub fn supervise_if_asked() {
+    match std::env::args_os().nth(1) {
+        Some(first) if first == SUPERVISE => supervisor::run(),
+        Some(first) if first == LAUNCH => launcher::run(),
+        Some(_) | None => {}
+    }
+}

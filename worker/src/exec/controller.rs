@@ -1,0 +1,451 @@
+//! Problems to programs, on the cores of the agent.
+//!
+//! Owns the supervisors of one program, at most one for each core that works on it, and what its answers mean. Like any
+//! controller it is called on the agent's cores and asks whether its work is still wanted.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tracing::{debug, info, warn};
+
+use crate::controller::{Controller, NewProblem, Problem};
+use crate::exec::arguments::{self, Values, fill};
+use crate::exec::directory::Area;
+use crate::exec::failure::{Failure, message};
+use crate::exec::instance::{Asked, Instance};
+use crate::exec::plan::{Ended, Plan, Question, Reply};
+use crate::exec::settings::{AnswerIs, Mode, Program, StdinIs};
+use crate::settings::{Settings, SettingsError};
+use crate::solve::Controllers;
+use uuid::Uuid;
+
+/// So many problems may fail at once before the next ones are slowed down: a program that cannot work here must not fail a
+/// whole job in seconds.
+const QUICK_FAILURES: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How often a waiting problem asks whether it is still wanted.
+const STEP: Duration = Duration::from_millis(20);
+
+/// A supervisor that retires in the moment of a question is replaced; twice in a row does not happen.
+const TRIES: u32 = 3;
+
+/// The programs of an agent. Dropped, they are ended, and nothing of them is left on the disk.
+#[derive(Default)]
+pub struct Programs {
+    all: Vec<Arc<Exec>>,
+    _area: Option<Arc<Area>>,
+}
+
+impl Programs {
+    /// Gives an agent the programs of its owner's list that are installed here.
+    pub fn add(settings: &Settings, identity: Uuid, controllers: &mut Controllers) -> Result<Programs, SettingsError> {
+        let programs = settings.checked_programs()?;
+        if programs.is_empty() {
+            return Ok(Programs::default());
+        }
+        let supervisor = settings.supervisor.clone().ok_or(SettingsError::NoSupervisor)?;
+        let base = settings.work_dir.join(identity.to_string());
+        let area = Area::open(&base).map_err(|source| SettingsError::WorkDir { path: base, source })?;
+        let mut hidden = settings.hide.clone();
+        hidden.extend([settings.state_dir.clone(), area.path().to_owned()]);
+        // Supervisors have another working directory.
+        let hidden: Vec<PathBuf> = hidden.into_iter().map(|path| path.canonicalize().unwrap_or(path)).collect();
+        let area = Arc::new(area);
+        let mut all = Vec::new();
+        for program in programs {
+            let name = program.controller();
+            if let Err(why) = program.installed() {
+                warn!(controller = name, why, "program is not installed here: its problems are for other workstations");
+                continue;
+            }
+            let exec = Arc::new(Exec::new(program, supervisor.clone(), hidden.clone(), Arc::clone(&area)));
+            if !controllers.add_as(name.clone(), OnCores(Arc::clone(&exec))) {
+                return Err(SettingsError::DuplicateController(name));
+            }
+            all.push(exec);
+        }
+        Ok(Programs { all, _area: Some(area) })
+    }
+}
+
+impl Drop for Programs {
+    /// The cores may hold controllers for a moment longer than the agent does, so that it is done here. All are told before
+    /// any is waited for.
+    fn drop(&mut self) {
+        let mut idle: Vec<Instance> = self.all.iter().flat_map(|exec| std::mem::take(&mut *exec.idle())).collect();
+        idle.iter_mut().for_each(Instance::dismiss);
+    }
+}
+
+/// A program as the agent's cores have it.
+struct OnCores(Arc<Exec>);
+
+impl Controller for OnCores {
+    const NAME: &'static str = "exec";
+    type Payload = Box<RawValue>;
+    type Solution = Box<RawValue>;
+
+    fn solve(&self, problem: &Problem<'_, Box<RawValue>>) -> anyhow::Result<Box<RawValue>> {
+        self.0.solve(problem)
+    }
+}
+
+/// One program of the owner's list.
+struct Exec {
+    program: Program,
+    supervisor: PathBuf,
+    hidden: Vec<PathBuf>,
+    area: Arc<Area>,
+    idle: Mutex<Vec<Instance>>,
+    failures: Mutex<Failures>,
+}
+
+#[derive(Default)]
+struct Failures {
+    in_a_row: u32,
+    pause_until: Option<Instant>,
+}
+
+impl Exec {
+    /// `hidden` is what the program must not read; `supervisor` is this binary.
+    pub fn new(program: Program, supervisor: PathBuf, hidden: Vec<PathBuf>, area: Arc<Area>) -> Exec {
+        info!(
+            program = program.name,
+            path = %program.path.display(),
+            uid = program.user.map(|user| user.uid),
+            memory_mib = program.limits.memory_bytes >> 20,
+            fenced = super::fence::available(),
+            "program"
+        );
+        Exec { program, supervisor, hidden, area, idle: Mutex::default(), failures: Mutex::default() }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Instance>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn instance(&self) -> anyhow::Result<Instance> {
+        if let Some(instance) = self.idle().pop() {
+            return Ok(instance);
+        }
+        let program = &self.program;
+        let place = self.area.place(program.user).context("the program's directory")?;
+        // Text without placeholders: a fed program's arguments are the same for all problems.
+        let payload = Value::Null;
+        let nothing = Values { key: "", attempt: 0, job: "", directory: "", payload: &payload };
+        let args = if program.mode == Mode::Fed { fill(&program.args, &nothing)? } else { Vec::new() };
+        let plan = Plan {
+            path: program.path.clone(),
+            mode: program.mode,
+            args,
+            environment: program.environment.clone(),
+            user: program.user,
+            limits: program.limits,
+            nice: program.nice,
+            hidden: self.hidden.clone(),
+            writable: program.writable.clone(),
+            network: program.network,
+            home: place.home(),
+            area: place.path().to_owned(),
+            idle_ms: u64::try_from(program.idle.as_millis()).unwrap_or(u64::MAX),
+        };
+        debug!(program = program.name, "supervisor starts");
+        Instance::start(&self.supervisor, &plan, place).context("the program's supervisor cannot be started")
+    }
+
+    /// Waits, if the last problems failed because of the program itself.
+    fn back_off(&self, is_cancelled: impl Fn() -> bool) -> anyhow::Result<()> {
+        let until = self.failures.lock().unwrap_or_else(PoisonError::into_inner).pause_until;
+        while let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
+            ensure!(!is_cancelled(), "cancelled");
+            std::thread::sleep(left.min(STEP));
+        }
+        Ok(())
+    }
+
+    fn note(&self, program_is_at_fault: bool) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if !program_is_at_fault {
+            *failures = Failures::default();
+            return;
+        }
+        failures.in_a_row = failures.in_a_row.saturating_add(1);
+        let over = failures.in_a_row.saturating_sub(QUICK_FAILURES);
+        if over > 0 {
+            let pause = FIRST_PAUSE.saturating_mul(1 << over.min(10)).min(LONGEST_PAUSE);
+            if over == 1 {
+                warn!(program = self.program.name, "it fails again and again without an answer: its problems wait now");
+            }
+            failures.pause_until = Instant::now().checked_add(pause);
+        }
+    }
+
+    fn question(&self, problem: &Problem<'_, Box<RawValue>>, directory: &str) -> anyhow::Result<(Question, Vec<u8>)> {
+        let program = &self.program;
+        let (args, body) = match program.mode {
+            Mode::Fed => (Vec::new(), line(problem, directory)?),
+            Mode::OneShot => {
+                let payload: Value = serde_json::from_str(problem.payload().get())?;
+                let values = Values {
+                    key: problem.key(),
+                    attempt: problem.attempt(),
+                    job: problem.job_name(),
+                    directory,
+                    payload: &payload,
+                };
+                let stdin = match program.stdin {
+                    StdinIs::Nothing => Vec::new(),
+                    // As it came, big numbers included; a text without its quotes.
+                    StdinIs::Payload if payload.is_string() => arguments::text(&payload).into_bytes(),
+                    StdinIs::Payload => problem.payload().get().as_bytes().to_vec(),
+                };
+                (fill(&program.args, &values)?, stdin)
+            }
+        };
+        let question = Question {
+            id: problem.problem_id().to_string(),
+            time_limit_ms: program.time_limit.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
+            args,
+            directory: directory.into(),
+            exit_codes: program.exit_codes.clone(),
+        };
+        Ok((question, body))
+    }
+
+    fn replied(
+        &self,
+        problem: &Problem<'_, Box<RawValue>>,
+        reply: Reply,
+        body: Vec<u8>,
+    ) -> anyhow::Result<Box<RawValue>> {
+        match reply {
+            Reply::Answer { exit_code, stderr } => {
+                self.note(false);
+                match self.program.mode {
+                    Mode::Fed => fed_answer(problem, &body, &stderr),
+                    Mode::OneShot => one_shot_answer(self.program.answer, exit_code, body, stderr),
+                }
+            }
+            Reply::Failed { failure, stderr, ended } => {
+                let not_started = matches!(failure, Failure::NotStarted(_));
+                self.note(not_started || (self.program.mode == Mode::Fed && ended == Ended::BeforeAnyAnswer));
+                Err(anyhow!(message(&failure.to_string(), &stderr)))
+            }
+            Reply::Retired => bail!("the program's supervisor retired"),
+        }
+    }
+
+    fn solve(&self, problem: &Problem<'_, Box<RawValue>>) -> anyhow::Result<Box<RawValue>> {
+        self.back_off(|| problem.cancelled())?;
+        for _ in 0..TRIES {
+            let mut instance = self.instance()?;
+            let directory = instance.place().problem(&problem.problem_id().to_string())?;
+            let (question, body) = self.question(problem, &directory.path().display().to_string())?;
+            match instance.ask(&question, &body, || problem.cancelled()) {
+                Asked::Replied(Reply::Retired, _) => debug!(program = self.program.name, "supervisor retired"),
+                Asked::Replied(reply, answer) => {
+                    drop(directory);
+                    self.idle().push(instance);
+                    return self.replied(problem, reply, answer);
+                }
+                Asked::Cancelled => bail!("cancelled"),
+                Asked::Lost(why) => {
+                    self.note(true);
+                    bail!(why)
+                }
+            }
+        }
+        bail!("the program's supervisors retire again and again")
+    }
+}
+
+/// What a fed program reads of a problem.
+#[derive(Serialize)]
+struct Line<'a> {
+    key: &'a str,
+    payload: &'a RawValue,
+    attempt: u32,
+    /// The problem's, a 64-bit number.
+    id: String,
+    job: &'a str,
+    job_type: &'a str,
+    directory: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    info: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    related: BTreeMap<&'a str, Vec<Box<RawValue>>>,
+}
+
+fn line(problem: &Problem<'_, Box<RawValue>>, directory: &str) -> anyhow::Result<Vec<u8>> {
+    let mut related = BTreeMap::new();
+    for read in problem.related_reads() {
+        related.insert(read, problem.related(read)?);
+    }
+    let mut line = serde_json::to_vec(&Line {
+        key: problem.key(),
+        payload: problem.payload(),
+        attempt: problem.attempt(),
+        id: problem.problem_id().to_string(),
+        job: problem.job_name(),
+        job_type: problem.job_type(),
+        directory,
+        parameters: problem.parameters()?,
+        info: problem.info()?,
+        related,
+    })?;
+    // Between its parts JSON may have line ends, and within texts it has none.
+    line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
+    Ok(line)
+}
+
+/// What a fed program says. Its supervisor has seen that it has one of the first two.
+#[derive(Deserialize)]
+struct FedAnswer {
+    #[serde(default)]
+    result: Option<Box<RawValue>>,
+    #[serde(default)]
+    error: Option<Value>,
+    #[serde(default)]
+    enqueue: Vec<Enqueued>,
+    #[serde(default)]
+    info: Option<serde_json::Map<String, Value>>,
+}
+
+/// A problem that it enqueues.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Enqueued {
+    key: String,
+    payload: Value,
+    #[serde(default)]
+    job_type: Option<String>,
+    #[serde(default)]
+    priority: Option<i32>,
+    #[serde(default)]
+    weight: Option<u32>,
+    #[serde(default)]
+    group: Option<String>,
+}
+
+fn fed_answer(problem: &Problem<'_, Box<RawValue>>, line: &[u8], stderr: &str) -> anyhow::Result<Box<RawValue>> {
+    let wrong = |error| anyhow!(message(&format!("the program's answer cannot be used: {error}"), stderr));
+    let answer: FedAnswer = serde_json::from_slice(line).map_err(wrong)?;
+    if let Some(error) = answer.error {
+        bail!(message(&arguments::text(&error), stderr));
+    }
+    for enqueued in answer.enqueue {
+        problem.enqueue(enqueued.problem()?);
+    }
+    if let Some(patch) = answer.info {
+        problem.update_info(&patch)?;
+    }
+    storable(answer.result.unwrap_or_else(null))
+}
+
+fn null() -> Box<RawValue> {
+    RawValue::from_string("null".to_owned()).expect("it is JSON")
+}
+
+impl Enqueued {
+    fn problem(self) -> anyhow::Result<NewProblem> {
+        let mut problem = NewProblem::new(self.key, &self.payload)?;
+        if let Some(job_type) = self.job_type {
+            problem = problem.job_type(&job_type);
+        }
+        if let Some(priority) = self.priority {
+            problem = problem.priority(priority);
+        }
+        if let Some(weight) = self.weight {
+            problem = problem.weight(weight);
+        }
+        if let Some(group) = self.group {
+            problem = problem.group(&group);
+        }
+        Ok(problem)
+    }
+}
+
+fn one_shot_answer(answer: AnswerIs, exit_code: i32, output: Vec<u8>, stderr: String) -> anyhow::Result<Box<RawValue>> {
+    let failed = |reason: String| anyhow!(message(&reason, &stderr));
+    let output = String::from_utf8(output).map_err(|error| {
+        failed(format!("the program's output is not UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
+    })?;
+    let text = |text: &str| text.replace('\0', "\u{fffd}");
+    match answer {
+        AnswerIs::Text => {
+            let text = text(output.strip_suffix('\n').unwrap_or(&output));
+            Ok(serde_json::value::to_raw_value(&text)?)
+        }
+        AnswerIs::Json => {
+            let parsed: Result<Box<RawValue>, _> = serde_json::from_str(&output);
+            let cited = super::failure::cite(output.as_bytes());
+            storable(parsed.map_err(|error| failed(format!("the program's output is not JSON ({error}): {cited}")))?)
+        }
+        AnswerIs::Report => {
+            let report = serde_json::json!({"exit_code": exit_code, "stdout": text(&output), "stderr": stderr});
+            Ok(serde_json::value::to_raw_value(&report)?)
+        }
+    }
+}
+
+/// JSON as it was written, unless a text in it has a NUL character, which no database can hold.
+fn storable(json: Box<RawValue>) -> anyhow::Result<Box<RawValue>> {
+    ensure!(!has_nul(json.get()), "the solution cannot be stored: it contains a NUL character");
+    Ok(json)
+}
+
+/// Whether an escaped NUL is in one of the texts: `\u0000`, with nothing that makes its backslash a character.
+fn has_nul(json: &str) -> bool {
+    json.match_indices("\\u0000")
+        .any(|(at, _)| json[..at].bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nul_is_found_behind_any_number_of_backslashes() {
+        for (json, expected) in [
+            (r#""\u0000""#, true),
+            (r#""\\u0000""#, false),
+            (r#""\\\u0000""#, true),
+            (r#"["a", "\u0001"]"#, false),
+            (r#"{"\u0000": 1}"#, true),
+        ] {
+            assert_eq!(has_nul(json), expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn output_becomes_what_was_asked_for() {
+        let of = |answer, output: &[u8]| {
+            one_shot_answer(answer, 0, output.to_vec(), "noise".to_owned()).map(|json| json.get().to_owned())
+        };
+        assert_eq!(of(AnswerIs::Text, b"a\n\n").expect("text"), r#""a\n""#);
+        assert_eq!(of(AnswerIs::Text, b"a\0").expect("text"), "\"a\u{fffd}\"");
+        assert_eq!(
+            of(AnswerIs::Json, b" {\"n\": 123456789012345678901234567890}\n").expect("JSON"),
+            r#"{"n": 123456789012345678901234567890}"#
+        );
+        assert_eq!(of(AnswerIs::Report, b"x").expect("a report"), r#"{"exit_code":0,"stderr":"noise","stdout":"x"}"#);
+        for (answer, output, expected) in [
+            (AnswerIs::Text, &b"ab\xff"[..], "not UTF-8 from byte 2 on; its standard error:\nnoise"),
+            (AnswerIs::Json, b"7 8", "not JSON"),
+            (AnswerIs::Json, b"\"\\u0000\"", "NUL"),
+        ] {
+            let error = of(answer, output).expect_err(expected).to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The agent's end of one supervisor.
+//!
+//! Owns its process and its pipes. It waits for answers in steps, so that who is no longer wanted ends at once.
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::unix::process::CommandExt;
+
+use crate::exec::SUPERVISE;
+use crate::exec::directory::Place;
+use crate::exec::plan::{Plan, Question, Reply, read_frame, write_frame};
+
+/// How soon a cancelled problem ends.
+const STEP: Duration = Duration::from_millis(20);
+
+/// What a supervisor may need beyond a problem's time limit: it ends what may be thousands of processes.
+const BEYOND_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a supervisor may take to end all it has.
+const END_WAIT: Duration = Duration::from_secs(12);
+
+pub struct Instance {
+    supervisor: Child,
+    /// Closed, it ends.
+    requests: Option<ChildStdin>,
+    replies: ChildStdout,
+    /// Behind the processes: they are gone when it is removed.
+    place: Ended,
+}
+
+/// A place that is dropped with its instance, and after it.
+struct Ended(Place);
+
+/// What became of a question.
+pub enum Asked {
+    Replied(Reply, Vec<u8>),
+    /// It is not wanted any more, and nothing of it runs.
+    Cancelled,
+    Lost(String),
+}
+
+impl Instance {
+    pub fn start(binary: &Path, plan: &Plan, place: Place) -> io::Result<Instance> {
+        let mut supervisor = Command::new(binary)
+            .arg(SUPERVISE)
+            .env_clear()
+            .current_dir("/")
+            // What a terminal sends to the agent is for the agent.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let requests = supervisor.stdin.take().expect("it is piped");
+        let replies = supervisor.stdout.take().expect("it is piped");
+        let mut instance = Instance { supervisor, requests: Some(requests), replies, place: Ended(place) };
+        write_frame(instance.requests.as_mut().expect("just made"), plan, &[])?;
+        Ok(instance)
+    }
+
+    pub fn place(&self) -> &Place {
+        &self.place.0
+    }
+
+    pub fn ask(&mut self, question: &Question, body: &[u8], is_cancelled: impl Fn() -> bool) -> Asked {
+        let until = question.time_limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms) + BEYOND_LIMIT);
+        let Some(requests) = &mut self.requests else { return self.lost("it was ended") };
+        // A supervisor that has just retired does not read any more, and has said so.
+        let written = write_frame(requests, question, body);
+        if let Err(error) =
+            written.as_ref().err().filter(|error| error.kind() != ErrorKind::BrokenPipe).map_or(Ok(()), Err)
+        {
+            return self.lost(&error.to_string());
+        }
+        let step = Timespec { tv_sec: 0, tv_nsec: i64::from(STEP.subsec_nanos()) };
+        loop {
+            match poll(&mut [PollFd::new(&self.replies, PollFlags::IN)], Some(&step)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => break,
+                Err(error) => return self.lost(&error.to_string()),
+            }
+            if is_cancelled() {
+                self.end();
+                return Asked::Cancelled;
+            }
+            if until.is_some_and(|until| Instant::now() > until) {
+                return self.lost("it does not answer");
+            }
+        }
+        match read_frame(&mut self.replies) {
+            Ok((reply, body)) => Asked::Replied(reply, body),
+            Err(error) => self.lost(&error.to_string()),
+        }
+    }
+
+    fn lost(&mut self, why: &str) -> Asked {
+        let why = match self.end() {
+            Some(status) => format!("{why}; {status}"),
+            None => why.to_owned(),
+        };
+        Asked::Lost(format!("the program's supervisor is lost: {why}"))
+    }
+
+    /// Lets the supervisor end all it has. Nothing of it runs afterwards.
+    fn end(&mut self) -> Option<std::process::ExitStatus> {
+        self.requests = None;
+        let until = Instant::now() + END_WAIT;
+        let mut pause = Duration::from_micros(500);
+        while Instant::now() < until {
+            match self.supervisor.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) => return Some(status),
+                Err(_) => return None,
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(STEP);
+        }
+        // The kernel ends its program with it.
+        let _ = self.supervisor.kill();
+        self.supervisor.wait().ok()
+    }
+
+    /// Tells it to end; dropping it waits until it has.
+    pub fn dismiss(&mut self) {
+        self.requests = None;
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,589 @@
+//! Programs under an agent: what they are for, and what hostile ones can do.
+#![cfg(target_os = "linux")]
+
+mod farm;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use farm::{RunningAgent, Server, Session, outcomes};
+use pcfarm_worker::builtin::Echo;
+use pcfarm_worker::exec::settings::ProgramSettings;
+use pcfarm_worker::{Agent, Settings};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A farm of one agent with programs whose processes are told by a mark in their environment.
+struct Desk {
+    dir: tempfile::TempDir,
+    server: Server,
+    mark: String,
+    programs: Vec<ProgramSettings>,
+}
+
+impl Desk {
+    /// With the puppet as program `puppet`, and `more` said of it, in TOML.
+    async fn new(more: &str) -> Desk {
+        let mut desk = Desk::empty().await;
+        let script = desk.file("puppet.py", include_str!("programs/puppet.py"));
+        desk.program(&format!("name = \"puppet\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [\"{script}\"]\n{more}"));
+        desk
+    }
+
+    async fn empty() -> Desk {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let dir = tempfile::tempdir().expect("a directory");
+        // Programs may run as nobody.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("ours");
+        let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Desk { dir, server: Server::start().await, mark, programs: Vec::new() }
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.dir.path().join(name);
+        fs::write(&path, text).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+        path.display().to_string()
+    }
+
+    fn program(&mut self, text: &str) {
+        let mut program: ProgramSettings = toml::from_str(text).expect("a program");
+        program.env.insert("MARK".to_owned(), self.mark.clone());
+        // Not what these tests are about; those that are do without.
+        program.trusted |= !text.contains("trusted");
+        self.programs.push(program);
+    }
+
+    fn work_dir(&self) -> PathBuf {
+        self.dir.path().join("work")
+    }
+
+    async fn agent(&mut self, cores: usize) -> (RunningAgent, Session) {
+        let (programs, work_dir) = (self.programs.clone(), self.work_dir());
+        let agent = RunningAgent::start(Agent::new().controller(Echo), &[&self.server], |settings: &mut Settings| {
+            settings.programs = programs;
+            settings.work_dir = work_dir;
+            settings.cores = cores;
+            settings.grace = Duration::from_millis(500);
+            settings.supervisor = Some(env!("CARGO_BIN_EXE_pcfarm-worker").into());
+        });
+        let (session, _) = self.server.welcomed().await;
+        (agent, session)
+    }
+
+    /// What becomes of these problems, one after the other on one core, and then of the agent.
+    async fn solve(&mut self, program: &str, payloads: &[Value]) -> Vec<String> {
+        let (mut agent, mut session) = self.agent(1).await;
+        let results = run(&mut session, 1, program, payloads).await;
+        agent.stop.cancel();
+        drop(session);
+        agent.ended().await.expect("nothing is left");
+        self.nothing_is_left().await;
+        results
+    }
+
+    fn processes(&self) -> Vec<i32> {
+        marked(&self.mark)
+    }
+
+    async fn nothing_is_left(&self) {
+        self.wait_until("processes are left", || self.processes().is_empty()).await;
+        // The cores outlive the agent's last word for a moment.
+        let is_empty = || fs::read_dir(self.work_dir()).is_ok_and(|mut entries| entries.next().is_none());
+        self.wait_until("directories are left", is_empty).await;
+    }
+
+    /// Processes end by themselves: there is nobody who could tell.
+    async fn wait_until(&self, otherwise: &str, mut is_so: impl FnMut() -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !is_so() {
+            assert!(Instant::now() < end, "{otherwise}: {:?}", self.processes());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// Processes with this mark in their environment, zombies excepted, which have none.
+fn marked(mark: &str) -> Vec<i32> {
+    let wanted = format!("MARK={mark}");
+    let of = |entry: fs::DirEntry| -> Option<i32> {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let environment = fs::read(entry.path().join("environ")).ok()?;
+        environment.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes()).then_some(pid)
+    };
+    fs::read_dir("/proc").expect("this is Linux").flatten().filter_map(of).collect()
+}
+
+/// Hands out a checkout and waits until it is closed.
+async fn run(session: &mut Session, id: i64, program: &str, payloads: &[Value]) -> Vec<String> {
+    session.check_out(id, &format!("exec:{program}"), payloads.iter().map(Value::to_string)).await;
+    let mut results = BTreeMap::new();
+    loop {
+        let delivery = session.delivery().await;
+        session.acknowledge(&delivery).await;
+        for part in &delivery.checkouts {
+            results.extend(outcomes(part));
+            if part.checkout_id == id && part.finished {
+                return results.into_values().collect();
+            }
+        }
+    }
+}
+
+fn add(of: &[i32]) -> Value {
+    json!({"do": "add", "of": of})
+}
+
+fn puppet(what: &str) -> Value {
+    json!({"do": what})
+}
+
+#[tokio::test]
+async fn a_fed_program_is_started_once_and_fed_many_problems() {
+    let mut desk = Desk::new("").await;
+    let payloads: Vec<Value> = (0..50).map(|_| puppet("count")).collect();
+    let results = desk.solve("puppet", &payloads).await;
+    let counts: Vec<Value> = results.iter().map(|text| serde_json::from_str(text).expect("JSON")).collect();
+    for (n, count) in counts.iter().enumerate() {
+        assert_eq!(count["answered"], n, "{counts:?}");
+        assert_eq!(count["pid"], counts[0]["pid"]);
+    }
+}
+
+#[tokio::test]
+async fn a_fed_program_is_told_all_that_a_controller_may_know() {
+    let mut desk = Desk::new("").await;
+    let results = desk.solve("puppet", &[json!({"do": "echo", "big": 12345678901234567890u64, "text": "a\nb"})]).await;
+    let seen: Value = serde_json::from_str(&results[0]).expect("JSON");
+    assert_eq!(seen["payload"], json!({"do": "echo", "big": 12345678901234567890u64, "text": "a\nb"}));
+    assert_eq!((&seen["key"], &seen["attempt"], &seen["job"]), (&json!("0"), &json!(1), &json!("test")));
+    assert_eq!(seen["id"], "1000");
+}
+
+/// Each between two good problems, on one core.
+#[tokio::test]
+async fn what_a_program_does_wrong_fails_its_problem_alone() {
+    let mut desk = Desk::new("time_limit = 2\nmemory_mib = 256\nprocesses = 20\ndisk_mib = 64").await;
+    let (mut agent, mut session) = desk.agent(1).await;
+    let cases = [
+        (puppet("refuse"), "no luck; its standard error:\na line on standard error"),
+        (
+            json!({"do": "exit", "code": 3}),
+            "the program exited with code 3 before it answered; its standard error:\nTraceback: it is all over",
+        ),
+        (json!({"do": "exit", "code": 0}), "exited with code 0 before it answered"),
+        (json!({"do": "kill itself", "signal": 11}), "was ended by signal 11 (SIGSEGV) before it answered"),
+        (puppet("flood stdout"), "the program wrote more than"),
+        (puppet("flood stderr"), "longer than its time limit of 2 s; its standard error ends:\nyyyy"),
+        (puppet("loop"), "longer than its time limit of 2 s"),
+        (puppet("hog"), "MiB of memory; its limit is 256 MiB"),
+        (puppet("hog together"), "MiB of memory; its limit is 256 MiB"),
+        (puppet("orphan and exit"), "exited with code 1 before it answered"),
+        (puppet("bomb"), "its limit is 20"),
+        (puppet("fill the disk"), "to its directory; its limit is 64 MiB"),
+        (puppet("no json"), r#"the program's answer is not JSON (expected value at line 1 column 1): "hello world""#),
+        (puppet("no answer"), r#"not an object with either "result" or "error": "{\"reslut\": 1}""#),
+        (puppet("list"), "not an object with either"),
+        (puppet("half"), "ends after 12 bytes without a line end (the program exited with code 0)"),
+        (puppet("two lines"), r#"more than one line for one question: "{\"result\": 2}""#),
+        (puppet("close"), "closed its standard input or output before it answered"),
+        (json!({"do": "close stdin"}), "longer than its time limit of 2 s"),
+        (json!({"do": "id", "id": "7"}), r#"another question, by its "id""#),
+        (puppet("nul"), "the solution cannot be stored: it contains a NUL character"),
+        (json!({"do": "large", "bytes": 1 << 20}), "the solution has 1048578 bytes; at most"),
+        (json!({"do": "large", "bytes": 8 << 20}), "the program wrote more than"),
+    ];
+    for (id, (bad, expected)) in (1..).zip(cases) {
+        let results = run(&mut session, id, "puppet", &[add(&[1, 2]), bad.clone(), add(&[3, 4])]).await;
+        assert_eq!((results[0].as_str(), results[2].as_str()), ("3", "7"), "{bad}: {results:?}");
+        assert!(results[1].starts_with("failed: ") && results[1].contains(expected), "{bad}: {}", results[1]);
+        // One program, for the last problem. All else that was started is gone.
+        assert_eq!(desk.processes().len(), 1, "{bad} left processes");
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_line_too_many_is_never_another_problems_answer() {
+    let mut desk = Desk::new("").await;
+    // The first of a program is listened to for a moment, later ones are not.
+    let payloads: Vec<Value> =
+        (0..5).flat_map(|n| [add(&[n]), puppet("late line"), json!({"do": "add", "of": [n, 1]})]).collect();
+    let results = desk.solve("puppet", &payloads).await;
+    for (n, three) in results.chunks(3).enumerate() {
+        assert_eq!(three, [n.to_string(), "1".to_owned(), (n + 1).to_string()]);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_before_the_question_is_nobodys() {
+    let mut desk = Desk::empty().await;
+    let script = desk.file("eager.py", "import time\nprint('{\"result\": 1}', flush=True)\ntime.sleep(1000)\n");
+    desk.program(&format!("name = \"eager\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [\"{script}\"]"));
+    let results = desk.solve("eager", &[json!(1), json!(2)]).await;
+    for result in results {
+        assert_eq!(result, r#"failed: the program wrote something before it had read its question: "{\"result\": 1}""#);
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_start_fails_its_problems_and_one_that_is_not_there_is_not_announced() {
+    let mut desk = Desk::empty().await;
+    let script = desk.file("script", "#!/nowhere/interpreter\n");
+    desk.program(&format!("name = \"broken\"\nmode = \"fed\"\npath = \"{script}\""));
+    desk.program(&format!("name = \"broken-once\"\nmode = \"one-shot\"\npath = \"{script}\""));
+    desk.program("name = \"missing\"\nmode = \"fed\"\npath = \"/nowhere/program\"");
+    let settings_programs = desk.programs.clone();
+    let work_dir = desk.work_dir();
+    let mut agent = RunningAgent::start(Agent::new(), &[&desk.server], |settings| {
+        settings.programs = settings_programs;
+        settings.work_dir = work_dir;
+        settings.supervisor = Some(env!("CARGO_BIN_EXE_pcfarm-worker").into());
+    });
+    let (mut session, hello) = desk.server.welcomed().await;
+    assert_eq!(hello.controllers, ["exec:broken", "exec:broken-once"]);
+    for (id, program) in [(1, "broken"), (2, "broken-once")] {
+        let results = run(&mut session, id, program, &[json!(1), json!(2), json!(3), json!(4), json!(5)]).await;
+        for result in results {
+            assert!(
+                result.starts_with(&format!("failed: the program cannot be started: {script}"))
+                    && result.contains(": No such file"),
+                "{result}"
+            );
+        }
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_revoked_problem_is_ended_with_all_it_has_started() {
+    let mut desk = Desk::new("").await;
+    let (mut agent, mut session) = desk.agent(2).await;
+    session.check_out(1, "exec:puppet", [puppet("orphan").to_string(), puppet("loop").to_string()]).await;
+    desk.wait_until("it does not start", || desk.processes().len() >= 3).await;
+    session.revoke(1).await;
+    let results = run(&mut session, 2, "puppet", &[add(&[1]), add(&[2])]).await;
+    assert_eq!(results, ["1", "2"]);
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn programs_end_with_an_agent_that_is_killed() {
+    let mut desk = Desk::new("").await;
+    let config = desk.dir.path().join("worker.toml");
+    let script = desk.dir.path().join("puppet.py").display().to_string();
+    let text = format!(
+        "state_dir = {:?}\nwork_dir = {:?}\n[[program]]\nname = \"puppet\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [{script:?}]\n\
+         trusted = true\nenv = {{ MARK = {:?} }}\n",
+        desk.dir.path().join("state"),
+        desk.work_dir(),
+        desk.mark,
+    );
+    fs::write(&config, text).expect("written");
+    let start = |server: &Server| {
+        Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
+            .args(["--server", &server.url(), "--cores", "2", "--config"])
+            .arg(&config)
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the agent starts")
+    };
+    let mut agent = start(&desk.server);
+    let (session, hello) = desk.server.welcomed().await;
+    assert!(hello.controllers.contains(&"exec:puppet".to_owned()));
+    session.check_out(1, "exec:puppet", [puppet("orphan").to_string(), puppet("loop").to_string()]).await;
+    desk.wait_until("it does not start", || desk.processes().len() >= 3).await;
+    agent.kill().await.expect("it runs");
+    desk.wait_until("processes are left", || desk.processes().is_empty()).await;
+    drop(session);
+
+    // What it has left on the disk is gone when its successor has started.
+    let litter = |dir: &Path| fs::read_dir(dir).map_or(0, |entries| entries.flatten().count());
+    let base = fs::read_dir(desk.work_dir()).expect("it is there").flatten().next().expect("the agent's").path();
+    assert!(litter(&base) > 0);
+    let mut agent = start(&desk.server);
+    let (session, _) = desk.server.welcomed().await;
+    assert_eq!(litter(&base), 0);
+    let pid = agent.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).expect("it runs");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+    drop(session);
+    agent.wait().await.expect("it ends");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn programs_see_nothing_of_the_agent() {
+    see_nothing("trusted = false").await;
+}
+
+/// Not even when nothing but the fence keeps them from it.
+#[tokio::test]
+async fn programs_of_the_agents_user_see_nothing_of_it() {
+    let is_root = rustix::process::geteuid().is_root();
+    see_nothing(if is_root { "trusted = false\nrun_as = \"root\"" } else { "trusted = false" }).await;
+}
+
+async fn see_nothing(more: &str) {
+    let mut desk = Desk::new(more).await;
+    let secret = desk.file("secret", "hidden by name");
+    let open = desk.file("open", "for all");
+    let (mut agent, mut session) = {
+        let (programs, work_dir, hide) = (desk.programs.clone(), desk.work_dir(), vec![PathBuf::from(&secret)]);
+        let agent = RunningAgent::start(Agent::new(), &[&desk.server], |settings| {
+            fs::write(settings.state_dir.join("workstation.key"), "a key").expect("written");
+            settings.programs = programs;
+            settings.work_dir = work_dir;
+            settings.hide = hide;
+            settings.cores = 1;
+            settings.supervisor = Some(env!("CARGO_BIN_EXE_pcfarm-worker").into());
+        });
+        let (session, _) = desk.server.welcomed().await;
+        (agent, session)
+    };
+    let state_dir = agent.state_dir().to_owned();
+    let key = state_dir.join("workstation.key").display().to_string();
+    let through_proc = format!("/proc/{}/root{key}", std::process::id());
+    let environ = format!("/proc/{}/environ", std::process::id());
+    let payloads = [
+        json!({"do": "read", "paths": [key, through_proc, environ, secret, open]}),
+        puppet("look"),
+        json!({"do": "signal", "pids": [std::process::id()]}),
+        json!({"do": "write", "path": format!("{}/new", desk.dir.path().display())}),
+        puppet("leave a file"),
+    ];
+    let results = run(&mut session, 1, "puppet", &payloads).await;
+    let results: Vec<Value> = results.iter().map(|text| serde_json::from_str(text).expect(text)).collect();
+    assert_eq!(results[0][&key], "PermissionError");
+    assert_eq!(results[0][&through_proc], "PermissionError");
+    assert_eq!(results[0][&environ], "PermissionError");
+    assert_eq!(results[0][&secret], "PermissionError");
+    assert_eq!(results[0][&open], "read 7 bytes");
+    let seen = results[1]["environment"].as_object().expect("an object");
+    let allowed = ["HOME", "LANG", "LC_ALL", "LC_CTYPE", "MARK", "PATH", "PWD", "TMPDIR", "TZ"];
+    assert!(seen.keys().all(|name| allowed.contains(&name.as_str())), "{seen:?}");
+    assert_eq!(results[1]["descriptors"], json!([0, 1, 2]));
+    assert_eq!(results[2][&std::process::id().to_string()], "PermissionError");
+    assert_eq!(results[3], "PermissionError");
+    let directory = results[4].as_str().expect("its directory");
+    assert!(!Path::new(directory).exists(), "a problem's directory stays");
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_problem_of_a_program_may_enqueue_others() {
+    let mut desk = Desk::new("").await;
+    let (mut agent, mut session) = desk.agent(1).await;
+    session.check_out(1, "exec:puppet", [puppet("enqueue").to_string()]).await;
+    let delivery = session.delivery().await;
+    session.acknowledge(&delivery).await;
+    let more = delivery.checkouts[0].results[0].more.as_ref().expect("it brings something");
+    assert_eq!((more.enqueue[0].key.as_str(), &more.enqueue[0].payload[..]), ("next", &br#"{"n":1}"#[..]));
+    assert_eq!(&more.info[..], br#"{"seen":true}"#);
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+#[tokio::test]
+async fn a_program_without_problems_ends_and_is_started_again() {
+    let mut desk = Desk::new("idle = 0.05").await;
+    let (mut agent, mut session) = desk.agent(1).await;
+    for id in 1..=3 {
+        assert_eq!(run(&mut session, id, "puppet", &[add(&[1]), add(&[2])]).await, ["1", "2"]);
+        desk.wait_until("it does not end", || desk.processes().is_empty()).await;
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_one_shot_program_gets_arguments_and_no_shell_sees_them() {
+    let mut desk = Desk::empty().await;
+    let script = desk.file("args.py", "import json, sys\nprint(json.dumps([sys.argv[1:], sys.stdin.read()]))\n");
+    desk.program(&format!(
+        "name = \"args\"\nmode = \"one-shot\"\npath = \"{PYTHON}\"\nanswer = \"json\"\nstdin = \"payload\"\n\
+         args = [\"{script}\", \"--key={{key}}\", \"--\", \"{{payload.file}}\", \"{{payload.list[]}}\"]"
+    ));
+    let file = "a b; touch /tmp/x $(id) `id` | > & ' \" \\ *";
+    let payload = json!({"file": file, "list": ["-x", "$HOME", 3]});
+    let results = desk.solve("args", &[payload.clone(), json!({"file": "f"})]).await;
+    let seen: Value = serde_json::from_str(&results[0]).expect("JSON");
+    assert_eq!(seen, json!([["--key=0", "--", file, "-x", "$HOME", "3"], payload.to_string()]));
+    assert_eq!(results[1], "failed: the payload has no \"list\", which the program's arguments want");
+}
+
+#[tokio::test]
+async fn a_one_shot_program_ends_well_or_says_how_it_did_not() {
+    let mut desk = Desk::empty().await;
+    // The owner names a shell, and the problem brings the line.
+    let shell = "mode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", \"{payload}\"]\ntime_limit = 2\nmemory_mib = 256\nprocesses = 20\n";
+    desk.program(&format!("name = \"text\"\n{shell}"));
+    desk.program(&format!("name = \"json\"\nanswer = \"json\"\n{shell}"));
+    desk.program(&format!("name = \"report\"\nanswer = \"report\"\nexit_codes = [0, 20]\n{shell}"));
+    let (mut agent, mut session) = desk.agent(1).await;
+    let cases = [
+        ("text", "echo hello; echo noise >&2", "\"hello\""),
+        ("text", "exit 7", "failed: the program exited with code 7"),
+        ("text", "echo oops >&2; exit 7", "failed: the program exited with code 7; its standard error:\noops"),
+        ("text", "kill -9 $$", "failed: the program was ended by signal 9 (SIGKILL)"),
+        ("text", "sleep 1000", "failed: the program took longer than its time limit of 2 s"),
+        ("text", "yes", "failed: the program wrote more than"),
+        ("text", "setsid sleep 1000 & setsid sh -c 'sleep 1000 & sleep 1000' & echo started", "\"started\""),
+        ("text", "b() { b | b & b; }; b; sleep 1000", "failed: the program "),
+        ("text", "cat; echo end", "\"end\""),
+        ("json", "echo '[1, 2]'", "[1, 2]"),
+        ("json", "echo '[1, 2'", "failed: the program's output is not JSON"),
+        ("report", "echo out; echo err >&2; exit 20", r#"{"exit_code":20,"stderr":"err\n","stdout":"out\n"}"#),
+        ("report", "exit 21", "failed: the program exited with code 21"),
+    ];
+    for (id, (program, line, expected)) in (1..).zip(cases) {
+        let results = run(&mut session, id, program, &[json!(line)]).await;
+        assert!(results[0].starts_with(expected), "{line}: {}", results[0]);
+        assert_eq!(desk.processes(), Vec::<i32>::new(), "{line} left processes");
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn an_agent_whose_list_is_wrong_does_not_start() {
+    let mut desk = Desk::empty().await;
+    desk.program("name = \"a\"\nmode = \"fed\"\npath = \"/bin/cat\"");
+    desk.programs.push(desk.programs[0].clone());
+    let (programs, work_dir) = (desk.programs.clone(), desk.work_dir());
+    let mut agent = RunningAgent::start(Agent::new(), &[&desk.server], |settings| {
+        settings.programs = programs;
+        settings.work_dir = work_dir;
+    });
+    let error = agent.ended().await.expect_err("two of one name");
+    assert_eq!(error.exit_code(), 2);
+}
+
+const MINISAT: &str = "/usr/bin/minisat";
+
+/// What users copy from. `scripts/test` installs the solver where it can.
+#[tokio::test]
+async fn the_examples_run() {
+    let mut desk = Desk::empty().await;
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/programs");
+    let text = fs::read_to_string(examples.join("worker.toml")).expect("it is there");
+    let primes = fs::read_to_string(examples.join("python/primes.py")).expect("it is there");
+    let config = desk
+        .file("worker.toml", &text.replace("/opt/pcfarm/programs/python/primes.py", &desk.file("primes.py", &primes)));
+    desk.programs = Settings::from_arguments(&["worker", "--config", &config]).expect("good settings").programs;
+    for program in &mut desk.programs {
+        program.env.insert("MARK".to_owned(), desk.mark.clone());
+        program.trusted = true;
+    }
+    let (mut agent, mut session) = desk.agent(2).await;
+
+    let ranges = [json!({"from": 0, "to": 100}), json!({"from": 100, "to": 1000}), json!({"from": 2, "to": 1})];
+    let results = run(&mut session, 1, "primes", &ranges).await;
+    let expected = [r#"{"primes": 25}"#, r#"{"primes": 143}"#, "failed: ValueError: from 2 to 1 is no range"];
+    assert_eq!(results, expected);
+
+    let files = [desk.file("two lines; rm -rf $HOME", "1\n2\n"), desk.file("-n", "3\n")];
+    let results = run(&mut session, 2, "lines", &[json!({"files": files}), json!({"files": []})]).await;
+    assert_eq!(results, ["3", "0"]);
+
+    if Path::new(MINISAT).exists() {
+        let (keys, payloads) = sat_instances(&examples);
+        let results = run(&mut session, 3, "minisat", &payloads).await;
+        for (n, key) in keys.iter().enumerate() {
+            let report: Value = serde_json::from_str(&results[n]).expect(&results[n]);
+            let found = match report["exit_code"].as_i64() {
+                Some(10) => holds(payloads[n].as_str().expect("DIMACS"), report["stdout"].as_str().expect("a text")),
+                _ => false,
+            };
+            match key.split('-').collect::<Vec<_>>()[..] {
+                ["pigeons", _] | ["queens", "3"] | ["colours", "9", "2"] => {
+                    assert_eq!(report["exit_code"], 20, "{key}")
+                }
+                ["random", _] => assert!(found || report["exit_code"] == 20, "{key}: {report}"),
+                _ => assert!(found, "{key}: {report}"),
+            }
+        }
+    } else {
+        eprintln!("{MINISAT} is not installed: the solver was not run");
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+fn sat_instances(examples: &Path) -> (Vec<String>, Vec<Value>) {
+    let written = std::process::Command::new(PYTHON).arg(examples.join("sat/instances.py")).output().expect("it runs");
+    assert!(written.status.success());
+    let text = String::from_utf8(written.stdout).expect("JSON");
+    let problem = |line: &str| {
+        let mut problem: Value = serde_json::from_str(line).expect("JSON");
+        (problem["key"].as_str().expect("a key").to_owned(), problem["payload"].take())
+    };
+    let (keys, payloads): (Vec<String>, Vec<Value>) = text.lines().map(problem).unzip();
+    assert!(keys.len() > 20);
+    (keys, payloads)
+}
+
+/// Whether what the solver says of an instance is so.
+fn holds(dimacs: &str, answer: &str) -> bool {
+    let numbers = |line: &str| -> Vec<i32> {
+        line.split_ascii_whitespace().map_while(|n| n.parse().ok()).take_while(|&n| n != 0).collect()
+    };
+    let Some(model) = answer.lines().skip_while(|line| *line != "SAT").nth(1) else { return false };
+    let chosen: std::collections::HashSet<i32> = numbers(model).into_iter().collect();
+    let consistent = chosen.iter().all(|n| !chosen.contains(&-n));
+    consistent && dimacs.lines().skip(1).all(|clause| numbers(clause).iter().any(|n| chosen.contains(n)))
+}
+
+/// `cargo test --release -p pcfarm-worker --test exec -- --ignored --nocapture overhead`
+#[tokio::test]
+#[ignore = "a measurement, not a test"]
+async fn overhead_of_a_thousand_runs() {
+    let mut desk = Desk::new("").await;
+    let script = desk.file("add.py", "import json, sys\nprint(sum(json.load(sys.stdin)['of']))\n");
+    desk.program(&format!(
+        "name = \"python\"\nmode = \"one-shot\"\npath = \"{PYTHON}\"\nargs = [\"{script}\"]\nstdin = \"payload\"\nanswer = \"json\""
+    ));
+    desk.program("name = \"true\"\nmode = \"one-shot\"\npath = \"/bin/true\"");
+    let (mut agent, mut session) = desk.agent(1).await;
+    let payloads: Vec<Value> = (0..1000).map(|n| add(&[n, 1])).collect();
+    for (id, (program, what)) in
+        (1..).zip([("puppet", "Python, fed"), ("python", "Python, one-shot"), ("true", "/bin/true, one-shot")])
+    {
+        let began = Instant::now();
+        let results = run(&mut session, id, program, &payloads).await;
+        assert!(results.iter().all(|result| !result.starts_with("failed")), "{results:?}");
+        println!("1,000 problems on one core, {what}: {:?}", began.elapsed());
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}

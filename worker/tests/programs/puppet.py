@@ -1,0 +1,142 @@
+"""A fed program that does what its payload says, good or bad."""
+import json, os, signal, subprocess, sys, time
+
+
+def say(value):
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def start_orphan():
+    """A grandchild in a session of its own, whose parent is gone."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            while True:
+                time.sleep(1)
+        os._exit(0)
+    os.wait()
+
+
+def read(path):
+    try:
+        with open(path, "rb") as file:
+            return "read %d bytes" % len(file.read())
+    except OSError as error:
+        return type(error).__name__
+
+
+answered = 0
+for line in sys.stdin:
+    question = json.loads(line)
+    payload = question["payload"]
+    do = payload["do"]
+    if do == "add":
+        say({"progress": 0.5})
+        say({"result": sum(payload["of"])})
+    elif do == "echo":
+        say({"result": question})
+    elif do == "count":
+        say({"result": {"answered": answered, "pid": os.getpid()}})
+    elif do == "refuse":
+        print("a line on standard error", file=sys.stderr)
+        say({"error": "no luck"})
+    elif do == "exit":
+        print("Traceback: it is all over", file=sys.stderr)
+        os._exit(payload["code"])
+    elif do == "kill itself":
+        os.kill(os.getpid(), payload["signal"])
+    elif do == "flood stdout":
+        while True:
+            sys.stdout.write("x" * 65536)
+    elif do == "flood stderr":
+        while True:
+            sys.stderr.write("y" * 65536)
+    elif do == "loop":
+        while True:
+            pass
+    elif do == "hog":
+        hoard = []
+        while True:
+            hoard.append(bytearray(b"z" * (8 << 20)))
+    elif do == "hog together":
+        for _ in range(8):
+            if os.fork() == 0:
+                hoard = bytearray(b"z" * (64 << 20))
+                time.sleep(1000)
+        time.sleep(1000)
+    elif do == "orphan and exit":
+        start_orphan()
+        os._exit(1)
+    elif do == "orphan":
+        start_orphan()
+        say({"result": "left one behind"})
+    elif do == "bomb":
+        while True:
+            try:
+                os.fork()
+            except OSError:
+                pass
+    elif do == "fill the disk":
+        for n in range(1000):
+            with open("%s/%d" % (question["directory"], n), "wb") as file:
+                file.write(b"d" * (4 << 20))
+            time.sleep(0.01)
+    elif do == "no json":
+        print("hello world", flush=True)
+    elif do == "no answer":
+        say({"reslut": 1})
+    elif do == "list":
+        print("[1]", flush=True)
+    elif do == "half":
+        sys.stdout.write('{"result": 1')
+        sys.stdout.flush()
+        os._exit(0)
+    elif do == "two lines":
+        print('{"result": 1}\n{"result": 2}', flush=True)
+    elif do == "late line":
+        say({"result": 1})
+        time.sleep(0.1)
+        say({"result": "of another problem"})
+    elif do == "close":
+        os.close(1)
+        time.sleep(1000)
+    elif do == "close stdin":
+        os.close(0)
+        time.sleep(1000)
+    elif do == "id":
+        say({"id": payload["id"], "result": 1})
+    elif do == "nul":
+        say({"result": "\0"})
+    elif do == "large":
+        say({"result": "x" * payload["bytes"]})
+    elif do == "leave a file":
+        with open(os.path.join(question["directory"], "file"), "w") as file:
+            file.write("left")
+        os.chmod(question["directory"], 0)
+        say({"result": question["directory"]})
+    elif do == "read":
+        say({"result": {path: read(path) for path in payload["paths"]}})
+    elif do == "look":
+        say({"result": {"environment": dict(os.environ), "uid": os.getuid(), "cwd": os.getcwd(),
+                        "descriptors": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:-1]}})
+    elif do == "signal":
+        outcome = {}
+        for pid in payload["pids"]:
+            try:
+                os.kill(pid, 0)
+                outcome[pid] = "allowed"
+            except OSError as error:
+                outcome[pid] = type(error).__name__
+        say({"result": outcome})
+    elif do == "enqueue":
+        say({"result": None, "enqueue": [{"key": "next", "payload": {"n": 1}}], "info": {"seen": True}})
+    elif do == "write":
+        try:
+            open(payload["path"], "w").close()
+            say({"result": "written"})
+        except OSError as error:
+            say({"result": type(error).__name__})
+    answered += 1
