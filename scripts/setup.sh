@@ -83,3 +83,9 @@ ensure_schemathesis() {
     python3 -m venv "$at/venv"
     "$at/venv/bin/pip" install --quiet --disable-pip-version-check "schemathesis==4.32.5"
 }
+
+# The solver of examples/programs. Without it that part of their test is left out.
+ensure_solver() {
+    if [ -x /usr/bin/minisat ] || ! command -v apt-get >/dev/null; then return 0; fi
+    (install_packages minisat "" "") || say "minisat was not installed: the solver's example will not be tested."
+}
