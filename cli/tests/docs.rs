@@ -51,7 +51,8 @@ fn pages() -> Vec<PathBuf> {
         .map(|entry| entry.expect("docs/ can be read").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
         .collect();
-    pages.extend(["README.md", "examples/airline/README.md", "examples/office/README.md"].map(|page| root.join(page)));
+    let examples = ["airline", "office", "programs"].map(|example| format!("examples/{example}/README.md"));
+    pages.extend(examples.iter().map(|page| root.join(page)).chain([root.join("README.md")]));
     pages.sort();
     pages
 }
