@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use pcfarm_sql::connect::ConnectionTask;
 use pcfarm_worker::steps::{Dependency, Next, Readiness, Step, StepController, Steps, Wait};
 use pcfarm_worker::{Agent, Controller, Problem};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -22,6 +22,8 @@ pub struct Database {
     free: Mutex<Vec<Connection>>,
     freed: Condvar,
     out: AtomicBool,
+    /// Calls that have not returned.
+    calls: AtomicUsize,
     back: Readiness,
 }
 
@@ -65,6 +67,7 @@ impl Database {
             free: Mutex::new(connections),
             freed: Condvar::new(),
             out: AtomicBool::new(false),
+            calls: AtomicUsize::new(0),
             back,
         })
     }
@@ -85,6 +88,20 @@ impl Database {
 
     /// Waits for a connection, and for the database if it is out, as a call that hangs; holds it, and gives it back.
     fn ask(&self) -> anyhow::Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let answer = self.answer();
+        self.calls.fetch_sub(1, Ordering::Relaxed);
+        answer
+    }
+
+    /// Until nobody calls: what an earlier measurement has left.
+    pub async fn quiet(&self) {
+        while self.calls.load(Ordering::Relaxed) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn answer(&self) -> anyhow::Result<()> {
         let mut free = self.free.lock().expect("nothing panics here");
         let connection = loop {
             match (self.out.load(Ordering::Relaxed), free.pop()) {

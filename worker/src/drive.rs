@@ -148,12 +148,23 @@ impl Driver {
     }
 
     fn take_reports(&mut self, first: Report, reports: &mut mpsc::Receiver<Report>) {
-        self.take(Event::Computed(first));
+        self.take_report(first);
         for _ in 1..REPORTS_PER_TURN {
             let Ok(report) = reports.try_recv() else {
                 return;
             };
-            self.take(Event::Computed(report));
+            self.take_report(report);
+        }
+    }
+
+    fn take_report(&mut self, report: Report) {
+        match report {
+            Report::Waiting => {
+                for batch in self.pool.fetch() {
+                    self.take(Event::Computed(Report::Results(batch)));
+                }
+            }
+            Report::Started(_) | Report::Results(_) => self.take(Event::Computed(report)),
         }
     }
 

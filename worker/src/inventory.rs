@@ -251,6 +251,8 @@ impl Inventory {
             Event::Disconnected => self.disconnected(now),
             Event::Computed(Report::Started(key)) => self.started(key),
             Event::Computed(Report::Results(batch)) => self.computed(batch),
+            // The driver's: it has fetched them.
+            Event::Computed(Report::Waiting) => {}
             Event::HeldUp(held_up) => self.note_held_up(held_up),
             Event::Withdrawn(keys) => self.give_back(&keys, "the agent is stopping"),
             Event::Stop => self.stop(now),

@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,8 @@ pub enum Report {
     /// The first problem of a checkout was taken.
     Started(CheckoutKey),
     Results(Batch),
+    /// Pools have results, to be fetched by [`Pool::fetch`].
+    Waiting,
 }
 
 /// Results of one core.
@@ -81,6 +83,9 @@ struct Shared {
     queue: Mutex<Queue>,
     solution_bytes_limit: AtomicUsize,
     cores: Vec<Core>,
+    /// Results of pools' threads, and whether the agent has been told of them: one word for all that come until it looks.
+    of_pools: Mutex<Vec<Batch>>,
+    told: AtomicBool,
     reports: mpsc::Sender<Report>,
 }
 
@@ -139,6 +144,8 @@ impl Pool {
             queue: Mutex::default(),
             solution_bytes_limit: AtomicUsize::new(SOLUTION_BYTES_LIMIT),
             cores: (0..cores).map(|_| Core::default()).collect(),
+            of_pools: Mutex::default(),
+            told: AtomicBool::new(false),
             reports,
         });
         let session: Weak<dyn Sink> = shared.me.clone();
@@ -201,7 +208,14 @@ impl Pool {
 
     /// Results that no core has reported yet.
     pub fn empty_pockets(&self) -> Vec<Batch> {
-        self.shared.cores.iter().flat_map(|core| std::mem::take(&mut *locked(&core.pocket))).collect()
+        let of_cores = self.shared.cores.iter().flat_map(|core| std::mem::take(&mut *locked(&core.pocket)));
+        of_cores.chain(self.fetch()).collect()
+    }
+
+    /// Results of pools, when they are [`Report::Waiting`].
+    pub fn fetch(&self) -> Vec<Batch> {
+        self.shared.told.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *locked(&self.shared.of_pools))
     }
 
     /// How many cores are in the hands of a controller whose work is cancelled. When one returns, its report
@@ -391,7 +405,19 @@ impl Sink for Shared {
         let core = rayon::current_thread_index().filter(|_| at == Some(Where::Core));
         match core {
             Some(core) => pocket_result(&mut locked(&self.cores[core].pocket), key, result, busy),
-            None => self.report(Report::Results(Batch { key, results: vec![result], busy })),
+            None => {
+                let mut of_pools = locked(&self.of_pools);
+                if of_pools.len() >= REPORTS_WAITING {
+                    // The agent is stuck: this thread waits for it, as cores do.
+                    drop(of_pools);
+                    return self.report(Report::Results(Batch { key, results: vec![result], busy }));
+                }
+                pocket_result(&mut of_pools, key, result, busy);
+                drop(of_pools);
+                if !self.told.swap(true, Ordering::SeqCst) {
+                    self.report(Report::Waiting);
+                }
+            }
         }
     }
 

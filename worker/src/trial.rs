@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::agent::{Agent, AgentError};
 use crate::controller::{Controller, NewProblem};
-use crate::pool::{self, Pool, Report};
+use crate::pool::{self, Batch, Pool, Report};
 use crate::solve::{Task, try_solve};
 use crate::steps::{PoolReport, Running};
 use crate::work::{Checkout, CheckoutKey};
@@ -251,7 +251,15 @@ impl Rig {
     }
 
     fn take(&mut self, report: Report) {
-        let Report::Results(batch) = report else { return };
+        let batches = match report {
+            Report::Started(_) => return,
+            Report::Results(batch) => vec![batch],
+            Report::Waiting => self.pool.fetch(),
+        };
+        batches.into_iter().for_each(|batch| self.take_batch(batch));
+    }
+
+    fn take_batch(&mut self, batch: Batch) {
         let CheckoutKey { checkout_id: CheckoutId(number), .. } = batch.key;
         let checkout = usize::try_from(number).expect("numbers are given above");
         if let Some((_, left)) = self.checkouts.get_mut(&checkout) {

@@ -95,7 +95,8 @@ fn notes(context: &Context, report: &mut Report) {
     );
     let seconds = context.scaled(10, 3);
     report.note(format!(
-        "out: the database is out for {seconds} s, 100 under way, evenly; calls hang, or (waiting) steps wait without a thread until it is back"
+        "out: the database is out for {seconds} s, 1,000 under way, evenly, the shared pool with {} threads; calls hang, or (waiting) steps wait without a thread until it is back",
+        SHARED[1]
     ));
     report.note("lone: one problem under way; the loss at low load is what pools cost there");
 }
@@ -233,7 +234,7 @@ impl Bench<'_> {
     /// The database is out for a while.
     async fn outage(&self, hold_name: &str, database: &Arc<Database>, figures: &mut Figures) -> anyhow::Result<u64> {
         let time = Duration::from_secs(self.context.scaled(10, 3));
-        let load = Load { db: 50, cpu: 50 };
+        let load = Load { db: 500, cpu: 500 };
         let alone = self.measure(database, Pools::Steps(Out::Hangs), Load { db: 0, ..load }, self.slice(1_500)).await?;
         let mut processed = alone.ended();
         for (how, pools) in [
@@ -253,6 +254,8 @@ impl Bench<'_> {
             run.forget();
             run.go_on(self.slice(1_000)).await;
             let after = run.measured();
+            drop(run);
+            database.quiet().await;
             processed += during.ended() + after.ended();
             let name = format!("{hold_name}_out_{how}");
             figures.add(format!("{name}_cpu_per_second"), during.cpu.per_second);
@@ -274,7 +277,10 @@ impl Bench<'_> {
         run.go_on(WARM).await;
         run.forget();
         run.go_on(time).await;
-        Ok(run.measured())
+        let measured = run.measured();
+        drop(run);
+        database.quiet().await;
+        Ok(measured)
     }
 }
 
