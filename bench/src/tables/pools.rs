@@ -43,7 +43,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     for _ in 0..context.runs {
         let mut figures = Figures::default();
         for (hold_name, hold) in HOLDS {
-            let database = bench.database(hold).await?;
+            let database = Database::new(hold, (0..CONNECTIONS).map(|_| Connection::Elsewhere).collect());
             for in_flight in in_flights(context) {
                 for &(mix, of_db, of_cpu) in mixes(context) {
                     let name = format!("{hold_name}_{mix}_{in_flight}");
@@ -59,6 +59,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             let processed = bench.outage(hold_name, &database, &mut figures).await;
             report.processed(processed.context("the database is out")?);
         }
+        report.processed(bench.real(&mut sizes, &mut figures).await.context("a real database")?);
         report.run(figures);
     }
     promises(context, report);
@@ -80,8 +81,10 @@ fn notes(context: &Context, report: &mut Report) {
          (even), 1 to 10 (few_db) and 10 to 1 (many_db); the number is how many of both are under way: whenever one ends the \
          next of its kind comes"
     ));
-    report.note("100 ms: a real PostgreSQL on this machine (pg_sleep); 1 ms: a stand-in for one elsewhere, a thread that sleeps, since a \
-         PostgreSQL that answers 50,000 calls a second beside them would take the cores from the cpu kind, however threads are pooled");
+    report.note(
+        "the database is a stand-in for one on another machine: a thread that sleeps. postgresql: a real one on this machine \
+         (pg_sleep), which takes time of the cores itself, however threads are pooled: no bound is set there",
+    );
     report.note(
         "pools: step pools on an agent's own cores and pools, without a farm. shared: any thread runs any step, first come first \
          served, and waits where a connection is missing; of a few sizes of that pool the one that serves both kinds best, for each \
@@ -153,10 +156,18 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// The same with PostgreSQL on this machine, which takes time of the cores itself: no bound.
+    async fn real(&self, sizes: &mut HashMap<String, usize>, figures: &mut Figures) -> anyhow::Result<u64> {
+        let name = "postgresql_ms_100_even_1000".to_owned();
+        let database = self.database(HOLDS[1].1).await?;
+        let cell =
+            Cell { name: &name, hold_name: "postgresql_ms_100", database: &database, load: Load::of(1_000, 1, 1) };
+        let (size, processed) = self.cell(&cell, sizes.get(&name).copied(), figures).await?;
+        sizes.insert(name, size);
+        Ok(processed)
+    }
+
     async fn database(&self, hold: Duration) -> anyhow::Result<Arc<Database>> {
-        if hold < Duration::from_millis(10) {
-            return Ok(Database::new(hold, (0..CONNECTIONS).map(|_| Connection::Elsewhere).collect()));
-        }
         let mut connections = Vec::with_capacity(CONNECTIONS);
         for _ in 0..CONNECTIONS {
             let (client, task) = self.postgres.connect().await?;
@@ -301,8 +312,8 @@ impl Measured {
 struct Run<'a> {
     rig: Rig,
     rounds: &'a str,
-    /// By checkout, which are of one problem each: whether it is of the cpu kind, and since when it is under way.
-    under_way: HashMap<usize, (bool, Instant)>,
+    /// By checkout and place there: whether it is of the cpu kind, and since when it is under way.
+    under_way: HashMap<(usize, usize), (bool, Instant)>,
     /// Of those that ended, by kind.
     latencies: [Vec<f64>; 2],
     since: Instant,
@@ -326,31 +337,41 @@ impl Run<'_> {
         while db + cpu < load.all() {
             if cpu * load.db <= db * load.cpu && cpu < load.cpu {
                 cpu += 1;
-                run.hand_in(true);
+                run.hand_in(true, 1);
             } else {
                 db += 1;
-                run.hand_in(false);
+                run.hand_in(false, 1);
             }
         }
         Ok(run)
     }
 
-    fn hand_in(&mut self, is_cpu: bool) {
+    /// So many problems of a kind, as one checkout.
+    fn hand_in(&mut self, is_cpu: bool, count: usize) {
+        if count == 0 {
+            return;
+        }
         let now = Instant::now();
-        let checkout = match is_cpu {
-            true => self.rig.check_out("think", [self.rounds]),
-            false => self.rig.check_out("ask", ["1"]),
-        };
-        self.under_way.insert(checkout, (is_cpu, now));
+        let (controller, payload) = if is_cpu { ("think", self.rounds) } else { ("ask", "1") };
+        let checkout = self.rig.check_out(controller, std::iter::repeat_n(payload, count));
+        self.under_way.extend((0..count).map(|problem| ((checkout, problem), (is_cpu, now))));
     }
 
-    /// For so long.
+    /// For so long. What has ended since it was looked last is followed by as many, together, as an agent's checkouts are.
     async fn go_on(&mut self, time: Duration) {
         let end = tokio::time::Instant::now() + time;
-        while let Ok(ended) = timeout_at(end, self.rig.ended()).await {
-            let Some((is_cpu, since)) = self.under_way.remove(&ended.checkout) else { continue };
-            self.latencies[usize::from(is_cpu)].push(since.elapsed().as_secs_f64() * 1e3);
-            self.hand_in(is_cpu);
+        while let Ok(first) = timeout_at(end, self.rig.ended()).await {
+            let mut next = [0, 0];
+            let mut ended = Some(first);
+            while let Some(one) = ended {
+                if let Some((is_cpu, since)) = self.under_way.remove(&(one.checkout, one.problem)) {
+                    self.latencies[usize::from(is_cpu)].push(since.elapsed().as_secs_f64() * 1e3);
+                    next[usize::from(is_cpu)] += 1;
+                }
+                ended = self.rig.try_next();
+            }
+            self.hand_in(false, next[0]);
+            self.hand_in(true, next[1]);
         }
     }
 
