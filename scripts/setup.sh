@@ -62,6 +62,28 @@ ensure_systemd() {
     (install_packages systemd "" "") || say "systemd was not installed: its units will not be checked."
 }
 
+# One of PostgreSQL's programs, by name.
+postgres_program() {
+    local found
+    found=$(for directory in $(command -v initdb | xargs -r dirname) $(pg_config --bindir 2>/dev/null) \
+        /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin /usr/local/opt/postgresql@*/bin; do
+        [ -x "$directory/$1" ] && printf '%s\n' "$directory/$1"
+    done | tail -n 1)
+    [ -n "$found" ] || die "PostgreSQL's $1 is missing."
+    printf '%s\n' "$found"
+}
+
+# What fuzzes REST, in an environment of its own.
+ensure_schemathesis() {
+    local at=${CARGO_TARGET_DIR:-$repository/target}/fuzz-api
+    [ -x "$at/venv/bin/schemathesis" ] && return 0
+    command -v python3 >/dev/null || install_packages "python3 python3-venv" python3 "Python 3"
+    python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv python3 "Python's venv"
+    mkdir -p "$at"
+    python3 -m venv "$at/venv"
+    "$at/venv/bin/pip" install --quiet --disable-pip-version-check "schemathesis==4.32.5"
+}
+
 # The solver of examples/programs. Without it that part of their test is left out.
 ensure_solver() {
     if [ -x /usr/bin/minisat ] || ! command -v apt-get >/dev/null; then return 0; fi

@@ -109,9 +109,9 @@ impl Farm {
         let port = free_port();
         let listen = format!("127.0.0.1:{port}");
         let lease = LEASE.as_secs().to_string();
-        let mut arguments =
-            vec!["--database-url", &self.url, "--listen", &listen, "--http-listen", "none", "--name", name];
+        let mut arguments = vec!["--database-url", &self.url, "--listen", &listen, "--name", name];
         let mut defaults = vec![
+            ("--http-listen", "none"),
             ("--lease", lease.as_str()),
             ("--heartbeat", "0.5"),
             ("--checkout-seconds", "1"),
@@ -346,7 +346,7 @@ pub fn executable_path(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is not built: cargo build --workspace"))
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     loop {
         let port = rand::rng().random_range(PORTS);
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {

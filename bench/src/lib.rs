@@ -18,6 +18,7 @@
 //! - [`tables`]: each table of figures, by `pcfarm-bench TABLE`
 //! - [`context`]: the durable PostgreSQL that figures are measured on; [`night`]: a measured job; [`pointer`]: the limit
 //! - [`spin`]: problems of pure computation, and [`direct`]: the same without a farm
+//! - [`holding`]: problems that hold a connection, and problems that need a core
 //! - [`light`]: thousands of workstations in one process
 //! - [`report`], [`plot`]: figures, their medians, promises; [`machine`], [`usage`]: what they were measured on, and
 //!   what it cost
@@ -27,6 +28,7 @@ pub mod chaos;
 pub mod context;
 pub mod direct;
 pub mod farm;
+pub mod holding;
 pub mod light;
 pub mod machine;
 pub mod night;

@@ -8,6 +8,7 @@ pub mod fairness;
 pub mod latency;
 pub mod load;
 pub mod peers;
+pub mod pools;
 pub mod recovery;
 pub mod scale;
 pub mod schedules;
@@ -32,6 +33,7 @@ pub const TABLES: &[&str] = &[
     "fairness",
     "enrolment",
     "schedules",
+    "pools",
 ];
 
 /// Measures one table.
@@ -50,6 +52,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "fairness" => fairness::run(context, report).await,
         "enrolment" => enrolment::run(context, report).await,
         "schedules" => schedules::run(context, report).await,
+        "pools" => pools::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }
 }

@@ -124,12 +124,13 @@ pub async fn create_user(farm: &Farm, args: CreateUserArgs, output: Output) -> R
 }
 
 pub async fn set_role(farm: &Farm, user: String, role: Role, output: Output) -> Result<()> {
-    let request = SetAccountRequest { user, role: role_name(role).to_owned(), disabled: None };
+    let request = SetAccountRequest { user, role: role_name(role).to_owned(), ..SetAccountRequest::default() };
     set_account(farm, request, output).await
 }
 
 pub async fn set_disabled(farm: &Farm, user: String, disabled: bool, output: Output) -> Result<()> {
-    set_account(farm, SetAccountRequest { user, role: String::new(), disabled: Some(disabled) }, output).await
+    let request = SetAccountRequest { user, disabled: Some(disabled), ..SetAccountRequest::default() };
+    set_account(farm, request, output).await
 }
 
 async fn set_account(farm: &Farm, request: SetAccountRequest, output: Output) -> Result<()> {

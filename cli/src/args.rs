@@ -3,6 +3,7 @@
 pub mod access;
 pub mod schedules;
 pub mod sharing;
+pub mod types;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ use pcfarm_proto::ids::JobId;
 use crate::output::Format;
 use access::{CreateUserArgs, CredentialsVerb, JoinTokenVerb, LoginArgs, PasswordArgs, Role, TokensVerb};
 use schedules::SchedulesVerb;
-use sharing::{ProfilesVerb, QueueVerb, ResourcesVerb, SetLimitsArgs};
+use sharing::{ProfilesVerb, QueueVerb, QuotaArgs, ResourcesVerb, SetLimitsArgs};
+use types::TypesVerb;
 
 /// Looks after a PC Farm: its jobs, its problems, its workstations.
 #[derive(Debug, Parser)]
@@ -89,6 +91,9 @@ pub enum Verb {
     /// Users: accounts, limits and turns, and what they have waiting and in progress
     #[command(subcommand)]
     Users(UsersVerb),
+    /// Job types: how kinds of problems run
+    #[command(subcommand)]
+    Types(TypesVerb),
     /// Profiles: what limits job types by weekday, time of day and conditions
     #[command(subcommand)]
     Profiles(ProfilesVerb),
@@ -180,6 +185,8 @@ pub enum UsersVerb {
     List,
     /// Limits and turns, of users, or of all who have none of their own
     Set(SetLimitsArgs),
+    /// What users may load in a day or a month: look, or set it
+    Quota(QuotaArgs),
     /// Those who may log in, and what for
     Accounts,
     /// Let somebody in

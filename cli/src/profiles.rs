@@ -44,7 +44,8 @@ pub async fn run(farm: &Farm, verb: ProfilesVerb, output: Output) -> Result<()> 
             farm.call("changing a profile's entry", call).await?
         }
         ProfilesVerb::Delete { profile } => {
-            let call = client.delete_profile(farm.request(DeleteProfileRequest { profile_id: profile }));
+            let call = client
+                .delete_profile(farm.request(DeleteProfileRequest { profile_id: profile, version: String::new() }));
             farm.call("deleting a profile's entry", call).await?
         }
     };
@@ -86,6 +87,7 @@ fn request(profile_id: i64, job_type: String, entry: ProfileArgs) -> Result<SetP
         priority: small(priority, "--priority")?,
         when: conditions(when),
         reset,
+        version: String::new(),
     })
 }
 

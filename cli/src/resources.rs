@@ -16,11 +16,11 @@ pub async fn run(farm: &Farm, verb: ResourcesVerb, output: Output) -> Result<()>
             farm.call("listing resources", client.list_resources(farm.request(ListResourcesRequest {}))).await?
         }
         ResourcesVerb::Set { name, tokens, description } => {
-            let request = SetResourceRequest { name, tokens: Some(tokens), description };
+            let request = SetResourceRequest { name, tokens: Some(tokens), description, version: String::new() };
             farm.call("setting a resource", client.set_resource(farm.request(request))).await?
         }
         ResourcesVerb::Delete { name } => {
-            let request = SetResourceRequest { name, tokens: None, description: String::new() };
+            let request = SetResourceRequest { name, tokens: None, description: String::new(), version: String::new() };
             farm.call("deleting a resource", client.set_resource(farm.request(request))).await?
         }
     };

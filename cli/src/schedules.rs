@@ -46,7 +46,7 @@ pub async fn run(farm: &Farm, verb: SchedulesVerb, output: Output) -> Result<()>
             history(farm, &schedule.schedule, limit, before.unwrap_or(0), output).await
         }
         SchedulesVerb::Next(args) => next(farm, args, output).await,
-        SchedulesVerb::Export { owner } => export(farm, owner).await,
+        SchedulesVerb::Export { names, owner } => export(farm, names, owner).await,
         SchedulesVerb::Apply { file, prune, dry_run } => apply(farm, &file, prune, dry_run, output).await,
     }
 }
@@ -399,8 +399,8 @@ async fn next(farm: &Farm, args: NextArgs, output: Output) -> Result<()> {
     })
 }
 
-async fn export(farm: &Farm, owner: Option<String>) -> Result<()> {
-    let request = ExportSchedulesRequest { owner: owner.unwrap_or_default() };
+async fn export(farm: &Farm, names: Vec<String>, owner: Option<String>) -> Result<()> {
+    let request = ExportSchedulesRequest { owner: owner.unwrap_or_default(), names };
     let found = farm.call("exporting schedules", farm.schedules().export(farm.request(request))).await?.definitions;
     let schedules = found.iter().map(file_of).collect::<Result<Vec<_>>>()?;
     output::print_json(&FileJson { schedules })

@@ -22,6 +22,7 @@ struct DayJson {
     failed: i64,
     requeued: i64,
     cpu_seconds: f64,
+    triggers: i64,
 }
 
 pub async fn usage(farm: &Farm, args: UsageArgs, output: Output) -> Result<()> {
@@ -38,10 +39,12 @@ pub async fn usage(farm: &Farm, args: UsageArgs, output: Output) -> Result<()> {
         Column::Number("FAILED"),
         Column::Number("REQUEUED"),
         Column::Number("CPU SECONDS"),
+        Column::Number("TRIGGERS"),
     ];
     let row = |of: &Usage| {
         let seconds = number(of.cpu_seconds.round() as i64);
-        vec![of.day.clone(), cut(&of.owner, 30), number(of.done), number(of.failed), number(of.requeued), seconds]
+        let counts = [of.done, of.failed, of.requeued].map(number);
+        [vec![of.day.clone(), cut(&of.owner, 30)], counts.to_vec(), vec![seconds, number(of.triggers)]].concat()
     };
     output.print(
         || UsageJson { usage: found.iter().map(json).collect() },
@@ -57,5 +60,6 @@ fn json(of: &Usage) -> DayJson {
         failed: of.failed,
         requeued: of.requeued,
         cpu_seconds: of.cpu_seconds,
+        triggers: of.triggers,
     }
 }

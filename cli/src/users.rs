@@ -1,10 +1,13 @@
 //! Users: their limits and turns, and what they have.
 
 use anyhow::Result;
-use pcfarm_proto::v1::{Limits, ListUsersRequest, ListUsersResponse, SetLimitsRequest, User};
+use pcfarm_proto::v1::{
+    Limits, ListQuotasRequest, ListQuotasResponse, ListUsersRequest, ListUsersResponse, Quota, SetLimitsRequest,
+    SetQuotaRequest, User,
+};
 use serde::Serialize;
 
-use crate::args::sharing::{Limit, SetLimitsArgs};
+use crate::args::sharing::{Cap, Limit, Period, QuotaArgs, SetLimitsArgs};
 use crate::farm::Farm;
 use crate::output::{self, Column, Output};
 use crate::text::{self, cut};
@@ -17,7 +20,8 @@ pub async fn list(farm: &Farm, output: Output) -> Result<()> {
 }
 
 pub async fn set(farm: &Farm, args: SetLimitsArgs, output: Output) -> Result<()> {
-    let SetLimitsArgs { users, defaults: _, job_type, queue_limit, concurrency, allocation, prohibited } = args;
+    let SetLimitsArgs { users, defaults: _, job_type, queue_limit, concurrency, allocation, prohibited, version } =
+        args;
     let most = |limit: Option<Limit>| match limit {
         Some(Limit::Most(most)) => Some(most),
         Some(Limit::Default) | None => None,
@@ -34,6 +38,7 @@ pub async fn set(farm: &Farm, args: SetLimitsArgs, output: Output) -> Result<()>
         }),
         reset: reset.collect(),
         prohibited,
+        version,
     };
     let mut client = farm.queue();
     let call = client.set_limits(farm.request(request));
@@ -101,10 +106,99 @@ fn table(found: &ListUsersResponse) -> String {
     output::table(&columns, rows, "no users")
 }
 
+/// Shows quotas, after having changed them if something is to be changed.
+pub async fn quota(farm: &Farm, args: QuotaArgs, output: Output) -> Result<()> {
+    let QuotaArgs { users, per, problems, cpu_seconds, version } = args;
+    let mut client = farm.queue();
+    let found = match per {
+        None => farm.call("listing quotas", client.list_quotas(farm.request(ListQuotasRequest { users }))).await?,
+        Some(per) => {
+            let most = |cap: Option<Cap>| match cap {
+                Some(Cap::Most(most)) => Some(most),
+                Some(Cap::None) | None => None,
+            };
+            let given = [("problems", problems), ("cpu_seconds", cpu_seconds)];
+            let reset = given.iter().filter(|(_, cap)| *cap == Some(Cap::None)).map(|(name, _)| (*name).to_owned());
+            let request = SetQuotaRequest {
+                users,
+                period: match per {
+                    Period::Day => "day",
+                    Period::Month => "month",
+                }
+                .to_owned(),
+                problems: most(problems),
+                cpu_seconds: most(cpu_seconds).map(|seconds| seconds as f64),
+                reset: reset.collect(),
+                version,
+            };
+            farm.call("setting quotas", client.set_quota(farm.request(request))).await?
+        }
+    };
+    output.print(|| quotas_json(&found), || quotas_table(&found))
+}
+
+fn quotas_table(found: &ListQuotasResponse) -> String {
+    let columns = [
+        Column::Text("USER"),
+        Column::Text("PER"),
+        Column::Number("PROBLEMS"),
+        Column::Number("LOADED"),
+        Column::Number("CPU SECONDS"),
+    ];
+    let row = |user: &str, quota: &Quota| {
+        vec![
+            cut(user, 30),
+            quota.period.clone(),
+            quota.problems.map(text::number).unwrap_or_default(),
+            text::number(quota.used),
+            quota.cpu_seconds.map(|seconds| text::number(seconds.round() as i64)).unwrap_or_default(),
+        ]
+    };
+    let rows = found.users.iter().flat_map(|of| of.quotas.iter().map(move |quota| row(&of.user, quota)));
+    output::table(&columns, rows.collect(), "no quotas: they may load as much as they like")
+}
+
+fn quotas_json(found: &ListQuotasResponse) -> QuotasJson<'_> {
+    let quota = |quota: &Quota| QuotaJson {
+        period: quota.period.clone(),
+        problems: quota.problems,
+        cpu_seconds: quota.cpu_seconds,
+        used: quota.used,
+    };
+    let users = found.users.iter().map(|of| UserQuotasJson {
+        user: &of.user,
+        quotas: of.quotas.iter().map(quota).collect(),
+        version: &of.version,
+    });
+    QuotasJson { users: users.collect() }
+}
+
+#[derive(Serialize)]
+struct QuotasJson<'a> {
+    users: Vec<UserQuotasJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct UserQuotasJson<'a> {
+    user: &'a str,
+    quotas: Vec<QuotaJson>,
+    version: &'a str,
+}
+
+#[derive(Serialize)]
+struct QuotaJson {
+    period: String,
+    problems: Option<i64>,
+    cpu_seconds: Option<f64>,
+    used: i64,
+}
+
 #[derive(Serialize)]
 struct UsersJson<'a> {
     defaults: LimitsJson,
     users: Vec<UserJson<'a>>,
+    /// Of the defaults.
+    version: &'a str,
 }
 
 #[derive(Serialize)]
@@ -124,6 +218,7 @@ struct UserJson<'a> {
     in_progress: i64,
     open_jobs: i64,
     job_types: Vec<UserJobTypeJson<'a>>,
+    version: &'a str,
 }
 
 #[derive(Serialize)]
@@ -134,7 +229,11 @@ struct UserJobTypeJson<'a> {
 }
 
 fn json(found: &ListUsersResponse) -> UsersJson<'_> {
-    UsersJson { defaults: limits_json(found.defaults), users: found.users.iter().map(user_json).collect() }
+    UsersJson {
+        defaults: limits_json(found.defaults),
+        users: found.users.iter().map(user_json).collect(),
+        version: &found.version,
+    }
 }
 
 fn user_json(user: &User) -> UserJson<'_> {
@@ -150,6 +249,7 @@ fn user_json(user: &User) -> UserJson<'_> {
             .iter()
             .map(|one| UserJobTypeJson { job_type: &one.job_type, limits: limits_json(one.limits) })
             .collect(),
+        version: &user.version,
     }
 }
 

@@ -7,120 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use real::Farm;
+use real::http::{Client, PASSWORD, text};
 use serde_json::{Value, json};
-use ureq::http::{Method, Request};
 
 /// For anything that takes a moment, on a machine that is busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-const PASSWORD: &str = "correct horse battery staple";
-
-/// Somebody who sends requests.
-#[derive(Clone)]
-struct Client {
-    base: String,
-    token: Option<String>,
-    agent: ureq::Agent,
-}
-
-#[derive(Debug)]
-struct Answer {
-    status: u16,
-    headers: Vec<(String, String)>,
-    body: Vec<u8>,
-}
-
-impl Answer {
-    fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
-    }
-
-    fn json(&self) -> Result<Value> {
-        serde_json::from_slice(&self.body).with_context(|| format!("{}: {}", self.status, self.text()))
-    }
-
-    fn is(self, status: u16) -> Result<Answer> {
-        ensure!(self.status == status, "{status} expected: {} {}", self.status, self.text());
-        if status >= 400 {
-            // RFC 9457, whatever was wrong.
-            ensure!(self.header("content-type") == Some("application/problem+json"), "{self:?}");
-            let details = self.json()?;
-            ensure!(details["status"] == status && details["detail"].is_string() && details["type"].is_string());
-        }
-        Ok(self)
-    }
-
-    /// The field at fault.
-    fn field(&self) -> Result<String> {
-        Ok(self.json()?["errors"][0]["field"].as_str().unwrap_or_default().to_owned())
-    }
-}
-
-impl Client {
-    fn of(farm: &Farm) -> Client {
-        let agent = ureq::Agent::config_builder().http_status_as_error(false).allow_non_standard_methods(true).build();
-        Client { base: farm.rest.clone(), token: None, agent: agent.new_agent() }
-    }
-
-    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<Vec<u8>>) -> Result<Answer> {
-        let client = self.clone();
-        let mut request =
-            Request::builder().method(Method::from_bytes(method.as_bytes())?).uri(format!("{}{path}", self.base));
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        if let Some(token) = &self.token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        // ureq blocks.
-        tokio::task::spawn_blocking(move || {
-            let mut response = match body {
-                Some(body) => client.agent.run(request.body(body)?)?,
-                None => client.agent.run(request.body(())?)?,
-            };
-            let headers = response.headers().iter();
-            let headers = headers
-                .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into()))
-                .collect();
-            let status = response.status().as_u16();
-            let body = response.body_mut().with_config().limit(1 << 30).read_to_vec()?;
-            Ok(Answer { status, headers, body })
-        })
-        .await?
-    }
-
-    /// The same, as somebody.
-    async fn login(&self, user: &str) -> Result<Client> {
-        let form = json!({"user": user, "password": PASSWORD});
-        let made = self.json("POST", "/api/v1/login", form).await?.is(201)?.json()?;
-        Ok(Client { token: Some(text(&made, "secret")?), ..self.clone() })
-    }
-
-    async fn get(&self, path: &str) -> Result<Answer> {
-        self.send("GET", path, &[], None).await
-    }
-
-    async fn json(&self, method: &str, path: &str, body: Value) -> Result<Answer> {
-        self.send(method, path, &[("content-type", "application/json")], Some(body.to_string().into())).await
-    }
-
-    async fn post(&self, path: &str, media: &str, body: impl Into<Vec<u8>>) -> Result<Answer> {
-        self.send("POST", path, &[("content-type", media)], Some(body.into())).await
-    }
-
-    /// Without a body.
-    async fn act(&self, path: &str) -> Result<Answer> {
-        self.send("POST", path, &[], Some(Vec::new())).await
-    }
-}
-
-fn text(value: &Value, name: &str) -> Result<String> {
-    Ok(value[name].as_str().with_context(|| format!("{name} of {value}"))?.to_owned())
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_is_made_run_and_read() -> Result<()> {
@@ -293,6 +184,16 @@ async fn a_creation_with_a_key_is_done_once() -> Result<()> {
     create("another", "y").await?.is(201)?;
     ensure!(farm.number("select count(*) from pcfarm.job").await? == 2);
     create("not a key", "y").await?.is(400)?;
+    // Its answer is forgotten after a day; the job has the key still, and what it stands for.
+    farm.sql.batch_execute("delete from pcfarm.request").await?;
+    let again = create("same", "x").await?.is(201)?.json()?;
+    ensure!(text(&again, "job_id")? == ids[0] && again["repeated"] == true && again["problems"] == 0, "{again}");
+    farm.sql.batch_execute("delete from pcfarm.request").await?;
+    let problems = json!([{"key": "a", "payload": 1}, {"key": "b", "payload": 2}]);
+    let body = json!({"name": "x", "job_type": "echo", "problems": problems}).to_string();
+    let headers = [("content-type", "application/json"), ("idempotency-key", "same")];
+    client.send("POST", "/api/v1/jobs", &headers, Some(body.into())).await?.is(409)?;
+    ensure!(farm.number("select count(*) from pcfarm.problem").await? == 2);
     Ok(())
 }
 
@@ -814,7 +715,7 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
     // A revoked token is none any more, within a second.
     let token =
         mia.json("POST", "/api/v1/tokens", json!({"name": "script", "scopes": ["submit"]})).await?.is(201)?.json()?;
-    let script = Client { token: Some(text(&token, "secret")?), ..mia.clone() };
+    let script = mia.with_token(text(&token, "secret")?);
     ensure!(script.get("/api/v1/whoami").await?.is(200)?.json()?["user"] == "mia");
     let id = text(&token["token"], "token_id")?;
     mia.send("DELETE", &format!("/api/v1/tokens/{id}"), &[], None).await?.is(200)?;

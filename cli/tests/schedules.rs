@@ -132,6 +132,13 @@ async fn definitions_move_between_farms() -> Test {
     .await?;
     let exported = done(&from, &["export"]).await?;
     assert!(exported.contains("12345678901234567890.10"), "{exported}");
+    let one: Value = serde_json::from_str(&done(&from, &["export", "b"]).await?)?;
+    let names = |document: &Value| {
+        let all = document["schedules"].as_array().map(Vec::as_slice).unwrap_or_default();
+        all.iter().filter_map(|one| one["name"].as_str().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    assert_eq!((names(&one), names(&serde_json::from_str(&exported)?).len()), (vec!["b".to_owned()], 2));
+    assert!(refused(&from, 4, &["export", "a", "nothing"]).await?.contains("there is no schedule \"nothing\""));
     let file = to.file("schedules.json", &exported)?;
     let action = |applied: &Value, name: &str| applied["schedules"][name].as_str().map(str::to_owned);
     let dry = to.json(&format!("schedules apply {file} --dry-run")).await?;
@@ -154,7 +161,7 @@ async fn definitions_move_between_farms() -> Test {
     let broken = exported.replace("every 2 weeks", "every fortnight").replace("@daily", "@hourly");
     let broken = to.file("broken.json", broken)?;
     let told = refused(&to, 2, &["apply", &broken]).await?;
-    assert!(told.contains("no interval"), "{told}");
+    assert!(told.contains("schedule \"b\": ") && told.contains("no interval"), "{told}");
     assert_eq!(to.json("schedules show a").await?["recurrence"], json!("@daily"));
     Ok(())
 }

@@ -8,6 +8,8 @@
 //! Owns no truth: what it remembers of the database is a second old at most.
 
 pub mod gate;
+pub mod lasting;
+pub mod places;
 pub mod table;
 
 pub(crate) mod password;
@@ -16,8 +18,9 @@ mod brake;
 mod remember;
 
 use crate::grpc::status_code;
-use brake::Brake;
+use brake::{Brake, network};
 use deadpool_postgres::{Object, Pool};
+use lasting::Lasting;
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::secrets::Token;
 use pcfarm_sql::access::{self, Doors, Rights, TokenHolder};
@@ -69,7 +72,7 @@ impl Scope {
 }
 
 /// A set of scopes, each with those that it includes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scopes(u8);
 
 impl Scopes {
@@ -141,7 +144,7 @@ impl Role {
 }
 
 /// What a caller is known by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// By a token of its user's.
     Token(i64),
@@ -317,11 +320,19 @@ pub struct Access {
     pub registration: bool,
     remembered: Remembered,
     brake: Brake,
+    lasting: Lasting,
 }
 
 impl Access {
     pub fn new(pool: Pool, asks: Asks, registration: bool) -> Access {
-        Access { pool, asks, registration, remembered: Remembered::default(), brake: Brake::default() }
+        Access {
+            pool,
+            asks,
+            registration,
+            remembered: Remembered::default(),
+            brake: Brake::default(),
+            lasting: Lasting::default(),
+        }
     }
 
     pub(crate) fn brake(&self) -> &Brake {
@@ -342,6 +353,7 @@ impl Access {
     /// Something was changed, here or elsewhere: what is remembered may be wrong.
     pub fn forget(&self) {
         self.remembered.forget();
+        self.lasting.changed.notify_one();
     }
 
     async fn by_token(&self, text: &str) -> Result<Caller, Refusal> {
@@ -378,8 +390,7 @@ impl Access {
         if is_asked {
             return Err(Refusal::NobodyKnown);
         }
-        let has_accounts = self.doors().await?.people;
-        Ok(Caller::anonymous(if has_accounts { Scopes::NONE.with(Scope::Work) } else { Scopes::ALL }))
+        Ok(Caller::anonymous(anonymous_scopes(self.doors().await?)))
     }
 
     /// Whether a workstation may have certificates, and is to be looked for among those.
@@ -404,6 +415,11 @@ impl Access {
             Refusal::Unavailable
         })
     }
+}
+
+/// What those may do who show nothing, where they are let in.
+fn anonymous_scopes(doors: Doors) -> Scopes {
+    if doors.people { Scopes::NONE.with(Scope::Work) } else { Scopes::ALL }
 }
 
 fn unavailable(error: tokio_postgres::Error) -> Refusal {

@@ -282,6 +282,7 @@ pub struct Made {
 pub fn init(directory: &Path, names: &[String]) -> anyhow::Result<Made> {
     fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
     let (authority, authority_key) = (directory.join(AUTHORITY), directory.join(AUTHORITY_KEY));
+    finish_authority(&authority, &authority_key)?;
     let made = match (authority.exists(), authority_key.exists()) {
         (false, false) => {
             make_authority(&authority, &authority_key)?;
@@ -292,7 +293,10 @@ pub fn init(directory: &Path, names: &[String]) -> anyhow::Result<Made> {
             "{} is there, and its key is not: copy {AUTHORITY_KEY} from the server that has it, for as long as this takes",
             authority.display()
         ),
-        (false, true) => bail!("{} is there, and its certificate is not", authority_key.display()),
+        (false, true) => bail!(
+            "{} is there, and its certificate is not: copy {AUTHORITY} from another server, or remove the key to begin anew",
+            authority_key.display()
+        ),
     };
     let key = KeyPair::from_pem(&read(&authority_key)?).context("reading the authority's key")?;
     let signs = certificates(&read(&authority)?)?;
@@ -322,8 +326,27 @@ fn make_authority(certificate: &Path, key: &Path) -> anyhow::Result<()> {
     params.not_before = (SystemTime::now() - EARLIER).into();
     params.not_after = (SystemTime::now() + AUTHORITY_LIFETIME).into();
     let signed = params.self_signed(&own).context("signing the authority's certificate")?;
-    write(key, &own.serialize_pem(), 0o600)?;
-    write(certificate, &signed.pem(), 0o644)
+    // Both are on the disk before either has its name. The key gets its own first: from then on the other one belongs to it,
+    // and whoever is killed in between is finished by the next start.
+    let key_aside = write_aside(key, &own.serialize_pem(), 0o600)?;
+    let certificate_aside = write_aside(certificate, &signed.pem(), 0o644)?;
+    put(&key_aside, key)?;
+    put(&certificate_aside, certificate)
+}
+
+/// What was left by one that ended between the key and its certificate.
+fn finish_authority(certificate: &Path, key: &Path) -> anyhow::Result<()> {
+    let left = aside(certificate);
+    if certificate.exists() || !key.exists() || !left.exists() {
+        return Ok(());
+    }
+    let own = KeyPair::from_pem(&read(key)?).with_context(|| format!("reading {}", key.display()))?;
+    let signed = certificates(&read(&left)?).unwrap_or_default();
+    match signed.first().map(public_key) {
+        Some(Ok(public)) if public == own.subject_public_key_info() => put(&left, certificate),
+        // Another one's, or torn: what to do is told by who finds no certificate.
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn common_name(name: &str) -> DistinguishedName {
@@ -334,7 +357,17 @@ fn common_name(name: &str) -> DistinguishedName {
 
 /// Aside, synced and renamed: whoever reads it meanwhile has the old one or the new.
 fn write(file: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
-    let aside = file.with_extension("new");
+    put(&write_aside(file, text, mode)?, file)
+}
+
+fn aside(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
+fn write_aside(file: &Path, text: &str, mode: u32) -> anyhow::Result<PathBuf> {
+    let aside = aside(file);
     let written = || {
         match fs::remove_file(&aside) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -342,10 +375,22 @@ fn write(file: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
         }
         let mut to = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&aside)?;
         to.write_all(text.as_bytes())?;
-        to.sync_all()?;
-        fs::rename(&aside, file)
+        to.sync_all()
     };
-    written().with_context(|| format!("writing {}", file.display()))
+    written().with_context(|| format!("writing {}", aside.display()))?;
+    Ok(aside)
+}
+
+/// Gives it its name, which lasts.
+fn put(aside: &Path, file: &Path) -> anyhow::Result<()> {
+    let renamed = || {
+        fs::rename(aside, file)?;
+        match file.parent() {
+            Some(directory) => fs::File::open(directory)?.sync_all(),
+            None => Ok(()),
+        }
+    };
+    renamed().with_context(|| format!("writing {}", file.display()))
 }
 
 #[cfg(test)]
@@ -377,6 +422,39 @@ mod tests {
         assert!(init(directory.path(), &names()).expect_err("no key").to_string().contains("copy"));
         let without = Tls::load(files(directory.path()), Duration::from_secs(60)).expect("it serves");
         assert!(matches!(without.issue("", Uuid::nil()), Err(IssueError::NoKey)));
+    }
+
+    #[test]
+    fn an_authority_that_was_half_written_is_finished_or_made_anew() {
+        let whole = tempfile::tempdir().expect("a directory");
+        init(whole.path(), &names()).expect("made");
+        let fingerprint = |directory: &Path| {
+            Tls::load(files(directory), Duration::from_secs(60)).expect("loaded").authority_fingerprint()
+        };
+        // What is there when it is killed after each of its steps, the last but one left out.
+        let half = |present: &[(&str, &str)]| {
+            let directory = tempfile::tempdir().expect("a directory");
+            for (from, to) in present {
+                fs::copy(whole.path().join(from), directory.path().join(to)).expect("copied");
+            }
+            directory
+        };
+        let (key, certificate) = ("authority.key.new", "authority.pem.new");
+        for nothing_yet in [vec![(AUTHORITY_KEY, key)], vec![(AUTHORITY_KEY, key), (AUTHORITY, certificate)]] {
+            let directory = half(&nothing_yet);
+            assert!(init(directory.path(), &names()).expect("made anew").authority);
+            assert_ne!(fingerprint(directory.path()), fingerprint(whole.path()));
+        }
+        let between = half(&[(AUTHORITY_KEY, AUTHORITY_KEY), (AUTHORITY, certificate)]);
+        assert!(!init(between.path(), &names()).expect("finished").authority);
+        assert_eq!(fingerprint(between.path()), fingerprint(whole.path()));
+        // A key whose certificate went another way is nobody's to guess.
+        let alone = half(&[(AUTHORITY_KEY, AUTHORITY_KEY)]);
+        assert!(init(alone.path(), &names()).expect_err("no certificate").to_string().contains("copy"));
+        let other = half(&[(AUTHORITY_KEY, AUTHORITY_KEY)]);
+        fs::write(other.path().join(certificate), "torn").expect("written");
+        assert!(init(other.path(), &names()).is_err());
+        assert!(!other.path().join(AUTHORITY).exists());
     }
 
     #[test]

@@ -412,7 +412,7 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                     Some(held) => farm.checkout_closed(held.job_id),
                     None => farm.upkeep.notify_one(),
                 }
-                if session.holds() <= session.prefetch.unwrap_or(0) && session.wants_work() {
+                if session.holds_little() && session.wants_work() {
                     // Now it can be given what it had no room for, or what must be alone. Full: there is a poll behind it.
                     drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
                 }

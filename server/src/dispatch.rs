@@ -100,6 +100,8 @@ struct Dispatcher {
     /// Of the database that lanes were read from.
     epoch: u64,
     waiting: Queue,
+    /// Somebody may stand in a line that is not its own.
+    regroup_due: bool,
     /// There may be other lanes than those in sight.
     look_due: bool,
     /// When they may be looked at again.
@@ -119,6 +121,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         lanes: Lanes::default(),
         epoch: farm.epoch.number(),
         waiting: Queue::default(),
+        regroup_due: false,
         look_due: true,
         look_from: Instant::now(),
         looked_at: Instant::now(),
@@ -161,7 +164,7 @@ impl Dispatcher {
     fn note(&mut self, event: Event) {
         match event {
             Event::Work => self.look_due = true,
-            Event::Selection => self.waiting.regroup(),
+            Event::Selection => self.regroup_due = true,
             Event::Credit(session) => self.waiting.join(session),
             Event::Fresh(fresh, epoch) if epoch == self.epoch => self.add(*fresh),
             Event::Fresh(..) => self.look_due = true,
@@ -195,6 +198,9 @@ impl Dispatcher {
     async fn serve(&mut self, events: &mut mpsc::Receiver<Event>) -> anyhow::Result<()> {
         while !self.farm.stopping.is_cancelled() {
             self.farm.rounds.dispatcher.came(); // for hours on end there may be more
+            if std::mem::take(&mut self.regroup_due) {
+                self.waiting.regroup();
+            }
             let now = Instant::now();
             // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
             let is_overdue = now.duration_since(self.looked_at) > POLL;
@@ -249,7 +255,13 @@ impl Dispatcher {
             };
             let is_its_own = |d: &&Decision| d.session.workstation_id == waiting.session.workstation_id;
             let in_hand = waiting.session.holds() + decisions.iter().filter(is_its_own).count();
-            let Some(wanted) = self.wanted(&waiting.session, &choice, &job_type, in_hand) else {
+            // What waits for something else takes no room from it.
+            let its_controller = |d: &&Decision| {
+                waiting.session.are_counted_together(&d.choice.candidate.controller, &job_type.controller)
+            };
+            let before_it = waiting.session.holds_beside(&job_type.controller)
+                + decisions.iter().filter(is_its_own).filter(its_controller).count();
+            let Some(wanted) = self.wanted(&waiting.session, &choice, &job_type, before_it) else {
                 // It asks again when it holds less.
                 self.waiting.leave(&waiting.session);
                 continue;
@@ -291,7 +303,7 @@ impl Dispatcher {
             problems += taken.problems.len();
             self.lanes.charge(&choice, &taken);
             self.lanes.remove_if_drained(&self.farm, &key);
-            let hand_out = hand_out(&open, from, &taken, &waiting.session, &job_type, in_hand);
+            let hand_out = hand_out(&open, from, &taken, &waiting.session, &job_type, before_it);
             waiting.session.spend_credit();
             // A checkout that must be alone is the last that it gets, and asks for what follows when it is done.
             if waiting.session.wants_work() && !taken.suspect {

@@ -14,7 +14,7 @@ use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::pool::Epoch;
 use std::collections::HashMap;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI32, AtomicI64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
@@ -69,6 +69,9 @@ pub struct Farm {
     pub look_at_sessions: Notify,
     pub refused_results: AtomicI64,
     pub stopping: CancellationToken,
+    /// The database's process that commits small submissions, which come to the dispatcher by themselves: it need not hear of
+    /// them by notification. 0: none.
+    pub submitter: Arc<AtomicI32>,
     /// Tasks of connections; awaited at the end.
     pub tasks: TaskTracker,
     job_types: RwLock<Arc<HashMap<String, Arc<JobType>>>>,
@@ -153,6 +156,7 @@ impl Farm {
             look_at_sessions: Notify::new(),
             refused_results: AtomicI64::new(0),
             stopping: parts.stopping,
+            submitter: Arc::default(),
             tasks: TaskTracker::new(),
             job_types: RwLock::default(),
             sessions: Mutex::default(),

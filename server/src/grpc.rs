@@ -16,11 +16,22 @@ pub mod workstations;
 
 use prost_types::Timestamp;
 use std::time::SystemTime;
+use tonic::Status;
+use tonic::metadata::MetadataValue;
 
 /// A status that says that somebody else has changed what was to be changed.
 pub(crate) const LOST_UPDATE: &str = "pcfarm-lost-update";
+/// In the metadata of a status: what was sent came too slowly.
+pub(crate) const TOO_SLOW: &str = "pcfarm-too-slow";
 /// The field of the request that a status is about.
 pub(crate) const FIELD: &str = "pcfarm-field";
+
+/// What is wrong with a field of a request.
+pub(crate) fn about_field(field: &'static str, message: String) -> Status {
+    let mut status = Status::invalid_argument(format!("{field}: {message}"));
+    status.metadata_mut().insert(FIELD, MetadataValue::from_static(field));
+    status
+}
 
 /// Years that PostgreSQL, everybody's calendar and a `SystemTime` know: 1970 to 9999.
 const SECONDS_LIMIT: i64 = 253_402_300_800;

@@ -43,7 +43,9 @@ async fn first_administrator(config: &Config, user: &str) -> anyhow::Result<Toke
     if access::account(&client, user).await?.is_none() {
         access::create_account(&client, user, role.name(), None).await.context("making the account")?;
     }
-    access::set_account(&client, user, Some(role.name()), Some(false)).await.context("making it an administrator")?;
+    access::set_account(&client, user, Some(role.name()), Some(false), "")
+        .await
+        .context("making it an administrator")?;
     let token = Token(rand::rng().random());
     let fresh = FreshToken {
         user,
@@ -52,6 +54,7 @@ async fn first_administrator(config: &Config, user: &str) -> anyhow::Result<Toke
         scopes: &role.scopes().names(),
         by_login: true,
         lifetime: Some(LIFETIME),
+        made_by: None,
     };
     access::create_token(&client, &fresh).await.context("making a token")?;
     Ok(token)

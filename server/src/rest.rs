@@ -9,14 +9,17 @@ mod events;
 mod extract;
 mod health;
 mod idempotency;
+mod job_types;
 mod jobs;
 mod listener;
 mod openapi;
+mod pace;
 mod paging;
 mod problem_details;
 mod problems;
 mod profiles;
 mod queue;
+mod recent;
 mod resources;
 mod results;
 mod schedules;
@@ -32,6 +35,8 @@ mod workstations;
 
 pub use listener::serve;
 
+use crate::access::lasting::{self, Ending, Going, Over};
+use crate::access::places::{Full, Holder, Place, Places};
 use crate::access::{self, Caller, Peer};
 use crate::farm::Farm;
 use crate::grpc::access::AccessApi;
@@ -42,6 +47,7 @@ use crate::grpc::queue::QueueApi;
 use crate::grpc::schedules::SchedulesApi;
 use crate::grpc::workstations::WorkstationsApi;
 use crate::originals::Originals;
+use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
@@ -49,9 +55,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing};
 use problem_details::{Refusal, no_route, other_method};
+use recent::Recent;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tonic::Status;
 use utoipa::openapi::OpenApi;
@@ -59,9 +65,14 @@ use utoipa_axum::router::OpenApiRouter;
 
 /// Requests that are answered at once, at a time: each needs a connection to the database for a moment, and there are few.
 const REQUESTS: usize = 128;
-/// Those that wait for a job, or stream in or out.
-const SLOW_REQUESTS: usize = 256;
+/// Those that wait for a job, or stream in or out, until the last of their answer is sent.
+const SLOW_REQUESTS: usize = 512;
+/// Of these, what one user has, or one address without a token: others have the rest.
+const REQUESTS_OF_ONE: usize = 64;
+const SLOW_REQUESTS_OF_ONE: usize = 128;
 
+/// Who waits for a place among them is told by then whose fault it is that there is none.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// What is answered at once has been by then.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
@@ -76,8 +87,11 @@ pub struct Services {
     pub workstations: WorkstationsApi,
     pub status: FarmApi,
     pub originals: Arc<Originals>,
-    quick: Semaphore,
-    slow: Semaphore,
+    quick: Arc<Places>,
+    slow: Arc<Places>,
+    /// For whoever asks for health and measures: how old the pulse is, and the measures.
+    pulse_age: Recent<Option<Duration>>,
+    measures: Recent<String>,
 }
 
 pub type Api = Arc<Services>;
@@ -94,8 +108,10 @@ impl Services {
             workstations: WorkstationsApi::new(pool.clone()),
             status: FarmApi::new(pool, farm.rhythm.lease, warnings),
             originals,
-            quick: Semaphore::new(REQUESTS),
-            slow: Semaphore::new(SLOW_REQUESTS),
+            quick: Places::new(REQUESTS, REQUESTS_OF_ONE),
+            slow: Places::new(SLOW_REQUESTS, SLOW_REQUESTS_OF_ONE),
+            pulse_age: Recent::default(),
+            measures: Recent::default(),
             farm,
         })
     }
@@ -110,6 +126,7 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .merge(accounts::routes())
         .merge(tokens::routes())
         .merge(resources::routes())
+        .merge(job_types::routes())
         .merge(profiles::routes())
         .merge(workstations::routes())
         .merge(events::routes())
@@ -144,53 +161,87 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
     (router, document)
 }
 
-/// Who calls, and whether that caller may: what the gate is for gRPC. What is not in the table is refused.
+/// Who calls, and whether that caller may, now and as long as it lasts: what the gate is for gRPC. What is not in the table is
+/// refused.
 async fn admitted(State(api): State<Api>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    match caller_of(&api, &parts).await {
-        Ok(caller) => {
-            parts.extensions.insert(caller);
-            next.run(Request::from_parts(parts, body)).await
+    let (caller, need) = match caller_of(&api, &parts).await {
+        Ok(known) => known,
+        Err(refused) => return Refusal::from(Status::from(refused)).into_response(),
+    };
+    let mut over = Over::of(&api.farm.access, &caller, need);
+    parts.extensions.insert(caller);
+    tokio::select! {
+        biased;
+        mut answer = next.run(Request::from_parts(parts, body)) => {
+            let place: Option<Arc<Place>> = answer.extensions_mut().remove();
+            answer.map(|body| Body::new(Going::new(body, over, Ending::Cut, place)))
         }
-        Err(refused) => Refusal::from(Status::from(refused)).into_response(),
+        () = &mut over => Refusal::from(lasting::ended()).into_response(),
     }
 }
 
-async fn caller_of(api: &Services, request: &Parts) -> Result<Caller, access::Refusal> {
+async fn caller_of(api: &Services, request: &Parts) -> Result<(Caller, access::table::Need), access::Refusal> {
     let method = if request.method == Method::HEAD { "GET" } else { request.method.as_str() };
     let route = request.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let need = access::table::of_route(method, route).ok_or(access::Refusal::NoSuchMethod)?;
     if need == access::table::Need::Nothing {
-        return Ok(Caller::anonymous(access::Scopes::NONE));
+        return Ok((Caller::anonymous(access::Scopes::NONE), need));
     }
-    let peer = request.extensions.get::<Peer>().copied().unwrap_or_default();
     let access = &api.farm.access;
-    let caller = access.authenticate(access::gate::bearer(&request.headers)?, &peer).await?;
+    let caller = access.authenticate(access::gate::bearer(&request.headers)?, &peer(request)).await?;
     access::may(&caller, need)?;
-    Ok(caller)
+    Ok((caller, need))
+}
+
+fn peer(request: &Parts) -> Peer {
+    request.extensions.get::<Peer>().copied().unwrap_or_default()
+}
+
+/// For whom places are counted; the request has been admitted.
+fn holder(request: &Parts) -> Holder {
+    let caller = request.extensions.get::<Caller>();
+    caller.map_or(Holder::Unknown, |caller| Holder::of(caller, &peer(request)))
 }
 
 /// One of the few at a time, and not for long.
 async fn in_time(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
     let served = async {
-        match api.quick.acquire().await {
-            Ok(_turn) => next.run(request).await,
-            Err(_) => busy(),
+        match api.quick.take(&holder(&parts), PATIENCE).await {
+            Ok(_place) => next.run(Request::from_parts(parts, body)).await,
+            Err(full) => busy(full),
         }
     };
-    timeout(REQUEST_LIMIT, served).await.unwrap_or_else(|_| busy())
+    timeout(REQUEST_LIMIT, served).await.unwrap_or_else(|_| busy(Full::All))
 }
 
 async fn in_turn(State(api): State<Api>, request: Request, next: Next) -> Response {
-    match api.slow.try_acquire() {
-        Ok(_turn) => next.run(request).await,
-        Err(_) => busy(),
+    let (parts, body) = request.into_parts();
+    match api.slow.try_take(&holder(&parts)) {
+        Ok(place) => {
+            let mut answer = next.run(Request::from_parts(parts, body)).await;
+            // Kept until the last of it is sent.
+            answer.extensions_mut().insert(Arc::new(place));
+            answer
+        }
+        Err(full) => busy(full),
     }
 }
 
-fn busy() -> Response {
-    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "this server has as many requests as it can serve: try again")
-        .into_response()
+fn busy(full: Full) -> Response {
+    match full {
+        Full::All => {
+            let say = "this server has as many requests as it can serve: try again";
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, say)
+        }
+        Full::Own(most) => {
+            let say =
+                format!("at most {most} such requests of one user, or of one address, at a time: wait for some to end");
+            Refusal::new(StatusCode::TOO_MANY_REQUESTS, say)
+        }
+    }
+    .into_response()
 }
 
 /// Counts requests by route: never by what is in a path.

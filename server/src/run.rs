@@ -1,6 +1,6 @@
 //! Start, run, drain: a server's life from settings to exit.
 
-use crate::access::Access;
+use crate::access::{self, Access};
 use crate::authority::Tls;
 use crate::farm::{Farm, Parts};
 use crate::grpc::accept::Incoming;
@@ -144,6 +144,7 @@ async fn serve(
     parts.spawn(registrar::run(farm.clone(), entries));
     parts.spawn(watch::pulse(farm.clone()));
     parts.spawn(watch::sessions(farm.clone()));
+    parts.spawn(access::lasting::watch(farm.access.clone(), stopping.clone()));
     parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
     parts.spawn(alerts::run(farm.clone(), settings.mailer.clone()));

@@ -34,6 +34,8 @@ pub struct Session {
     pub cores: u32,
     pub controllers: BTreeSet<String>,
     labels: Vec<String>,
+    /// Controllers of which what is held is counted by itself.
+    apart: BTreeSet<String>,
     selecting: RwLock<Selecting>,
     /// Checkouts that it always wants beside the one in the works. None: it has not said, and means its credit.
     pub prefetch: Option<usize>,
@@ -49,6 +51,10 @@ struct Selecting {
     selection: Arc<Selection>,
     /// The same for all that may be given the same.
     kind: Arc<str>,
+    /// As it was chosen.
+    chosen: Option<RawJson>,
+    /// Controllers of which the agent has enough for now.
+    paused: BTreeSet<String>,
 }
 
 /// As `pcfarm.set_selection` keeps it.
@@ -94,6 +100,8 @@ struct State {
     sequence: u64,
     /// Checkouts given to this session, and the number of the last message of each, once that is on its way.
     sent: HashMap<CheckoutId, Option<Sent>>,
+    /// The controllers of those of them that are counted by themselves.
+    sent_apart: HashMap<CheckoutId, String>,
     /// Those of them that must be alone in the workstation's hands.
     alone: HashSet<CheckoutId>,
     /// What the agent's last heartbeat said it holds.
@@ -104,15 +112,20 @@ struct State {
 }
 
 impl Selecting {
-    fn new(controllers: &BTreeSet<String>, labels: &[String], chosen: Option<&RawJson>) -> Selecting {
+    fn new(
+        controllers: &BTreeSet<String>,
+        labels: &[String],
+        by_administrator: Option<&RawJson>,
+        paused: BTreeSet<String>,
+    ) -> Selecting {
         // The database has checked it. What this server does not understand must not let in what it keeps out: nobody's work.
         let nobody = || Chosen { required: BTreeSet::from(["\0".to_owned()]), ..Chosen::default() };
-        let chosen = chosen.map(|chosen| serde_json::from_slice(&chosen.0).unwrap_or_else(|_| nobody()));
+        let chosen = by_administrator.map(|chosen| serde_json::from_slice(&chosen.0).unwrap_or_else(|_| nobody()));
         let chosen: Chosen = chosen.unwrap_or_default();
         let names = |names: &BTreeSet<String>| names.iter().map(|name| Arc::from(name.as_str())).collect();
         let all_labels: BTreeSet<String> = chosen.labels.iter().chain(labels).cloned().collect();
         let selection = Selection {
-            controllers: controllers.iter().cloned().collect(),
+            controllers: controllers.difference(&paused).cloned().collect(),
             required: names(&chosen.required),
             excluded: names(&chosen.excluded),
             preferred: names(&chosen.preferred),
@@ -120,8 +133,8 @@ impl Selecting {
             labels: names(&all_labels),
             largest_problem: chosen.largest_problem,
         };
-        let kind = format!("{controllers:?} {all_labels:?} {chosen:?}").into();
-        Selecting { selection: Arc::new(selection), kind }
+        let kind = format!("{controllers:?} {paused:?} {all_labels:?} {chosen:?}").into();
+        Selecting { selection: Arc::new(selection), kind, chosen: by_administrator.cloned(), paused }
     }
 }
 
@@ -141,7 +154,7 @@ impl Session {
         ended: CancellationToken,
     ) -> Session {
         let controllers: BTreeSet<String> = hello.controllers.iter().cloned().collect();
-        let selecting = Selecting::new(&controllers, &hello.labels, connection.selection.as_ref());
+        let selecting = Selecting::new(&controllers, &hello.labels, connection.selection.as_ref(), BTreeSet::new());
         Session {
             workstation_id: connection.workstation_id,
             number: connection.session,
@@ -149,6 +162,7 @@ impl Session {
             cores: hello.cores.max(1),
             controllers,
             labels: hello.labels.clone(),
+            apart: hello.apart.iter().cloned().collect(),
             selecting: RwLock::new(selecting),
             prefetch: hello.prefetch.and_then(|prefetch| usize::try_from(prefetch).ok()),
             out,
@@ -164,6 +178,7 @@ impl Session {
                 silent: false,
                 sequence: 0,
                 sent: HashMap::new(),
+                sent_apart: HashMap::new(),
                 alone: HashSet::new(),
                 reported: None,
                 measuring: HashMap::new(),
@@ -197,11 +212,21 @@ impl Session {
 
     /// Takes note of what an administrator wants it to be given. True if that is something else than before.
     pub fn select(&self, chosen: Option<&RawJson>) -> bool {
-        let now = Selecting::new(&self.controllers, &self.labels, chosen);
         let mut selecting = self.selecting.write().unwrap_or_else(PoisonError::into_inner);
+        let now = Selecting::new(&self.controllers, &self.labels, chosen, selecting.paused.clone());
         let changed = selecting.selection != now.selection;
         if changed {
             *selecting = now;
+        }
+        changed
+    }
+
+    /// Takes note of what its agent has enough of. True if that is something else than before.
+    pub fn pause(&self, paused: BTreeSet<String>) -> bool {
+        let mut selecting = self.selecting.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = selecting.paused != paused;
+        if changed {
+            *selecting = Selecting::new(&self.controllers, &self.labels, selecting.chosen.clone().as_ref(), paused);
         }
         changed
     }
@@ -284,20 +309,41 @@ impl Session {
         self.state().sent.len()
     }
 
+    /// The same, of those that wait for what problems of this controller wait for.
+    pub fn holds_beside(&self, controller: &str) -> usize {
+        let state = self.state();
+        match self.apart.contains(controller) {
+            true => state.sent_apart.values().filter(|other| *other == controller).count(),
+            false => state.sent.len() - state.sent_apart.len(),
+        }
+    }
+
+    /// Do problems of both wait for the same?
+    pub fn are_counted_together(&self, one: &str, other: &str) -> bool {
+        one == other || !(self.apart.contains(one) || self.apart.contains(other))
+    }
+
+    /// So few of them that there may be something that it had no room for.
+    pub fn holds_little(&self) -> bool {
+        !self.apart.is_empty() || self.holds() <= self.prefetch.unwrap_or(0)
+    }
+
     pub fn held(&self) -> Vec<CheckoutId> {
         self.state().sent.keys().copied().collect()
     }
 
-    /// A checkout is on its way; `None` until its last part is written.
-    pub fn sending(&self, checkout: CheckoutId) {
-        self.state().sent.insert(checkout, None);
-    }
-
-    /// Nothing else may be handed to it beside this checkout.
-    pub fn sending_alone(&self, checkout: CheckoutId) {
+    /// A checkout for that controller is on its way; `None` until its last part is written.
+    pub fn sending(&self, checkout: CheckoutId, controller: &str) {
         let mut state = self.state();
         state.sent.insert(checkout, None);
-        state.alone.insert(checkout);
+        if self.apart.contains(controller) {
+            state.sent_apart.insert(checkout, controller.to_owned());
+        }
+    }
+
+    /// Nothing else may be handed to it beside this checkout, which is on its way.
+    pub fn alone(&self, checkout: CheckoutId) {
+        self.state().alone.insert(checkout);
     }
 
     /// Its last part, the message of this number, is on its way.
@@ -317,6 +363,7 @@ impl Session {
         let mut state = self.state();
         state.alone.remove(&checkout);
         state.measuring.remove(&checkout);
+        state.sent_apart.remove(&checkout);
         state.sent.remove(&checkout).is_some()
     }
 

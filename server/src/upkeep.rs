@@ -81,6 +81,7 @@ struct Memory {
 async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     upkeep::count_progress(&*client).await.context("counting progress")?;
+    upkeep::count_triggers(&*client).await.context("counting triggers of schedules")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;
     upkeep::forget_statistics(&*client).await.context("forgetting old statistics")?;
     crash_point(CrashPoint::ProgressFolded);

@@ -317,7 +317,9 @@ async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     )
     .await;
     while let Some(message) = messages.next().await {
-        if let AsyncMessage::Notification(notification) = message {
+        let AsyncMessage::Notification(notification) = message else { continue };
+        let is_known = notification.process_id() == farm.submitter.load(Ordering::Relaxed);
+        if !(is_known && notification.payload() == "work") {
             nudge(farm, &HashSet::from([notification.payload()])).await;
         }
     }

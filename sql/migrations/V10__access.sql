@@ -22,6 +22,9 @@ create table pcfarm.api_token (
     by_login     boolean not null default false,
     scopes       text[] not null constraint token_scopes
                  check (scopes <@ array['submit', 'operate', 'administer', 'work'] and scopes <> '{}'),
+    -- The token by which its own user has made it: it ends no later, and is revoked with it. Null: a login has, or an
+    -- administrator for somebody else.
+    made_by      bigint references pcfarm.api_token on delete cascade,
     created_at   timestamptz not null default clock_timestamp(),
     expires_at   timestamptz,
     revoked_at   timestamptz,
@@ -29,6 +32,18 @@ create table pcfarm.api_token (
     last_used_on date
 );
 create index api_token_by_user on pcfarm.api_token (user_name, token_id);
+create index api_token_by_maker on pcfarm.api_token (made_by) where made_by is not null;
+
+-- Whatever revokes a token revokes what was made by it, and so on. Whoever makes one holds its maker's row until then
+-- (create_token.sql): none comes afterwards.
+create function pcfarm.revoke_made_tokens()
+returns trigger language plpgsql as $$
+begin
+    update pcfarm.api_token t set revoked_at = new.revoked_at where t.made_by = new.token_id and t.revoked_at is null;
+    return null;
+end $$;
+create trigger revoke_made after update of revoked_at on pcfarm.api_token for each row
+    when (old.revoked_at is null and new.revoked_at is not null) execute function pcfarm.revoke_made_tokens();
 
 -- Lets workstations in, each once. Counted down in one statement: of two that come for the last use one gets it.
 create table pcfarm.join_token (
@@ -144,4 +159,5 @@ create trigger notify_removal after delete on pcfarm.workstation_credential
 
 revoke all on routine pcfarm.notify_access() from public;
 revoke all on routine pcfarm.note_access() from public;
+revoke all on routine pcfarm.revoke_made_tokens() from public;
 revoke all on routine pcfarm.join_workstation(bytea, uuid, text, bytea, bytea, timestamptz) from public;

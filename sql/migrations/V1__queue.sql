@@ -9,14 +9,16 @@ revoke all on schema pcfarm from public;
 -- Who asks: the database role, or the user whom a server acts for. A server says so in settings of its connection, which
 -- count for nothing on connections of roles that may not act as the owner of this schema.
 create function pcfarm.is_server()
-returns boolean language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select pg_has_role(session_user, n.nspowner, 'member') from pg_namespace n where n.nspname = 'pcfarm'
-$$;
+-- Not in SQL, whose plan would be made anew with each call.
+returns boolean language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return (select pg_has_role(session_user, n.nspowner, 'member') from pg_namespace n where n.nspname = 'pcfarm');
+end $$;
 
 create function pcfarm.acting_user()
 returns name language plpgsql stable as $$
 declare
-    for_user text := current_setting('pcfarm.user', true);
+    for_user text := coalesce(current_setting('pcfarm.user', true), '');
 begin
     if for_user <> '' and pcfarm.is_server() then
         return for_user;

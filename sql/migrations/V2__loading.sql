@@ -11,7 +11,8 @@ begin
         where jsonb_typeof(e) <> 'string' or length(e #>> '{}') not between 1 and 63)
     then
         raise exception '%: a list of names is wanted, and not %', what, given
-            using errcode = 'invalid_parameter_value', hint = 'It is like ["one", "two"]; a name has at most 63 letters.';
+            using errcode = 'invalid_parameter_value', constraint = what,
+                  hint = 'It is like ["one", "two"]; a name has at most 63 letters.';
     end if;
     return array(select distinct e from jsonb_array_elements_text(
         case jsonb_typeof(given) when 'array' then given else '[]' end) e order by e);
@@ -161,7 +162,7 @@ begin
                   hint = coalesce('Job types are: '
                          || (select string_agg(t.name, ', ' order by t.name) from pcfarm.job_type t)
                          || '. ', 'There are none yet. ')
-                         || 'Create one with pcfarm.create_job_type(name, controller, options).';
+                         || 'Create one with `pcfarm types set` or pcfarm.create_job_type(name, controller, options).';
     end if;
 end $$;
 
@@ -173,20 +174,23 @@ declare
     unknown   text;
     created   bigint;
     first     pcfarm.job;
-    -- Of its alerts, which have secrets, a hash.
-    asked_for jsonb := jsonb_build_object('name', create_job.name, 'job_type', create_job.job_type,
-        'options', coalesce(options, '{}') || case when options ? 'alerts' then jsonb_build_object('alerts',
-            encode(sha256(convert_to(options ->> 'alerts', 'UTF8')), 'hex')) else '{}' end);
+    asked_for jsonb;
 begin
     perform pcfarm.job_type_must_exist(create_job.job_type);
     if jsonb_typeof(coalesce(options, '{}')) <> 'object' then
         raise exception 'options must be a JSON object' using errcode = 'invalid_parameter_value';
     end if;
-    select string_agg(quote_literal(o.key), ', ') into unknown
-    from jsonb_object_keys(coalesce(options, '{}')) as o(key)
-    where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
-                        'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended',
-                        'info', 'alerts');
+    if options <> '{}' then
+        -- Of its alerts, which have secrets, a hash.
+        asked_for := jsonb_build_object('name', create_job.name, 'job_type', create_job.job_type,
+            'options', options || case when options ? 'alerts' then jsonb_build_object('alerts',
+                encode(sha256(convert_to(options ->> 'alerts', 'UTF8')), 'hex')) else '{}' end);
+        select string_agg(quote_literal(o.key), ', ') into unknown
+        from jsonb_object_keys(options) as o(key)
+        where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
+                            'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended',
+                            'info', 'alerts');
+    end if;
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
             using errcode = 'invalid_parameter_value',
@@ -212,7 +216,7 @@ begin
     where t.name = create_job.job_type
     on conflict do nothing
     returning job_id into created;
-    if created is not null then
+    if created is not null and options <> '{}' then
         if options ? 'info' then
             insert into pcfarm.job_info (job_id, info) values (created, options -> 'info');
         end if;
@@ -232,9 +236,9 @@ begin
         end if;
     end if;
     -- Whoever hands out under a limit locks this row, so it has to be there.
-    insert into pcfarm.farm_user (name)
-    select pcfarm.acting_user() where not exists (select from pcfarm.farm_user u where u.name = pcfarm.acting_user())
-    on conflict do nothing;
+    if not exists (select from pcfarm.farm_user u where u.name = pcfarm.acting_user()) then
+        insert into pcfarm.farm_user (name) values (pcfarm.acting_user()) on conflict do nothing;
+    end if;
     if created is null then
         select j.* into first from pcfarm.job j
         where j.owner = pcfarm.acting_user() and j.idempotency_key = options ->> 'idempotency_key';
@@ -830,17 +834,17 @@ begin
     elsif locked.state <> 'loading' then
         perform pcfarm.wrong_state(locked, 'opened', 'It has ended; create a new job.');
     end if;
-    select count(*), count(*) filter (where p.batch_order is null) into own, unordered
-    from pcfarm.problem p where p.job_id = job and p.lane_id = 0;
-    if unordered > 0 then
-        raise exception '% of job %''s problems have no batch order', unordered, job
-            using errcode = 'object_not_in_prerequisite_state',
-                  hint = format('select pcfarm.assign_batch_order(%s, 100) gives them one.', job);
-    end if;
-    if own > 100000 then
-        perform pcfarm.convoys_must_be_bounded(job);
-    end if;
-    if own > 0 then
+    if exists (select from pcfarm.problem p where p.job_id = job and p.lane_id = 0) then
+        select count(*), count(*) filter (where p.batch_order is null) into own, unordered
+        from pcfarm.problem p where p.job_id = job and p.lane_id = 0;
+        if unordered > 0 then
+            raise exception '% of job %''s problems have no batch order', unordered, job
+                using errcode = 'object_not_in_prerequisite_state',
+                      hint = format('select pcfarm.assign_batch_order(%s, 100) gives them one.', job);
+        end if;
+        if own > 100000 then
+            perform pcfarm.convoys_must_be_bounded(job);
+        end if;
         perform pcfarm.check_load_limits(job, array[(0, null, 0, false, own, (
             select count(distinct p.batch_order) from pcfarm.problem p where p.job_id = job and p.lane_id = 0))::pcfarm.packed_lane]);
         insert into pcfarm.lane (job_id, lane_id, kind, job_type, grouped, next_insertion, problems)
@@ -1089,7 +1093,7 @@ begin
         from unnest(keys, payloads) with ordinality as n(key, payload, number)
         returning problem_id, payload)
     select array_agg(i.payload order by i.problem_id) into stored from inserted i;
-    if open then
+    if open and job is not null then
         -- Before it is shared: of two that share it neither could open it.
         perform from pcfarm.job j where j.job_id = into_job for update;
     end if;

@@ -124,7 +124,7 @@ begin
         from pcfarm.job_type_resource n where n.resource = set_resource.name;
         if needed_by is not null then
             raise exception 'resource % is needed by job types: %', set_resource.name, needed_by
-                using errcode = 'object_not_in_prerequisite_state', hint = 'Define them without it first: pcfarm.create_job_type.';
+                using errcode = 'object_not_in_prerequisite_state', hint = 'They must need none of it first: `pcfarm types set TYPE --resource NAME=0`.';
         end if;
         delete from pcfarm.resource r where r.name = set_resource.name;
         if not found then
@@ -363,6 +363,16 @@ declare
     waiting bigint;
 begin
     select j.* into of_job from pcfarm.job j where j.job_id = job;
+    -- As most users have none.
+    if not exists (select from pcfarm.farm f where f.concurrency is not null or f.queue_limit is not null)
+        and not exists (
+            select from pcfarm.farm_user u
+            where u.name = of_job.owner and (u.concurrency is not null or u.queue_limit is not null))
+        and not exists (select from pcfarm.user_job_type u where u.user_name = of_job.owner)
+        and not exists (select from pcfarm.job_type_resource)
+    then
+        return;
+    end if;
     select k.convoy, m.most, m.what into limited
     from (
         select t.name as job_type, ceil(max(l.problems::numeric / l.orders))::bigint as convoy
@@ -421,11 +431,15 @@ begin
     where not exists (select from pcfarm.resource k where k.name = r.key);
     if unknown is not null then
         raise exception 'job type %: there is no resource %', set_job_type_resources.name, unknown
-            using errcode = 'undefined_object', hint = 'Make one with pcfarm.set_resource(name, tokens).';
+            using errcode = 'undefined_object', constraint = 'job_type_resources',
+                  hint = 'Make one with pcfarm.set_resource(name, tokens).';
     end if;
-    delete from pcfarm.job_type_resource r where r.job_type = set_job_type_resources.name;
-    insert into pcfarm.job_type_resource (job_type, resource, tokens)
-    select set_job_type_resources.name, r.key, r.value::bigint from jsonb_each_text(coalesce(resources, '{}')) r;
+    -- What stays as it is, is not written: events tell what has changed.
+    delete from pcfarm.job_type_resource r
+    where r.job_type = set_job_type_resources.name and not coalesce(resources, '{}') ? r.resource;
+    insert into pcfarm.job_type_resource as r (job_type, resource, tokens)
+    select set_job_type_resources.name, e.key, e.value::bigint from jsonb_each_text(coalesce(resources, '{}')) e
+    on conflict on constraint job_type_resource_pkey do update set tokens = excluded.tokens where r.tokens <> excluded.tokens;
 end $$;
 
 -- What users have in the ring, and how much may still be handed out under limits. No row: no limit. With an owner and no

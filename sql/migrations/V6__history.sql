@@ -82,6 +82,8 @@ create trigger note after insert or update or delete on pcfarm.user_job_type for
     execute function pcfarm.note_setting('limits of a job type', 'user_name');
 create trigger note after insert or update or delete on pcfarm.resource for each row
     execute function pcfarm.note_setting('resource', 'name');
+create trigger note after insert or update or delete on pcfarm.job_type_resource for each row
+    execute function pcfarm.note_setting('resources of a job type', 'job_type');
 create trigger note after insert or update or delete on pcfarm.profile for each row
     execute function pcfarm.note_setting('profile entry', 'job_type');
 create trigger note after insert or update or delete on pcfarm.selection for each row

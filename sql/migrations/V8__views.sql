@@ -28,7 +28,7 @@ create view pcfarm.workstation_status as
 select w.workstation_id, w.hostname,
     case when w.state = 'waiting' and h.checkouts > 0 then 'processing' else w.state end as state,
     greatest(w.since, case when w.state = 'waiting' then h.oldest end) as since,
-    case when w.state = 'waiting' and h.checkouts > 0 then 'crunches what it holds'
+    case when w.state = 'waiting' and h.checkouts > 0 then coalesce(nullif(w.reason, ''), 'crunches what it holds')
          when w.state = 'waiting' and w.silent_since is not null then 'not heard of; dead when the lease is over'
          when w.state = 'waiting' then 'no work for it' else w.reason end as reason,
     h.job_ids, h.batch_orders, coalesce(h.checkouts, 0) as checkouts, coalesce(h.problems, 0) as problems,

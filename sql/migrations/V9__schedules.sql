@@ -80,6 +80,19 @@ create table pcfarm.schedule_tick (
     refusals     text[] not null
 );
 
+-- How often schedules of a user came, one row for each transaction that triggered some, until a server adds them up.
+create table pcfarm.trigger_count (
+    owner        name not null,
+    triggered_at timestamptz not null,
+    triggers     bigint not null
+);
+create table pcfarm.trigger_statistic (
+    hour     timestamptz not null,
+    owner    name not null,
+    triggers bigint not null,
+    primary key (hour, owner)
+);
+
 -- What is still to be loaded into jobs that schedules have made.
 create table pcfarm.schedule_load (
     job_id          bigint not null,
@@ -266,6 +279,9 @@ begin
             from placed g
             cross join lateral jsonb_array_elements(g.template -> 'loads') with ordinality as l(load, number)
             where g.made_job is not null),
+        counted as (
+            insert into pcfarm.trigger_count (owner, triggered_at, triggers)
+            select g.owner, moment, count(*) from placed g where g.refusal is null group by g.owner),
         noted as (
             insert into pcfarm.schedule_tick (tick_id, ticked_at, server_id, schedule_ids, sequences, due_ats, previous, job_ids,
                 problem_ids, refusals)

@@ -1,1 +1,2 @@
-select pcfarm.set_resource($1, $2, $3)
+-- $4: the version that it is meant for.
+select pcfarm.set_resource($1, $2, $3) where pcfarm.expect_version('resource', $1, $4)

@@ -1,1 +1,1 @@
-select pcfarm.submission_is_loaded($1, $2, $3)
+select pcfarm.submission_is_loaded($1, $2, $3, $4)

@@ -1,7 +1,8 @@
 -- Users by name, with their limits by job type as arrays.
 select u.name::text, u.queue_limit, u.concurrency, u.allocation::bigint, u.prohibited, u.waiting, u.in_progress, u.open_jobs,
     coalesce(t.names, '{}') as job_types, coalesce(t.queue_limits, '{}') as queue_limits,
-    coalesce(t.concurrencies, '{}') as concurrencies, coalesce(t.allocations, '{}') as allocations
+    coalesce(t.concurrencies, '{}') as concurrencies, coalesce(t.allocations, '{}') as allocations,
+    pcfarm.version_of('user', u.name::text) as version
 from pcfarm.user_status u
 left join lateral (
     select array_agg(t.job_type order by t.job_type) as names, array_agg(t.queue_limit order by t.job_type) as queue_limits,

@@ -6,7 +6,7 @@ use pcfarm_proto::ids::{JobId, WorkstationId};
 use postgres_types::ToSql;
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
-use tokio_postgres::Error;
+use tokio_postgres::{Error, Row};
 use uuid::Uuid;
 
 /// Whose a token is, while it holds.
@@ -21,16 +21,22 @@ pub struct TokenHolder {
 /// By the SHA-256 of its secret.
 pub async fn token_holder(client: &ClientWrapper, hash: &[u8]) -> Result<Option<TokenHolder>, Error> {
     let rows = client.run(include_str!("../queries/token.sql"), &[&hash]).await?;
-    rows.first()
-        .map(|row| {
-            Ok(TokenHolder {
-                token_id: row.try_get("token_id")?,
-                user: row.try_get("user_name")?,
-                role: row.try_get("role")?,
-                scopes: row.try_get("scopes")?,
-            })
-        })
-        .transpose()
+    rows.first().map(holder_of_row).transpose()
+}
+
+/// By their ids: of those that hold.
+pub async fn token_holders(client: &ClientWrapper, tokens: &[i64]) -> Result<Vec<TokenHolder>, Error> {
+    let rows = client.run(include_str!("../queries/token_holders.sql"), &[&tokens]).await?;
+    rows.iter().map(holder_of_row).collect()
+}
+
+fn holder_of_row(row: &Row) -> Result<TokenHolder, Error> {
+    Ok(TokenHolder {
+        token_id: row.try_get("token_id")?,
+        user: row.try_get("user_name")?,
+        role: row.try_get("role")?,
+        scopes: row.try_get("scopes")?,
+    })
 }
 
 /// Whether anybody is to be asked who they are.
@@ -129,8 +135,9 @@ pub async fn set_account(
     user: &str,
     role: Option<&str>,
     disabled: Option<bool>,
+    version: &str,
 ) -> Result<bool, Error> {
-    changed(client, include_str!("../queries/set_account.sql"), &[&user, &role, &disabled]).await
+    changed(client, include_str!("../queries/set_account.sql"), &[&user, &role, &disabled, &version]).await
 }
 
 /// And revokes what logins gave, but for the token that asks. False: there is no such account.
@@ -152,6 +159,8 @@ pub struct AccountStatus {
     pub created_at: SystemTime,
     pub disabled_at: Option<SystemTime>,
     pub tokens: i64,
+    /// Of its role, and whether it is disabled.
+    pub version: String,
 }
 
 /// By name, at most 10,000; or the one that is named.
@@ -166,6 +175,7 @@ pub async fn accounts(client: &ClientWrapper, user: Option<&str>) -> Result<Vec<
                 created_at: row.try_get("created_at")?,
                 disabled_at: row.try_get("disabled_at")?,
                 tokens: row.try_get("tokens")?,
+                version: row.try_get("version")?,
             })
         })
         .collect()
@@ -179,15 +189,19 @@ pub struct FreshToken<'a> {
     pub hash: &'a [u8],
     pub scopes: &'a [&'a str],
     pub by_login: bool,
-    /// None: it does not expire.
+    /// None: it does not expire, or with the token that makes it.
     pub lifetime: Option<Duration>,
+    /// Its user's own token that makes it.
+    pub made_by: Option<i64>,
 }
 
-pub async fn create_token(client: &ClientWrapper, token: &FreshToken<'_>) -> Result<i64, Error> {
-    let FreshToken { user, name, hash, scopes, by_login, lifetime } = token;
+/// None: the token that makes it ends before this one would.
+pub async fn create_token(client: &ClientWrapper, token: &FreshToken<'_>) -> Result<Option<i64>, Error> {
+    let FreshToken { user, name, hash, scopes, by_login, lifetime, made_by } = token;
     let seconds = lifetime.map(|lifetime| lifetime.as_secs_f64());
-    let parameters: [&(dyn ToSql + Sync); 6] = [user, name, hash, scopes, by_login, &seconds];
-    client.run(include_str!("../queries/create_token.sql"), &parameters).await?[0].try_get(0)
+    let parameters: [&(dyn ToSql + Sync); 7] = [user, name, hash, scopes, by_login, &seconds, made_by];
+    let rows = client.run(include_str!("../queries/create_token.sql"), &parameters).await?;
+    rows.first().map(|row| row.try_get(0)).transpose()
 }
 
 #[derive(Clone, Debug)]

@@ -293,6 +293,9 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
         WorkstationState::Draining => reasons.push(format!(
             "Its agent has been draining for {since}: {reason}. It takes work again when its agent is started anew."
         )),
+        WorkstationState::Processing if reason != usual_reason(WorkstationState::Processing) => {
+            reasons.push(format!("Something that its controllers use holds up some of its work: {reason}."));
+        }
         WorkstationState::Waiting | WorkstationState::Processing => {}
     }
     if prospects.silent && workstation.state != WorkstationState::Dead {
@@ -389,6 +392,7 @@ mod tests {
             (WorkstationState::Suspended, 0, none(), "suspended for 90 s: because"),
             (WorkstationState::Draining, 1, Prospects { drain: true, ..none() }, "`pcfarm drain 4 --undo`"),
             (WorkstationState::Processing, 2, none(), "40 problems in 2 checkouts"),
+            (WorkstationState::Processing, 2, none(), "holds up some of its work: because."),
             (WorkstationState::Waiting, 0, Prospects { silent: true, ..none() }, "does not hear it"),
             (WorkstationState::Waiting, 0, none(), "There is no open job; it runs emsr."),
             (

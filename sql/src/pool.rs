@@ -210,17 +210,19 @@ pub struct Kept {
     client: Option<Object>,
     /// What is said on it first.
     setting: Option<&'static str>,
+    /// Of the connection, if it was asked for.
+    backend: Option<i32>,
 }
 
 impl Kept {
     pub fn new(pool: Pool) -> Kept {
-        Kept { pool, client: None, setting: None }
+        Kept { pool, client: None, setting: None, backend: None }
     }
 
     /// For hand-outs alone: a crash of the database may forget the last of them, which only means that what they held is
     /// handed out again. Their ids may then be given anew, which is what tokens are for.
     pub fn for_hand_outs(pool: Pool) -> Kept {
-        Kept { pool, client: None, setting: Some(HAND_OUTS) }
+        Kept { pool, client: None, setting: Some(HAND_OUTS), backend: None }
     }
 
     /// The connection; another one after [`Kept::let_go`] or when it is closed.
@@ -229,6 +231,7 @@ impl Kept {
             Some(client) => Some(client),
             None => {
                 let client = self.pool.get().await?;
+                self.backend = None;
                 if let Some(setting) = self.setting {
                     client.batch_execute(setting).await.map_err(PoolError::Backend)?;
                 }
@@ -236,6 +239,18 @@ impl Kept {
             }
         };
         Ok(self.client.as_ref().expect("just put there"))
+    }
+
+    /// The process that serves the connection, by which notifications say whose they are.
+    pub async fn backend(&mut self) -> Result<i32, PoolError> {
+        self.client().await?;
+        if let Some(backend) = self.backend {
+            return Ok(backend);
+        }
+        let asked = self.client().await?.query_one(include_str!("../queries/backend.sql"), &[]).await;
+        let backend = asked.and_then(|row| row.try_get(0)).map_err(PoolError::Backend)?;
+        self.backend = Some(backend);
+        Ok(backend)
     }
 
     /// The connection itself, to be given back by [`Kept::put`]: who does not has left something on it.

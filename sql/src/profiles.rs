@@ -28,6 +28,7 @@ pub struct Profile {
     pub reason: String,
     /// Weight that was handed out under it within an hour.
     pub used: i64,
+    pub version: String,
 }
 
 /// Of one job type, or of all if its name is empty, the most specific first; at most 10,000. Which of them hold at a moment,
@@ -53,23 +54,27 @@ pub async fn profiles(client: &ClientWrapper, job_type: &str, at: Option<SystemT
                 holds: row.try_get("holds")?,
                 reason: row.try_get("reason")?,
                 used: row.try_get("used")?,
+                version: row.try_get("version")?,
             })
         })
         .collect()
 }
 
-/// Adds an entry, or changes one. `options`: a JSON object, as `pcfarm.set_profile` takes it. Returns its id.
+/// Adds an entry, or changes one. `options`: a JSON object, as `pcfarm.set_profile` takes it. `version`: that which a change is
+/// meant for; empty: any. Returns its id.
 pub async fn set_profile(
     client: &ClientWrapper,
     job_type: &str,
     options: &RawJson,
     profile_id: Option<i64>,
+    version: &str,
 ) -> Result<i64, Error> {
-    client.run(include_str!("../queries/set_profile.sql"), &[&job_type, options, &profile_id]).await?[0].try_get(0)
+    let text = include_str!("../queries/set_profile.sql");
+    client.run(text, &[&job_type, options, &profile_id, &version]).await?[0].try_get(0)
 }
 
-pub async fn delete_profile(client: &ClientWrapper, profile_id: i64) -> Result<(), Error> {
-    client.run(include_str!("../queries/delete_profile.sql"), &[&profile_id]).await.map(drop)
+pub async fn delete_profile(client: &ClientWrapper, profile_id: i64, version: &str) -> Result<(), Error> {
+    client.run(include_str!("../queries/delete_profile.sql"), &[&profile_id, &version]).await.map(drop)
 }
 
 #[derive(Clone, Debug)]

@@ -8,6 +8,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use tokio_postgres::Error;
 
+/// The SQLSTATE of a change that was meant for another version than that which there is.
+pub const LOST_UPDATE: &str = "PF412";
+
 /// A row of `pcfarm.share`: of a user, of what it has of a job type, or, without an owner, of a job type by its resources
 /// or by its profile.
 #[derive(Clone, Debug)]
@@ -71,6 +74,8 @@ pub struct User {
     pub open_jobs: i64,
     /// By job type.
     pub job_types: Vec<(String, Limits)>,
+    /// Of its limits.
+    pub version: String,
 }
 
 /// By name; at most 10,000.
@@ -97,21 +102,32 @@ pub async fn users(client: &ClientWrapper) -> Result<Vec<User>, Error> {
                 in_progress: row.try_get("in_progress")?,
                 open_jobs: row.try_get("open_jobs")?,
                 job_types: names.into_iter().zip(limits).collect(),
+                version: row.try_get("version")?,
             })
         })
         .collect()
 }
 
-/// What users have who have nothing of their own.
-pub async fn default_limits(client: &ClientWrapper) -> Result<Limits, Error> {
+/// What users have who have nothing of their own, and its version.
+pub async fn default_limits(client: &ClientWrapper) -> Result<(Limits, String), Error> {
     let rows = client.run(include_str!("../queries/default_limits.sql"), &[]).await?;
     let row = &rows[0];
-    Ok(Limits { queue_limit: row.try_get(0)?, concurrency: row.try_get(1)?, allocation: row.try_get(2)? })
+    let limits = Limits { queue_limit: row.try_get(0)?, concurrency: row.try_get(1)?, allocation: row.try_get(2)? };
+    Ok((limits, row.try_get(3)?))
 }
 
-/// `options`: a JSON object, as `pcfarm.set_user` takes it.
-pub async fn set_users(client: &ClientWrapper, names: &[String], options: &RawJson) -> Result<(), Error> {
-    client.run(include_str!("../queries/set_user.sql"), &[&names, options]).await.map(drop)
+/// `options`: a JSON object, as `pcfarm.set_user` takes it. `version`: that which it is meant for, as everywhere here; empty:
+/// any.
+///
+/// # Errors
+/// [`LOST_UPDATE`] if it is another one by now: nothing is changed.
+pub async fn set_users(
+    client: &ClientWrapper,
+    names: &[String],
+    options: &RawJson,
+    version: &str,
+) -> Result<(), Error> {
+    client.run(include_str!("../queries/set_user.sql"), &[&names, options, &version]).await.map(drop)
 }
 
 pub async fn set_users_of_type(
@@ -119,12 +135,14 @@ pub async fn set_users_of_type(
     names: &[String],
     job_type: &str,
     options: &RawJson,
+    version: &str,
 ) -> Result<(), Error> {
-    client.run(include_str!("../queries/set_user_job_type.sql"), &[&names, &job_type, options]).await.map(drop)
+    let text = include_str!("../queries/set_user_job_type.sql");
+    client.run(text, &[&names, &job_type, options, &version]).await.map(drop)
 }
 
-pub async fn set_default_limits(client: &ClientWrapper, options: &RawJson) -> Result<(), Error> {
-    client.run(include_str!("../queries/set_farm.sql"), &[options]).await.map(drop)
+pub async fn set_default_limits(client: &ClientWrapper, options: &RawJson, version: &str) -> Result<(), Error> {
+    client.run(include_str!("../queries/set_farm.sql"), &[options, &version]).await.map(drop)
 }
 
 #[derive(Clone, Debug)]
@@ -135,6 +153,7 @@ pub struct Resource {
     pub description: String,
     /// What each problem in progress of a job type has.
     pub needs: Vec<(String, i64)>,
+    pub version: String,
 }
 
 /// By name; at most 10,000.
@@ -150,6 +169,7 @@ pub async fn resources(client: &ClientWrapper) -> Result<Vec<Resource>, Error> {
                 in_use: row.try_get("in_use")?,
                 description: row.try_get("description")?,
                 needs: names.into_iter().zip(needs).collect(),
+                version: row.try_get("version")?,
             })
         })
         .collect()
@@ -161,8 +181,10 @@ pub async fn set_resource(
     name: &str,
     tokens: Option<i64>,
     description: &str,
+    version: &str,
 ) -> Result<(), Error> {
-    client.run(include_str!("../queries/set_resource.sql"), &[&name, &tokens, &description]).await.map(drop)
+    let text = include_str!("../queries/set_resource.sql");
+    client.run(text, &[&name, &tokens, &description, &version]).await.map(drop)
 }
 
 /// Hands out nothing any more, or nothing of one job type.

@@ -3,8 +3,8 @@
 use crate::checkout::Queries;
 use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
-use pcfarm_proto::ids::JobId;
-use std::time::SystemTime;
+use pcfarm_proto::ids::{JobId, ServerId};
+use std::time::{Duration, SystemTime};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Error, Row};
 
@@ -63,9 +63,15 @@ pub enum Ended {
     },
 }
 
-/// All of it is here. Of two with one key the second waits for the first.
+/// All of it is here. Of two with one key the second waits for the first. Who has not heard the answer may ask again.
 pub async fn stored(client: &ClientWrapper, id: i64, sha256: &[u8], bytes: i64) -> Result<Ended, Error> {
-    match client.run(include_str!("../queries/submission_stored.sql"), &[&id, &sha256, &bytes]).await {
+    let statement = include_str!("../queries/submission_stored.sql");
+    let mut outcome = client.run(statement, &[&id, &sha256, &bytes]).await;
+    if outcome.as_ref().is_ok_and(Vec::is_empty) {
+        // It may have waited for the same one, of a connection that broke, to commit: what that did only the next one sees.
+        outcome = client.run(statement, &[&id, &sha256, &bytes]).await;
+    }
+    match outcome {
         Ok(rows) if rows.is_empty() => Ok(Ended::GivenUp),
         Ok(_) => Ok(Ended::Stored),
         Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
@@ -79,45 +85,78 @@ pub async fn stored(client: &ClientWrapper, id: i64, sha256: &[u8], bytes: i64) 
     }
 }
 
-/// It was loaded before: there was such a job.
-pub async fn loaded(client: &ClientWrapper, id: i64, job: JobId, problems: i64) -> Result<(), Error> {
-    client.run(include_str!("../queries/submission_is_loaded.sql"), &[&id, &job, &problems]).await.map(drop)
-}
-
 /// It does not come to its end. False: it has.
 pub async fn drop_unfinished(client: &ClientWrapper, id: i64) -> Result<bool, Error> {
     Ok(!client.run(include_str!("../queries/drop_submission.sql"), &[&id]).await?.is_empty())
 }
 
+/// An attempt to load one: what is said of it counts until somebody makes the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub id: i64,
+    pub number: i32,
+}
+
 /// A submission that is to be loaded.
 #[derive(Clone, Debug)]
 pub struct ToLoad {
-    pub id: i64,
+    pub attempt: Attempt,
     pub owner: String,
     pub asked: RawJson,
     pub content_type: String,
     pub kept_in: KeptIn,
     pub bytes: i64,
+    pub is_large: bool,
     pub sha256: Vec<u8>,
-    pub attempts: i32,
 }
 
-pub async fn claim(client: &ClientWrapper) -> Result<Option<ToLoad>, Error> {
-    let rows = client.run(include_str!("../queries/claim_submission.sql"), &[]).await?;
-    rows.first()
+/// How many may be claimed.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub small: usize,
+    pub large: usize,
+    /// Small ones of an owner, on all servers; of large ones it is one.
+    pub of_an_owner: usize,
+}
+
+/// Those that are to be loaded next: nobody else loads them for as long as the lease, which [`renew`] renews.
+pub async fn claim(
+    client: &ClientWrapper,
+    room: Room,
+    server: ServerId,
+    lease: Duration,
+) -> Result<Vec<ToLoad>, Error> {
+    let [small, large, each] = [room.small, room.large, room.of_an_owner].map(|count| count as i64);
+    let statement = include_str!("../queries/claim_submission.sql");
+    let rows = client.run(statement, &[&small, &large, &each, &server, &lease.as_secs_f64()]).await?;
+    rows.iter()
         .map(|row| {
             Ok(ToLoad {
-                id: row.try_get("submission_id")?,
+                attempt: Attempt { id: row.try_get("submission_id")?, number: row.try_get("attempts")? },
                 owner: row.try_get("owner")?,
                 asked: row.try_get("asked")?,
                 content_type: row.try_get("content_type")?,
                 kept_in: KeptIn::of_row(row.try_get("kept_in")?),
                 bytes: row.try_get("bytes")?,
+                is_large: row.try_get("is_large")?,
                 sha256: row.try_get("sha256")?,
-                attempts: row.try_get("attempts")?,
             })
         })
-        .transpose()
+        .collect()
+}
+
+/// These attempts go on. Returns the ids of those that somebody else has made another attempt at meanwhile.
+pub async fn renew(client: &ClientWrapper, attempts: &[Attempt], lease: Duration) -> Result<Vec<i64>, Error> {
+    let (ids, numbers): (Vec<i64>, Vec<i32>) = attempts.iter().map(|attempt| (attempt.id, attempt.number)).unzip();
+    let statement = include_str!("../queries/renew_submissions.sql");
+    let rows = client.run(statement, &[&ids, &numbers, &lease.as_secs_f64()]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// It was loaded before: there was such a job.
+pub async fn loaded(client: &ClientWrapper, of: Attempt, job: JobId, problems: i64) -> Result<(), Error> {
+    let statement = include_str!("../queries/submission_is_loaded.sql");
+    client.run(statement, &[&of.id, &of.number, &job, &problems]).await.map(drop)
 }
 
 pub async fn piece(client: &ClientWrapper, id: i64, number: i32) -> Result<Option<Vec<u8>>, Error> {
@@ -125,12 +164,14 @@ pub async fn piece(client: &ClientWrapper, id: i64, number: i32) -> Result<Optio
     rows.first().map(|row| row.try_get(0)).transpose()
 }
 
-pub async fn refused(client: &ClientWrapper, id: i64, message: &str) -> Result<(), Error> {
-    client.run(include_str!("../queries/submission_refused.sql"), &[&id, &message]).await.map(drop)
+pub async fn refused(client: &ClientWrapper, of: Attempt, message: &str) -> Result<(), Error> {
+    client.run(include_str!("../queries/submission_refused.sql"), &[&of.id, &of.number, &message]).await.map(drop)
 }
 
-pub async fn postponed(client: &ClientWrapper, id: i64, message: &str, seconds: f64) -> Result<(), Error> {
-    client.run(include_str!("../queries/submission_postponed.sql"), &[&id, &message, &seconds]).await.map(drop)
+/// In so many seconds somebody may try again.
+pub async fn postponed(client: &ClientWrapper, of: Attempt, message: &str, seconds: f64) -> Result<(), Error> {
+    let statement = include_str!("../queries/submission_postponed.sql");
+    client.run(statement, &[&of.id, &of.number, &message, &seconds]).await.map(drop)
 }
 
 /// A submission as people see it.

@@ -5,6 +5,7 @@
 use crate::access::{self, Rights};
 use crate::json::RawJson;
 use crate::lanes::{ComingProblem, OpenLane};
+use crate::submissions::Attempt;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
@@ -293,8 +294,8 @@ pub struct Loading {
     /// Into the lane, and into the table.
     copied: i64,
     staged: i64,
-    /// Which stored submission this is, to be marked as loaded by the same transaction.
-    submission: Option<i64>,
+    /// Of which stored submission this is an attempt, to be marked as loaded by the same transaction.
+    submission: Option<Attempt>,
 }
 
 impl Loading {
@@ -330,9 +331,10 @@ impl Loading {
         })))
     }
 
-    /// This is a stored submission: it is marked as loaded by the same transaction.
-    pub fn is_submission(&mut self, id: i64) {
-        self.submission = Some(id);
+    /// This is a stored submission: it is marked as loaded by the same transaction, which fails if somebody else has made
+    /// another attempt meanwhile.
+    pub fn is_submission(&mut self, attempt: Attempt) {
+        self.submission = Some(attempt);
     }
 
     /// How many problems came before.
@@ -469,7 +471,7 @@ impl Loading {
         }
         if let Some(submission) = self.submission {
             let statement = include_str!("../queries/submission_is_loaded.sql");
-            client.execute(statement, &[&submission, &self.job, &problems]).await?;
+            client.execute(statement, &[&submission.id, &submission.number, &self.job, &problems]).await?;
         }
         crash_point(CrashPoint::UploadLoaded);
         if planted(Bug::AnswersBeforeCommit) {

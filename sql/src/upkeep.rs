@@ -107,6 +107,11 @@ pub async fn count_progress(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/count_progress.sql"), &[]).await.map(drop)
 }
 
+/// Adds how often schedules came to the statistics of its hour; at most 20,000 rows.
+pub async fn count_triggers(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/count_triggers.sql"), &[]).await.map(drop)
+}
+
 pub async fn forget_statistics(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/forget_statistics.sql"), &[]).await.map(drop)
 }

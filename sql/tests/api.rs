@@ -3,12 +3,14 @@
 
 mod queue;
 
+use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{JobId, ServerId};
 use pcfarm_sql::jobs;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::requests::{self, Claim, Id, Kept};
-use pcfarm_sql::submissions::{self, Ended, KeptIn};
-use queue::queue;
+use pcfarm_sql::submissions::{self, Attempt, Ended, KeptIn, Room, ToLoad};
+use queue::{Queue, queue};
+use std::time::Duration;
 
 fn request(server: i64) -> Id {
     Id { owner: "mia".to_owned(), key: "k".to_owned(), server_id: ServerId(server) }
@@ -63,6 +65,14 @@ async fn a_change_is_made_to_the_version_that_it_was_meant_for() {
     assert_eq!(jobs::version(&client, JobId(999)).await.expect("read"), None);
 }
 
+const LEASE: Duration = Duration::from_secs(60);
+
+/// What a server with so much room claims.
+async fn claim(client: &ClientWrapper, small: usize, large: usize) -> Vec<ToLoad> {
+    let room = Room { small, large, of_an_owner: 2 };
+    submissions::claim(client, room, ServerId(1), LEASE).await.expect("looked")
+}
+
 #[tokio::test]
 async fn a_submission_is_loaded_once() {
     let queue = queue().await;
@@ -72,8 +82,12 @@ async fn a_submission_is_loaded_once() {
         async |key| submissions::begin(&client, &asked, "text/csv", KeptIn::Database, key).await.expect("begun");
     let first = begin(Some("k")).await;
     submissions::add_piece(&client, first, 0, b"key\na\n").await.expect("written");
-    assert!(submissions::claim(&client).await.expect("looked").is_none(), "it is not whole");
-    assert_eq!(submissions::stored(&client, first, b"hash", 6).await.expect("stored"), Ended::Stored);
+    assert!(claim(&client, 9, 9).await.is_empty(), "it is not whole");
+    for _ in 0..2 {
+        // Who has not heard the answer asks again.
+        assert_eq!(submissions::stored(&client, first, b"hash", 6).await.expect("stored"), Ended::Stored);
+    }
+    assert_eq!(submissions::stored(&client, 999, b"hash", 6).await.expect("looked"), Ended::GivenUp);
     for (hash, same) in [(b"hash", true), (b"else", false)] {
         let again = begin(Some("k")).await;
         let ended = submissions::stored(&client, again, hash, 6).await.expect("ended");
@@ -81,14 +95,19 @@ async fn a_submission_is_loaded_once() {
         submissions::drop_unfinished(&client, again).await.expect("dropped");
     }
     submissions::set_intake(&client, true, "tonight").await.expect("paused");
-    assert!(submissions::claim(&client).await.expect("looked").is_none());
+    assert!(claim(&client, 9, 9).await.is_empty());
     submissions::set_intake(&client, false, "").await.expect("goes on");
-    let claimed = submissions::claim(&client).await.expect("looked").expect("one");
-    assert_eq!((claimed.id, claimed.sha256.as_slice()), (first, b"hash".as_slice()));
-    assert!(submissions::claim(&client).await.expect("looked").is_none(), "somebody is at it");
+    let claimed = claim(&client, 9, 9).await.remove(0);
+    let attempt = claimed.attempt;
+    assert_eq!((attempt.id, claimed.sha256.as_slice()), (first, b"hash".as_slice()));
+    assert!(claim(&client, 9, 9).await.is_empty(), "somebody is at it");
     let job = queue.job(1, 1).await;
-    submissions::loaded(&client, first, job, 1).await.expect("marked");
-    let twice = submissions::loaded(&client, first, job, 1).await.expect_err("by somebody else");
+    submissions::loaded(&client, attempt, job, 1).await.expect("marked");
+    assert!(
+        submissions::renew(&client, &[attempt], LEASE).await.expect("asked").is_empty(),
+        "it is over, and not lost"
+    );
+    let twice = submissions::loaded(&client, attempt, job, 1).await.expect_err("by somebody else");
     assert_eq!(twice.code().map(|code| code.code()), Some("40001"));
     // What is kept no longer is removed, and the row stays.
     queue.run("update pcfarm.intake set keep = '0'").await;
@@ -97,6 +116,73 @@ async fn a_submission_is_loaded_once() {
     let one =
         submissions::submissions(&client, None, Some(first), None, None, 1).await.expect("read").pop().expect("there");
     assert!(one.removed_at.is_some() && one.job_id == Some(job));
+}
+
+#[tokio::test]
+async fn an_attempt_that_was_taken_over_is_not_heard_any_more() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    stored(&queue, "ana", &[1]).await;
+    let first = claim(&client, 9, 9).await.remove(0).attempt;
+    assert!(submissions::renew(&client, &[first], LEASE).await.expect("renewed").is_empty());
+    // Its server says nothing for too long.
+    queue.run("update pcfarm.submission set next_attempt_at = clock_timestamp()").await;
+    let second = claim(&client, 9, 9).await.remove(0).attempt;
+    assert_eq!(second, Attempt { number: first.number + 1, ..first });
+    assert_eq!(submissions::renew(&client, &[first], LEASE).await.expect("asked"), [first.id], "it is told");
+    let job = queue.job(1, 1).await;
+    let late = submissions::loaded(&client, first, job, 1).await.expect_err("another one is at it");
+    assert_eq!(late.code().map(|code| code.code()), Some("40001"));
+    submissions::refused(&client, first, "no").await.expect("not heard");
+    submissions::postponed(&client, first, "later", 0.0).await.expect("not heard");
+    assert!(claim(&client, 9, 9).await.is_empty(), "it is the second one's");
+    submissions::loaded(&client, second, job, 1).await.expect("marked");
+    assert_eq!(queue.number("select count(*) from pcfarm.submission where state = 'queued'").await, 1);
+}
+
+/// So many megabytes each, in this order.
+async fn stored(queue: &Queue, owner: &str, megabytes: &[i64]) {
+    let insert = format!(
+        "insert into pcfarm.submission (owner, asked, content_type, kept_in, state, bytes, sha256, stored_at, next_attempt_at)
+         select '{owner}', '{{}}', 'text/csv', 'database', 'stored', m.megabytes << 20, 'x', now(),
+             now() - interval '1 hour' + m.number * interval '1 second'
+         from unnest(array{megabytes:?}::bigint[]) with ordinality as m(megabytes, number)"
+    );
+    queue.run(&insert).await;
+}
+
+#[tokio::test]
+async fn owners_take_turns_and_small_ones_do_not_wait_for_large_ones() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let (small, large) = (1, 100);
+    stored(&queue, "ana", &[large, large, large, small, small, small, small]).await;
+    stored(&queue, "ben", &[large]).await;
+    stored(&queue, "eve", &[small]).await;
+    let owners = |claimed: &[ToLoad], is_large: bool| {
+        let mut owners: Vec<String> =
+            claimed.iter().filter(|one| one.is_large == is_large).map(|one| one.owner.clone()).collect();
+        owners.sort();
+        owners
+    };
+    // All of whom it is, although ana's were there first, and came in numbers.
+    let claimed = claim(&client, 2, 2).await;
+    assert_eq!(owners(&claimed, false), ["ana", "eve"]);
+    assert_eq!(owners(&claimed, true), ["ana", "ben"]);
+    // Of what is left, no more than one owner's share; what others load counts.
+    let more = claim(&client, 9, 9).await;
+    assert_eq!(owners(&more, false), ["ana"]);
+    assert_eq!(owners(&more, true), [""; 0]);
+    let attempts: Vec<Attempt> = claimed.iter().chain(&more).map(|one| one.attempt).collect();
+    let first_large = claimed.iter().find(|one| one.is_large && one.owner == "ana").expect("claimed").attempt;
+    let oldest = queue.number("select min(submission_id) from pcfarm.submission where owner = 'ana'").await;
+    assert_eq!(first_large.id, oldest, "the one that waits for longest comes first");
+    for attempt in attempts {
+        submissions::refused(&client, attempt, "done with").await.expect("ended");
+    }
+    let claimed = claim(&client, 9, 1).await;
+    assert_eq!((owners(&claimed, false).len(), owners(&claimed, true).len()), (2, 1));
+    assert!(claim(&client, 0, 0).await.is_empty());
 }
 
 #[tokio::test]
@@ -119,17 +205,30 @@ async fn a_quota_holds_for_loads_that_are_committed() {
     let queue = queue().await;
     let client = queue.server().await;
     let me = queue.text("select session_user::text").await;
-    pcfarm_sql::usage::set_quota(&client, &me, "day", Some(5), None).await.expect("set");
+    let names = ["ann".to_owned(), me.clone()];
+    let set = async |options: &str| {
+        let options = RawJson(options.to_owned().into());
+        pcfarm_sql::usage::set_quotas(&client, &names, "day", &options, "").await.expect("set");
+    };
+    set(r#"{"problems": 5}"#).await;
     queue.job(4, 1).await;
     let load =
         "select pcfarm.submit('j', 't', 'select ''a'' as key, to_jsonb(1) as payload from generate_series(1, 2)', 1)";
     let (state, said) = queue.refused(load).await;
     assert!(state == "53400" && said.contains("quota"), "{state} {said}");
     queue.job(1, 1).await;
-    let quotas = pcfarm_sql::usage::quotas(&client, &me).await.expect("read");
-    assert_eq!((quotas[0].used, quotas[0].problems), (5, Some(5)));
-    pcfarm_sql::usage::set_quota(&client, &me, "day", None, Some(0.0)).await.expect("set");
-    assert_eq!(queue.refused(load).await.0, "53400");
-    pcfarm_sql::usage::set_quota(&client, &me, "day", None, None).await.expect("none any more");
+    let mine = &pcfarm_sql::usage::quotas(&client, Some(&names[1..])).await.expect("read")[0].quotas;
+    assert_eq!((mine[0].used, mine[0].problems, mine[0].cpu_seconds), (5, Some(5), None));
+    set(r#"{"cpu_seconds": 0}"#).await;
+    let all = pcfarm_sql::usage::quotas(&client, None).await.expect("read");
+    assert_eq!((all.len(), all[0].user.as_str()), (2, "ann"));
+    assert!(all.iter().all(|of| of.quotas[0].problems == Some(5) && of.quotas[0].cpu_seconds == Some(0.0)), "{all:?}");
+    set(r#"{"problems": null}"#).await;
+    assert_eq!(queue.refused(load).await.0, "53400", "none of its time is left");
+    queue.run(&format!("select pcfarm.set_quota('{me}', 'day', null, null)")).await;
     queue.run(load).await;
+    let left = pcfarm_sql::usage::quotas(&client, None).await.expect("read");
+    assert_eq!((left.len(), left[0].user.as_str()), (1, "ann"));
+    assert_eq!(queue.refused("select pcfarm.set_quotas('{ann}', 'week', '{\"problems\": 1}')").await.0, "22023");
+    assert_eq!(queue.refused("select pcfarm.set_quotas('{ann}', 'day', '{\"problems\": -1}')").await.0, "23514");
 }

@@ -441,3 +441,40 @@ async fn a_tick_reads_what_is_due_and_not_what_was() {
     assert!(plan.contains("Index Scan using schedule_wake") && plan.contains("Index Cond: ((wake_at >"), "{plan}");
     assert!(!plan.contains("Sort"), "{plan}");
 }
+
+/// Whoever asks for usage sees them at once, and again when they have been added up; what was refused is none.
+#[tokio::test]
+async fn triggers_are_counted_by_day_and_user() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let job = standing(&queue).await;
+    for name in ["a", "b"] {
+        due(&queue, name, &format!("{{\"job\": {job}}}"), minute(3)).await;
+    }
+    assert_eq!(tick(&queue).await.1.triggered, 2);
+    queue.run("select pcfarm.trigger_schedule('a')").await;
+    let me = queue.text("select session_user::text").await;
+    let usage = async || {
+        let usage = pcfarm_sql::usage::usage(&client, "2026-01-01", Some(&me)).await.expect("read");
+        usage.into_iter().map(|day| day.triggers).collect::<Vec<_>>()
+    };
+    assert_eq!(usage().await, [3]);
+    for _ in 0..2 {
+        pcfarm_sql::upkeep::count_triggers(&*client).await.expect("counted");
+        assert_eq!(usage().await, [3]);
+    }
+    assert_eq!(queue.number("select count(*) from pcfarm.trigger_count").await, 0);
+    queue.run("select pcfarm.trigger_schedule('b')").await;
+    pcfarm_sql::upkeep::count_triggers(&*client).await.expect("counted");
+    queue.run(&format!("select pcfarm.cancel_job({job}); select pcfarm.trigger_schedule('b')")).await;
+    assert_eq!(usage().await, [4], "a job that has ended takes nothing");
+    // A day is one of UTC, whatever the zone of whoever asks.
+    queue.run("update pcfarm.trigger_statistic set hour = '2026-03-01T23:00Z'").await;
+    for zone in ["America/New_York", "UTC", "Asia/Tokyo"] {
+        queue.run(&format!("set timezone = '{zone}'")).await;
+        assert_eq!(queue.text("select day::text from pcfarm.usage").await, "2026-03-01", "{zone}");
+    }
+    queue.run("update pcfarm.trigger_statistic set hour = hour - interval '900 days'").await;
+    pcfarm_sql::upkeep::forget_statistics(&*client).await.expect("forgotten");
+    assert_eq!(usage().await, [0_i64; 0]);
+}

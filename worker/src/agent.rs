@@ -1,5 +1,6 @@
 //! A complete agent program: settings, identity, run, drain, exit code.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::settings::{self, Settings, SettingsError};
 use crate::slots;
 use crate::solve::Controllers;
 use crate::state_dir::{StateDir, StateDirError};
+use crate::steps::{Declaration, Running, StepController, WiringError};
 
 /// Threads that wait: one decodes a checkout while the other keeps the rhythm.
 const WAITING_THREADS: usize = 2;
@@ -33,6 +35,7 @@ const WAITING_THREADS: usize = 2;
 #[derive(Default)]
 pub struct Agent {
     controllers: Controllers,
+    steps: Vec<Declaration>,
     duplicate: Option<String>,
 }
 
@@ -41,6 +44,9 @@ pub struct Agent {
 pub enum AgentError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    /// Its controllers' steps cannot work as they are declared.
+    #[error(transparent)]
+    Steps(#[from] WiringError),
     #[error(transparent)]
     StateDir(#[from] StateDirError),
     #[error(transparent)]
@@ -59,7 +65,7 @@ impl AgentError {
     pub fn exit_code(&self) -> u8 {
         match self {
             AgentError::StateDir(_) | AgentError::Failed(_) => 1,
-            AgentError::Settings(_) => 2,
+            AgentError::Settings(_) | AgentError::Steps(_) => 2,
             AgentError::Unacknowledged(_) => 3,
             AgentError::IdentityInUse(_) | AgentError::Joining(_) => 5,
         }
@@ -80,10 +86,39 @@ impl Agent {
     /// Adds a controller; the agent is offered problems of all it has.
     #[must_use]
     pub fn controller<C: Controller>(mut self, controller: C) -> Agent {
-        if !self.controllers.add(controller) {
+        if self.names().iter().any(|name| name == C::NAME) || !self.controllers.add(controller) {
             self.duplicate = Some(C::NAME.to_owned());
         }
         self
+    }
+
+    /// Adds a controller of several [steps](crate::steps).
+    #[must_use]
+    pub fn steps<C: StepController>(mut self, controller: C) -> Agent {
+        if self.names().iter().any(|name| name == C::NAME) {
+            self.duplicate = Some(C::NAME.to_owned());
+        }
+        self.steps.push(Declaration::of(controller));
+        self
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = self.controllers.names();
+        names.extend(self.steps.iter().map(|declaration| declaration.name().to_owned()));
+        names.sort();
+        names
+    }
+
+    /// What it is made of, for a run without a farm; or why it cannot be run.
+    pub(crate) fn parts(self, cores: usize) -> Result<(Controllers, Running), AgentError> {
+        if let Some(name) = self.duplicate {
+            return Err(SettingsError::DuplicateController(name).into());
+        }
+        if self.names().is_empty() {
+            return Err(SettingsError::NoController.into());
+        }
+        let running = Running::start(&self.steps, cores)?;
+        Ok((self.controllers, running))
     }
 
     /// As [`run`], with all its controllers.
@@ -151,18 +186,13 @@ impl Agent {
 
     /// Runs the agent inside another program until `stop` is cancelled, and then until what it holds has been
     /// delivered or given back. Leaves logging and signals alone.
-    pub async fn run_with(self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
-        if let Some(name) = self.duplicate {
-            return Err(SettingsError::DuplicateController(name).into());
-        }
+    pub async fn run_with(mut self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
         let endpoints = settings.endpoints()?;
         let state_dir = StateDir::open(&settings.state_dir)?;
-        let mut controllers = self.controllers;
         #[cfg(target_os = "linux")]
-        let _programs = crate::exec::controller::Programs::add(&settings, state_dir.identity, &mut controllers)?;
-        if controllers.names().is_empty() {
-            return Err(SettingsError::NoController.into());
-        }
+        let _programs = crate::exec::controller::Programs::add(&settings, state_dir.identity, &mut self.controllers)?;
+        let names = self.names();
+        let (controllers, steps) = self.parts(settings.cores)?;
         info!(
             identity = %state_dir.identity,
             servers = settings.servers.join(","),
@@ -172,7 +202,7 @@ impl Agent {
             prefetch = settings.prefetch,
             grace_seconds = settings.grace.as_secs(),
             unacknowledged_bytes = settings.unacknowledged_bytes,
-            controllers = controllers.names().join(","),
+            controllers = names.join(","),
             "agent starts"
         );
         let credentials = settings.credentials(state_dir.identity);
@@ -188,7 +218,7 @@ impl Agent {
         let credentials = Arc::new(credentials);
         let (slots, wanted) = watch::channel(Vec::new());
         let threads = pool::threads(settings.cores).map_err(AgentError::Failed)?;
-        let body = Body { settings, state_dir, endpoints, credentials, threads, controllers };
+        let body = Body { settings, state_dir, endpoints, credentials, threads, controllers, steps, names };
         let setup = Setup { slots: Some(slots), ..body.setup(body.state_dir.identity, None) };
         // Its slots end with it: nobody is left who tells them apart.
         let working = async { tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, &body, stop)) };
@@ -213,12 +243,15 @@ pub(crate) struct Body {
     credentials: Arc<Credentials>,
     threads: Arc<rayon::ThreadPool>,
     controllers: Controllers,
+    steps: Running,
+    /// Of all controllers.
+    names: Vec<String>,
 }
 
 impl Body {
     /// For the agent itself, or for one of its slots.
     pub fn setup(&self, identity: Uuid, slot: Option<&str>) -> Setup {
-        let mut hello = hello(&self.settings, identity, self.controllers.names());
+        let mut hello = hello(&self.settings, identity, self.names.clone());
         if let Some(slot) = slot {
             hello.hostname = format!("{}#{slot}", hello.hostname);
         }
@@ -227,15 +260,25 @@ impl Body {
             prefetch: self.settings.prefetch,
             grace: self.settings.grace,
             unacknowledged_bytes: self.settings.unacknowledged_bytes,
+            apart: self.apart(),
         };
         Setup {
             endpoints: self.endpoints.clone(),
             credentials: self.credentials.clone(),
             threads: self.threads.clone(),
             controllers: self.controllers.clone(),
+            engine: Arc::clone(self.steps.engine()),
             profile,
             slots: None,
         }
+    }
+}
+
+impl Body {
+    /// Controllers that wait for pools of their own, and not for the cores.
+    fn apart(&self) -> BTreeSet<String> {
+        let controllers = self.steps.engine().controllers();
+        controllers.filter(|(_, flow)| flow.has_pools()).map(|(name, _)| name.to_owned()).collect()
     }
 }
 

@@ -50,7 +50,8 @@ pub struct Problem<'a, P> {
     pub(crate) checkout: &'a Checkout,
     pub(crate) message: &'a pcfarm_proto::v1::Problem,
     pub(crate) payload: P,
-    pub(crate) more: Mutex<v1::More>,
+    /// What it brings beside its solution.
+    pub(crate) more: &'a Mutex<v1::More>,
 }
 
 /// A problem that another one enqueues.
@@ -230,3 +231,8 @@ impl<P> Problem<'_, P> {
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/guide.md")]
 struct Guide;
+
+/// Those of the page about steps as well.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/controllers-in-rust.md")]
+struct StepsPage;

@@ -22,6 +22,7 @@ use crate::inventory::{Action, Ending, Event, Inventory, Profile};
 use crate::link::{IdentityInUse, Link, LinkEvent, Stream};
 use crate::pool::{Pool, Report};
 use crate::solve::Controllers;
+use crate::steps::Engine;
 
 /// Messages from the server under way to the loop: the stream's window bounds what is behind them.
 const LINK_EVENTS_WAITING: usize = 8;
@@ -38,6 +39,8 @@ pub struct Setup {
     pub credentials: Arc<Credentials>,
     pub threads: Arc<rayon::ThreadPool>,
     pub controllers: Controllers,
+    /// What runs those of several steps, which all sessions share.
+    pub engine: Arc<Engine>,
     pub profile: Profile,
     /// Where the slots go that the server wants beside this session; a slot has none.
     pub slots: Option<watch::Sender<Vec<String>>>,
@@ -53,7 +56,7 @@ struct Driver {
 
 /// Runs until `stop` is cancelled and what is held has been delivered or given back.
 pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Ending> {
-    let (pool, mut reports) = Pool::new(setup.threads, setup.controllers);
+    let (pool, mut reports) = Pool::new(setup.threads, setup.controllers, setup.engine);
     let (events, mut link_events) = mpsc::channel(LINK_EVENTS_WAITING);
     let end_link = CancellationToken::new();
     let _end_link_with_this = end_link.clone().drop_guard();
@@ -145,12 +148,23 @@ impl Driver {
     }
 
     fn take_reports(&mut self, first: Report, reports: &mut mpsc::Receiver<Report>) {
-        self.take(Event::Computed(first));
+        self.take_report(first);
         for _ in 1..REPORTS_PER_TURN {
             let Ok(report) = reports.try_recv() else {
                 return;
             };
-            self.take(Event::Computed(report));
+            self.take_report(report);
+        }
+    }
+
+    fn take_report(&mut self, report: Report) {
+        match report {
+            Report::Waiting => {
+                for batch in self.pool.fetch() {
+                    self.take(Event::Computed(Report::Results(batch)));
+                }
+            }
+            Report::Started(_) | Report::Results(_) => self.take(Event::Computed(report)),
         }
     }
 
@@ -175,6 +189,8 @@ impl Driver {
                 self.take(Event::Computed(Report::Results(batch)));
             }
         }
+        let held_up = self.pool.held_up();
+        self.take(Event::HeldUp(held_up));
         loop {
             let mut decide_again = false;
             for action in self.inventory.settle(clock::now(), self.pool.revoked_cores()) {

@@ -14,10 +14,11 @@
 //!
 //! - [`held`]: one checkout in hand.
 //! - [`outbox`]: deliveries until they are acknowledged.
-//! - `telling`: what the server is told, and when.
+//! - `telling`: what the server is told, and when; `asking`: what it is asked for.
 //! - `stopping`: how it comes to its end.
 //! - `stuck`: what it does when controllers do not return from revoked work.
 
+mod asking;
 pub mod held;
 pub mod outbox;
 mod stopping;
@@ -26,7 +27,7 @@ mod telling;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +61,12 @@ const PARTIAL_DELIVERY_EVERY: Duration = Duration::from_secs(1);
 
 /// How often the state may change in the server's eyes: small checkouts must not make it flicker.
 const STATE_CHANGE_EVERY: Duration = Duration::from_millis(500);
+
+/// How often what is paused may change in the server's eyes.
+const INTAKE_CHANGE_EVERY: Duration = Duration::from_millis(50);
+
+/// How often the reason for a state that stays may change.
+const REASON_CHANGE_EVERY: Duration = Duration::from_secs(5);
 
 /// How long it must compute before the server is told so: a row in the database, which the result of a lone small problem
 /// would have to wait for.
@@ -99,6 +106,8 @@ pub enum Event {
     Computed(Report),
     /// No problem of these was taken, and none will be.
     Withdrawn(Vec<CheckoutKey>),
+    /// Controllers whose problems find no room in some pool, and why: all of them.
+    HeldUp(BTreeMap<String, String>),
     /// The agent is to stop in good order.
     Stop,
 }
@@ -136,6 +145,8 @@ pub struct Profile {
     pub prefetch: u32,
     pub grace: Duration,
     pub unacknowledged_bytes: usize,
+    /// Controllers whose problems wait for pools of their own and not for the cores: each is asked for by itself.
+    pub apart: BTreeSet<String>,
 }
 
 pub struct Inventory {
@@ -150,11 +161,15 @@ pub struct Inventory {
     part_bytes_target: usize,
     actions: Vec<Action>,
     revoked: u64,
-    /// Time that checkouts take this workstation, as a moving average.
-    typical_checkout: Option<Duration>,
+    /// Time that checkouts of each kind take this workstation, as a moving average.
+    typical_checkout: BTreeMap<Kind, Duration>,
+    held_up: BTreeMap<String, String>,
     pockets_emptied: Duration,
     stuck: stuck::Stuck,
 }
+
+/// What problems wait for: a controller that is apart, or else, none, the cores.
+type Kind = Option<String>;
 
 enum Session {
     None,
@@ -174,6 +189,13 @@ struct Open {
     heartbeat_due: Duration,
     state: v1::WorkstationState,
     state_due: Duration,
+    /// Why it is in that state, if there is something to say, and when that may change.
+    reason: String,
+    reason_due: Duration,
+    /// The server knows what it is to be told of intake; and what it was told last is paused.
+    takes_intake: bool,
+    paused: BTreeSet<String>,
+    intake_due: Duration,
     /// It computes, and that has not been told.
     processing_since: Option<Duration>,
     /// Checkouts whose last part is to come.
@@ -214,7 +236,8 @@ impl Inventory {
             part_bytes_target: PART_BYTES_TARGET,
             actions: Vec::new(),
             revoked: 0,
-            typical_checkout: None,
+            typical_checkout: BTreeMap::new(),
+            held_up: BTreeMap::new(),
             pockets_emptied: now,
             stuck: stuck::Stuck::default(),
         }
@@ -228,6 +251,9 @@ impl Inventory {
             Event::Disconnected => self.disconnected(now),
             Event::Computed(Report::Started(key)) => self.started(key),
             Event::Computed(Report::Results(batch)) => self.computed(batch),
+            // The driver's: it has fetched them.
+            Event::Computed(Report::Waiting) => {}
+            Event::HeldUp(held_up) => self.note_held_up(held_up),
             Event::Withdrawn(keys) => self.give_back(&keys, "the agent is stopping"),
             Event::Stop => self.stop(now),
         }
@@ -242,7 +268,7 @@ impl Inventory {
         if matches!(self.session, Session::Open(_)) {
             self.deliver(now);
             self.tell_state(now);
-            self.ask(revoked_cores);
+            self.ask(now, revoked_cores);
             self.beat(now);
         }
         self.give_up_silent_server(now);
@@ -264,6 +290,12 @@ impl Inventory {
                     due(open
                         .processing_since
                         .map_or(open.state_due, |since| open.state_due.max(since + PROCESSING_TOLD_AFTER)));
+                }
+                if open.intake_due > now && open.paused != self.to_be_paused(open) {
+                    due(open.intake_due);
+                }
+                if open.state == self.state() && open.reason != self.reason() {
+                    due(open.reason_due);
                 }
                 if self.outbox.has_room() {
                     self.held
@@ -320,6 +352,7 @@ impl Inventory {
             protocol_version: PROTOCOL_VERSION,
             held: self.held.values().map(|held| held_message(held.checkout.key)).collect(),
             state: self.state().into(),
+            apart: self.profile.apart.iter().cloned().collect(),
             ..self.profile.hello.clone()
         };
         self.session = Session::Greeting { since: now };
@@ -344,6 +377,11 @@ impl Inventory {
             heartbeat_due: now + heartbeat_every,
             state: self.state(),
             state_due: now,
+            reason: String::new(),
+            reason_due: now,
+            takes_intake: welcome.takes_intake,
+            paused: BTreeSet::new(),
+            intake_due: now,
             processing_since: None,
             arriving: BTreeMap::new(),
         });
@@ -570,13 +608,16 @@ impl Inventory {
         held.add(batch);
         if let Some(took) = held.took() {
             let took = took / cores;
-            self.typical_checkout = Some(self.typical_checkout.map_or(took, |typical| (typical * 3 + took) / 4));
+            let checkout = Arc::clone(&held.checkout);
+            let kind = kind_of(&self.profile, &checkout.controller);
+            let typical = self.typical_checkout.entry(kind).or_insert(took);
+            *typical = (*typical * 3 + took) / 4;
         }
     }
 
-    /// Checkouts that are wanted beside the one that is computed.
-    fn prefetch(&self) -> u32 {
-        let wanted = match self.typical_checkout {
+    /// Checkouts of a kind that are wanted beside the one that is computed.
+    fn prefetch(&self, kind: &Kind) -> u32 {
+        let wanted = match self.typical_checkout.get(kind) {
             None => 0,
             Some(typical) => WORK_AHEAD.as_nanos().div_ceil(typical.as_nanos().max(1)),
         };
@@ -586,6 +627,10 @@ impl Inventory {
     fn held_mut(&mut self, key: CheckoutKey) -> Option<&mut Held> {
         self.held.get_mut(&key.checkout_id).filter(|held| held.checkout.key == key)
     }
+}
+
+fn kind_of(profile: &Profile, controller: &str) -> Kind {
+    profile.apart.get(controller).cloned()
 }
 
 fn key_of(message: &v1::Checkout) -> CheckoutKey {

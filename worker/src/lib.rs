@@ -52,6 +52,7 @@
 //! The modules, in reading order:
 //!
 //! - [`controller`]: what a controller is, and the problem it is given.
+//! - [`steps`]: controllers of several steps, each on the threads of what it depends on.
 //! - [`trial`]: a problem without a farm, for controllers' own tests.
 //! - [`builtin`]: controllers for trying a farm.
 //! - [`agent`]: the complete program.
@@ -73,6 +74,7 @@ mod credentials;
 pub mod exec;
 pub mod settings;
 pub mod state_dir;
+pub mod steps;
 pub mod trial;
 
 /// What an agent decides, without I/O or clock: for simulators.

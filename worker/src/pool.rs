@@ -10,20 +10,27 @@
 //! every second, for a quick result may have a problem of hours behind it. There is no barrier between
 //! checkouts: a shift that finds the first one empty goes on with the next.
 //!
+//! Controllers of several steps begin here if their first step needs a core, and come back for steps that do; what begins in
+//! a pool of its own goes there at once, and needs no core for that. A checkout that finds no room in a pool holds up nobody:
+//! those behind it go on.
+//!
 //! A controller that does not return keeps its thread, and nothing here can change that: shifts of other
 //! threads pass it by, and nobody waits for its thread, not even to exit.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use pcfarm_proto::SOLUTION_BYTES_LIMIT;
 use pcfarm_proto::v1::ProblemResult;
 use tokio::sync::mpsc;
+use tracing::error;
 
 use crate::solve::{Controllers, Task};
+use crate::steps::{self, Admission, Engine, Flow, Sink, Where};
 use crate::work::{Checkout, CheckoutKey};
 
 /// How long a core takes problems before it reports.
@@ -41,6 +48,8 @@ pub enum Report {
     /// The first problem of a checkout was taken.
     Started(CheckoutKey),
     Results(Batch),
+    /// Pools have results, to be fetched by [`Pool::fetch`].
+    Waiting,
 }
 
 /// Results of one core.
@@ -63,15 +72,20 @@ pub fn threads(cores: usize) -> anyhow::Result<Arc<rayon::ThreadPool>> {
 
 /// What one session computes on them.
 pub struct Pool {
-    threads: Arc<rayon::ThreadPool>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
+    me: Weak<Shared>,
+    threads: Arc<rayon::ThreadPool>,
     controllers: Controllers,
+    engine: Arc<Engine>,
     queue: Mutex<Queue>,
     solution_bytes_limit: AtomicUsize,
     cores: Vec<Core>,
+    /// Results of pools' threads, and whether the agent has been told of them: one word for all that come until it looks.
+    of_pools: Mutex<Vec<Batch>>,
+    told: AtomicBool,
     reports: mpsc::Sender<Report>,
 }
 
@@ -86,62 +100,122 @@ struct Core {
 #[derive(Default)]
 struct Queue {
     checkouts: VecDeque<Arc<Checkout>>,
+    /// Those whose problems begin in pools, by controller: what finds no room holds up only what is behind it.
+    pooled: BTreeMap<String, VecDeque<Arc<Checkout>>>,
+    /// Steps that go on on a core.
+    tasks: VecDeque<steps::Task>,
     /// Shifts that are running or waiting for a thread; never more than cores.
     shifts: usize,
 }
 
+impl Queue {
+    fn all(&mut self) -> impl Iterator<Item = &mut VecDeque<Arc<Checkout>>> {
+        std::iter::once(&mut self.checkouts).chain(self.pooled.values_mut())
+    }
+
+    /// How many problems and steps there are to take, as far as matters.
+    fn untaken(&self, most: usize) -> usize {
+        let counts = self.checkouts.iter().map(|checkout| checkout.untaken());
+        counts.fold(most.min(self.tasks.len()), |all, untaken| most.min(all + untaken))
+    }
+}
+
+/// What a core does next.
+enum Work {
+    Problems(Arc<Checkout>),
+    /// Of a controller of several steps; there is room for the first.
+    Begin(Arc<Checkout>, Arc<Flow>, Admission),
+    Step(steps::Task),
+}
+
 impl Pool {
-    pub fn new(threads: Arc<rayon::ThreadPool>, controllers: Controllers) -> (Pool, mpsc::Receiver<Report>) {
+    pub fn new(
+        threads: Arc<rayon::ThreadPool>,
+        controllers: Controllers,
+        engine: Arc<Engine>,
+    ) -> (Pool, mpsc::Receiver<Report>) {
         let (reports, receiver) = mpsc::channel(REPORTS_WAITING);
         let cores = threads.current_num_threads();
-        let shared = Shared {
+        let shared = Arc::new_cyclic(|me: &Weak<Shared>| Shared {
+            me: me.clone(),
+            threads,
             controllers,
+            engine,
             queue: Mutex::default(),
             solution_bytes_limit: AtomicUsize::new(SOLUTION_BYTES_LIMIT),
             cores: (0..cores).map(|_| Core::default()).collect(),
+            of_pools: Mutex::default(),
+            told: AtomicBool::new(false),
             reports,
-        };
-        (Pool { threads, shared: Arc::new(shared) }, receiver)
+        });
+        let session: Weak<dyn Sink> = shared.me.clone();
+        shared.engine.join(session);
+        (Pool { shared }, receiver)
     }
 
     /// Puts a checkout behind those that wait, or before them if it was begun before them and is run one by
     /// one.
     pub fn compute(&self, checkout: Arc<Checkout>) {
+        let in_pools = self.shared.engine.flow(&checkout.controller).is_some_and(|flow| flow.begins_in_pool());
         let mut queue = self.shared.queue();
-        let new_shifts = checkout.untaken().min(self.shared.cores.len() - queue.shifts);
-        queue.shifts += new_shifts;
+        let line = match in_pools {
+            true => queue.pooled.entry(checkout.controller.clone()).or_default(),
+            false => &mut queue.checkouts,
+        };
         if checkout.is_begun() {
-            queue.checkouts.push_front(checkout);
+            line.push_front(checkout);
         } else {
-            queue.checkouts.push_back(checkout);
+            line.push_back(checkout);
         }
-        drop(queue);
-        for _ in 0..new_shifts {
-            let shared = Arc::clone(&self.shared);
-            self.threads.spawn_fifo(move || shared.shift());
+        self.shared.begin_shifts(queue);
+        if in_pools {
+            self.shared.begin_in_pools();
         }
     }
 
     /// Stops a checkout: no more of it is taken, and its controllers are told.
     pub fn cancel(&self, checkout: &Checkout) {
         checkout.cancel();
-        self.shared.queue().checkouts.retain(|waiting| waiting.key != checkout.key);
+        let dropped: VecDeque<steps::Task> = {
+            let mut queue = self.shared.queue();
+            queue.all().for_each(|line| line.retain(|waiting| waiting.key != checkout.key));
+            let (dead, alive) = std::mem::take(&mut queue.tasks).into_iter().partition(steps::Task::is_dead);
+            queue.tasks = alive;
+            dead
+        };
+        drop(dropped);
+        self.shared.engine.sweep();
     }
 
     /// Takes out the checkouts of which no problem has been taken.
     pub fn withdraw_unstarted(&self) -> Vec<CheckoutKey> {
         let mut withdrawn = Vec::new();
-        self.shared.queue().checkouts.retain(|waiting| {
-            let taken_out = waiting.withdraw();
-            withdrawn.extend(taken_out.then_some(waiting.key));
-            !taken_out
-        });
+        let mut queue = self.shared.queue();
+        for line in queue.all() {
+            line.retain(|waiting| {
+                let taken_out = waiting.withdraw();
+                withdrawn.extend(taken_out.then_some(waiting.key));
+                !taken_out
+            });
+        }
         withdrawn
+    }
+
+    /// Controllers whose problems find no room, and why.
+    pub fn held_up(&self) -> BTreeMap<String, String> {
+        self.shared.engine.held_up()
     }
 
     /// Results that no core has reported yet.
     pub fn empty_pockets(&self) -> Vec<Batch> {
-        self.shared.cores.iter().flat_map(|core| std::mem::take(&mut *locked(&core.pocket))).collect()
+        let of_cores = self.shared.cores.iter().flat_map(|core| std::mem::take(&mut *locked(&core.pocket)));
+        of_cores.chain(self.fetch()).collect()
+    }
+
+    /// Results of pools, when they are [`Report::Waiting`].
+    pub fn fetch(&self) -> Vec<Batch> {
+        self.shared.told.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *locked(&self.shared.of_pools))
     }
 
     /// How many cores are in the hands of a controller whose work is cancelled. When one returns, its report
@@ -161,18 +235,32 @@ impl Shared {
         self.queue.lock().expect("no controller runs under this lock")
     }
 
+    /// As many more as there are cores for what waits.
+    fn begin_shifts(&self, mut queue: MutexGuard<'_, Queue>) {
+        let free = self.cores.len() - queue.shifts;
+        let new_shifts = queue.untaken(free);
+        queue.shifts += new_shifts;
+        drop(queue);
+        for _ in 0..new_shifts {
+            if let Some(shared) = self.me.upgrade() {
+                self.threads.spawn_fifo(move || shared.shift());
+            }
+        }
+    }
+
     fn shift(self: Arc<Self>) {
         let end = Instant::now() + SHIFT;
         let mut buffer = BytesMut::with_capacity(SHIFT_BUFFER_BYTES);
-        while let Some(checkout) = self.first() {
-            if self.work_on(&checkout, end, &mut buffer) == ShiftIs::Over {
+        loop {
+            let Some(work) = self.next_work() else { return };
+            if self.work_on(work, end, &mut buffer) == ShiftIs::Over {
                 break;
             }
         }
         // The decision to end and its record are under one lock: a checkout that comes now is either seen
         // here, or it sees that there is one shift less.
         let mut queue = self.queue();
-        if queue.checkouts.is_empty() {
+        if queue.untaken(1) == 0 {
             queue.shifts -= 1;
             return;
         }
@@ -180,29 +268,63 @@ impl Shared {
         rayon::spawn_fifo(move || self.shift());
     }
 
-    /// The first checkout that has problems to take.
-    fn first(&self) -> Option<Arc<Checkout>> {
+    /// The first that can be done: steps of problems that are under way, or a checkout that has problems to take for which
+    /// there is room. None: there is a shift less.
+    fn next_work(&self) -> Option<Work> {
         let mut queue = self.queue();
-        loop {
-            let first = queue.checkouts.front()?;
-            if first.untaken() > 0 && !first.is_cancelled() {
-                return Some(Arc::clone(first));
-            }
-            queue.checkouts.pop_front();
+        if let Some(task) = queue.tasks.pop_front() {
+            return Some(Work::Step(task));
         }
+        let mut index = 0;
+        while let Some(checkout) = queue.checkouts.get(index) {
+            if checkout.untaken() == 0 || checkout.is_cancelled() {
+                queue.checkouts.remove(index);
+                continue;
+            }
+            match self.engine.flow(&checkout.controller) {
+                None => return Some(Work::Problems(Arc::clone(checkout))),
+                Some(flow) => {
+                    if let Some(admission) = self.engine.admit(flow) {
+                        return Some(Work::Begin(Arc::clone(checkout), Arc::clone(flow), admission));
+                    }
+                }
+            }
+            index += 1;
+        }
+        // Whatever comes, or finds room, from here on begins a shift.
+        queue.shifts -= 1;
+        None
     }
 
-    fn work_on(&self, checkout: &Arc<Checkout>, end: Instant, buffer: &mut BytesMut) -> ShiftIs {
+    fn work_on(&self, work: Work, end: Instant, buffer: &mut BytesMut) -> ShiftIs {
         let core = &self.cores[rayon::current_thread_index().expect("shifts run on the pool's threads")];
-        locked(&core.at).push(Arc::clone(checkout));
+        let checkout = match &work {
+            Work::Problems(checkout) | Work::Begin(checkout, ..) => Arc::clone(checkout),
+            Work::Step(task) => Arc::clone(task.checkout()),
+        };
+        locked(&core.at).push(Arc::clone(&checkout));
+        let shift_is = match work {
+            Work::Problems(_) => self.solve(&checkout, core, end, buffer),
+            Work::Begin(_, flow, admission) => self.begin(&checkout, &flow, admission, end),
+            Work::Step(task) => {
+                self.run(task);
+                if Instant::now() < end { ShiftIs::Running } else { ShiftIs::Over }
+            }
+        };
+        locked(&core.at).pop();
+        let batches = std::mem::take(&mut *locked(&core.pocket));
+        batches.into_iter().for_each(|batch| self.report(Report::Results(batch)));
+        shift_is
+    }
+
+    /// Problem after problem.
+    fn solve(&self, checkout: &Arc<Checkout>, core: &Core, end: Instant, buffer: &mut BytesMut) -> ShiftIs {
         let solution_bytes_limit = self.solution_bytes_limit.load(Ordering::Relaxed);
         let controller = self.controllers.get(&checkout.controller).expect("only known controllers come here");
         let mut now = Instant::now();
-        let mut shift_is = ShiftIs::Over;
         while now < end {
             let Some(taken) = checkout.take() else {
-                shift_is = ShiftIs::Running;
-                break;
+                return ShiftIs::Running;
             };
             if taken.first {
                 self.report(Report::Started(checkout.key));
@@ -213,15 +335,105 @@ impl Shared {
             let result = ProblemResult { problem_id: taken.problem.problem_id, outcome: Some(outcome), more };
             pocket_result(&mut locked(&core.pocket), checkout.key, result, now - began);
         }
-        locked(&core.at).pop();
-        let batches = std::mem::take(&mut *locked(&core.pocket));
-        batches.into_iter().for_each(|batch| self.report(Report::Results(batch)));
-        shift_is
+        ShiftIs::Over
+    }
+
+    /// Problem after problem in steps, each as far as it belongs on a core.
+    fn begin(&self, checkout: &Arc<Checkout>, flow: &Arc<Flow>, first: Admission, end: Instant) -> ShiftIs {
+        let mut admission = Some(first);
+        while Instant::now() < end {
+            let Some(admission) = admission.take().or_else(|| self.engine.admit(flow)) else {
+                return ShiftIs::Running;
+            };
+            let Some(task) = self.first_step(checkout, flow, admission) else {
+                return ShiftIs::Running;
+            };
+            self.run(task);
+        }
+        ShiftIs::Over
+    }
+
+    fn first_step(&self, checkout: &Arc<Checkout>, flow: &Arc<Flow>, admission: Admission) -> Option<steps::Task> {
+        let session = self.me.upgrade()?;
+        let taken = steps::taken(checkout)?;
+        Some(self.engine.task(flow, session, &taken, admission))
+    }
+
+    fn run(&self, task: steps::Task) {
+        // Steps' own panics have ended in their problems by then; what is left are destructors.
+        if catch_unwind(AssertUnwindSafe(|| self.engine.run(task, Where::Core))).is_err() {
+            error!("something panicked that a step left behind");
+        }
+    }
+
+    /// Hands problems to the pools that they begin in, as many as there is room for.
+    fn begin_in_pools(&self) {
+        while let Some((checkout, flow, admission)) = self.next_for_pools() {
+            if let Some(task) = self.first_step(&checkout, &flow, admission) {
+                self.engine.send(task);
+            }
+        }
+    }
+
+    fn next_for_pools(&self) -> Option<(Arc<Checkout>, Arc<Flow>, Admission)> {
+        let mut queue = self.queue();
+        for (controller, line) in &mut queue.pooled {
+            while line.front().is_some_and(|first| first.untaken() == 0 || first.is_cancelled()) {
+                line.pop_front();
+            }
+            let Some(first) = line.front() else { continue };
+            let flow = self.engine.flow(controller).expect("what is here begins in a pool");
+            if let Some(admission) = self.engine.admit(flow) {
+                return Some((Arc::clone(first), Arc::clone(flow), admission));
+            }
+        }
+        None
     }
 
     /// Waits for room. An agent that is gone has no use for reports.
     fn report(&self, report: Report) {
         let _ = self.reports.blocking_send(report);
+    }
+}
+
+impl Sink for Shared {
+    fn started(&self, key: CheckoutKey) {
+        self.report(Report::Started(key));
+    }
+
+    fn ended(&self, key: CheckoutKey, result: ProblemResult, busy: Duration, at: Option<Where>) {
+        let core = rayon::current_thread_index().filter(|_| at == Some(Where::Core));
+        match core {
+            Some(core) => pocket_result(&mut locked(&self.cores[core].pocket), key, result, busy),
+            None => {
+                let mut of_pools = locked(&self.of_pools);
+                if of_pools.len() >= REPORTS_WAITING {
+                    // The agent is stuck: this thread waits for it, as cores do.
+                    drop(of_pools);
+                    return self.report(Report::Results(Batch { key, results: vec![result], busy }));
+                }
+                pocket_result(&mut of_pools, key, result, busy);
+                drop(of_pools);
+                if !self.told.swap(true, Ordering::SeqCst) {
+                    self.report(Report::Waiting);
+                }
+            }
+        }
+    }
+
+    fn on_cores(&self, task: steps::Task) {
+        let mut queue = self.queue();
+        queue.tasks.push_back(task);
+        self.begin_shifts(queue);
+    }
+
+    fn feed(&self) {
+        self.begin_in_pools();
+        self.begin_shifts(self.queue());
+    }
+
+    fn solution_bytes_limit(&self) -> usize {
+        self.solution_bytes_limit.load(Ordering::Relaxed)
     }
 }
 
@@ -269,7 +481,8 @@ mod tests {
         let mut controllers = Controllers::default();
         controllers.add(Echo);
         controllers.add(Sleep);
-        Pool::new(threads(cores).expect("threads can be started"), controllers)
+        let running = steps::Running::start(&[], cores).expect("nothing can be wrong with nothing");
+        Pool::new(threads(cores).expect("threads can be started"), controllers, running.engine().clone())
     }
 
     /// Counts results by checkout until there are so many.

@@ -88,13 +88,18 @@ pub fn try_solve<C: Controller>(
     buffer: &mut BytesMut,
 ) -> anyhow::Result<Option<v1::More>> {
     let payload = serde_json::from_slice(&task.problem.payload).context("the payload does not parse")?;
-    let problem = Problem { checkout: task.checkout, message: task.problem, payload, more: Mutex::default() };
+    let more = Mutex::default();
+    let problem = Problem { checkout: task.checkout, message: task.problem, payload, more: &more };
     let solution = controller.solve(&problem)?;
     storable::check(&solution).context("the solution cannot be stored")?;
     serde_json::to_writer(buffer.writer(), &solution).context("the solution cannot be written as JSON")?;
-    let (bytes, limit) = (buffer.len(), task.solution_bytes_limit);
+    let more = more.into_inner().expect("nothing panics under this lock");
+    weighed(buffer.len(), more, task.solution_bytes_limit)
+}
+
+/// What a solution of so many bytes brings beside it, if the farm can store both.
+pub fn weighed(bytes: usize, more: v1::More, limit: usize) -> anyhow::Result<Option<v1::More>> {
     anyhow::ensure!(bytes <= limit, "the solution has {bytes} bytes; at most {limit} can be stored");
-    let more = problem.more.into_inner().expect("nothing panics under this lock");
     let problems = more.enqueue.len();
     anyhow::ensure!(problems <= ENQUEUE_LIMIT, "it enqueues {problems} problems; at most {ENQUEUE_LIMIT} can be");
     let brought = more.encoded_len();
@@ -105,7 +110,7 @@ pub fn try_solve<C: Controller>(
     Ok((brought > 0).then_some(more))
 }
 
-fn failure(text: &str) -> Outcome {
+pub fn failure(text: &str) -> Outcome {
     Outcome::Failure(message(text))
 }
 
@@ -115,7 +120,7 @@ fn message(text: &str) -> String {
     text[..end].replace('\0', "\u{fffd}")
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     if let Some(text) = panic.downcast_ref::<&'static str>() {
         return text;
     }

@@ -1,14 +1,25 @@
-//! A problem without a farm, for controllers' own tests.
+//! Problems without a farm, for controllers' own tests.
 //!
-//! Owns nothing of the agent: it hands one problem to a controller just as a core would.
+//! Owns nothing of the agent: [`Trial`] hands one problem to a controller just as a core would, and [`Rig`] runs many on
+//! an agent's cores and pools.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use pcfarm_proto::ids::CheckoutId;
+use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_proto::{SOLUTION_BYTES_LIMIT, v1};
 use serde::Serialize;
+use tokio::sync::mpsc;
 
+use crate::agent::{Agent, AgentError};
 use crate::controller::{Controller, NewProblem};
+use crate::pool::{self, Batch, Pool, Report};
 use crate::solve::{Task, try_solve};
-use crate::work::Checkout;
+use crate::steps::{PoolReport, Running};
+use crate::work::{Checkout, CheckoutKey};
 
 /// A problem to be solved here and now.
 ///
@@ -91,6 +102,183 @@ pub struct Solved {
     pub enqueued: Vec<NewProblem>,
     /// A patch for the job's info.
     pub info: Option<serde_json::Value>,
+}
+
+/// An agent's cores and pools, without a farm: checkouts go in, outcomes come out as they are reached.
+///
+/// ```
+/// use pcfarm_worker::Agent;
+/// use pcfarm_worker::builtin::Echo;
+/// use pcfarm_worker::trial::Rig;
+///
+/// let mut rig = Rig::start(Agent::new().controller(Echo), 2)?;
+/// rig.check_out("echo", ["1", "[2]"]);
+/// let mut solutions = [rig.next().outcome, rig.next().outcome].map(|outcome| outcome.expect("echo solves all"));
+/// solutions.sort_by_key(|solution| solution.to_string());
+/// assert_eq!(solutions, [serde_json::json!(1), serde_json::json!([2])]);
+/// # anyhow::Ok(())
+/// ```
+pub struct Rig {
+    pool: Pool,
+    reports: mpsc::Receiver<Report>,
+    outcomes: VecDeque<Ended>,
+    /// By number: those of which something is to end, and of how many problems.
+    checkouts: HashMap<usize, (Arc<Checkout>, usize)>,
+    handed_in: usize,
+    running: Running,
+}
+
+impl Drop for Rig {
+    /// Nobody wants the rest: cores and pools are idle as soon as they return.
+    fn drop(&mut self) {
+        self.checkouts.values().for_each(|(checkout, _)| checkout.cancel());
+    }
+}
+
+/// How a problem of a [`Rig`] ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Which checkout it is of, in the order in which they were handed in, from 0; and its place there.
+    pub checkout: usize,
+    pub problem: usize,
+    /// The solution, or the message of the failure.
+    pub outcome: Result<serde_json::Value, String>,
+}
+
+impl Rig {
+    /// Or why an agent with these controllers could not be started.
+    pub fn start(agent: Agent, cores: usize) -> Result<Rig, AgentError> {
+        let (controllers, running) = agent.parts(cores)?;
+        let threads = pool::threads(cores).map_err(AgentError::Failed)?;
+        let (pool, reports) = Pool::new(threads, controllers, Arc::clone(running.engine()));
+        Ok(Rig { pool, reports, outcomes: VecDeque::new(), checkouts: HashMap::new(), handed_in: 0, running })
+    }
+
+    /// Hands in a checkout of problems with these payloads, which are JSON. Returns its number.
+    pub fn check_out<'a>(&mut self, controller: &str, payloads: impl IntoIterator<Item = &'a str>) -> usize {
+        self.check_out_within(controller, payloads, None)
+    }
+
+    /// The same, with a time limit for each problem.
+    pub fn check_out_within<'a>(
+        &mut self,
+        controller: &str,
+        payloads: impl IntoIterator<Item = &'a str>,
+        time_limit: Option<Duration>,
+    ) -> usize {
+        let number = self.handed_in;
+        self.handed_in += 1;
+        let problem = |(index, payload): (usize, &str)| v1::Problem {
+            problem_id: i64::try_from(index).expect("few problems"),
+            key: index.to_string(),
+            payload: Bytes::copy_from_slice(payload.as_bytes()),
+            attempt: 1,
+            ..v1::Problem::default()
+        };
+        let checkout = Arc::new(Checkout::new(v1::Checkout {
+            checkout_id: i64::try_from(number).expect("few checkouts"),
+            controller: controller.to_owned(),
+            problems: payloads.into_iter().enumerate().map(problem).collect(),
+            time_limit: time_limit.and_then(|limit| prost_types::Duration::try_from(limit).ok()),
+            ..v1::Checkout::default()
+        }));
+        self.checkouts.insert(number, (Arc::clone(&checkout), checkout.problems.len()));
+        self.pool.compute(checkout);
+        number
+    }
+
+    /// As if it had been revoked: what of it ends from now on may or may not be told.
+    pub fn cancel(&mut self, checkout: usize) {
+        if let Some((checkout, _)) = self.checkouts.remove(&checkout) {
+            self.pool.cancel(&checkout);
+        }
+    }
+
+    /// The next that has ended. Waits for it; not to be called from asynchronous code.
+    ///
+    /// # Panics
+    ///
+    /// Never: cores and pools live as long as this.
+    #[expect(clippy::should_implement_trait, reason = "there is no end to it")]
+    pub fn next(&mut self) -> Ended {
+        loop {
+            if let Some(ended) = self.outcomes.pop_front() {
+                return ended;
+            }
+            let report = self.reports.blocking_recv().expect("the pool is alive");
+            self.take(report);
+        }
+    }
+
+    /// The same, for asynchronous code.
+    pub async fn ended(&mut self) -> Ended {
+        loop {
+            if let Some(ended) = self.outcomes.pop_front() {
+                return ended;
+            }
+            let report = self.reports.recv().await.expect("the pool is alive");
+            self.take(report);
+        }
+    }
+
+    /// The next that has ended, if there is one already.
+    pub fn try_next(&mut self) -> Option<Ended> {
+        if self.outcomes.is_empty() {
+            while let Ok(report) = self.reports.try_recv() {
+                self.take(report);
+            }
+        }
+        self.outcomes.pop_front()
+    }
+
+    /// Problems of a checkout that nobody has begun.
+    pub fn untaken(&self, checkout: usize) -> usize {
+        self.checkouts.get(&checkout).map_or(0, |(checkout, _)| checkout.untaken())
+    }
+
+    pub fn pools(&self) -> Vec<PoolReport> {
+        self.running.engine().report()
+    }
+
+    /// Steps that wait without a thread.
+    pub fn waiting(&self) -> usize {
+        self.running.engine().waiting()
+    }
+
+    /// What keeps a controller's problems from being begun.
+    pub fn held_up(&self, controller: &str) -> Option<String> {
+        self.pool.held_up().remove(controller)
+    }
+
+    fn take(&mut self, report: Report) {
+        let batches = match report {
+            Report::Started(_) => return,
+            Report::Results(batch) => vec![batch],
+            Report::Waiting => self.pool.fetch(),
+        };
+        batches.into_iter().for_each(|batch| self.take_batch(batch));
+    }
+
+    fn take_batch(&mut self, batch: Batch) {
+        let CheckoutKey { checkout_id: CheckoutId(number), .. } = batch.key;
+        let checkout = usize::try_from(number).expect("numbers are given above");
+        if let Some((_, left)) = self.checkouts.get_mut(&checkout) {
+            *left = left.saturating_sub(batch.results.len());
+            if *left == 0 {
+                self.checkouts.remove(&checkout);
+            }
+        }
+        let ended = batch.results.into_iter().map(|result| Ended {
+            checkout,
+            problem: usize::try_from(result.problem_id).expect("ids are given above"),
+            outcome: match result.outcome {
+                Some(Outcome::Solution(solution)) => Ok(serde_json::from_slice(&solution).expect("solutions are JSON")),
+                Some(Outcome::Failure(message)) => Err(message),
+                None => Err("a result without an outcome".to_owned()),
+            },
+        });
+        self.outcomes.extend(ended);
+    }
 }
 
 fn json(value: &impl Serialize) -> Bytes {

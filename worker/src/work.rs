@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use pcfarm_proto::ids::{CheckoutId, JobId};
@@ -32,6 +33,8 @@ pub struct Checkout {
     pub problems: Vec<v1::Problem>,
     /// The next problem is released when the server has acknowledged the last one's result.
     pub one_by_one: bool,
+    /// Of one problem; none: no limit.
+    pub time_limit: Option<Duration>,
     related_reads: Mutex<Vec<v1::RelatedRead>>,
     related: OnceLock<Related>,
     next: AtomicUsize,
@@ -50,6 +53,8 @@ impl fmt::Debug for Checkout {
 /// A problem that its taker must solve; `first` if it is the first of its checkout.
 pub struct Taken<'a> {
     pub problem: &'a v1::Problem,
+    /// Its place among the checkout's problems.
+    pub index: usize,
     pub first: bool,
 }
 
@@ -68,6 +73,7 @@ impl Checkout {
             info: message.info,
             released: AtomicUsize::new(if message.one_by_one { 1 } else { message.problems.len() }),
             one_by_one: message.one_by_one,
+            time_limit: message.time_limit.and_then(|limit| Duration::try_from(limit).ok()),
             problems: message.problems,
             related_reads: Mutex::new(message.related),
             related: OnceLock::new(),
@@ -93,7 +99,7 @@ impl Checkout {
         let following = |next: usize| (next < released).then(|| next + 1);
         let index = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()?;
         let problem = self.problems.get(index)?;
-        Some(Taken { problem, first: index == 0 })
+        Some(Taken { problem, index, first: index == 0 })
     }
 
     /// Takes the whole checkout out of the hands of all cores, unless one of them was quicker.

@@ -362,7 +362,7 @@ async fn echo(checkouts: i64, problems: i64, prefetch: u32) -> Duration {
                 }
                 session.acknowledge(&delivery).await;
             }
-            FromAgent::Hello(_) | FromAgent::Heartbeat(_) | FromAgent::StateChange(_) => {}
+            FromAgent::Hello(_) | FromAgent::Heartbeat(_) | FromAgent::StateChange(_) | FromAgent::Intake(_) => {}
         }
     }
     let took = began.elapsed();
@@ -430,7 +430,7 @@ async fn overhead_on_problems_of_a_millisecond() {
                 }
                 session.acknowledge(&delivery).await;
             }
-            FromAgent::Hello(_) | FromAgent::Heartbeat(_) | FromAgent::StateChange(_) => {}
+            FromAgent::Hello(_) | FromAgent::Heartbeat(_) | FromAgent::StateChange(_) | FromAgent::Intake(_) => {}
         }
     }
     let took = began.elapsed();

@@ -1,5 +1,6 @@
 //! Agents: what their inventory decides, done on a clock and with cores that are simulated.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ fn inventory(number: usize, life: u32, cores: u32, now: Duration, random: &mut S
         ..v1::Hello::default()
     };
     let grace = Duration::from_secs(random.random_range(1..10));
-    Inventory::new(Profile { hello, prefetch: 1, grace, unacknowledged_bytes: 1 << 20 }, now)
+    Inventory::new(Profile { hello, prefetch: 1, grace, unacknowledged_bytes: 1 << 20, apart: BTreeSet::new() }, now)
 }
 
 impl World {

@@ -183,6 +183,8 @@ impl World {
                 let held = beat.held.iter().map(|held| held.checkout_id).collect();
                 session.report = Some((now, beat.last_sequence, held));
             }
+            // Simulated agents have no pools.
+            Out::Intake(_) => {}
             Out::StateChange(change) => session.leaving = change.state() == v1::WorkstationState::Draining,
             Out::Delivery(delivery) => self.servers[server].inbox.push_back((connection, delivery)),
         }

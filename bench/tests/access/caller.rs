@@ -114,3 +114,15 @@ pub async fn call_empty(connection: &Connection, path: &'static str) -> Code {
         }
     }
 }
+
+/// How a stream ends that was let in and has nothing to say.
+pub async fn end_of_stream(connection: &Connection, path: &'static str) -> Result<(), Status> {
+    let mut client = tonic::client::Grpc::new(connection.clone());
+    client.ready().await.expect("connected");
+    let request = Request::new(tokio_stream::pending::<Bytes>());
+    let mut messages = client.streaming(request, PathAndQuery::from_static(path), Raw).await?.into_inner();
+    while let Some(message) = messages.next().await {
+        message?;
+    }
+    Ok(())
+}

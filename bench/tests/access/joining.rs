@@ -2,15 +2,23 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::caller::{Connection, shown};
-use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path};
+use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path, free_port};
 use pcfarm_bench::program::Program;
 use pcfarm_proto::v1::access_service_client::AccessServiceClient;
 use pcfarm_proto::v1::{CreateJoinTokenRequest, ListCredentialsRequest, RevokeCredentialRequest, WhoAmIRequest};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status};
 
@@ -186,4 +194,67 @@ async fn certificates_are_read_again_when_they_change() {
         assert!(Instant::now() < deadline, "{error:?}");
         sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// REST on a listener of its own with the same certificate: what `curl --cacert authority.pem` does, by hand.
+#[tokio::test]
+async fn rest_speaks_tls_with_the_farms_own_authority() {
+    let site = Site::new().await;
+    let port = free_port();
+    let server = site.serving("a", &["--http-listen", &format!("127.0.0.1:{port}")]).await;
+    let authority = std::fs::read(site.tls.join("authority.pem")).expect("made by init");
+    let trusted = secret_line(port, &authority).await;
+    let (status, body) = ask(trusted.expect("TLS"), "/api/v1/whoami", Some(&site.root)).await;
+    assert!(status == 200 && body.contains(r#""user":"root""#), "{status} {body}");
+    let (status, body) = ask(secret_line(port, &authority).await.expect("TLS"), "/api/v1/jobs", None).await;
+    assert!(status == 401 && body.contains("who are you"), "{status} {body}");
+    let (status, _) = ask(secret_line(port, &authority).await.expect("TLS"), "/healthz", None).await;
+    assert_eq!(status, 200);
+    // The same authority signs for both listeners, and nobody else's is trusted.
+    assert_eq!(who(site.connect(&server, Some(&site.root)).await.expect("TLS")).await.expect("known"), "root");
+    let elsewhere = site.farm.path("elsewhere");
+    init(&site.farm, &elsewhere);
+    let other = std::fs::read(elsewhere.join("authority.pem")).expect("made by init");
+    assert!(secret_line(port, &other).await.is_err(), "another farm's authority");
+    // In the clear it says nothing.
+    let plain = TcpStream::connect(("127.0.0.1", port)).await.expect("it listens");
+    let mut answer = Vec::new();
+    drop(asked(plain, "/api/v1/whoami", Some(&site.root), &mut answer).await);
+    assert!(!answer.starts_with(b"HTTP/"), "{}", String::from_utf8_lossy(&answer));
+}
+
+async fn secret_line(port: u16, authority: &[u8]) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(authority) {
+        roots.add(certificate.expect("PEM")).expect("an authority");
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let socket = TcpStream::connect(("127.0.0.1", port)).await?;
+    let name = ServerName::try_from("localhost").expect("a name");
+    TlsConnector::from(Arc::new(config)).connect(name, socket).await
+}
+
+async fn asked(
+    mut line: impl AsyncRead + AsyncWrite + Unpin,
+    path: &str,
+    token: Option<&str>,
+    answer: &mut Vec<u8>,
+) -> std::io::Result<()> {
+    let shown = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{shown}Connection: close\r\n\r\n");
+    line.write_all(request.as_bytes()).await?;
+    tokio::time::timeout(SOON, line.read_to_end(answer)).await.expect("an answer").map(drop)
+}
+
+async fn ask(line: TlsStream<TcpStream>, path: &str, token: Option<&str>) -> (u16, String) {
+    let mut answer = Vec::new();
+    // Not every server says good-bye.
+    drop(asked(line, path, token, &mut answer).await);
+    let answer = String::from_utf8(answer).expect("text");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+    (head.split(' ').nth(1).expect("a status").parse().expect("a number"), body.to_owned())
 }

@@ -5,7 +5,7 @@ mod joining;
 
 use std::time::Duration;
 
-use caller::{Connection, account, call_empty, connect};
+use caller::{Connection, account, call_empty, connect, end_of_stream};
 use pcfarm_bench::farm::{Farm, LONG, SOON};
 use pcfarm_proto::secrets::Token;
 use pcfarm_proto::v1::access_service_client::AccessServiceClient;
@@ -27,6 +27,7 @@ use pcfarm_server::access::table::{METHODS, Need};
 use pcfarm_server::access::{Role, Scope, Scopes};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
+use tokio_stream::StreamExt;
 use tonic::{Code, Status};
 
 /// A server that asks everybody.
@@ -275,6 +276,95 @@ async fn a_token_that_is_revoked_is_worth_nothing_on_any_server() {
     assert_eq!(code, Code::Unauthenticated);
     let held = farm.query("select last_used_on = current_date from pcfarm.api_token where token_id = $1", &[&id]).await;
     assert!(held[0].get::<_, bool>(0), "the day of its last use is known");
+}
+
+#[tokio::test]
+async fn what_a_token_has_made_ends_with_it() {
+    let farm = Farm::new().await;
+    let server = farm.serving("a", ASKS).await;
+    let root = connect(&server.url(), Some(&account(&farm, "root", "administrator", &["administer"]).await)).await;
+    let mut root = AccessServiceClient::new(root);
+    let ana = CreateAccountRequest { user: "ana".into(), password: "the word of ana".into(), ..Default::default() };
+    root.create_account(ana).await.expect("an account");
+    let mut anybody = AccessServiceClient::new(connect(&server.url(), None).await);
+    let day = |days: i64| Some(prost_types::Duration { seconds: days * 24 * 3600, nanos: 0 });
+    let login =
+        LoginRequest { user: "ana".into(), password: "the word of ana".into(), lifetime: day(2), ..Default::default() };
+    let login = anybody.login(login).await.expect("known").into_inner();
+    let mut hers = AccessServiceClient::new(connect(&server.url(), Some(&login.secret)).await);
+    let asked = |name: &str, lifetime| CreateTokenRequest { name: name.into(), lifetime, ..Default::default() };
+    let longer = hers.create_token(asked("longer", day(3))).await.expect_err("it ends before");
+    assert!(longer.code() == Code::InvalidArgument && longer.message().contains("ends before"), "{longer:?}");
+    let child = hers.create_token(asked("child", None)).await.expect("a token").into_inner();
+    let ends = |made: &pcfarm_proto::v1::NewToken| made.token.as_ref().expect("told").expires_at;
+    assert_eq!(ends(&child), ends(&login), "with it, where nothing else is asked for");
+    let mut young = AccessServiceClient::new(connect(&server.url(), Some(&child.secret)).await);
+    let grandchild = young.create_token(asked("grandchild", day(1))).await.expect("a token").into_inner();
+    assert!(ends(&grandchild).expect("some day").seconds < ends(&login).expect("some day").seconds);
+    // What an administrator makes for others is not bound to its own token.
+    let given = CreateTokenRequest { user: "ana".into(), ..asked("given", None) };
+    let given = root.create_token(given).await.expect("a token").into_inner();
+    assert_eq!(ends(&given), None);
+
+    hers.revoke_token(RevokeTokenRequest { token_id: 0 }).await.expect("revoked, and told so");
+    for secret in [&login.secret, &child.secret, &grandchild.secret] {
+        let mut client = AccessServiceClient::new(connect(&server.url(), Some(secret)).await);
+        let refused = client.who_am_i(WhoAmIRequest {}).await.expect_err("revoked");
+        assert_eq!(refused.code(), Code::Unauthenticated);
+    }
+    let mut given = AccessServiceClient::new(connect(&server.url(), Some(&given.secret)).await);
+    given.who_am_i(WhoAmIRequest {}).await.expect("not hers");
+}
+
+#[tokio::test]
+async fn calls_that_last_end_with_the_right_to_make_them() {
+    const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let farm = Farm::new().await;
+    farm.job_type("echo", "echo", json!({})).await;
+    let one = farm.serving("one", ASKS).await;
+    let other = farm.serving("other", ASKS).await;
+    let root = connect(&one.url(), Some(&account(&farm, "root", "administrator", &["administer"]).await)).await;
+    let ana = connect(&other.url(), Some(&account(&farm, "ana", "user", &["submit"]).await)).await;
+    let ben = connect(&other.url(), Some(&account(&farm, "ben", "operator", &["operate"]).await)).await;
+    let job = submit(&ana, new_job("nobody works", "{}"), &["a"]).await.expect("submitted");
+    let wait = async |connection: &Connection| {
+        let mut jobs = JobServiceClient::new(connection.clone());
+        jobs.wait_job(JobRequest { job_id: job }).await.map(drop)
+    };
+    let upload = async |connection: &Connection| {
+        let header = SubmitRequest { part: Some(Part::Header(new_job("never comes", "{}"))) };
+        let messages = tokio_stream::once(header).chain(tokio_stream::pending());
+        JobServiceClient::new(connection.clone()).submit(messages).await.map(drop)
+    };
+    let revoke = async {
+        // They have begun.
+        farm.until(
+            SOON,
+            "select count(*) = 1 from pg_stat_activity where datname = current_database()
+            and application_name = 'pcfarm-server' and state = 'idle in transaction'",
+        )
+        .await;
+        farm.run("update pcfarm.api_token set revoked_at = now() where user_name = 'ana'").await;
+        // One that loses some of its rights has none of what it was begun with.
+        farm.run("update pcfarm.account set role = 'user' where user_name = 'ben'").await;
+    };
+    let ending = async {
+        tokio::join!(
+            wait(&ana),
+            upload(&ana),
+            end_of_stream(&ana, REFLECTION),
+            wait(&ben),
+            end_of_stream(&ben, REFLECTION),
+            revoke
+        )
+    };
+    let (a, b, c, d, e, ()) = tokio::time::timeout(LONG, ending).await.expect("they end");
+    for (what, ended) in [("wait", a), ("upload", b), ("stream", c), ("ben's wait", d), ("ben's stream", e)] {
+        assert_eq!(ended.expect_err(what).code(), Code::Unauthenticated, "{what}");
+    }
+    assert_eq!(farm.number("select count(*) from pcfarm.job where name = 'never comes'").await, 0);
+    // What is not theirs goes on.
+    JobServiceClient::new(root).get_job(GetJobRequest { job_id: job }).await.expect("there");
 }
 
 #[tokio::test]

@@ -45,8 +45,11 @@ pub enum SchedulesVerb {
     },
     /// When a schedule comes next, or a recurrence that is none yet
     Next(NextArgs),
-    /// Write all definitions as JSON, to be applied to this or another farm
+    /// Write definitions as JSON, to be applied to this or another farm
     Export {
+        /// These alone
+        #[arg(value_name = "NAME")]
+        names: Vec<String>,
         /// Of this user [default: your own]
         #[arg(long, value_name = "USER")]
         owner: Option<String>,

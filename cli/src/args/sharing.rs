@@ -1,6 +1,6 @@
 //! What each may have, and when: limits, profiles, resources, and the queue.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use pcfarm_proto::ids::JobId;
 
 use super::job_id;
@@ -28,6 +28,34 @@ pub struct SetLimitsArgs {
     /// Served only by workstations that require them by name
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub prohibited: Option<bool>,
+    /// Only if nobody has changed them since: the version that `users list --output json` has told
+    #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
+    pub version: String,
+}
+
+#[derive(Debug, Args)]
+pub struct QuotaArgs {
+    /// [default: all that have one]
+    #[arg(value_name = "USER")]
+    pub users: Vec<String>,
+    /// Of each day or month, in UTC
+    #[arg(long, value_enum, requires = "users", requires = "what")]
+    pub per: Option<Period>,
+    /// Most problems loaded; `none` for as many as they like
+    #[arg(long, value_name = "N", group = "what", requires = "per")]
+    pub problems: Option<Cap>,
+    /// Nothing is loaded any more once so many CPU seconds are used; `none` for as many as they like
+    #[arg(long, value_name = "SECONDS", group = "what", requires = "per")]
+    pub cpu_seconds: Option<Cap>,
+    /// Only if nobody has changed it since: the version that JSON has told
+    #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
+    pub version: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Period {
+    Day,
+    Month,
 }
 
 /// A number, or as the farm has it.

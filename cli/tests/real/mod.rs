@@ -1,5 +1,7 @@
 //! A whole farm for a test: a database of its own, the real server, real agents.
 
+pub mod http;
+
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};

@@ -109,7 +109,7 @@ impl Brake {
 }
 
 /// Of IPv6 everybody has 2^64 addresses: what counts is the network.
-fn network(address: IpAddr) -> IpAddr {
+pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => {

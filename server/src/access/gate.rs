@@ -1,5 +1,6 @@
 //! What a gRPC call passes before it reaches its service: it is found out who calls, and whether that caller may.
 
+use super::lasting::{self, Ending, Going, Over};
 use super::{Access, Caller, Peer, Refusal, Scopes, may, table};
 use crate::grpc::accept::ConnectInfo;
 use std::future::Future;
@@ -62,9 +63,16 @@ where
         let shown = shown(&request);
         Box::pin(async move {
             match admitted(&access, shown, &peer).await {
-                Ok(caller) => {
+                Ok((caller, need)) => {
+                    let mut over = Over::of(&access, &caller, need);
                     request.extensions_mut().insert(caller);
-                    inner.call(request).await
+                    tokio::select! {
+                        biased;
+                        answer = inner.call(request) => {
+                            Ok(answer?.map(|body| Body::new(Going::new(body, over, Ending::Trailers, ()))))
+                        }
+                        () = &mut over => Ok(lasting::ended().into_http()),
+                    }
                 }
                 Err(refusal) => Ok(Status::from(refusal).into_http()),
             }
@@ -80,14 +88,18 @@ fn shown(request: &Request<Body>) -> Result<Shown, Refusal> {
     Ok((need, bearer(request.headers())?.map(ToOwned::to_owned)))
 }
 
-async fn admitted(access: &Access, shown: Result<Shown, Refusal>, peer: &Peer) -> Result<Caller, Refusal> {
+async fn admitted(
+    access: &Access,
+    shown: Result<Shown, Refusal>,
+    peer: &Peer,
+) -> Result<(Caller, table::Need), Refusal> {
     let (need, token) = shown?;
     if need == table::Need::Nothing {
-        return Ok(Caller::anonymous(Scopes::NONE));
+        return Ok((Caller::anonymous(Scopes::NONE), need));
     }
     let caller = access.authenticate(token.as_deref(), peer).await?;
     may(&caller, need)?;
-    Ok(caller)
+    Ok((caller, need))
 }
 
 /// What stands behind `Bearer` in the one `Authorization` header, for REST as well.

@@ -64,6 +64,8 @@ pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.QueueService/ListResources", SUBMIT),
     ("/pcfarm.v1.QueueService/ListProfiles", SUBMIT),
     ("/pcfarm.v1.QueueService/ListSignals", SUBMIT),
+    ("/pcfarm.v1.QueueService/ListJobTypes", SUBMIT),
+    ("/pcfarm.v1.QueueService/ListQuotas", SUBMIT),
     // What runs where, and whether.
     ("/pcfarm.v1.WorkstationService/DrainWorkstation", OPERATE),
     ("/pcfarm.v1.WorkstationService/SetSelection", OPERATE),
@@ -76,6 +78,9 @@ pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.QueueService/SetResource", ADMINISTER),
     ("/pcfarm.v1.QueueService/SetProfile", ADMINISTER),
     ("/pcfarm.v1.QueueService/DeleteProfile", ADMINISTER),
+    ("/pcfarm.v1.QueueService/SetJobType", ADMINISTER),
+    ("/pcfarm.v1.QueueService/DeleteJobType", ADMINISTER),
+    ("/pcfarm.v1.QueueService/SetQuota", ADMINISTER),
     // The caller's own account and tokens, or, for administrators, anybody's.
     ("/pcfarm.v1.AccessService/Login", Need::Nothing),
     ("/pcfarm.v1.AccessService/Register", Need::Nothing),
@@ -108,6 +113,7 @@ pub const ROUTES: &[(&str, &str, Need)] = &[
     ("POST", "/api/v1/register", Need::Nothing),
     ("GET", "/api/v1/whoami", Need::Caller),
     ("GET", "/api/v1/accounts", ADMINISTER),
+    ("GET", "/api/v1/accounts/{name}", ADMINISTER),
     ("POST", "/api/v1/accounts", ADMINISTER),
     ("PATCH", "/api/v1/accounts/{name}", ADMINISTER),
     ("PUT", "/api/v1/accounts/{name}/password", SUBMIT),
@@ -166,6 +172,8 @@ pub const ROUTES: &[(&str, &str, Need)] = &[
     ("GET", "/api/v1/profiles", SUBMIT),
     ("GET", "/api/v1/profiles/{profile_id}", SUBMIT),
     ("GET", "/api/v1/signals", SUBMIT),
+    ("GET", "/api/v1/job-types", SUBMIT),
+    ("GET", "/api/v1/job-types/{name}", SUBMIT),
     ("GET", "/api/v1/workstations", SUBMIT),
     ("GET", "/api/v1/workstations/{workstation_id}/explain", SUBMIT),
     ("GET", "/api/v1/slots", SUBMIT),
@@ -193,6 +201,9 @@ pub const ROUTES: &[(&str, &str, Need)] = &[
     ("POST", "/api/v1/profiles", ADMINISTER),
     ("PATCH", "/api/v1/profiles/{profile_id}", ADMINISTER),
     ("DELETE", "/api/v1/profiles/{profile_id}", ADMINISTER),
+    ("PUT", "/api/v1/job-types/{name}", ADMINISTER),
+    ("PATCH", "/api/v1/job-types/{name}", ADMINISTER),
+    ("DELETE", "/api/v1/job-types/{name}", ADMINISTER),
 ];
 
 /// What a gRPC method needs. None: there is no such method.

@@ -91,7 +91,7 @@ impl Lanes {
                 return false;
             }
             let Some(room) = self.rooms.of(candidate) else { return true };
-            if self.rooms.needs_resources(candidate) && session.holds() > 0 {
+            if self.rooms.needs_resources(candidate) && session.holds_beside(&candidate.controller) > 0 {
                 return false;
             }
             // A convoy that does not fit stands in nobody's way.

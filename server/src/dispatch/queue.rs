@@ -86,7 +86,10 @@ impl Queue {
 
     /// Does anybody wait who can run this?
     pub fn wants(&self, controller: &str) -> bool {
-        self.lines.values().filter_map(VecDeque::front).any(|first| first.session.controllers.contains(controller))
+        self.lines
+            .values()
+            .filter_map(VecDeque::front)
+            .any(|first| first.session.selection().controllers.contains(controller))
     }
 
     /// Takes out the first for whom there is something, and says what. It stays marked, to be put back or to leave. Lines for
@@ -135,12 +138,16 @@ mod tests {
     use pcfarm_proto::v1;
     use pcfarm_sql::json::RawJson;
     use pcfarm_sql::presence::Connection;
+    use std::collections::BTreeSet;
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
 
     fn session(id: i64, controllers: &[&str]) -> Arc<Session> {
         let controllers = controllers.iter().map(|&name| name.to_owned()).collect();
-        let hello = v1::Hello { controllers, cores: 1, ..v1::Hello::default() };
+        session_of(id, &v1::Hello { controllers, cores: 1, ..v1::Hello::default() })
+    }
+
+    fn session_of(id: i64, hello: &v1::Hello) -> Arc<Session> {
         let workstation_id = WorkstationId(id);
         let connection = Connection {
             workstation_id,
@@ -151,7 +158,7 @@ mod tests {
             selection: None,
             slots: Vec::new(),
         };
-        let session = Session::new(&connection, &hello, None, mpsc::channel(1).0, CancellationToken::new());
+        let session = Session::new(&connection, hello, None, mpsc::channel(1).0, CancellationToken::new());
         session.add_credit(1);
         Arc::new(session)
     }
@@ -213,7 +220,7 @@ mod tests {
         let sessions = [session(1, &["a"]), session(2, &["a"]), session(3, &["a"])];
         let mut queue = queue(&sessions);
         for busy in &sessions[..2] {
-            busy.sending(CheckoutId(7));
+            busy.sending(CheckoutId(7), "a");
         }
         let for_idle = |session: &Session| (session.holds() == 0).then_some(());
         assert!(queue.next(&mut HashSet::new(), false, for_idle).is_none());
@@ -254,6 +261,40 @@ mod tests {
         assert!(sessions[1].select(None));
         queue.regroup();
         assert_eq!(next(&mut queue, &["a"]), Some((1, "a")), "in the order in which they asked");
+    }
+
+    #[test]
+    fn who_has_enough_of_one_kind_is_given_others() {
+        let hello = v1::Hello {
+            controllers: vec!["a".to_owned(), "b".to_owned()],
+            cores: 1,
+            apart: vec!["b".to_owned()],
+            ..v1::Hello::default()
+        };
+        let session = session_of(1, &hello);
+        let other = session_of(2, &hello);
+        let mut queue = queue(&[session.clone(), other.clone()]);
+        let selected = |work: &'static str| {
+            move |session: &Session| session.selection().controllers.contains(work).then_some(work)
+        };
+        assert!(session.pause(BTreeSet::from(["b".to_owned()])) && !session.pause(BTreeSet::from(["b".to_owned()])));
+        queue.regroup();
+        let (waiting, _) = queue.next(&mut HashSet::new(), false, selected("b")).expect("the other has room for it");
+        assert_eq!(waiting.session.workstation_id.0, 2);
+        let (waiting, _) = queue.next(&mut HashSet::new(), false, selected("a")).expect("it has room for others");
+        assert_eq!(waiting.session.workstation_id.0, 1);
+        // An administrator's word changes nothing about that.
+        assert!(session.select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))));
+        assert!(!session.selection().controllers.contains("b"));
+        assert!(session.pause(BTreeSet::new()) && session.selection().required.contains("ann"));
+
+        // What is held is counted by what it waits for.
+        session.sending(CheckoutId(1), "b");
+        session.sending(CheckoutId(2), "a");
+        session.sending(CheckoutId(3), "c");
+        assert_eq!((session.holds_beside("b"), session.holds_beside("a"), session.holds()), (1, 2, 3));
+        session.forget(CheckoutId(1));
+        assert_eq!((session.holds_beside("b"), session.holds_beside("a"), session.holds()), (0, 2, 2));
     }
 
     #[test]

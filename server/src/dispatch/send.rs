@@ -60,10 +60,9 @@ impl Shipment {
 
     /// Makes the checkout known to those who will ask about it, before anything can come back.
     pub fn announce(&self, farm: &Farm) {
+        self.session.sending(self.checkout_id, &self.job_type.controller);
         if self.suspect {
-            self.session.sending_alone(self.checkout_id);
-        } else {
-            self.session.sending(self.checkout_id);
+            self.session.alone(self.checkout_id);
         }
         farm.remember(
             self.checkout_id,

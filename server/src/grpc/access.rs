@@ -56,7 +56,7 @@ impl AccessApi {
         let name = if token_name.is_empty() { "login".to_owned() } else { named(token_name)? };
         let role = self.known(peer, &user, password).await?;
         let client = self.farm.pool.get().await.map_err(status_code::of_pool)?;
-        let made = make(&client, &user, &name, role.scopes(), true, Some(lifetime)).await?;
+        let made = make(&client, &By::login(&user, lifetime), &name, role.scopes()).await?;
         info!(user, token_id = made.token.as_ref().map(|token| token.token_id), "logged in");
         Ok(Response::new(made))
     }
@@ -101,7 +101,7 @@ impl AccessApi {
         if !access::register_account(&client, text(&user)?, hash.as_deref()).await.map_err(status_code::of)? {
             return Err(Status::already_exists(format!("the name {user} is taken: choose another")));
         }
-        let made = make(&client, &user, "login", Role::User.scopes(), true, Some(LOGIN_LIFETIME)).await?;
+        let made = make(&client, &By::login(&user, LOGIN_LIFETIME), "login", Role::User.scopes()).await?;
         self.farm.access.forget();
         info!(user, "registered");
         Ok(Response::new(made))
@@ -177,10 +177,10 @@ impl AccessApi {
     }
 
     async fn change_account(&self, caller: &Caller, asked: SetAccountRequest) -> Result<Response<Account>, Status> {
-        let SetAccountRequest { user, role, disabled } = asked;
+        let SetAccountRequest { user, role, disabled, version } = asked;
         let role = if role.is_empty() { None } else { Some(role_of(&role)?) };
         let client = self.client(caller).await?;
-        let changed = access::set_account(&client, text(&user)?, role.map(Role::name), disabled).await;
+        let changed = access::set_account(&client, text(&user)?, role.map(Role::name), disabled, &version).await;
         if !changed.map_err(status_code::of)? {
             return Err(no_account(&user));
         }
@@ -204,7 +204,13 @@ impl AccessApi {
             let has = caller.scopes().names().join(" and ");
             return Err(Status::permission_denied(format!("the token that asks has {has}, and cannot give more away")));
         }
-        Ok(Response::new(make(&client, &user, &name, wanted, false, lifetime).await?))
+        // What an administrator makes for others is theirs: it could have made them an account and a password as well.
+        let made_by = match caller.kind() {
+            Kind::Token(id) if caller.user() == user => Some(id),
+            Kind::Token(_) | Kind::Workstation(_) | Kind::Anonymous => None,
+        };
+        let by = By { user: &user, by_login: false, lifetime, made_by };
+        Ok(Response::new(make(&client, &by, &name, wanted).await?))
     }
 
     /// Whose tokens are meant: one's own, or, by an administrator, anybody's.
@@ -396,19 +402,32 @@ fn least(caller: &Caller, role: Role) -> Scopes {
     if caller.may(Scope::Administer) { role.most() } else { caller.scopes() }
 }
 
-async fn make(
-    client: &Object,
-    user: &str,
-    name: &str,
-    scopes: Scopes,
+/// Whose a new token is, for how long, and by what.
+struct By<'a> {
+    user: &'a str,
     by_login: bool,
     lifetime: Option<Duration>,
-) -> Result<NewToken, Status> {
+    made_by: Option<i64>,
+}
+
+impl By<'_> {
+    fn login(user: &str, lifetime: Duration) -> By<'_> {
+        By { user, by_login: true, lifetime: Some(lifetime), made_by: None }
+    }
+}
+
+async fn make(client: &Object, by: &By<'_>, name: &str, scopes: Scopes) -> Result<NewToken, Status> {
     let secret = Token(rand::rng().random());
     let hash = Sha256::digest(secret.0);
-    let scopes = scopes.names();
-    let fresh = FreshToken { user, name, hash: &hash, scopes: &scopes, by_login, lifetime };
+    let (scopes, &By { user, by_login, lifetime, made_by }) = (scopes.names(), by);
+    let fresh = FreshToken { user, name, hash: &hash, scopes: &scopes, by_login, lifetime, made_by };
     let id = access::create_token(client, &fresh).await.map_err(status_code::of)?;
+    let id = id.ok_or_else(|| {
+        Status::invalid_argument(
+            "the token that asks ends before that, and what it makes ends with it: ask for a shorter lifetime, or log in \
+             for a token that lives longer",
+        )
+    })?;
     let made = access::tokens(client, None, Some(id), true).await.map_err(status_code::of)?.pop();
     Ok(NewToken { token: made.map(token), secret: secret.reveal() })
 }
@@ -479,6 +498,7 @@ fn account(one: access::AccountStatus) -> Account {
         created_at: Some(one.created_at.into()),
         disabled_at: one.disabled_at.map(Into::into),
         tokens: one.tokens,
+        version: one.version,
     }
 }
 

@@ -119,6 +119,9 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
     if hello.controllers.len() > CONTROLLERS_LIMIT || hello.controllers.iter().any(|c| c.len() > TEXT_LIMIT) {
         return Err(Status::invalid_argument("too many controllers, or too long a name"));
     }
+    if hello.apart.len() > CONTROLLERS_LIMIT || hello.apart.iter().any(|c| c.len() > TEXT_LIMIT) {
+        return Err(Status::invalid_argument("too many controllers are apart, or one has too long a name"));
+    }
     if hello.labels.len() > CONTROLLERS_LIMIT || hello.labels.iter().any(|label| label.len() > TEXT_LIMIT) {
         return Err(Status::invalid_argument("too many labels, or too long a one"));
     }
@@ -202,6 +205,7 @@ async fn register(
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         draining: connection.drain,
         slots: connection.slots.clone(),
+        takes_intake: true,
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(out.try_send(Ok(message)));
@@ -297,6 +301,16 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
             session.report(held, heartbeat.last_sequence);
         }
         Message::StateChange(change) => change_state(farm, session, &change).await?,
+        Message::Intake(intake) => {
+            if intake.paused.len() > CONTROLLERS_LIMIT {
+                return Err(Status::invalid_argument("more controllers are paused than an agent may have"));
+            }
+            // What it does not run is not worth remembering.
+            let paused = intake.paused.into_iter().filter(|name| session.controllers.contains(name)).collect();
+            if session.pause(paused) {
+                drop(farm.dispatcher.send(Event::Selection).await);
+            }
+        }
     }
     Ok(())
 }

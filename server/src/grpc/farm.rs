@@ -78,8 +78,8 @@ impl FarmApi {
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
         let found = usage::usage(&client, &since.to_string(), owner).await.map_err(status_code::of)?;
         let message = |of: usage::Usage| {
-            let usage::Usage { day, owner, done, failed, requeued, cpu_seconds } = of;
-            Usage { day, owner, done, failed, requeued, cpu_seconds }
+            let usage::Usage { day, owner, done, failed, requeued, cpu_seconds, triggers } = of;
+            Usage { day, owner, done, failed, requeued, cpu_seconds, triggers }
         };
         Ok(Response::new(ListUsageResponse { usage: found.into_iter().map(message).collect() }))
     }

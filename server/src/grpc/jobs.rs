@@ -22,6 +22,7 @@ use pcfarm_proto::v1::{
 };
 use pcfarm_sql::jobs::{self, problems, results};
 use pcfarm_sql::json::RawJson;
+use pcfarm_sql::submissions::Attempt;
 use pcfarm_sql::submit::Submitted;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -51,7 +52,8 @@ pub struct JobsApi {
 impl JobsApi {
     pub fn new(farm: Arc<Farm>) -> JobsApi {
         let (pool, stopping, epoch) = (farm.pool.clone(), farm.stopping.clone(), farm.epoch.clone());
-        JobsApi { farm, submissions: Submissions::new(pool.clone(), epoch), pool, stopping }
+        let submissions = Submissions::new(pool.clone(), epoch, farm.submitter.clone());
+        JobsApi { farm, submissions, pool, stopping }
     }
 
     /// One job from what comes, from a call or from elsewhere.
@@ -70,9 +72,9 @@ impl JobsApi {
         &self,
         caller: &Caller,
         messages: Messages,
-        submission: i64,
+        attempt: Attempt,
     ) -> Result<SubmitResponse, Status> {
-        let Submitted { job, problems, repeated } = self.submissions.stored(caller, messages, submission).await?;
+        let Submitted { job, problems, repeated } = self.submissions.stored(caller, messages, attempt).await?;
         drop(self.farm.dispatcher.try_send(Event::Work));
         Ok(SubmitResponse { job_id: job.0, problems, repeated })
     }

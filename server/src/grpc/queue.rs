@@ -1,6 +1,8 @@
-//! Users and their limits, resources, profiles, what is suspended and what is parked.
+//! Users, their limits and quotas, resources, job types, profiles, what is suspended and what is parked.
 
+mod job_types;
 mod profiles;
+mod quotas;
 
 use super::{status_code, time};
 use crate::access::Caller;
@@ -8,10 +10,12 @@ use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::queue_service_server::QueueService;
 use pcfarm_proto::v1::{
-    DeleteProfileRequest, Limits, ListProfilesRequest, ListProfilesResponse, ListResourcesRequest,
-    ListResourcesResponse, ListSignalsRequest, ListSignalsResponse, ListUsersRequest, ListUsersResponse, ParkRequest,
-    ParkResponse, Resource, ResourceNeed, SetLimitsRequest, SetProfileRequest, SetResourceRequest, SetSignalRequest,
-    SuspendRequest, SuspendResponse, User, UserJobType,
+    DeleteJobTypeRequest, DeleteJobTypeResponse, DeleteProfileRequest, Limits, ListJobTypesRequest,
+    ListJobTypesResponse, ListProfilesRequest, ListProfilesResponse, ListQuotasRequest, ListQuotasResponse,
+    ListResourcesRequest, ListResourcesResponse, ListSignalsRequest, ListSignalsResponse, ListUsersRequest,
+    ListUsersResponse, ParkRequest, ParkResponse, Resource, ResourceNeed, SetJobTypeRequest, SetJobTypeResponse,
+    SetLimitsRequest, SetProfileRequest, SetQuotaRequest, SetResourceRequest, SetSignalRequest, SuspendRequest,
+    SuspendResponse, User, UserJobType,
 };
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::sharing::{self, Loads};
@@ -41,11 +45,12 @@ impl QueueApi {
     async fn limit(&self, caller: &Caller, asked: SetLimitsRequest) -> Result<Response<ListUsersResponse>, Status> {
         let options = options(&asked)?;
         let client = self.client(caller).await?;
-        let SetLimitsRequest { users: names, job_type, .. } = asked;
+        let SetLimitsRequest { users: names, job_type, version, .. } = asked;
+        one_version(&version, names.len())?;
         let done = match (names.is_empty(), job_type.is_empty()) {
-            (true, true) => sharing::set_default_limits(&client, &options).await,
-            (false, true) => sharing::set_users(&client, &names, &options).await,
-            (false, false) => sharing::set_users_of_type(&client, &names, &job_type, &options).await,
+            (true, true) => sharing::set_default_limits(&client, &options, &version).await,
+            (false, true) => sharing::set_users(&client, &names, &options, &version).await,
+            (false, false) => sharing::set_users_of_type(&client, &names, &job_type, &options, &version).await,
             (true, false) => {
                 let wanted = "limits of a job type are a user's: name users";
                 return Err(Status::invalid_argument(wanted));
@@ -93,9 +98,9 @@ impl QueueService for QueueApi {
         request: Request<SetResourceRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let SetResourceRequest { name, tokens, description } = request.into_inner();
+        let SetResourceRequest { name, tokens, description, version } = request.into_inner();
         let client = self.client(&caller).await?;
-        sharing::set_resource(&client, &name, tokens, &description).await.map_err(status_code::of)?;
+        sharing::set_resource(&client, &name, tokens, &description, &version).await.map_err(status_code::of)?;
         resources(&client).await
     }
 
@@ -150,6 +155,54 @@ impl QueueService for QueueApi {
         let caller = Caller::of(&request)?;
         profiles::set_signal(&self.client(&caller).await?, request.into_inner()).await
     }
+
+    async fn list_job_types(
+        &self,
+        request: Request<ListJobTypesRequest>,
+    ) -> Result<Response<ListJobTypesResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        job_types::list(&caller, &self.client(&caller).await?, &request.into_inner().name).await
+    }
+
+    async fn set_job_type(&self, request: Request<SetJobTypeRequest>) -> Result<Response<SetJobTypeResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        job_types::set(&caller, &self.client(&caller).await?, request.into_inner()).await
+    }
+
+    async fn delete_job_type(
+        &self,
+        request: Request<DeleteJobTypeRequest>,
+    ) -> Result<Response<DeleteJobTypeResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        job_types::delete(&self.client(&caller).await?, request.into_inner()).await
+    }
+
+    async fn list_quotas(&self, request: Request<ListQuotasRequest>) -> Result<Response<ListQuotasResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        quotas::list(&caller, &self.client(&caller).await?, request.into_inner().users).await
+    }
+
+    async fn set_quota(&self, request: Request<SetQuotaRequest>) -> Result<Response<ListQuotasResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        quotas::set(&caller, &self.client(&caller).await?, request.into_inner()).await
+    }
+}
+
+/// A version is that of one thing.
+fn one_version(version: &str, users: usize) -> Result<(), Status> {
+    if version.is_empty() || users <= 1 {
+        return Ok(());
+    }
+    Err(Status::invalid_argument("a version is that of one user: name one"))
+}
+
+/// What is to be reset, as nulls.
+fn only_known(reset: &[String], known: &[&str]) -> Result<Map<String, Value>, Status> {
+    if let Some(unknown) = reset.iter().find(|name| !known.contains(&name.as_str())) {
+        let known = known.join(", ");
+        return Err(Status::invalid_argument(format!("{unknown:?} cannot be reset: {known} can")));
+    }
+    Ok(reset.iter().map(|name| (name.clone(), Value::Null)).collect())
 }
 
 fn known(stamp: Option<prost_types::Timestamp>) -> Result<Option<SystemTime>, Status> {
@@ -160,16 +213,9 @@ fn known(stamp: Option<prost_types::Timestamp>) -> Result<Option<SystemTime>, St
 /// As `pcfarm.set_user` takes them.
 fn options(asked: &SetLimitsRequest) -> Result<RawJson, Status> {
     let Limits { queue_limit, concurrency, allocation } = asked.limits.unwrap_or_default();
-    let mut options = Map::new();
+    let mut options = only_known(&asked.reset, &LIMITS)?;
     for (name, value) in LIMITS.iter().zip([queue_limit, concurrency, allocation]) {
         value.map(|value| options.insert((*name).to_owned(), json!(value)));
-    }
-    for name in &asked.reset {
-        if !LIMITS.contains(&name.as_str()) {
-            let known = LIMITS.join(", ");
-            return Err(Status::invalid_argument(format!("there is no limit {name:?}: limits are {known}")));
-        }
-        options.insert(name.clone(), Value::Null);
     }
     asked.prohibited.map(|prohibited| options.insert("prohibited".to_owned(), json!(prohibited)));
     if options.is_empty() {
@@ -179,11 +225,12 @@ fn options(asked: &SetLimitsRequest) -> Result<RawJson, Status> {
 }
 
 async fn users(caller: &Caller, client: &Object) -> Result<Response<ListUsersResponse>, Status> {
-    let defaults = sharing::default_limits(client).await.map_err(status_code::of)?;
+    let (defaults, version) = sharing::default_limits(client).await.map_err(status_code::of)?;
     let users = sharing::users(client).await.map_err(status_code::of)?;
     Ok(Response::new(ListUsersResponse {
         defaults: Some(limits(defaults)),
         users: users.into_iter().filter(|user| caller.sees(&user.name)).map(user).collect(),
+        version,
     }))
 }
 
@@ -200,6 +247,7 @@ fn user(user: sharing::User) -> User {
             .into_iter()
             .map(|(job_type, own)| UserJobType { job_type, limits: Some(limits(own)) })
             .collect(),
+        version: user.version,
     }
 }
 
@@ -219,6 +267,7 @@ async fn resources(client: &Object) -> Result<Response<ListResourcesResponse>, S
                 in_use: resource.in_use,
                 description: resource.description,
                 needs: resource.needs.into_iter().map(|(job_type, tokens)| ResourceNeed { job_type, tokens }).collect(),
+                version: resource.version,
             })
             .collect(),
     }))

@@ -243,7 +243,15 @@ impl SchedulesApi {
         if !caller.sees(&owner) {
             return Err(Status::not_found(format!("user {owner} has no schedules")));
         }
-        let all = all_of(&*client, &owner).await?;
+        let mut all = all_of(&*client, &owner).await?;
+        if !asked.names.is_empty() {
+            let wanted: HashSet<&str> = asked.names.iter().map(String::as_str).collect();
+            all.retain(|one| wanted.contains(one.schedule.name.as_str()));
+            let there: HashSet<&str> = all.iter().map(|one| one.schedule.name.as_str()).collect();
+            if let Some(missing) = asked.names.iter().find(|name| !there.contains(name.as_str())) {
+                return Err(Status::not_found(format!("there is no schedule {missing:?} of user {owner}")));
+            }
+        }
         Ok(ExportSchedulesResponse { definitions: all.iter().map(portable).collect() })
     }
 
@@ -271,7 +279,7 @@ impl SchedulesApi {
             let found = schedules::list(&transaction, &wanted).await.map_err(status_code::of)?.pop();
             let action = match found {
                 None => {
-                    add(&transaction, &owner, definition, now).await?;
+                    add(&transaction, &owner, definition, now).await.map_err(|error| named(definition, error))?;
                     "created"
                 }
                 Some(found) => {
@@ -372,8 +380,11 @@ fn impossible(error: Impossible) -> Status {
     Status::invalid_argument(error.to_string())
 }
 
-/// Of several definitions, which one it is about.
+/// Of several definitions, which one it is about, if it does not say so.
 fn named(definition: &ScheduleDefinition, error: Status) -> Status {
+    if error.message().starts_with("schedule ") {
+        return error;
+    }
     Status::new(error.code(), format!("schedule {:?}: {}", definition.name, error.message()))
 }
 

@@ -2,8 +2,9 @@
 //! hints of the database's functions, which are written for people; what went wrong here is logged, whole and once, and
 //! told without detail.
 
-use super::FIELD;
+use super::{FIELD, LOST_UPDATE};
 use deadpool_postgres::PoolError;
+use pcfarm_sql::sharing;
 use pcfarm_sql::submit::LoadError;
 use std::error::Error as _;
 use tokio_postgres::Error;
@@ -69,7 +70,14 @@ fn status(failed: &Error, doing: Option<&str>) -> Status {
     if let Some(field) = field {
         status.metadata_mut().insert(FIELD, MetadataValue::from_static(field));
     }
+    if is_lost_update(failed) {
+        status.metadata_mut().insert(LOST_UPDATE, MetadataValue::from_static("true"));
+    }
     status
+}
+
+fn is_lost_update(failed: &Error) -> bool {
+    failed.code().is_some_and(|state| state.code() == sharing::LOST_UPDATE)
 }
 
 /// What a constraint is about, as requests call it.
@@ -79,6 +87,19 @@ fn field(constraint: &str) -> Option<&'static str> {
         "key_at_most_1_kib" => "key",
         "payload_at_most_1_mib" => "payload",
         "info_is_an_object" | "info_at_most_64_kib" => "info",
+        "job_type_name" => "name",
+        "controller_name" | "job_type_controller" => "controller",
+        "positive_duration" => "default_duration_seconds",
+        "attempts_range" => "max_attempts",
+        "positive_time_limit" => "time_limit_seconds",
+        "positive_retry_delay" => "retry_delay_seconds",
+        "positive_retry_delay_limit" => "retry_delay_limit_seconds",
+        "retention_range" => "retention_seconds",
+        "job_type_resources" | "tokens_positive" => "resources",
+        "labels" => "labels",
+        "quota_period" => "period",
+        "quota_problems" => "problems",
+        "quota_cpu_seconds" => "cpu_seconds",
         _ => return None,
     })
 }
@@ -110,12 +131,22 @@ fn told(said: &DbError) -> String {
 fn constraint_words(name: &str) -> Option<&'static str> {
     Some(match name {
         "job_name_length" => "a job's name has from 1 to 200 characters",
-        "resource_name" | "signal_name" => "a name has at most 63 letters, digits, dots, hyphens and underscores",
+        "resource_name" | "signal_name" | "job_type_name" | "controller_name" => {
+            "a name has at most 63 letters, digits, dots, hyphens and underscores"
+        }
         "queue_limit_not_negative" | "concurrency_not_negative" => "a limit is a number from 0 on",
         "allocation_range" => "an allocation is from 0 to 1000000 turns in a round",
         "tokens_not_negative" => "there are 0 tokens of a resource, or more",
         "problems_per_hour_not_negative" => "problems per hour are 0 or more",
         "problems_per_checkout_positive" => "a checkout has 1 problem or more",
+        "positive_duration" => "the duration of a job is more than 0 seconds",
+        "attempts_range" => "a problem has from 1 to 100 attempts",
+        "positive_time_limit" => "a time limit is more than 0 seconds",
+        "positive_retry_delay" | "positive_retry_delay_limit" => "a delay is more than 0 seconds",
+        "retention_range" => "a retention is from 0 seconds to a thousand years",
+        "tokens_positive" => "a problem has 1 token or more of a resource that it needs",
+        "quota_problems" => "a quota is of 0 problems or more",
+        "quota_cpu_seconds" => "a quota is of 0 CPU seconds or more",
         "info_at_most_64_kib" => "a job's info takes 64 KiB at most",
         "info_is_an_object" => "a job's info is a JSON object",
         "key_at_most_1_kib" => "a problem's key is longer than 1 KiB",
@@ -136,6 +167,9 @@ fn code(failed: &Error) -> Code {
         let broken = failed.is_closed() || failed.source().is_some_and(|cause| cause.is::<std::io::Error>());
         return if broken { Code::Unavailable } else { Code::Internal };
     };
+    if is_lost_update(failed) {
+        return Code::Aborted;
+    }
     match *state {
         SqlState::NO_DATA_FOUND => Code::NotFound,
         SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => Code::FailedPrecondition,

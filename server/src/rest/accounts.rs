@@ -1,10 +1,10 @@
 //! Accounts: who may come, and as what. Login and registration are here, too.
 
 use super::Api;
-use super::extract::{Document, Params, PathName, Who};
+use super::extract::{Document, Params, PathName, SomeVersion, Who};
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Show, Time, shown};
+use super::shown::{Show, Time, shown, tagged};
 use super::tokens::Token;
 use super::users::PageParams;
 use axum::Json as Body;
@@ -26,7 +26,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(register))
         .routes(routes!(who_am_i))
         .routes(routes!(list, create))
-        .routes(routes!(set))
+        .routes(routes!(show, set))
         .routes(routes!(set_password))
 }
 
@@ -162,7 +162,21 @@ async fn create(State(api): State<Api>, who: Who, Document(new): Document<NewAcc
     let asked =
         v1::CreateAccountRequest { user: new.user, role: role(new.role), password: new.password.unwrap_or_default() };
     let account = api.access.create_account(who.ask(asked)).await?.into_inner();
-    Ok((StatusCode::CREATED, Body(Account::show(account))).into_response())
+    Ok((StatusCode::CREATED, with_tag(account)).into_response())
+}
+
+fn with_tag(account: v1::Account) -> Response {
+    let version = account.version.clone();
+    tagged(Account::show(account), &version)
+}
+
+/// One account
+#[utoipa::path(get, path = "/api/v1/accounts/{name}", tag = "access", params(("name" = String, Path)),
+    responses((status = 200, body = Account, headers(("ETag" = String)))))]
+async fn show(State(api): State<Api>, who: Who, PathName(name): PathName) -> Answer<Response> {
+    let found = api.access.list_accounts(who.ask(v1::ListAccountsRequest {})).await?.into_inner().accounts;
+    let account = found.into_iter().find(|account| account.user == name);
+    account.map(with_tag).ok_or_else(|| Refusal::not_found(format!("there is no account {name:?}")))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -174,16 +188,18 @@ struct AccountChange {
 }
 
 /// Change an account
-#[utoipa::path(patch, path = "/api/v1/accounts/{name}", tag = "access", params(("name" = String, Path)),
+#[utoipa::path(patch, path = "/api/v1/accounts/{name}", tag = "access",
+    params(("name" = String, Path), ("If-Match" = Option<String>, Header, description = "The ETag of what was read")),
     request_body = AccountChange, responses((status = 200, body = Account)))]
 async fn set(
     State(api): State<Api>,
     who: Who,
     PathName(user): PathName,
+    SomeVersion(version): SomeVersion,
     Document(change): Document<AccountChange>,
-) -> Answer<Body<Account>> {
-    let asked = v1::SetAccountRequest { user, role: role(change.role), disabled: change.disabled };
-    Ok(Body(Account::show(api.access.set_account(who.ask(asked)).await?.into_inner())))
+) -> Answer<Response> {
+    let asked = v1::SetAccountRequest { user, role: role(change.role), disabled: change.disabled, version };
+    Ok(with_tag(api.access.set_account(who.ask(asked)).await?.into_inner()))
 }
 
 #[derive(Deserialize, ToSchema)]

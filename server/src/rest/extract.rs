@@ -2,10 +2,10 @@
 //! refused with its name.
 
 use super::problem_details::Refusal;
-use crate::access::Caller;
+use crate::access::{Caller, Peer};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
-use axum::http::header::{CONTENT_TYPE, IF_MATCH};
+use axum::http::header::{CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, StatusCode};
 use serde::de::{DeserializeOwned, Deserializer};
@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::convert::Infallible;
 use std::fmt;
+use std::time::Duration;
+use tokio::time::timeout;
 use tonic::metadata::MetadataMap;
 use utoipa::ToSchema;
 
@@ -32,6 +34,10 @@ impl Who {
     /// Whose request it is.
     pub fn user(&self) -> &str {
         self.0.get::<Caller>().map_or("", Caller::user)
+    }
+
+    pub fn peer(&self) -> Peer {
+        self.0.get::<Peer>().copied().unwrap_or_default()
     }
 
     pub fn caller(&self) -> Result<Caller, Refusal> {
@@ -78,9 +84,16 @@ pub fn must_be(headers: &HeaderMap, known: &[&'static str]) -> Result<&'static s
     }
 }
 
+/// A body that may not be long has come by then.
+const BODY_TIME: Duration = Duration::from_secs(20);
+
 /// All of a body that may not be long.
 pub async fn whole(body: Body, limit: usize) -> Result<Bytes, Refusal> {
-    axum::body::to_bytes(body, limit).await.map_err(|error| {
+    let read = timeout(BODY_TIME, axum::body::to_bytes(body, limit)).await.map_err(|_| {
+        let say = format!("the body did not come within {} seconds; nothing was done", BODY_TIME.as_secs());
+        Refusal::new(StatusCode::REQUEST_TIMEOUT, say)
+    })?;
+    read.map_err(|error| {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
         while let Some(error) = cause {
             if error.is::<http_body_util::LengthLimitError>() {
@@ -286,6 +299,24 @@ pub fn if_match(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
         return Err(wrong());
     }
     Ok(Some(tag.to_owned()))
+}
+
+/// The version that a change may name: if it does, nothing is changed that is of another one. An empty one is any, and `none`
+/// is that of what is not there.
+pub struct SomeVersion(pub String);
+
+impl<S: Sync> FromRequestParts<S> for SomeVersion {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<SomeVersion, Refusal> {
+        let named = if_match(&parts.headers)?;
+        match (named, parts.headers.get(IF_NONE_MATCH)) {
+            (named, None) => Ok(SomeVersion(named.unwrap_or_default())),
+            (None, Some(value)) if value == "*" => Ok(SomeVersion("none".to_owned())),
+            (None, Some(_)) => Err(Refusal::bad_request("If-None-Match", "only * is understood: if there is none yet")),
+            (Some(_), Some(_)) => Err(Refusal::bad_request("If-None-Match", "not together with If-Match")),
+        }
+    }
 }
 
 /// The version that a change must name; an empty one is any.

@@ -4,6 +4,7 @@
 use super::Api;
 use super::extract::{BODY_LIMIT, Who, whole};
 use super::problem_details::{Answer, Refusal};
+use crate::originals::hex;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header::{CONTENT_TYPE, ETAG, HeaderName, LOCATION};
@@ -32,16 +33,25 @@ const KEPT: [HeaderName; 3] = [CONTENT_TYPE, LOCATION, ETAG];
 pub const SECRETS: [&str; 4] = ["/api/v1/login", "/api/v1/register", "/api/v1/tokens", "/api/v1/join-tokens"];
 
 /// The key of this request, if it has one.
-pub struct Key(Option<String>);
+pub struct Key {
+    text: Option<String>,
+    digest: Option<Digested>,
+}
+
+/// What was asked with the key, on its way to whoever does it.
+#[derive(Clone, Debug)]
+struct Digested(Vec<u8>);
 
 impl Key {
     pub fn text(&self) -> Option<&str> {
-        self.0.as_deref()
+        self.text.as_deref()
     }
 
-    /// For the job that it makes: the database sees to it that there is one, whatever crashes.
-    pub fn of_job(self) -> Option<String> {
-        self.0.map(|key| format!("rest:{key}"))
+    /// For the job that it makes: the database sees to it that there is one, whatever crashes. It has the key for as long as
+    /// there is the job, which is longer than answers are kept; so it is told what the key stands for, too.
+    pub fn of_job(&self) -> Option<(String, String)> {
+        let digest = self.digest.as_ref().map(|digest| hex(&digest.0)).unwrap_or_default();
+        self.text.as_ref().map(|key| (format!("rest:{key}"), digest))
     }
 }
 
@@ -49,7 +59,7 @@ impl<S: Sync> FromRequestParts<S> for Key {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Key> {
-        key(&parts.headers).map(Key)
+        Ok(Key { text: key(&parts.headers)?, digest: parts.extensions.get::<Digested>().cloned() })
     }
 }
 
@@ -80,9 +90,10 @@ pub async fn once(State(api): State<Api>, who: Who, request: Request, next: Next
 }
 
 async fn done_once(api: &Api, who: &Who, key: String, request: Request, next: Next) -> Answer<Response> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let body = whole(body, BODY_LIMIT).await?;
     let digest = digest(&parts, &body);
+    parts.extensions.insert(Digested(digest.clone()));
     let mine = requests::Id { owner: who.user().to_owned(), key, server_id: api.farm.server_id };
     let client = api.farm.pool.get().await.map_err(crate::grpc::status_code::of_pool)?;
     let claim = requests::claim(&client, &mine, &digest).await.map_err(crate::grpc::status_code::of)?;

@@ -3,12 +3,12 @@
 use super::extract::{Document, Id, Limit, Params, PathId, Version, Who};
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Job, Json, Show, Time};
+use super::shown::{Job, Json, Show, Time, tagged};
 use super::{Api, upload};
 use axum::Json as Body;
 use axum::extract::State;
-use axum::http::header::{ETAG, LOCATION};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::StatusCode;
+use axum::http::header::LOCATION;
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use pcfarm_proto::v1;
@@ -223,10 +223,11 @@ async fn submit(
 }
 
 /// As `pcfarm.create_job` takes them.
-fn options(job: &NewJob, idempotency_key: Option<String>) -> Map<String, Value> {
+fn options(job: &NewJob, key: Option<(String, String)>) -> Map<String, Value> {
     let ids = |ids: &[Id]| Some(Value::from(ids.iter().map(|id| id.0).collect::<Vec<_>>())).filter(|_| !ids.is_empty());
     let json = |json: &Json| serde_json::from_str(json.0.get()).unwrap_or(Value::Null);
     let time = |time: &Time| serde_json::to_value(time).unwrap_or(Value::Null);
+    let (key, digest) = key.unzip();
     let given = [
         ("title", job.title.as_deref().map(Value::from)),
         ("priority", job.priority.map(Value::from)),
@@ -239,7 +240,8 @@ fn options(job: &NewJob, idempotency_key: Option<String>) -> Map<String, Value> 
         ("after_ended", ids(&job.after_ended)),
         ("unique_key", job.unique_key.as_deref().map(Value::from)),
         ("on_duplicate", job.on_duplicate.map(|word| serde_json::to_value(word).unwrap_or(Value::Null))),
-        ("idempotency_key", idempotency_key.map(Value::from)),
+        ("idempotency_key", key.map(Value::from)),
+        ("idempotency_digest", digest.map(Value::from)),
     ];
     given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
@@ -254,11 +256,7 @@ async fn show(State(api): State<Api>, who: Who, PathId(job_id): PathId) -> Answe
 
 fn shown(job: v1::Job) -> Response {
     let version = job.version.clone();
-    let mut response = Body(Job::show(job)).into_response();
-    if let Ok(tag) = HeaderValue::from_str(&format!("\"{version}\"")) {
-        response.headers_mut().insert(ETAG, tag);
-    }
-    response
+    tagged(Job::show(job), &version)
 }
 
 /// What is to change of a job.

@@ -3,6 +3,7 @@
 use super::Api;
 use super::idempotency::SECRETS;
 use super::problem_details::{MEDIA_TYPE, ProblemDetails, Refusal};
+use crate::access::table;
 use axum::Router;
 use axum::extract::Path;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
@@ -10,7 +11,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::Value;
 use std::sync::Arc;
-use utoipa::openapi::path::{HttpMethod, Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
+use utoipa::openapi::path::{HttpMethod, Operation, ParameterBuilder, ParameterIn, PathItem};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
     ContentBuilder, Info, License, ObjectBuilder, OpenApi, Ref, RefOr, Required, ResponseBuilder, Type,
 };
@@ -20,6 +22,10 @@ use utoipa_swagger_ui::Config;
 /// Scripts and styles of the page's own files; nothing from elsewhere. Styles that the page's scripts set are part of it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
                       connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'";
+
+const BEARER: &str = "token";
+const TOKENS: &str = "A token, of a login or made for a program. A server that nobody else reaches asks for none until there \
+                      are accounts.";
 
 pub fn heading() -> OpenApi {
     let mut info = Info::new("PC Farm", env!("CARGO_PKG_VERSION"));
@@ -39,6 +45,8 @@ pub fn completed(mut document: OpenApi) -> OpenApi {
     ProblemDetails::schemas(&mut schemas);
     components.schemas.extend(schemas);
     components.schemas.insert(ProblemDetails::name().into_owned(), ProblemDetails::schema());
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(TOKENS)).build();
+    components.security_schemes.insert(BEARER.to_owned(), RefOr::T(SecurityScheme::Http(bearer)));
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
             complete(path, &method, operation);
@@ -65,17 +73,18 @@ fn complete(path: &str, method: &HttpMethod, operation: &mut Operation) {
         refusals.push("404");
     }
     if operation.request_body.is_some() {
-        refusals.extend(["413", "415"]);
+        refusals.extend(["408", "413", "415"]);
     }
     refusals.push("422");
     if !matches!(method, HttpMethod::Get) {
         refusals.push("409");
     }
-    let named = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(parameter) if parameter.name == "If-Match");
-    let conditional = operation.parameters.iter().flatten().any(named);
-    if conditional {
-        refusals.extend(["412", "428"]);
-    }
+    let version = operation.parameters.iter().flatten().find_map(|parameter| match parameter {
+        RefOr::T(parameter) if parameter.name == "If-Match" => Some(parameter),
+        RefOr::T(_) | RefOr::Ref(_) => None,
+    });
+    refusals.extend(version.map(|_| "412"));
+    refusals.extend(version.filter(|parameter| parameter.required == Required::True).map(|_| "428"));
     // A file of problems is loaded once by way of a submission.
     if matches!(method, HttpMethod::Post) && !path.ends_with("/problems") && !SECRETS.contains(&path) {
         let key = ParameterBuilder::new()
@@ -93,6 +102,17 @@ fn complete(path: &str, method: &HttpMethod, operation: &mut Operation) {
             ))
             .build();
         operation.parameters.get_or_insert_default().push(RefOr::T(key));
+    }
+    let name = match method {
+        HttpMethod::Get => "GET",
+        HttpMethod::Post => "POST",
+        HttpMethod::Put => "PUT",
+        HttpMethod::Patch => "PATCH",
+        HttpMethod::Delete => "DELETE",
+        HttpMethod::Head | HttpMethod::Options | HttpMethod::Trace => "",
+    };
+    if table::of_route(name, path) != Some(table::Need::Nothing) {
+        operation.security = Some(vec![SecurityRequirement::new(BEARER, [""; 0])]);
     }
     for status in refusals {
         let content = ContentBuilder::new().schema(Some(RefOr::Ref(Ref::from_schema_name("ProblemDetails")))).build();

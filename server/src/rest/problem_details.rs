@@ -1,7 +1,7 @@
 //! What is said when something is refused: RFC 9457 problem details. The one place that turns gRPC's statuses, and what
 //! is wrong with a request itself, into HTTP's.
 
-use crate::grpc::{FIELD, LOST_UPDATE};
+use crate::grpc::{FIELD, LOST_UPDATE, TOO_SLOW};
 use axum::Json;
 use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
@@ -92,6 +92,7 @@ impl Refusal {
             "403" => "These credentials do not allow it",
             "404" => "There is no such thing, or none that you may see",
             "405" => "The method is not for this address",
+            "408" => "The body came too slowly",
             "409" => "The state of things is against it, or somebody else is at it",
             "412" => "Somebody else has changed it: read it again",
             "413" => "The body is too large",
@@ -122,7 +123,11 @@ impl Refusal {
 impl From<Status> for Refusal {
     fn from(status: Status) -> Refusal {
         let lost_update = status.metadata().contains_key(LOST_UPDATE);
-        let http = if lost_update { StatusCode::PRECONDITION_FAILED } else { status_of(status.code()) };
+        let http = match lost_update {
+            true => StatusCode::PRECONDITION_FAILED,
+            false if status.metadata().contains_key(TOO_SLOW) => StatusCode::REQUEST_TIMEOUT,
+            false => status_of(status.code()),
+        };
         let refusal = Refusal::new(http, status.message());
         let refusal = match status.code() {
             Code::Aborted if !lost_update => refusal.retry_after(BACK_SOON),

@@ -5,7 +5,7 @@ use super::jobs::Submitted;
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
 use super::shown::{Problem, Show};
-use super::{Api, upload};
+use super::{Api, pace, upload};
 use axum::Json as Body;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -130,7 +130,7 @@ async fn load(
     let format = upload::format_of(&parts.headers)?;
     let convoy = upload::checked_convoy(asked.convoy)?;
     let header = v1::SubmitHeader { job_id, convoy, ..v1::SubmitHeader::default() };
-    let messages = upload::messages(header, upload::pieces(body), format, asked.shape());
+    let messages = upload::messages(header, pace::pieces(body), format, asked.shape());
     let submitted: Submitted = upload::submit_all(&api, &who, messages).await?.into();
     Ok((StatusCode::CREATED, Body(submitted)).into_response())
 }

@@ -1,11 +1,11 @@
 //! Profiles, and the signals that they ask for.
 
 use super::Api;
-use super::extract::{Document, Id, Params, PathId, PathName, Who};
+use super::extract::{Document, Id, Params, PathId, PathName, SomeVersion, Who};
 use super::jobs::some;
 use super::paging::Page;
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Profile, Show, Signal, Time};
+use super::shown::{Profile, Show, Signal, Time, tagged};
 use axum::Json as Body;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -43,24 +43,29 @@ struct ListParams {
     responses((status = 200, body = Page<Profile>)))]
 async fn list(State(api): State<Api>, who: Who, Params(asked): Params<ListParams>) -> Answer<Body<Page<Profile>>> {
     let at = asked.at.and_then(|time| time.stamp());
-    Ok(Body(Page::whole(all(&api, &who, asked.job_type.unwrap_or_default(), at).await?)))
+    Ok(Body(Page::whole(Show::show(all(&api, &who, asked.job_type.unwrap_or_default(), at).await?))))
 }
 
-async fn all(api: &Api, who: &Who, job_type: String, at: Option<prost_types::Timestamp>) -> Answer<Vec<Profile>> {
+async fn all(api: &Api, who: &Who, job_type: String, at: Option<prost_types::Timestamp>) -> Answer<Vec<v1::Profile>> {
     let asked = v1::ListProfilesRequest { job_type, at };
-    Ok(Show::show(api.queue.list_profiles(who.ask(asked)).await?.into_inner().profiles))
+    Ok(api.queue.list_profiles(who.ask(asked)).await?.into_inner().profiles)
 }
 
-async fn one(api: &Api, who: &Who, id: i64) -> Answer<Profile> {
-    let found = all(api, who, String::new(), None).await?.into_iter().find(|profile| profile.profile_id.0 == id);
+async fn one(api: &Api, who: &Who, id: i64) -> Answer<v1::Profile> {
+    let found = all(api, who, String::new(), None).await?.into_iter().find(|profile| profile.profile_id == id);
     found.ok_or_else(|| Refusal::not_found(format!("there is no entry {id} of a profile")))
 }
 
 /// One entry
 #[utoipa::path(get, path = "/api/v1/profiles/{profile_id}", tag = "profiles", params(("profile_id" = Id, Path)),
-    responses((status = 200, body = Profile)))]
-async fn show(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<Body<Profile>> {
-    one(&api, &who, id).await.map(Body)
+    responses((status = 200, body = Profile, headers(("ETag" = String)))))]
+async fn show(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<Response> {
+    one(&api, &who, id).await.map(shown)
+}
+
+fn shown(profile: v1::Profile) -> Response {
+    let version = profile.version.clone();
+    tagged(Profile::show(profile), &version)
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -99,7 +104,7 @@ struct ProfileEntry {
 }
 
 impl ProfileEntry {
-    fn request(self, profile_id: i64, job_type: String) -> v1::SetProfileRequest {
+    fn request(self, profile_id: i64, job_type: String, version: String) -> v1::SetProfileRequest {
         let none = |when: &Option<Vec<NewCondition>>| when.as_ref().is_none_or(Vec::is_empty);
         let reset = [
             ("problems_per_hour", matches!(self.problems_per_hour, Some(None))),
@@ -121,6 +126,7 @@ impl ProfileEntry {
             priority: self.priority.flatten(),
             when: self.when.flatten().unwrap_or_default().into_iter().map(condition).collect(),
             reset: reset.into_iter().filter(|(_, reset)| *reset).map(|(name, _)| name.to_owned()).collect(),
+            version,
         }
     }
 }
@@ -132,38 +138,45 @@ async fn create(State(api): State<Api>, who: Who, Document(mut entry): Document<
     let job_type = entry.job_type.take();
     let job_type = job_type.ok_or_else(|| Refusal::unprocessable("job_type", "of which job type is it?"))?;
     let known = all(&api, &who, job_type.clone(), None).await?;
-    let known: HashSet<i64> = known.into_iter().map(|profile| profile.profile_id.0).collect();
-    let found = api.queue.set_profile(who.ask(entry.request(0, job_type))).await?.into_inner().profiles;
+    let known: HashSet<i64> = known.into_iter().map(|profile| profile.profile_id).collect();
+    let found = api.queue.set_profile(who.ask(entry.request(0, job_type, String::new()))).await?.into_inner().profiles;
     // The newest of those that were not there.
     let made = found.into_iter().filter(|one| !known.contains(&one.profile_id)).max_by_key(|one| one.profile_id);
     let made = made.ok_or_else(|| Refusal::new(StatusCode::CONFLICT, "somebody has removed it already"))?;
-    let made = Profile::show(made);
-    let location = format!("/api/v1/profiles/{}", made.profile_id.0);
-    Ok((StatusCode::CREATED, [(LOCATION, location)], Body(made)).into_response())
+    let location = format!("/api/v1/profiles/{}", made.profile_id);
+    Ok((StatusCode::CREATED, [(LOCATION, location)], shown(made)).into_response())
 }
 
 /// Change an entry
-#[utoipa::path(patch, path = "/api/v1/profiles/{profile_id}", tag = "profiles", params(("profile_id" = Id, Path)),
+#[utoipa::path(patch, path = "/api/v1/profiles/{profile_id}", tag = "profiles",
+    params(("profile_id" = Id, Path), ("If-Match" = Option<String>, Header, description = "The ETag of what was read")),
     request_body = ProfileEntry, responses((status = 200, body = Profile)))]
 async fn update(
     State(api): State<Api>,
     who: Who,
     PathId(id): PathId,
+    SomeVersion(version): SomeVersion,
     Document(mut entry): Document<ProfileEntry>,
-) -> Answer<Body<Profile>> {
+) -> Answer<Response> {
     let is = one(&api, &who, id).await?.job_type;
     if entry.job_type.take().is_some_and(|wanted| wanted != is) {
         return Err(Refusal::unprocessable("job_type", "an entry stays with its job type: make another one"));
     }
-    api.queue.set_profile(who.ask(entry.request(id, is))).await?;
-    one(&api, &who, id).await.map(Body)
+    api.queue.set_profile(who.ask(entry.request(id, is, version))).await?;
+    one(&api, &who, id).await.map(shown)
 }
 
 /// Remove an entry
-#[utoipa::path(delete, path = "/api/v1/profiles/{profile_id}", tag = "profiles", params(("profile_id" = Id, Path)),
+#[utoipa::path(delete, path = "/api/v1/profiles/{profile_id}", tag = "profiles",
+    params(("profile_id" = Id, Path), ("If-Match" = Option<String>, Header, description = "The ETag of what was read")),
     responses((status = 204)))]
-async fn remove(State(api): State<Api>, who: Who, PathId(profile_id): PathId) -> Answer<StatusCode> {
-    api.queue.delete_profile(who.ask(v1::DeleteProfileRequest { profile_id })).await?;
+async fn remove(
+    State(api): State<Api>,
+    who: Who,
+    PathId(profile_id): PathId,
+    SomeVersion(version): SomeVersion,
+) -> Answer<StatusCode> {
+    api.queue.delete_profile(who.ask(v1::DeleteProfileRequest { profile_id, version })).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -2,15 +2,15 @@
 //! what it has triggered and when it comes next.
 
 use super::Api;
-use super::extract::{Document, Id, Limit, Params, PathId, Version, Who, if_match};
+use super::extract::{Document, Id, Limit, Params, PathId, SomeVersion, Version, Who};
 use super::jobs::some;
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Json, Show, Time, shown};
+use super::shown::{Json, Show, Time, shown, tagged};
 use axum::Json as Body;
 use axum::extract::State;
-use axum::http::header::{ETAG, LOCATION};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::StatusCode;
+use axum::http::header::LOCATION;
 use axum::response::{IntoResponse, Response};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::schedule_definition::Target;
@@ -113,10 +113,8 @@ impl Show<v1::Schedule> for Schedule {
 }
 
 fn shown_with_tag(schedule: v1::Schedule) -> Response {
-    let tag = HeaderValue::from_str(&format!("\"{}\"", schedule.version)).expect("digits are ASCII");
-    let mut response = Body(Schedule::show(schedule)).into_response();
-    response.headers_mut().insert(ETAG, tag);
-    response
+    let version = schedule.version.to_string();
+    tagged(Schedule::show(schedule), &version)
 }
 
 fn by_id(schedule_id: i64) -> v1::ScheduleRequest {
@@ -338,11 +336,15 @@ async fn update(
 
 /// Remove a schedule; what it has enqueued stays
 #[utoipa::path(delete, path = "/api/v1/schedules/{schedule_id}", tag = "schedules",
-    params(("schedule_id" = Id, Path), ("If-Match" = Option<String>, Header)),
+    params(("schedule_id" = Id, Path), ("If-Match" = Option<String>, Header, description = "The ETag of what was read")),
     responses((status = 204)))]
-async fn remove(State(api): State<Api>, who: Who, PathId(id): PathId, headers: HeaderMap) -> Answer<StatusCode> {
-    let version = number(&if_match(&headers)?.unwrap_or_default())?;
-    let asked = v1::DeleteScheduleRequest { schedule: Some(by_id(id)), version };
+async fn remove(
+    State(api): State<Api>,
+    who: Who,
+    PathId(id): PathId,
+    SomeVersion(version): SomeVersion,
+) -> Answer<StatusCode> {
+    let asked = v1::DeleteScheduleRequest { schedule: Some(by_id(id)), version: number(&version)? };
     api.schedules.delete(who.ask(asked)).await.map_err(lost_update)?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,17 +1,30 @@
 //! Messages of `pcfarm.v1` as JSON: the same names, ids as strings, times in RFC 3339, and null for what is not there.
 
 use super::extract::Id;
+use axum::http::HeaderValue;
+use axum::http::header::ETAG;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use jiff::Timestamp;
 use pcfarm_proto::v1;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+use std::collections::{BTreeMap, HashMap};
 use std::time::SystemTime;
 use utoipa::ToSchema;
 
 /// How a message's field becomes one of JSON.
 pub trait Show<T> {
     fn show(from: T) -> Self;
+}
+
+/// With the `ETag` of its version.
+pub fn tagged<T: Serialize>(shown: T, version: &str) -> Response {
+    let mut response = axum::Json(shown).into_response();
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{version}\"")) {
+        response.headers_mut().insert(ETAG, tag);
+    }
+    response
 }
 
 /// A moment, in UTC.
@@ -104,6 +117,12 @@ impl Serialize for Order {
 impl Show<i64> for Order {
     fn show(from: i64) -> Order {
         Order(from)
+    }
+}
+
+impl Show<HashMap<String, i64>> for BTreeMap<String, i64> {
+    fn show(from: HashMap<String, i64>) -> BTreeMap<String, i64> {
+        from.into_iter().collect()
     }
 }
 
@@ -234,6 +253,53 @@ shown! {
     ResourceNeed of v1::ResourceNeed {
         job_type: String,
         tokens: i64,
+    }
+    /// How a kind of problem runs
+    JobType of v1::JobType {
+        name: String,
+        controller: String,
+        description: String,
+        default_priority: i32,
+        /// A job's deadline is its creation and this
+        default_duration_seconds: Option<f64>,
+        max_attempts: i32,
+        /// Longest that a checkout may be in a workstation's hands
+        time_limit_seconds: Option<f64>,
+        /// After a failed attempt a problem waits for about this, twice as long each time
+        retry_delay_seconds: Option<f64>,
+        retry_delay_limit_seconds: f64,
+        /// What is tried again is served first
+        retry_first: bool,
+        keep_results: bool,
+        /// Its jobs are removed when they ended this long ago
+        retention_seconds: Option<f64>,
+        /// Tokens that each problem in progress has, by resource
+        resources: BTreeMap<String, i64>,
+        /// What a workstation must have to run it
+        labels: Vec<String>,
+        /// Whose rights its related reads have. This and what follows is set in SQL alone, and shown to operators
+        read_role: Option<String>,
+        read_time_limit_seconds: f64,
+        reads: Vec<JobTypeRead>,
+        write_role: Option<String>,
+        write_back: Option<String>,
+        suspended_since: Option<Time>,
+        suspended_reason: Option<String>,
+    }
+    /// What is read for the problems of a checkout
+    JobTypeRead of v1::JobTypeRead {
+        name: String,
+        query: String,
+    }
+    /// What a user may load in each day or month, in UTC
+    Quota of v1::Quota {
+        /// day or month
+        period: String,
+        problems: Option<i64>,
+        /// Nothing is loaded any more once so many are used
+        cpu_seconds: Option<f64>,
+        /// Problems loaded in this period, since it is counted
+        used: i64,
     }
     /// What limits a job type in some hours of the week, under some conditions
     Profile of v1::Profile {

@@ -4,10 +4,10 @@ use super::extract::{Document, Id, Limit, Params, PathId, Who};
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
 use super::shown::{Outcome, Show, Time};
-use super::{Api, idempotency, upload};
+use super::{Api, idempotency, pace, upload};
 use crate::access::Caller;
 use crate::grpc::status_code;
-use crate::originals::{Asked, ContentForm, NotStored, hex};
+use crate::originals::{Asked, ContentForm, NotStored, Received, hex};
 use axum::Json as Body;
 use axum::body::Body as Stream;
 use axum::extract::{Request, State};
@@ -95,6 +95,29 @@ impl From<submissions::Submission> for Submission {
             stored_at: from.stored_at.map(Time::show),
             ended_at: from.ended_at.map(Time::show),
             removed_at: from.removed_at.map(Time::show),
+            job_state: None,
+            results: None,
+        }
+    }
+}
+
+impl Submission {
+    /// As much as is known without the database.
+    fn just_stored(of: Received, owner: &str, content_type: &str) -> Submission {
+        Submission {
+            submission_id: Id(of.id),
+            owner: owner.to_owned(),
+            state: "stored".to_owned(),
+            content_type: content_type.to_owned(),
+            bytes: Some(of.bytes),
+            sha256: Some(hex(&of.sha256)),
+            job_id: None,
+            problems: None,
+            message: None,
+            created_at: None,
+            stored_at: None,
+            ended_at: None,
+            removed_at: None,
             job_state: None,
             results: None,
         }
@@ -216,13 +239,17 @@ async fn submit(
     };
     let caller = who.caller()?;
     let asked = params.asked(&parts.headers, content_type, &caller)?;
-    let outcome = api.originals.receive(&caller, &asked, content_type, key.text(), upload::pieces(body)).await;
-    let (id, repeated) = outcome.map_err(not_stored)?;
+    let by = (&caller, &who.peer());
+    let outcome = api.originals.receive(by, &asked, content_type, key.text(), pace::pieces(body)).await;
+    let received = outcome.map_err(not_stored)?;
+    let (id, repeated) = (received.id, received.repeated);
     let waited = wait_of(&parts.headers);
-    let submission = match waited {
-        Some(seconds) => awaited(&api, &who, id, Instant::now() + Duration::from_secs(seconds)).await?,
-        None => one(&api, &who, id).await?.into(),
+    let found = match waited {
+        Some(seconds) => awaited(&api, &who, id, Instant::now() + Duration::from_secs(seconds)).await,
+        None => one(&api, &who, id).await.map(Submission::from),
     };
+    // It is stored, and so it is acknowledged, even if no more can be read of it now.
+    let submission = found.unwrap_or_else(|_| Submission::just_stored(received, caller.user(), content_type));
     let location = format!("/api/v1/submissions/{id}");
     let mut response = (StatusCode::CREATED, [(LOCATION, location)], Body(submission)).into_response();
     let headers = response.headers_mut();
@@ -241,6 +268,18 @@ fn not_stored(failed: NotStored) -> Refusal {
         NotStored::Broken(how) => {
             Refusal::new(StatusCode::BAD_REQUEST, format!("the upload: {how}; nothing was stored"))
         }
+        NotStored::TooSlow(how) => Refusal::new(StatusCode::REQUEST_TIMEOUT, how),
+        NotStored::OwnFull(most) => {
+            let say = format!("at most {most} uploads of one user, or of one address, at a time: wait for some to end");
+            Refusal::new(StatusCode::TOO_MANY_REQUESTS, say)
+        }
+        NotStored::Unknown(id) => Refusal::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "the database does not say whether this is stored: GET /api/v1/submissions/{id} will, and with an \
+                 Idempotency-Key the same request may be sent again"
+            ),
+        ),
         NotStored::TooLarge(limit) => Refusal::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("as one problem it has at most {limit} bytes: send problems as NDJSON, JSON or CSV, with ?format="),

@@ -4,18 +4,21 @@
 use super::Api;
 use super::extract::Who;
 use super::problem_details::{Answer, Refusal};
+use crate::grpc::TOO_SLOW;
 use crate::grpc::jobs::Messages;
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use futures_util::{Stream, StreamExt};
 use pcfarm_intake::{ReadError, Shape, csv, json, ndjson};
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{SubmitEnd, SubmitHeader, SubmitProblem, SubmitProblems, SubmitRequest, SubmitResponse};
 use std::io::{self, BufReader, Read};
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tonic::Status;
+use tonic::metadata::MetadataValue;
 
 /// Pieces of a body that wait for the parser, and batches of problems that wait for the database. With the piece that is
 /// being parsed, an upload's memory.
@@ -54,10 +57,6 @@ pub async fn submit_all(api: &Api, who: &Who, messages: Messages) -> Answer<Subm
 
 /// Pieces of a file, wherever they come from.
 pub type Pieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
-
-pub fn pieces(body: Body) -> Pieces {
-    body.into_data_stream().map(|piece| piece.map_err(io::Error::other)).boxed()
-}
 
 /// A submission of all problems in a file.
 pub fn messages(header: SubmitHeader, pieces: Pieces, format: Format, shape: Shape) -> Messages {
@@ -103,6 +102,8 @@ async fn pump(mut pieces: Pieces, feed: mpsc::Sender<io::Result<Bytes>>) {
 struct Arriving {
     receiver: mpsc::Receiver<io::Result<Bytes>>,
     piece: Bytes,
+    /// Why nothing more came: readers cannot tell it from a file that is wrong.
+    broken: Arc<OnceLock<(io::ErrorKind, String)>>,
 }
 
 impl Read for Arriving {
@@ -110,7 +111,11 @@ impl Read for Arriving {
         while self.piece.is_empty() {
             match self.receiver.blocking_recv() {
                 None => return Ok(0),
-                Some(piece) => self.piece = piece?,
+                Some(Ok(piece)) => self.piece = piece,
+                Some(Err(error)) => {
+                    drop(self.broken.set((error.kind(), error.to_string())));
+                    return Err(error);
+                }
             }
         }
         let taken = self.piece.len().min(buffer.len());
@@ -162,7 +167,9 @@ fn read(
     shape: &Shape,
     batches: &mut Batches<'_>,
 ) -> Result<(), Status> {
-    let reader = BufReader::with_capacity(64 << 10, Arriving { receiver, piece: Bytes::new() });
+    let broken = Arc::default();
+    let arriving = Arriving { receiver, piece: Bytes::new(), broken: Arc::clone(&broken) };
+    let reader = BufReader::with_capacity(64 << 10, arriving);
     if batches.send(Part::Header(header)).is_err() {
         return Ok(());
     }
@@ -172,14 +179,15 @@ fn read(
         Format::Json => json::read(reader, shape, add),
         Format::Csv => csv::read(reader, shape, add),
     };
-    match outcome {
-        Ok(()) => {}
-        Err(ReadError::Stopped(Gone)) => return Ok(()),
-        Err(ReadError::Wrong { place, what }) => {
-            return Err(Status::invalid_argument(format!("{place}: {what}; nothing was loaded")));
-        }
-        Err(ReadError::Read(_)) => {
+    match (outcome, broken.get()) {
+        (Ok(()), _) => {}
+        (Err(ReadError::Stopped(Gone)), _) => return Ok(()),
+        (Err(_), Some((io::ErrorKind::TimedOut, message))) => return Err(too_slow(message)),
+        (Err(ReadError::Read(_)), _) | (Err(ReadError::Wrong { .. }), Some(_)) => {
             return Err(Status::invalid_argument("the body ended before its end: nothing was loaded"));
+        }
+        (Err(ReadError::Wrong { place, what }), None) => {
+            return Err(Status::invalid_argument(format!("{place}: {what}; nothing was loaded")));
         }
     }
     if batches.flush().is_ok() {
@@ -187,6 +195,12 @@ fn read(
         drop(batches.send(end));
     }
     Ok(())
+}
+
+fn too_slow(message: &str) -> Status {
+    let mut status = Status::deadline_exceeded(message);
+    status.metadata_mut().insert(TOO_SLOW, MetadataValue::from_static("true"));
+    status
 }
 
 /// Whether a convoy can have so many problems.

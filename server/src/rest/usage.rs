@@ -1,16 +1,16 @@
 //! What users have had done, and how much they may load.
 
 use super::Api;
-use super::extract::{Document, Params, PathName, Who};
+use super::extract::{Document, Params, PathName, SomeVersion, Who};
 use super::paging::Page;
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Show, shown};
-use crate::grpc::status_code;
+use super::shown::{Quota, Show, shown, tagged};
 use axum::Json as Body;
 use axum::extract::State;
+use axum::response::Response;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::farm_service_server::FarmService;
-use pcfarm_sql::usage;
+use pcfarm_proto::v1::queue_service_server::QueueService;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -42,6 +42,8 @@ shown! {
         requeued: i64,
         /// In controllers, summed over cores, as agents say
         cpu_seconds: f64,
+        /// Of schedules, that enqueued a problem or made a job
+        triggers: i64,
     }
 }
 
@@ -56,18 +58,6 @@ async fn list(State(api): State<Api>, who: Who, Params(asked): Params<UsageParam
         v1::ListUsageRequest { since: asked.since.unwrap_or_default(), owner: asked.owner.unwrap_or_default() };
     let found = api.status.list_usage(who.ask(wanted)).await?.into_inner().usage;
     Ok(Body(Page { items: Show::show(found), next: None, total: None }))
-}
-
-/// What a user may load in each day or month, in UTC
-#[derive(Clone, Debug, Serialize, ToSchema)]
-struct Quota {
-    /// day or month
-    period: String,
-    problems: Option<i64>,
-    /// Nothing is loaded any more once so many are used
-    cpu_seconds: Option<f64>,
-    /// Problems loaded in this period, since it is counted
-    used: i64,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
@@ -90,39 +80,41 @@ struct NewQuota {
 
 /// What a user may load
 #[utoipa::path(get, path = "/api/v1/users/{name}/quota", tag = "users", params(("name" = String, Path)),
-    responses((status = 200, body = Page<Quota>)))]
-async fn quotas(State(api): State<Api>, who: Who, PathName(name): PathName) -> Answer<Body<Page<Quota>>> {
-    if !who.caller()?.sees(&name) {
-        return Err(Refusal::not_found(format!("there is no user {name:?}")));
-    }
-    let client = api.farm.pool.get().await.map_err(status_code::of_pool)?;
-    let found = usage::quotas(&client, &name).await.map_err(status_code::of)?.into_iter().map(|of| {
-        let usage::Quota { period, problems, cpu_seconds, used } = of;
-        Quota { period, problems, cpu_seconds, used }
-    });
-    Ok(Body(Page::whole(found.collect())))
+    responses((status = 200, body = Page<Quota>, headers(("ETag" = String)))))]
+async fn quotas(State(api): State<Api>, who: Who, PathName(name): PathName) -> Answer<Response> {
+    let asked = v1::ListQuotasRequest { users: vec![name] };
+    Ok(of_one(api.queue.list_quotas(who.ask(asked)).await?.into_inner()))
+}
+
+fn of_one(found: v1::ListQuotasResponse) -> Response {
+    let v1::UserQuotas { quotas, version, .. } = found.users.into_iter().next().unwrap_or_default();
+    let quotas: Vec<Quota> = Show::show(quotas);
+    tagged(Page::whole(quotas), &version)
 }
 
 /// Say what a user may load
-#[utoipa::path(put, path = "/api/v1/users/{name}/quota", tag = "users", params(("name" = String, Path)),
+#[utoipa::path(put, path = "/api/v1/users/{name}/quota", tag = "users",
+    params(("name" = String, Path), ("If-Match" = Option<String>, Header, description = "The ETag of what was read")),
     request_body = NewQuota, responses((status = 200, body = Page<Quota>)))]
 async fn set_quota(
     State(api): State<Api>,
     who: Who,
     PathName(name): PathName,
+    SomeVersion(version): SomeVersion,
     Document(new): Document<NewQuota>,
-) -> Answer<Body<Page<Quota>>> {
-    if !(1..=63).contains(&name.len()) {
-        return Err(Refusal::not_found("a user's name has from 1 to 63 bytes"));
-    }
+) -> Answer<Response> {
     let period = match new.period {
         Period::Day => "day",
         Period::Month => "month",
     };
-    let client = api.farm.pool.get().await.map_err(status_code::of_pool)?;
-    who.caller()?.act(&client).await?;
-    let set = usage::set_quota(&client, &name, period, new.problems, new.cpu_seconds).await;
-    set.map_err(status_code::of)?;
-    drop(client);
-    quotas(State(api), who, PathName(name)).await
+    let missing = [("problems", new.problems.is_none()), ("cpu_seconds", new.cpu_seconds.is_none())];
+    let asked = v1::SetQuotaRequest {
+        users: vec![name],
+        period: period.to_owned(),
+        problems: new.problems,
+        cpu_seconds: new.cpu_seconds,
+        reset: missing.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name.to_owned()).collect(),
+        version,
+    };
+    Ok(of_one(api.queue.set_quota(who.ask(asked)).await?.into_inner()))
 }

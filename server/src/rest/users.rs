@@ -1,13 +1,14 @@
 //! Users and their limits.
 
 use super::Api;
-use super::extract::{Document, Limit, Params, PathName, PathNames, Who};
+use super::extract::{Document, Limit, Params, PathName, PathNames, SomeVersion, Who};
 use super::jobs::some;
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Limits, Show, User};
+use super::shown::{Limits, Show, User, tagged};
 use axum::Json as Body;
 use axum::extract::State;
+use axum::response::Response;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::queue_service_server::QueueService;
 use serde::Deserialize;
@@ -49,15 +50,17 @@ async fn list(State(api): State<Api>, who: Who, Params(asked): Params<PageParams
 
 /// One user
 #[utoipa::path(get, path = "/api/v1/users/{name}", tag = "users", params(("name" = String, Path)),
-    responses((status = 200, body = User)))]
-async fn show(State(api): State<Api>, who: Who, PathName(name): PathName) -> Answer<Body<User>> {
+    responses((status = 200, body = User, headers(("ETag" = String, description = "Of its limits")))))]
+async fn show(State(api): State<Api>, who: Who, PathName(name): PathName) -> Answer<Response> {
     let found = api.queue.list_users(who.ask(v1::ListUsersRequest {})).await?.into_inner();
     one(found, &name)
 }
 
-fn one(found: v1::ListUsersResponse, name: &str) -> Answer<Body<User>> {
+fn one(found: v1::ListUsersResponse, name: &str) -> Answer<Response> {
     let user = found.users.into_iter().find(|user| user.name == name);
-    user.map(|user| Body(User::show(user))).ok_or_else(|| Refusal::not_found(format!("there is no user {name:?}")))
+    let user = user.ok_or_else(|| Refusal::not_found(format!("there is no user {name:?}")))?;
+    let version = user.version.clone();
+    Ok(tagged(User::show(user), &version))
 }
 
 /// Limits that are to change: what is missing stays, and null is as the defaults have it.
@@ -81,7 +84,7 @@ struct NewLimits {
 }
 
 impl NewLimits {
-    fn request(self, users: Vec<String>, job_type: String) -> v1::SetLimitsRequest {
+    fn request(self, users: Vec<String>, job_type: String, version: String) -> v1::SetLimitsRequest {
         let reset = [
             ("queue_limit", matches!(self.queue_limit, Some(None))),
             ("concurrency", matches!(self.concurrency, Some(None))),
@@ -97,49 +100,61 @@ impl NewLimits {
             }),
             reset: reset.into_iter().filter(|(_, reset)| *reset).map(|(name, _)| name.to_owned()).collect(),
             prohibited: self.prohibited,
+            version,
         }
     }
 }
 
 /// Change a user's limits
-#[utoipa::path(patch, path = "/api/v1/users/{name}/limits", tag = "users", params(("name" = String, Path)),
+#[utoipa::path(patch, path = "/api/v1/users/{name}/limits", tag = "users",
+    params(("name" = String, Path), ("If-Match" = Option<String>, Header, description = "The user's ETag")),
     request_body = NewLimits, responses((status = 200, body = User)))]
 async fn set(
     State(api): State<Api>,
     who: Who,
     PathName(name): PathName,
+    SomeVersion(version): SomeVersion,
     Document(limits): Document<NewLimits>,
-) -> Answer<Body<User>> {
-    let asked = limits.request(vec![name.clone()], String::new());
+) -> Answer<Response> {
+    let asked = limits.request(vec![name.clone()], String::new(), version);
     one(api.queue.set_limits(who.ask(asked)).await?.into_inner(), &name)
 }
 
 /// Change what a user may have of a job type
 #[utoipa::path(patch, path = "/api/v1/users/{name}/job-types/{job_type}/limits", tag = "users",
-    params(("name" = String, Path), ("job_type" = String, Path)), request_body = NewLimits,
-    responses((status = 200, body = User)))]
+    params(("name" = String, Path), ("job_type" = String, Path),
+        ("If-Match" = Option<String>, Header, description = "The user's ETag")),
+    request_body = NewLimits, responses((status = 200, body = User)))]
 async fn set_of_type(
     State(api): State<Api>,
     who: Who,
     PathNames(name, job_type): PathNames,
+    SomeVersion(version): SomeVersion,
     Document(limits): Document<NewLimits>,
-) -> Answer<Body<User>> {
-    let asked = limits.request(vec![name.clone()], job_type);
+) -> Answer<Response> {
+    let asked = limits.request(vec![name.clone()], job_type, version);
     one(api.queue.set_limits(who.ask(asked)).await?.into_inner(), &name)
 }
 
 /// What users have who have nothing of their own
-#[utoipa::path(get, path = "/api/v1/limits", tag = "users", responses((status = 200, body = Limits)))]
-async fn defaults(State(api): State<Api>, who: Who) -> Answer<Body<Limits>> {
+#[utoipa::path(get, path = "/api/v1/limits", tag = "users",
+    responses((status = 200, body = Limits, headers(("ETag" = String)))))]
+async fn defaults(State(api): State<Api>, who: Who) -> Answer<Response> {
     let found = api.queue.list_users(who.ask(v1::ListUsersRequest {})).await?.into_inner();
-    Ok(Body(Limits::show(found.defaults.unwrap_or_default())))
+    Ok(tagged(Limits::show(found.defaults.unwrap_or_default()), &found.version))
 }
 
 /// Change what users have who have nothing of their own
 #[utoipa::path(patch, path = "/api/v1/limits", tag = "users", request_body = NewLimits,
+    params(("If-Match" = Option<String>, Header, description = "The ETag of what was read")),
     responses((status = 200, body = Limits)))]
-async fn set_defaults(State(api): State<Api>, who: Who, Document(limits): Document<NewLimits>) -> Answer<Body<Limits>> {
-    let asked = limits.request(Vec::new(), String::new());
+async fn set_defaults(
+    State(api): State<Api>,
+    who: Who,
+    SomeVersion(version): SomeVersion,
+    Document(limits): Document<NewLimits>,
+) -> Answer<Response> {
+    let asked = limits.request(Vec::new(), String::new(), version);
     let found = api.queue.set_limits(who.ask(asked)).await?.into_inner();
-    Ok(Body(Limits::show(found.defaults.unwrap_or_default())))
+    Ok(tagged(Limits::show(found.defaults.unwrap_or_default()), &found.version))
 }

@@ -9,8 +9,8 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 
 use super::held::{Held, Stage};
 use super::{
-    Action, Drain, Inventory, PROCESSING_TOLD_AFTER, STATE_CHANGE_EVERY, Session, UNACKNOWLEDGED_CHECKOUTS_LIMIT,
-    held_message, key_of,
+    Action, Drain, Inventory, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, held_message,
+    key_of,
 };
 
 impl Inventory {
@@ -53,11 +53,7 @@ impl Inventory {
 
     pub(super) fn tell_state(&mut self, now: Duration) {
         let state = self.state();
-        let reason = match &self.drain {
-            Drain::No => String::new(),
-            Drain::Server { reason } => reason.clone(),
-            Drain::Stop { .. } => "the agent is stopping".to_owned(),
-        };
+        let reason = self.reason();
         let Session::Open(open) = &mut self.session else {
             return;
         };
@@ -65,38 +61,24 @@ impl Inventory {
         let untold = state == v1::WorkstationState::Processing && state != open.state;
         open.processing_since = untold.then(|| open.processing_since.unwrap_or(now));
         let too_early = open.processing_since.is_some_and(|since| now < since + PROCESSING_TOLD_AFTER);
-        if state == open.state || ((now < open.state_due || too_early) && !draining) {
+        let says_why = state == open.state && !draining && reason != open.reason && now >= open.reason_due;
+        if !says_why && (state == open.state || ((now < open.state_due || too_early) && !draining)) {
             return;
         }
         open.state = state;
+        open.reason.clone_from(&reason);
+        open.reason_due = now + REASON_CHANGE_EVERY;
         open.processing_since = None;
         open.state_due = now + STATE_CHANGE_EVERY;
         self.send(Out::StateChange(v1::StateChange { state: state.into(), reason }));
     }
 
-    /// Gives credit, so that one checkout is computed and some more are here or on their way. The tails
-    /// of checkouts that run beside a later one are no reason to ask for less; that no core could compute
-    /// what comes is one to ask for nothing.
-    pub(super) fn ask(&mut self, revoked_cores: u32) {
-        let unacknowledged = self.held.values().filter(|held| !held.is_computing()).count();
-        if !matches!(self.drain, Drain::No)
-            || self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
-            || unacknowledged >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
-            || revoked_cores >= self.profile.hello.cores
-        {
-            return;
-        }
-        let waiting = self.held.values().filter(|held| held.is_waiting()).count();
-        let running = usize::from(self.held.values().any(Held::is_running));
-        let prefetch = self.prefetch();
-        let Session::Open(open) = &mut self.session else {
-            return;
-        };
-        let here = u32::try_from(waiting + running + open.arriving.len()).unwrap_or(u32::MAX);
-        let checkouts = (1 + prefetch).saturating_sub(here.saturating_add(open.credit));
-        if checkouts > 0 {
-            open.credit += checkouts;
-            self.send(Out::Credit(v1::Credit { checkouts }));
+    /// Why it is in the state that it is in, if there is anything to say.
+    pub(super) fn reason(&self) -> String {
+        match &self.drain {
+            Drain::No => self.bottlenecks(),
+            Drain::Server { reason } => reason.clone(),
+            Drain::Stop { .. } => "the agent is stopping".to_owned(),
         }
     }
 

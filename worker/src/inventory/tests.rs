@@ -17,7 +17,8 @@ struct Trial {
 impl Trial {
     fn new() -> Trial {
         let hello = v1::Hello { controllers: vec!["echo".to_owned()], cores: 2, ..Default::default() };
-        let profile = Profile { hello, prefetch: 1, grace: 10 * SECOND, unacknowledged_bytes: 1000 };
+        let profile =
+            Profile { hello, prefetch: 1, grace: 10 * SECOND, unacknowledged_bytes: 1000, apart: BTreeSet::new() };
         let now = 1000 * SECOND;
         Trial { inventory: Inventory::new(profile, now), now, revoked_cores: 0 }
     }
@@ -60,6 +61,7 @@ fn tell(action: &Action) -> Option<String> {
             format!("heartbeat {} {}", beat.last_sequence, held(&beat.held))
         }
         Action::Send(Out::StateChange(change)) => format!("state {}", state(change.state)),
+        Action::Send(Out::Intake(intake)) => format!("intake without {:?}", intake.paused),
         Action::Compute(checkout) => format!("compute {}", checkout.key.checkout_id),
         Action::Cancel(checkout) => format!("cancel {}", checkout.key.checkout_id),
         Action::WithdrawUnstarted => "withdraw".to_owned(),
@@ -592,4 +594,75 @@ mod fuzz {
             }
         });
     }
+}
+
+/// An agent with a controller `echo` for the cores and two that wait for pools of their own, and a server that understands.
+fn with_pools() -> Trial {
+    let mut trial = Trial::new();
+    let controllers = ["echo", "fares", "seats"].map(str::to_owned);
+    trial.inventory.profile.hello.controllers = controllers.to_vec();
+    trial.inventory.profile.apart = controllers[1..].iter().cloned().collect();
+    assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
+    let Event::Received(In::Welcome(welcome)) = welcome() else { panic!("a welcome") };
+    let welcome = v1::Welcome { takes_intake: true, ..welcome };
+    assert_eq!(trial.on(Event::Received(In::Welcome(welcome))), ["credit 2"]);
+    trial
+}
+
+fn checkout_for(controller: &str, id: i64, problems: &[i64]) -> Event {
+    Event::Received(In::Checkout(v1::Checkout { controller: controller.to_owned(), ..message(id, problems) }))
+}
+
+#[test]
+fn each_kind_of_work_is_asked_for_by_itself() {
+    let mut trial = with_pools();
+    assert_eq!(trial.on(checkout_for("fares", 1, &[1, 2])), ["compute 1", "credit 1"]);
+    // There is room for two of echo and of seats, and for none of fares.
+    assert_eq!(trial.on(checkout_for("fares", 2, &[3, 4])), ["compute 2", r#"intake without ["fares"]"#, "credit 1"]);
+    assert_eq!(trial.on(checkout_for("echo", 3, &[5])), ["compute 3", "credit 1"]);
+    // The change has to wait, and nothing is asked for meanwhile that might be of the wrong kind.
+    assert_eq!(trial.on(checkout_for("echo", 4, &[6])), ["compute 4"]);
+    assert_eq!(trial.inventory.deadline(trial.now), trial.now + INTAKE_CHANGE_EVERY);
+    assert_eq!(trial.after(INTAKE_CHANGE_EVERY), [r#"intake without ["echo", "fares"]"#, "credit 1"]);
+    trial.now += INTAKE_CHANGE_EVERY;
+    assert_eq!(trial.on(checkout_for("seats", 5, &[7])), ["compute 5", "state processing"]);
+    // Of all of them there is enough: no word of that is needed.
+    assert_eq!(trial.on(checkout_for("seats", 6, &[8])), ["compute 6"]);
+    assert_eq!(trial.after(SECOND), [""; 0]);
+    // The first of fares is done while the second waits.
+    assert_eq!(trial.on(started(1)), [""; 0]);
+    let done = trial.on(solved(1, &[1, 2]));
+    assert!(done.contains(&r#"intake without ["echo", "seats"]"#.to_owned()), "{done:?}");
+    assert_eq!(done.last().map(String::as_str), Some("credit 1"));
+}
+
+#[test]
+fn a_server_that_knows_no_intake_is_told_nothing_of_it() {
+    let mut trial = with_pools();
+    trial.on(Event::Disconnected);
+    trial.on(Event::Connected);
+    assert_eq!(trial.on(welcome()), ["credit 2"]);
+    assert_eq!(trial.on(checkout_for("fares", 1, &[1])), ["compute 1"]);
+    assert_eq!(trial.on(checkout_for("fares", 2, &[2])), ["compute 2"]);
+}
+
+#[test]
+fn a_bottleneck_is_told_while_work_waits_for_it() {
+    let mut trial = with_pools();
+    trial.on(checkout_for("fares", 1, &[1, 2]));
+    assert_eq!(trial.after(STATE_CHANGE_EVERY), ["state processing"]);
+    let held_up = |why: &str| {
+        Event::HeldUp(BTreeMap::from([("fares".to_owned(), why.to_owned()), ("seats".to_owned(), "x".to_owned())]))
+    };
+    trial.now += REASON_CHANGE_EVERY;
+    trial.inventory.take(trial.now, held_up("fares waits for database"));
+    assert_eq!(trial.inventory.reason(), "fares waits for database", "nothing of seats is here");
+    let told = trial.settle();
+    assert!(told.contains(&"state processing".to_owned()), "{told:?}");
+    // It goes on, or changes by and by: not with every word.
+    trial.inventory.take(trial.now, Event::HeldUp(BTreeMap::new()));
+    assert_eq!(trial.settle(), [""; 0]);
+    let told = trial.after(REASON_CHANGE_EVERY);
+    assert!(told.contains(&"state processing".to_owned()), "{told:?}");
+    assert_eq!(trial.inventory.reason(), "");
 }

@@ -95,6 +95,7 @@ impl Session {
             workstation_id: 1,
             lease: seconds(20),
             heartbeat: seconds(5),
+            takes_intake: true,
             ..Default::default()
         }))
         .await;

@@ -5,6 +5,7 @@
 //! has left the pool and is closed.
 
 use crate::access::Caller;
+use crate::access::places::{Full, Holder, Places};
 use crate::dispatch::Event;
 use crate::grpc::{status_code, time};
 use crate::problem::{self, json};
@@ -18,9 +19,11 @@ use pcfarm_proto::v1::{SubmitDetails, SubmitHeader, SubmitProblem, SubmitRequest
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Kept};
+use pcfarm_sql::submissions::Attempt;
 use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Submitted, Target};
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::timeout;
@@ -29,8 +32,10 @@ use tonic::Status;
 /// What comes, from a call or from elsewhere.
 pub type Messages = BoxStream<'static, Result<SubmitRequest, Status>>;
 
-/// Each upload has a connection to the database and a transaction for itself.
+/// Each upload has a connection to the database and a transaction for itself. Of all of them one user has some at most: others
+/// have the rest, however slowly its own come.
 const UPLOADS: usize = 8;
+const UPLOADS_OF_A_USER: usize = 4;
 const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two messages of an upload, as long as its connection is slow and not gone.
 const UPLOAD_PAUSE_LIMIT: Duration = Duration::from_secs(60);
@@ -46,20 +51,23 @@ const SMALL_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Problems that go to the dispatcher by the side of the database: thousands of these submissions may wait there.
 const FRESH_BYTES: usize = 16 << 10;
+
 /// Takes what is submitted, so many at a time.
 pub struct Submissions {
     pool: Pool,
     epoch: Epoch,
-    uploads: Semaphore,
+    uploads: Arc<Places>,
     small: Semaphore,
     /// Kept for small submissions, while none has it.
     line: Mutex<Option<Kept>>,
+    /// The database's process behind that, whose notifications tell nothing new.
+    submitter: Arc<AtomicI32>,
 }
 
 impl Submissions {
-    pub fn new(pool: Pool, epoch: Epoch) -> Submissions {
-        let (uploads, small) = (Semaphore::new(UPLOADS), Semaphore::new(SMALL_AT_ONCE));
-        Submissions { pool, epoch, uploads, small, line: Mutex::default() }
+    pub fn new(pool: Pool, epoch: Epoch, submitter: Arc<AtomicI32>) -> Submissions {
+        let (uploads, small) = (Places::new(UPLOADS, UPLOADS_OF_A_USER), Semaphore::new(SMALL_AT_ONCE));
+        Submissions { pool, epoch, uploads, small, line: Mutex::default(), submitter }
     }
 
     /// What was submitted, and what the dispatcher should know of it.
@@ -78,11 +86,12 @@ impl Submissions {
         Ok((self.upload_in_turn(&wanted, parts).await?, Event::Work))
     }
 
-    /// The same of what was stored before, which the load's transaction marks as loaded.
-    pub async fn stored(&self, caller: &Caller, messages: Messages, submission: i64) -> Result<Submitted, Status> {
+    /// The same of what was stored before, which the load's transaction marks as loaded. Whoever loads those sees to it that
+    /// they are few.
+    pub async fn stored(&self, caller: &Caller, messages: Messages, attempt: Attempt) -> Result<Submitted, Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
-        let wanted = Wanted { submission: Some(submission), ..wanted(caller, &mut parts).await? };
-        self.upload_in_turn(&wanted, parts).await
+        let wanted = Wanted { submission: Some(attempt), ..wanted(caller, &mut parts).await? };
+        self.upload_in_time(&wanted, parts).await
     }
 
     async fn at_once(
@@ -93,14 +102,30 @@ impl Submissions {
         let _turn = in_turn(&self.small).await?;
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut line = line.unwrap_or_else(|| Kept::new(self.pool.clone()));
+        let backend = line.backend().await.map_err(status_code::of_pool)?;
+        let unheard = Unheard::from_now_on(&self.submitter, backend);
         let client = line.client().await.map_err(status_code::of_pool)?;
         let submitted = submit::at_once(client, &wanted.by, &wanted.target, wanted.convoy, wanted.open, problems).await;
-        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
+        let mut kept = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that it is always of the line that is kept.
+        unheard.for_good(backend);
+        *kept = Some(line);
+        drop(kept);
         submitted.map_err(status_code::of_load)
     }
 
     async fn upload_in_turn(&self, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
-        let _turn = in_turn(&self.uploads).await?;
+        let holder = wanted.by.as_ref().map_or(Holder::Unknown, |(user, _)| Holder::User(user.as_str().into()));
+        let _place = self.uploads.take(&holder, TURN_TIMEOUT).await.map_err(|full| match full {
+            Full::All => too_many(),
+            Full::Own(most) => {
+                Status::resource_exhausted(format!("at most {most} loads of one user at a time: wait for some to end"))
+            }
+        })?;
+        self.upload_in_time(wanted, parts).await
+    }
+
+    async fn upload_in_time(&self, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
         let upload = Box::pin(upload(&self.pool, wanted, parts));
         timeout(UPLOAD_LIMIT, upload).await.unwrap_or_else(|_| {
             let hours = UPLOAD_LIMIT.as_secs() / 3600;
@@ -109,11 +134,37 @@ impl Submissions {
     }
 }
 
+/// The notifications of one process that need not be heard. When a call is cancelled its connection may be somebody else's
+/// next, who has something to tell.
+struct Unheard<'a>(&'a AtomicI32);
+
+impl Unheard<'_> {
+    fn from_now_on(submitter: &AtomicI32, backend: i32) -> Unheard<'_> {
+        submitter.store(backend, Ordering::Relaxed);
+        Unheard(submitter)
+    }
+
+    fn for_good(self, backend: i32) {
+        self.0.store(backend, Ordering::Relaxed);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
 async fn in_turn(turns: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
     match timeout(TURN_TIMEOUT, turns.acquire()).await {
         Ok(turn) => Ok(turn.expect("the semaphore is never closed")),
-        Err(_) => Err(Status::unavailable("this server takes as many loads already as it can: try again")),
+        Err(_) => Err(too_many()),
     }
+}
+
+fn too_many() -> Status {
+    Status::unavailable("this server takes as many loads already as it can: try again")
 }
 
 /// What a header asks for.
@@ -122,8 +173,8 @@ struct Wanted {
     target: Target,
     convoy: Option<u32>,
     open: bool,
-    /// A stored one.
-    submission: Option<i64>,
+    /// At a stored one.
+    submission: Option<Attempt>,
 }
 
 async fn wanted(caller: &Caller, parts: &mut Parts) -> Result<Wanted, Status> {

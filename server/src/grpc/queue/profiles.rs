@@ -1,6 +1,7 @@
 //! Entries of profiles and signals, as messages.
 
 use super::super::status_code;
+use super::only_known;
 use deadpool_postgres::Object;
 use pcfarm_proto::v1::{
     Condition, DeleteProfileRequest, ListProfilesResponse, ListSignalsResponse, Profile, SetProfileRequest,
@@ -29,12 +30,13 @@ pub async fn list(
 pub async fn set(client: &Object, asked: SetProfileRequest) -> Result<Response<ListProfilesResponse>, Status> {
     let profile_id = (asked.profile_id != 0).then_some(asked.profile_id);
     let options = options(&asked)?;
-    profiles::set_profile(client, &asked.job_type, &options, profile_id).await.map_err(status_code::of)?;
+    let set = profiles::set_profile(client, &asked.job_type, &options, profile_id, &asked.version).await;
+    set.map_err(status_code::of)?;
     list(client, &asked.job_type, None).await
 }
 
 pub async fn delete(client: &Object, asked: DeleteProfileRequest) -> Result<Response<ListProfilesResponse>, Status> {
-    profiles::delete_profile(client, asked.profile_id).await.map_err(status_code::of)?;
+    profiles::delete_profile(client, asked.profile_id, &asked.version).await.map_err(status_code::of)?;
     list(client, "", None).await
 }
 
@@ -58,14 +60,7 @@ pub async fn set_signal(client: &Object, asked: SetSignalRequest) -> Result<Resp
 
 /// As `pcfarm.set_profile` takes them.
 fn options(asked: &SetProfileRequest) -> Result<RawJson, Status> {
-    let mut options = Map::new();
-    for name in &asked.reset {
-        if !RESET.contains(&name.as_str()) {
-            let known = RESET.join(", ");
-            return Err(Status::invalid_argument(format!("{name:?} cannot be reset: {known} can")));
-        }
-        options.insert(name.clone(), Value::Null);
-    }
+    let mut options = only_known(&asked.reset, &RESET)?;
     let given = [
         ("weekdays", asked.weekdays.as_ref().map(|days| json!(days))),
         ("from", asked.from.as_ref().map(|time| json!(time))),
@@ -113,5 +108,6 @@ fn message(one: profiles::Profile) -> Profile {
         holds: one.holds,
         reason: one.reason,
         used: one.used,
+        version: one.version,
     }
 }

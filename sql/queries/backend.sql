@@ -1,0 +1,2 @@
+-- Which process serves this connection.
+select pg_backend_pid()

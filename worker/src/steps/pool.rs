@@ -1,0 +1,224 @@
+//! The pool of one bounded dependency: a queue, and as many threads as it can serve.
+//!
+//! Its queue is bounded by the places that were taken before anything comes here. It survives whatever a step does: a
+//! panic ends in its problem. A step that does not return keeps its thread, and nobody else gets it: what it called may
+//! still be occupied as well.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use tracing::{debug, error};
+
+use super::climb::{Climb, Window};
+use super::dependency::Bound;
+use super::engine::Engine;
+use super::flight::{Task, Where};
+
+/// A thread that has had nothing to do for so long ends.
+const IDLE: Duration = Duration::from_secs(30);
+
+pub(super) struct StepPool {
+    pub name: String,
+    pub bound: Bound,
+    index: usize,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Task>,
+    threads: usize,
+    idle: usize,
+    climb: Climb,
+    closing: bool,
+    served: u64,
+    most_threads: usize,
+    most_queued: usize,
+    window: Instant,
+    served_before: u64,
+    queued_before: bool,
+}
+
+/// What a pool does just now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolReport {
+    pub name: String,
+    /// Threads that it may have now; they come when they are needed.
+    pub size: usize,
+    pub busy: usize,
+    pub queued: usize,
+    /// Problems on their way to it, waiting for it or served, and how many there can be.
+    pub taken: usize,
+    pub places: usize,
+    /// The most there ever were.
+    pub most_taken: usize,
+    pub most_threads: usize,
+    pub most_queued: usize,
+    pub served: u64,
+}
+
+/// Threads of pools wait, by and large, and there may be hundreds: where they and the cores' threads want the same core, what
+/// computes goes first. Without it, calls of a millisecond to a quick service, fifty at a time, took a third to half of the
+/// cores from computations.
+fn step_aside() {
+    // Of this thread alone, on Linux; elsewhere it would be the whole process. It may fail: they are only slower then.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, LEAST_PRIORITY);
+}
+
+/// As `nice` has it.
+#[cfg(target_os = "linux")]
+const LEAST_PRIORITY: i32 = 19;
+
+impl StepPool {
+    pub fn new(name: String, bound: Bound, index: usize) -> StepPool {
+        let state = State {
+            queue: VecDeque::new(),
+            threads: 0,
+            idle: 0,
+            climb: Climb::new(bound.least, bound.most),
+            closing: false,
+            served: 0,
+            most_threads: 0,
+            most_queued: 0,
+            window: Instant::now(),
+            served_before: 0,
+            queued_before: false,
+        };
+        StepPool { name, bound, index, state: Mutex::new(state), work: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no controller's code runs under this lock")
+    }
+
+    pub fn size(&self) -> usize {
+        self.state().climb.size()
+    }
+
+    pub fn push(self: &Arc<Self>, engine: &Arc<Engine>, task: Task) {
+        let mut state = self.state();
+        if state.closing {
+            drop(state);
+            drop(task);
+            return;
+        }
+        state.queue.push_back(task);
+        state.most_queued = state.most_queued.max(state.queue.len());
+        self.man(engine, state);
+    }
+
+    /// Wakes or starts a thread for what is queued.
+    fn man(self: &Arc<Self>, engine: &Arc<Engine>, mut state: MutexGuard<'_, State>) {
+        if state.idle >= state.queue.len() || state.threads >= state.climb.size() {
+            drop(state);
+            self.work.notify_one();
+            return;
+        }
+        state.threads += 1;
+        state.most_threads = state.most_threads.max(state.threads);
+        drop(state);
+        let (pool, engine) = (Arc::clone(self), Arc::clone(engine));
+        let name = format!("pcfarm-{}", self.name);
+        // Not awaited, as a core is not: a step that does not return must not keep an agent from ending.
+        if let Err(error) = std::thread::Builder::new().name(name).spawn(move || pool.serve(&engine)) {
+            self.state().threads -= 1;
+            error!(pool = self.name, error = %error, "a thread could not be started; what waits is tried again in a second");
+        }
+    }
+
+    fn serve(&self, engine: &Arc<Engine>) {
+        step_aside();
+        while let Some(task) = self.next() {
+            // Steps' own panics have ended in their problems by then; what is left are destructors.
+            if catch_unwind(AssertUnwindSafe(|| engine.run(task, Where::Pool(self.index)))).is_err() {
+                error!(pool = self.name, "something panicked that a step left behind");
+            }
+        }
+    }
+
+    /// None: the thread is to end, and is not counted any more.
+    fn next(&self) -> Option<Task> {
+        let mut state = self.state();
+        loop {
+            if state.closing || state.threads > state.climb.size() {
+                state.threads -= 1;
+                return None;
+            }
+            if let Some(task) = state.queue.pop_front() {
+                state.served += 1;
+                return Some(task);
+            }
+            state.idle += 1;
+            let (woken, timed_out) =
+                self.work.wait_timeout(state, IDLE).expect("no controller's code runs under this lock");
+            state = woken;
+            state.idle -= 1;
+            if timed_out.timed_out() && state.queue.is_empty() {
+                state.threads -= 1;
+                return None;
+            }
+        }
+    }
+
+    /// Takes out what nobody wants any more, to be dropped where no lock is held.
+    pub fn sweep(&self) -> Vec<Task> {
+        let mut state = self.state();
+        let (dead, alive): (VecDeque<Task>, _) = std::mem::take(&mut state.queue).into_iter().partition(Task::is_dead);
+        state.queue = alive;
+        dead.into()
+    }
+
+    /// Every second: sees to its size.
+    pub fn tend(self: &Arc<Self>, engine: &Arc<Engine>) {
+        let mut state = self.state();
+        let queued = !state.queue.is_empty();
+        let window = Window {
+            served: state.served - state.served_before,
+            time: state.window.elapsed(),
+            saturated: queued && state.queued_before,
+        };
+        let before = state.climb.size();
+        let size = state.climb.measured(window);
+        (state.window, state.served_before, state.queued_before) = (Instant::now(), state.served, queued);
+        if size != before {
+            debug!(pool = self.name, size, before, served = window.served, "another size is tried");
+        }
+        if size < before {
+            self.work.notify_all();
+        }
+        let missing = size.saturating_sub(state.threads).min(state.queue.len().saturating_sub(state.idle));
+        drop(state);
+        for _ in 0..missing {
+            self.man(engine, self.state());
+        }
+    }
+
+    /// Its threads end as soon as they return, and what is queued is dropped by the caller.
+    pub fn close(&self) -> Vec<Task> {
+        let mut state = self.state();
+        state.closing = true;
+        let left = std::mem::take(&mut state.queue);
+        drop(state);
+        self.work.notify_all();
+        left.into()
+    }
+
+    pub fn report(&self, taken: usize, most_taken: usize) -> PoolReport {
+        let state = self.state();
+        PoolReport {
+            name: self.name.clone(),
+            size: state.climb.size(),
+            busy: state.threads - state.idle,
+            queued: state.queue.len(),
+            taken,
+            places: self.bound.places(),
+            most_taken,
+            most_threads: state.most_threads,
+            most_queued: state.most_queued,
+            served: state.served,
+        }
+    }
+}
