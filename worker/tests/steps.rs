@@ -1,6 +1,5 @@
 //! An agent with a controller of several steps, against a server that the test scripts.
 
-#[allow(dead_code, reason = "shared by tests that use different parts of it")]
 mod farm;
 
 use std::sync::{Arc, Condvar, Mutex};
