@@ -156,8 +156,11 @@ fn an_agent_whose_steps_cannot_work_does_not_start() {
     assert!(matches!(twice, AgentError::Settings(_)), "{twice}");
 }
 
-/// Dependencies that use some of those after them; which of them are bounded, and what a step uses.
-fn graphs() -> impl Strategy<Value = (Vec<(BTreeSet<usize>, Option<usize>)>, BTreeSet<usize>)> {
+/// What a dependency uses of those after it, and its size if it is bounded.
+type Node = (BTreeSet<usize>, Option<usize>);
+
+/// Dependencies, and which of them a step uses.
+fn graphs() -> impl Strategy<Value = (Vec<Node>, BTreeSet<usize>)> {
     (1usize..9).prop_flat_map(|count| {
         let nodes = (0..count).map(|index| {
             let later = prop::collection::btree_set(index + 1..count.max(index + 2), 0..3);
