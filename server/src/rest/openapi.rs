@@ -112,7 +112,8 @@ fn complete(path: &str, method: &HttpMethod, operation: &mut Operation) {
         HttpMethod::Head | HttpMethod::Options | HttpMethod::Trace => "",
     };
     if table::of_route(name, path) != Some(table::Need::Nothing) {
-        operation.security = Some(vec![SecurityRequirement::new(BEARER, [""; 0])]);
+        // Whether one may do without is the farm's to say.
+        operation.security = Some(vec![SecurityRequirement::default(), SecurityRequirement::new(BEARER, [""; 0])]);
     }
     for status in refusals {
         let content = ContentBuilder::new().schema(Some(RefOr::Ref(Ref::from_schema_name("ProblemDetails")))).build();
