@@ -180,7 +180,7 @@ impl Dispatcher {
             return;
         }
         if !self.look_due {
-            // Its own notification is on its way, and can wait.
+            // Its own notification may be on its way, of a process that this server does listen to; it can wait.
             self.look_from = self.look_from.max(Instant::now() + FRESH_PAUSE);
         }
     }
