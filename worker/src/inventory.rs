@@ -76,8 +76,9 @@ const PROCESSING_TOLD_AFTER: Duration = Duration::from_millis(100);
 const STOP_ACKNOWLEDGE_WAIT: Duration = Duration::from_secs(5);
 
 /// Cores that are all occupied by revoked work for so long will not be free soon: others may have what waits
-/// for them. A controller that looks at all whether it is cancelled looks more often.
-const STUCK_PATIENCE: Duration = Duration::from_secs(10);
+/// for them. A controller that looks at all whether it is cancelled looks more often, and a program whose
+/// supervisor does not answer is ended after 12 s.
+const STUCK_PATIENCE: Duration = Duration::from_secs(15);
 
 /// How long a stopping agent waits for checkouts that were on their way to it, to give them back.
 const STOP_LINGER: Duration = Duration::from_millis(200);

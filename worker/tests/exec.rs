@@ -96,6 +96,13 @@ impl Desk {
         marked(&self.mark)
     }
 
+    /// By their directories.
+    fn problems_in_hand(&self) -> usize {
+        let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+        let programs = entries(self.work_dir()).flat_map(entries);
+        programs.flat_map(entries).filter(|path| !path.ends_with("home")).count()
+    }
+
     async fn nothing_is_left(&self) {
         self.wait_until("processes are left", || self.processes().is_empty()).await;
         // The cores outlive the agent's last word for a moment.
@@ -280,6 +287,28 @@ async fn a_revoked_problem_is_ended_with_all_it_has_started() {
     session.revoke(1).await;
     let results = run(&mut session, 2, "puppet", &[add(&[1]), add(&[2])]).await;
     assert_eq!(results, ["1", "2"]);
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_supervisor_that_is_frozen_holds_no_core() {
+    let mut desk = Desk::new("").await;
+    let (mut agent, mut session) = desk.agent(1).await;
+    assert_eq!(run(&mut session, 1, "puppet", &[add(&[1])]).await, ["1"]);
+    let program = desk.processes()[0];
+    let status = fs::read_to_string(format!("/proc/{program}/status")).expect("it is fed");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("it has one").trim();
+    let supervisor = rustix::process::Pid::from_raw(parent.parse().expect("a number")).expect("a process");
+    rustix::process::kill_process(supervisor, rustix::process::Signal::STOP).expect("it is ours");
+    // More than a pipe holds: nobody reads it.
+    let long = json!({"do": "add", "of": [], "more": "x".repeat(1 << 20)});
+    session.check_out(2, "exec:puppet", [long.to_string()]).await;
+    desk.wait_until("it is not asked", || desk.problems_in_hand() == 1).await;
+    session.revoke(2).await;
+    assert_eq!(run(&mut session, 3, "puppet", &[add(&[2])]).await, ["2"]);
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");

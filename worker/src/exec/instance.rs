@@ -2,17 +2,18 @@
 //!
 //! Owns its process and its pipes. It waits for answers in steps, so that who is no longer wanted ends at once.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
 use std::os::unix::process::CommandExt;
 
 use crate::exec::SUPERVISE;
 use crate::exec::directory::Place;
-use crate::exec::plan::{Plan, Question, Reply, read_frame, write_frame};
+use crate::exec::plan::{Plan, Question, Reply, frame, read_frame, write_frame};
 
 /// How soon a cancelled problem ends.
 const STEP: Duration = Duration::from_millis(20);
@@ -57,7 +58,10 @@ impl Instance {
         let requests = supervisor.stdin.take().expect("it is piped");
         let replies = supervisor.stdout.take().expect("it is piped");
         let mut instance = Instance { supervisor, requests: Some(requests), replies, place: Ended(place) };
-        write_frame(instance.requests.as_mut().expect("just made"), plan, &[])?;
+        let requests = instance.requests.as_mut().expect("just made");
+        write_frame(requests, plan, &[])?;
+        // From here on nobody waits for a supervisor that does not read without asking whether that is still wanted.
+        fcntl_setfl(&*requests, OFlags::NONBLOCK)?;
         Ok(instance)
     }
 
@@ -68,18 +72,28 @@ impl Instance {
     pub fn ask(&mut self, question: &Question, body: &[u8], is_cancelled: impl Fn() -> bool) -> Asked {
         let until = question.time_limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms) + BEYOND_LIMIT);
         let Some(requests) = &mut self.requests else { return self.lost("it was ended") };
-        // A supervisor that has just retired does not read any more, and has said so.
-        let written = write_frame(requests, question, body);
-        if let Err(error) =
-            written.as_ref().err().filter(|error| error.kind() != ErrorKind::BrokenPipe).map_or(Ok(()), Err)
-        {
-            return self.lost(&error.to_string());
-        }
         let step = Timespec { tv_sec: 0, tv_nsec: i64::from(STEP.subsec_nanos()) };
+        let frame = match frame(question, body) {
+            Ok(frame) => frame,
+            Err(error) => return self.lost(&error.to_string()),
+        };
+        let mut unwritten = &frame[..];
         loop {
-            match poll(&mut [PollFd::new(&self.replies, PollFlags::IN)], Some(&step)) {
+            let polled = if unwritten.is_empty() {
+                poll(&mut [PollFd::new(&self.replies, PollFlags::IN)], Some(&step))
+            } else {
+                poll(&mut [PollFd::new(&*requests, PollFlags::OUT)], Some(&step))
+            };
+            match polled {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => break,
+                Ok(_) if unwritten.is_empty() => break,
+                Ok(_) => match requests.write(unwritten) {
+                    Ok(written) => unwritten = &unwritten[written..],
+                    Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                    // A supervisor that has just retired does not read any more, and has said so.
+                    Err(error) if error.kind() == ErrorKind::BrokenPipe => unwritten = &[],
+                    Err(error) => return self.lost(&error.to_string()),
+                },
                 Err(error) => return self.lost(&error.to_string()),
             }
             if is_cancelled() {

@@ -114,6 +114,12 @@ pub struct Launch {
 }
 
 pub fn write_frame(to: &mut impl Write, header: &impl Serialize, body: &[u8]) -> io::Result<()> {
+    to.write_all(&frame(header, body)?)?;
+    to.flush()
+}
+
+/// What [`write_frame`] writes.
+pub fn frame(header: &impl Serialize, body: &[u8]) -> io::Result<Vec<u8>> {
     let header = serde_json::to_vec(header)?;
     let lengths = [header.len(), body.len()].map(|length| u32::try_from(length).unwrap_or(u32::MAX));
     if lengths.iter().any(|&length| length > FRAME_BYTES_LIMIT) {
@@ -123,8 +129,7 @@ pub fn write_frame(to: &mut impl Write, header: &impl Serialize, body: &[u8]) ->
     lengths.iter().for_each(|length| frame.extend_from_slice(&length.to_le_bytes()));
     frame.extend_from_slice(&header);
     frame.extend_from_slice(body);
-    to.write_all(&frame)?;
-    to.flush()
+    Ok(frame)
 }
 
 /// The next frame; an error of kind `UnexpectedEof` when there is none.

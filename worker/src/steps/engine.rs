@@ -406,6 +406,9 @@ impl Engine {
             let me: Weak<dyn Resume> = self.me.clone();
             if !ready.tell_later(number, me) {
                 self.go_on(number);
+            } else if !self.parked().tasks.contains_key(&number) {
+                // The clock was quicker: what it took from here is not to be told.
+                ready.forget(number);
             }
         }
         None

@@ -20,8 +20,8 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Longer than anything here takes, shorter than a person's patience.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than anything here takes: a supervisor that has to be killed takes 12 s.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Server {
     pub address: SocketAddr,
