@@ -53,8 +53,8 @@ pub enum Event {
 const POLL: Duration = Duration::from_secs(1);
 
 /// Between two looks, for each lane in sight: a look at a lane takes about 10 µs of PostgreSQL's time, so that however many
-/// jobs there are, looking at them takes a twentieth of it, and with few of them nobody waits.
-const LOOK_PAUSE_EACH: Duration = Duration::from_micros(200);
+/// jobs there are, looking at them takes a fortieth of it, and with few of them nobody waits.
+const LOOK_PAUSE_EACH: Duration = Duration::from_micros(400);
 
 /// Before a look for a lane that was refused: its job may be in somebody's hands for as long as they think.
 const REFUSED_PAUSE: Duration = Duration::from_millis(2);
@@ -76,9 +76,6 @@ const HAND_OUTS_AT_ONCE: usize = 64;
 
 /// Problems that one call commits, unless a single checkout has more: what is read for the next one has to fit in memory.
 const PROBLEMS_AT_ONCE: usize = 16_000;
-
-/// Lanes with next to nothing ahead that are read while a call commits.
-const READ_AT_ONCE: usize = 32;
 
 /// Between two looks at what limits leave, while they keep somebody from being served.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
@@ -362,12 +359,7 @@ impl Dispatcher {
             };
             anyhow::Ok((ids, failed))
         };
-        let reading = async {
-            for (key, wanted) in unread {
-                self.lanes.read_ahead(&key, &mut self.reading, wanted).await?;
-            }
-            anyhow::Ok(())
-        };
+        let reading = self.lanes.read_on(&unread, &mut self.reading);
         crash_point(CrashPoint::CheckOutDecided);
         let (outcome, read) = tokio::join!(committing, reading);
         crash_point(CrashPoint::CheckOutCommitted);
@@ -401,27 +393,27 @@ impl Dispatcher {
         failed.and(read)
     }
 
-    /// Lanes that are to be read on while these are committed, and how much will be wanted: as much again will be soon, if
-    /// anybody still waits.
-    fn wanted_ahead<'a>(&mut self, decisions: impl Iterator<Item = &'a Decision>) -> Vec<(LaneKey, usize)> {
+    /// Lanes that are to be read on while these are committed, and how much will be wanted: as much again will be soon, by
+    /// who still waits or by those who are served now.
+    fn wanted_ahead<'a>(&mut self, decisions: impl Iterator<Item = &'a Decision>) -> HashMap<LaneKey, usize> {
         let mut handed_out: HashMap<LaneKey, usize> = HashMap::new();
-        let mut largest = 1;
+        let (mut largest, mut served) = (1, HashSet::new());
         for decision in decisions {
+            served.insert(&*decision.choice.candidate.controller);
             largest = largest.max(decision.taken.problems.len());
             *handed_out.entry(decision.choice.lane()).or_default() += decision.taken.problems.len();
         }
-        // A lane whose rest is less than a checkout would end the next round of decisions when its turn comes.
-        let unread: Vec<LaneKey> = self.lanes.unread(largest).take(READ_AT_ONCE).collect();
-        for key in unread {
+        let to_read = self.lanes.to_read(largest, handed_out.values().sum());
+        handed_out.retain(|key, problems| {
+            self.lanes.get_mut(key).is_some_and(|lane| !lane.has_ahead((*problems).div_ceil(2)))
+        });
+        for key in to_read {
             let wanted = handed_out.entry(key).or_default();
             *wanted = (*wanted).max(2 * largest);
         }
-        let Dispatcher { lanes, waiting, .. } = self;
-        handed_out.retain(|key, problems| {
-            let lane = lanes.get_mut(key);
-            lane.is_some_and(|lane| waiting.wants(lane.controller()) && !lane.has_ahead((*problems).div_ceil(2)))
-        });
-        handed_out.into_iter().collect()
+        let is_wanted = |controller: &str| served.contains(controller) || self.waiting.wants(controller);
+        handed_out.retain(|key, _| self.lanes.get_mut(key).is_some_and(|lane| is_wanted(lane.controller())));
+        handed_out
     }
 
     /// Its session waits on, its credit unspent.

@@ -10,12 +10,19 @@ with hand_out as materialized (
 job as materialized (
     select j.job_id, j.owner, j.job_type from pcfarm.job j
     where j.job_id = any ($1) and j.state = 'open' order by j.job_id for share skip locked),
+-- Once for each job: in a join it would be asked for each pair.
+unlimited as materialized (
+    select j.job_id, j.owner, j.job_type from job j
+    -- A limit that the server has not seen yet: it looks again, and comes with check_out_within_limits.
+    where not exists (
+        select from pcfarm.farm f left join pcfarm.farm_user u on u.name = j.owner
+        where coalesce(u.concurrency, f.concurrency) is not null)),
 lane as materialized (
     select distinct on (h.job_id, h.lane_id) h.job_id, h.lane_id, h.job_type, h.from_order from hand_out h
     order by h.job_id, h.lane_id, h.n),
 at_its_pointer as materialized (
     select l.job_id, l.lane_id, j.owner, nullif(j.job_type, l.job_type) as of_type from lane l
-    join job j on j.job_id = l.job_id
+    join unlimited j on j.job_id = l.job_id
     where l.from_order = coalesce((
         select c.to_order from pcfarm.checkout c
         where c.job_id = l.job_id and c.lane_id = l.lane_id order by c.from_order desc limit 1), 0)
@@ -28,10 +35,7 @@ at_its_pointer as materialized (
             select from pcfarm.job_after a
             join pcfarm.job b on b.job_id = a.after_job and b.state <> 'done' and not (a.ended and b.ended_at is not null)
             where a.job_id = l.job_id)
-        -- A limit that the server has not seen yet: it looks again, and comes with check_out_within_limits.
-        and not exists (
-            select from pcfarm.farm f left join pcfarm.farm_user u on u.name = j.owner
-            where coalesce(u.concurrency, f.concurrency) is not null)
+        -- Other such limits.
         and not exists (
             select from pcfarm.user_job_type u
             where u.user_name = j.owner and u.job_type in (l.job_type, j.job_type) and u.concurrency is not null)

@@ -331,3 +331,48 @@ async fn accepting_and_closing_go_by_index_on_stale_statistics() {
     reads_by_index("close_checkouts", &plans, &["requeued_pkey"]);
     assert!(most_in_vain(&plans) < 2_000, "{} rows read in vain:\n{plans}", most_in_vain(&plans));
 }
+
+/// What a hand-out of `jobs` lanes reads, in pages.
+async fn pages_of_a_hand_out(queue: &Queue, jobs: i64) -> i64 {
+    let arrays = format!(
+        "(select array_agg(l.job_id order by l.job_id) as jobs, array_agg(l.lane_id order by l.job_id) as lanes
+          from (select * from pcfarm.lane order by job_id limit {jobs}) l)"
+    );
+    let row =
+        queue.client.query_one(&format!("select jobs::text, lanes::text from {arrays} a"), &[]).await.expect("lanes");
+    let (job_ids, lane_ids): (String, String) = (row.get(0), row.get(1));
+    let all = |what: &str| format!("array_fill({what}, array[{jobs}])");
+    let values = format!(
+        "('{job_ids}', '{lane_ids}', {}, {}, {}, {}, {}, {}, {})",
+        all("'t'::text"),
+        all("0::bigint"),
+        all("1::bigint"),
+        all("1"),
+        all("1::bigint"),
+        all("7::bigint"),
+        all("null::float8"),
+    );
+    let types = "(bigint[], bigint[], text[], bigint[], bigint[], integer[], bigint[], bigint[], float8[])";
+    let text = &texts("queries")["check_out.sql"];
+    queue.run(&format!("deallocate all; set plan_cache_mode = force_generic_plan; prepare hot{types} as {text}")).await;
+    queue.run("begin").await;
+    let explain = format!("explain (analyze, buffers) execute hot{values}");
+    let rows = queue.client.query(&explain, &[]).await.expect("explained");
+    queue.run("rollback").await;
+    let lines: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(lines[0].contains(&format!("rows={jobs} ")), "not all were handed out: {}", lines.join("\n"));
+    let pages = lines[1].split_once("shared hit=").expect("pages").1.split(' ').next().expect("a number");
+    pages.parse().expect("a number")
+}
+
+/// With many jobs each hand-out is of another lane.
+#[tokio::test]
+async fn a_hand_out_of_many_lanes_costs_each_no_more() {
+    let queue = queue().await;
+    for _ in 0..48 {
+        queue.job(1, 1).await;
+    }
+    pages_of_a_hand_out(&queue, 48).await; // what is read for the first time
+    let (few, many) = (pages_of_a_hand_out(&queue, 6).await, pages_of_a_hand_out(&queue, 48).await);
+    assert!(many <= 9 * few, "{few} pages for 6 lanes, {many} for 48");
+}

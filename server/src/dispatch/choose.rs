@@ -330,11 +330,12 @@ impl Ring {
         })
     }
 
-    /// The first that each user would be served from.
-    pub fn firsts(&self) -> impl Iterator<Item = &Candidate> {
+    /// Of each that takes turns, what it would be served from, in order.
+    pub fn lines(&self) -> impl Iterator<Item = &BTreeSet<Candidate>> {
         let mut seen = HashSet::new();
-        let places = self.circles.values().flat_map(|circle| &circle.places);
-        places.filter_map(move |(key, place)| place.lanes.first().filter(|_| seen.insert(key)))
+        let places =
+            self.circles.values().flat_map(|circle| &circle.places).filter(|(_, place)| !place.lanes.is_empty());
+        places.filter_map(move |(key, place)| seen.insert(key).then_some(&place.lanes))
     }
 
     pub fn knows(&self, user: &Arc<str>) -> bool {

@@ -8,6 +8,8 @@ use super::convoys::{Ahead, Taken};
 use crate::farm::Farm;
 use crate::session::Session;
 use anyhow::Context;
+use deadpool_postgres::ClientWrapper;
+use futures_util::future::try_join_all;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
 use pcfarm_sql::job_types::JobType;
@@ -29,11 +31,20 @@ const AHEAD_BYTES_OF_ALL: usize = 64 << 20;
 const AHEAD_PROBLEMS_EACH: usize = 250;
 const AHEAD_PROBLEMS_OF_ALL: usize = 256_000;
 
+/// Of all that are read at once, so that what commits meanwhile does not wait long for it.
+const AHEAD_PROBLEMS_AT_ONCE: usize = 16_000;
+
 /// What a lane that is not next may keep of it: as much as a small submission brings.
 const AHEAD_KEPT_BYTES: usize = 32 << 10;
 
 /// Most problems that one reading ahead is for, unless a convoy is larger.
 const AHEAD_PROBLEMS_LIMIT: usize = 20_000;
+
+/// Lanes that are read while a call commits.
+const READ_AT_ONCE: usize = 32;
+
+/// How many times as much as is handed out meanwhile.
+const READ_ON_TIMES: usize = 2;
 
 /// A convoy that is larger than this is not read: it would not fit anywhere.
 const CONVOY_PROBLEMS_LIMIT: usize = 200_000;
@@ -53,6 +64,8 @@ pub struct Lanes {
     /// Those of which a hand-out was refused, until the next look.
     aside: HashMap<LaneKey, Lane>,
     ring: Ring,
+    /// Problems and bytes that are read ahead of a lane at once.
+    portion: (usize, usize),
     rooms: Rooms,
     /// What profiles say instead of jobs.
     priorities: HashMap<Arc<str>, i32>,
@@ -134,15 +147,42 @@ impl Lanes {
         self.short_of_room.take()
     }
 
-    /// Those that may be next and have less than so many problems ahead.
-    pub fn unread(&self, least: usize) -> impl Iterator<Item = LaneKey> {
-        let unread = move |key: &LaneKey| self.lanes.get(key).is_some_and(|lane| !lane.has_ahead(least));
-        self.ring.firsts().map(key_of).filter(move |key| unread(key))
+    /// Lanes that are to be read on, the most urgent first: those that would soon end a round of decisions, which are for
+    /// checkouts of so many problems, and some of the others that have less than half a portion ahead. All who take turns
+    /// come to the end of theirs at the same time, unless they are read at different times.
+    pub fn to_read(&self, largest: usize, handed_out: usize) -> Vec<LaneKey> {
+        let (problems, bytes) = self.portion;
+        let is_low = |(_, lane, ahead): &(LaneKey, &Lane, usize)| {
+            let is_half_read = *ahead >= problems / 2 || lane.ahead.bytes() >= bytes / 2;
+            !lane.at_end && (!is_half_read || (*ahead < largest && !lane.has_ahead(largest)))
+        };
+        let mut low: Vec<(usize, LaneKey)> = self.coming().filter(is_low).map(|(key, _, ahead)| (ahead, key)).collect();
+        low.sort_unstable();
+        let others = (READ_ON_TIMES * handed_out).div_ceil(problems);
+        let urgent = low.partition_point(|(ahead, _)| *ahead < largest);
+        low.truncate(urgent.max(others).min(READ_AT_ONCE));
+        low.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// Lanes from which is served next, with how many problems are ahead up to their ends: the first of each that takes
+    /// turns, and those behind it as far as little is before them.
+    fn coming(&self) -> impl Iterator<Item = (LaneKey, &Lane, usize)> {
+        self.ring.lines().flat_map(move |line| {
+            let mut ahead = Some(0);
+            line.iter().map_while(move |candidate| {
+                let before = ahead?;
+                let key = key_of(candidate);
+                let lane = self.lanes.get(&key)?;
+                let with_it = before + lane.ahead.problems();
+                ahead = (lane.at_end && with_it < self.portion.0 / 2).then_some(with_it);
+                Some((key, lane, with_it))
+            })
+        })
     }
 
     /// How much of a lane is read ahead, so that memory does not grow with those who take turns.
     fn portion(&self) -> (usize, usize) {
-        match self.ring.firsts().count() {
+        match self.ring.lines().count() {
             0 | 1 => (AHEAD_PROBLEMS, AHEAD_BYTES),
             many => {
                 let problems = (AHEAD_PROBLEMS_OF_ALL / many).clamp(AHEAD_PROBLEMS_EACH, AHEAD_PROBLEMS);
@@ -151,11 +191,25 @@ impl Lanes {
         }
     }
 
-    /// Reads on in a lane, so that what is ahead suffices for about so many problems.
+    /// Reads on in these lanes, so that what is ahead of each suffices for about so many problems. All is asked for at once,
+    /// on one connection.
+    pub async fn read_on(&mut self, wanted: &HashMap<LaneKey, usize>, line: &mut Kept) -> anyhow::Result<()> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let client = line.client().await.context("getting a connection")?;
+        let (problems, bytes) = self.portion;
+        let portion = (problems.min((AHEAD_PROBLEMS_AT_ONCE / wanted.len()).max(AHEAD_PROBLEMS_EACH)), bytes);
+        let lanes = self.lanes.iter_mut().filter_map(|(key, lane)| Some((lane, *wanted.get(key)?)));
+        try_join_all(lanes.map(|(lane, wanted)| lane.read_ahead(client, wanted, portion))).await?;
+        Ok(())
+    }
+
+    /// Reads on in one lane.
     pub async fn read_ahead(&mut self, key: &LaneKey, line: &mut Kept, wanted: usize) -> anyhow::Result<()> {
-        let portion = self.portion();
+        let client = line.client().await.context("getting a connection")?;
         match self.lanes.get_mut(key) {
-            Some(lane) => lane.read_ahead(line, wanted, portion).await,
+            Some(lane) => lane.read_ahead(client, wanted, self.portion).await,
             None => Ok(()),
         }
     }
@@ -214,26 +268,26 @@ impl Lanes {
                 continue;
             };
             let key = (open.job_id, open.lane_id);
-            let ahead = match before.remove(&key).or_else(|| self.aside.remove(&key)) {
+            let (ahead, at_end) = match before.remove(&key).or_else(|| self.aside.remove(&key)) {
                 Some(mut lane) if lane.next <= open.next_extraction => {
                     // What is visible in a lane never changes: another server has handed out the first of it.
                     lane.ahead.skip_to(open.next_extraction);
-                    lane.ahead
+                    // A retry lane may have grown.
+                    let is_as_it_was = !open.came_back && open.next_insertion == lane.open.next_insertion;
+                    (lane.ahead, lane.at_end && is_as_it_was)
                 }
-                _ => Ahead::default(),
+                _ => (Ahead::default(), false),
             };
             let candidate = self.candidate(&open, &job_type);
             self.ring.add(candidate.clone());
-            // A retry lane may have grown.
-            self.lanes.insert(
-                key,
-                Lane { next: open.next_extraction, candidate, ahead, open: Arc::new(open), at_end: false },
-            );
+            let lane = Lane { next: open.next_extraction, candidate, ahead, open: Arc::new(open), at_end };
+            self.lanes.insert(key, lane);
         }
-        let next: HashSet<LaneKey> = self.ring.firsts().map(key_of).collect();
+        self.portion = self.portion();
+        let next: HashSet<LaneKey> = self.coming().map(|(key, ..)| key).collect();
         for (key, lane) in &mut self.lanes {
             if lane.ahead.bytes() > AHEAD_KEPT_BYTES && !next.contains(key) {
-                lane.ahead = Ahead::default();
+                (lane.ahead, lane.at_end) = (Ahead::default(), false);
             }
         }
         self.aside.clear();
@@ -363,8 +417,12 @@ impl Lane {
         if convoy == 0 { room.fits(1, 1) } else { room.fits(convoy, self.ahead.weight(convoy)) }
     }
 
-    async fn read_ahead(&mut self, line: &mut Kept, wanted: usize, portion: (usize, usize)) -> anyhow::Result<()> {
-        let client = line.client().await.context("getting a connection")?;
+    async fn read_ahead(
+        &mut self,
+        client: &ClientWrapper,
+        wanted: usize,
+        portion: (usize, usize),
+    ) -> anyhow::Result<()> {
         let missing = wanted.saturating_sub(self.ahead.problems());
         // One more, by which a convoy that ends there is seen to be whole.
         let mut limit = missing.clamp(portion.0, AHEAD_PROBLEMS_LIMIT) + 1;
@@ -394,5 +452,140 @@ impl Lane {
             }
             (limit, bytes) = (limit * 4, bytes * 4);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcfarm_proto::ids::ProblemId;
+
+    /// A lane of as many problems as `of`, of which so many are ahead, from user `user` in its job.
+    fn lane(user: usize, job: i64, ahead: i64, of: i64) -> Lane {
+        let (job_id, lane_id, owner) = (JobId(job), LaneId(job), Arc::<str>::from(format!("user{user:03}")));
+        let job_type: Arc<str> = "noop".into();
+        let candidate = Candidate {
+            job_id,
+            lane_id,
+            user: owner.clone(),
+            job_type: job_type.clone(),
+            of_type: None,
+            controller: "echo".into(),
+            labels: Arc::default(),
+            priority: 0,
+            deadline: None,
+            late: false,
+            urgency: 0,
+            came_back: false,
+            first: false,
+        };
+        let open = OpenLane {
+            job_id,
+            owner,
+            job_name: String::new(),
+            priority: 0,
+            deadline: None,
+            late: false,
+            parameters: None,
+            urgency: 0,
+            lane_id,
+            job_type,
+            of_type: None,
+            came_back: false,
+            first: false,
+            next_extraction: BatchOrder(0),
+            next_insertion: BatchOrder(of),
+            problems: of,
+            has_info: false,
+        };
+        let mut lane =
+            Lane { open: Arc::new(open), candidate, ahead: Ahead::default(), next: BatchOrder(0), at_end: false };
+        read(&mut lane, ahead);
+        lane
+    }
+
+    /// What reading on by so many problems does to a lane.
+    fn read(lane: &mut Lane, problems: i64) {
+        let from = lane.ahead.end().unwrap_or(lane.next).0;
+        let to = lane.open.next_insertion.0.min(from + problems);
+        let problem = |order| ComingProblem {
+            problem_id: ProblemId(order),
+            batch_order: BatchOrder(order),
+            key: String::new(),
+            payload: pcfarm_sql::json::RawJson::default(),
+            weight: 1,
+            attempts: 0,
+            alone: false,
+            grouped: false,
+            home_lane: lane.open.lane_id,
+            home_order: BatchOrder(order),
+        };
+        lane.ahead.extend((from..to).map(problem).collect(), true);
+        lane.at_end = to == lane.open.next_insertion.0;
+    }
+
+    fn lanes(all: impl IntoIterator<Item = Lane>) -> Lanes {
+        let mut lanes = Lanes::default();
+        for lane in all {
+            lanes.ring.add(lane.candidate.clone());
+            lanes.lanes.insert(key_of(&lane.candidate), lane);
+        }
+        lanes.portion = lanes.portion();
+        lanes
+    }
+
+    #[test]
+    fn the_emptiest_lanes_are_read_first_and_no_more_than_is_handed_out_twice() {
+        let lanes = lanes((0..200).map(|n| lane(n, n as i64, 300 + n as i64, 1_000_000)));
+        let jobs = |keys: Vec<LaneKey>| keys.into_iter().map(|(job, _)| job.0).collect::<Vec<_>>();
+        assert_eq!(lanes.portion.0, 1280);
+        assert_eq!(jobs(lanes.to_read(100, 1280)), [0, 1], "as much again, twice");
+        assert_eq!(jobs(lanes.to_read(100, 1)), [0], "something, however little");
+        assert_eq!(jobs(lanes.to_read(304, 1)), [0, 1, 2, 3], "all that would end a round");
+        assert_eq!(lanes.to_read(100, 1_000_000).len(), READ_AT_ONCE);
+    }
+
+    #[test]
+    fn a_lane_behind_one_that_ends_soon_is_read_before_its_turn() {
+        let ends_soon = || lane(0, 1, 100, 100);
+        assert!(ends_soon().at_end);
+        let (first, second) = (ends_soon(), lane(0, 2, 0, 1_000_000));
+        let key = key_of(&second.candidate);
+        assert_eq!(lanes([first, second]).to_read(10, 100), [key]);
+        let (first, second) = (lane(0, 1, 100, 1_000_000), lane(0, 2, 0, 1_000_000));
+        let key = key_of(&first.candidate);
+        assert_eq!(lanes([first, second]).to_read(10, 100), [key], "and not behind one that does not");
+    }
+
+    /// Users of equal shares take turns in step: if their lanes were read in step, nobody could be served meanwhile.
+    #[test]
+    fn lanes_that_began_together_are_not_read_together() {
+        const USERS: usize = 200;
+        /// Rounds until they are apart.
+        const FIRST: usize = 60;
+        let mut lanes = lanes((0..USERS).map(|n| lane(n, n as i64, 0, 1_000_000)));
+        let keys: Vec<LaneKey> = (0..USERS as i64).map(|n| (JobId(n), LaneId(n))).collect();
+        let mut turn = 0;
+        let mut ended_early = 0;
+        for round in 0..400 {
+            let mut handed_out = 0;
+            while handed_out < 64 * 100 {
+                let lane = lanes.get_mut(&keys[turn % USERS]).expect("in sight");
+                if !lane.has_ahead(100) {
+                    ended_early += usize::from(round >= FIRST);
+                    break;
+                }
+                lane.take(100, u64::MAX, u64::MAX).expect("it has them");
+                handed_out += 100;
+                turn += 1;
+            }
+            let to_read = lanes.to_read(100, handed_out);
+            let portion = lanes.portion.0.min((AHEAD_PROBLEMS_AT_ONCE / to_read.len().max(1)).max(AHEAD_PROBLEMS_EACH));
+            assert!(round < FIRST || to_read.len() <= 12, "{} lanes at once in round {round}", to_read.len());
+            for key in to_read {
+                read(lanes.get_mut(&key).expect("in sight"), portion as i64);
+            }
+        }
+        assert_eq!(ended_early, 0, "rounds that ended because a lane had not been read");
     }
 }
