@@ -8,6 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "pcfarm/v1/agent.proto",
         "pcfarm/v1/admin.proto",
         "pcfarm/v1/access.proto",
+        "pcfarm/v1/file.proto",
         "pcfarm/v1/schedule.proto",
     ];
     println!("cargo:rerun-if-changed=proto");

@@ -89,3 +89,11 @@ ensure_solver() {
     if [ -x /usr/bin/minisat ] || ! command -v apt-get >/dev/null; then return 0; fi
     (install_packages minisat "" "") || say "minisat was not installed: the solver's example will not be tested."
 }
+
+# What makes modules of C for examples/programs. Without it they are not built, and their tests say that they were left out.
+ensure_wasi() {
+    if { command -v clang && command -v wasm-ld && [ -e /usr/lib/wasm32-wasi/libc.a ]; } >/dev/null; then return 0; fi
+    command -v apt-get >/dev/null || return 0
+    (install_packages "clang lld wasi-libc libclang-rt-dev-wasm32" "" "") ||
+        say "clang and wasi-libc were not installed: the examples of modules in C will not be tested."
+}

@@ -1,6 +1,7 @@
 //! The command line. Nothing here does anything.
 
 pub mod access;
+pub mod files;
 pub mod schedules;
 pub mod sharing;
 pub mod types;
@@ -15,6 +16,7 @@ use pcfarm_proto::ids::JobId;
 
 use crate::output::Format;
 use access::{CreateUserArgs, CredentialsVerb, JoinTokenVerb, LoginArgs, PasswordArgs, Role, TokensVerb};
+use files::FilesVerb;
 use schedules::SchedulesVerb;
 use sharing::{ProfilesVerb, QueueVerb, QuotaArgs, ResourcesVerb, SetLimitsArgs};
 use types::TypesVerb;
@@ -94,6 +96,9 @@ pub enum Verb {
     /// Job types: how kinds of problems run
     #[command(subcommand)]
     Types(TypesVerb),
+    /// Files by the SHA-256 of their content, such as modules of job types
+    #[command(subcommand)]
+    Files(FilesVerb),
     /// Profiles: what limits job types by weekday, time of day and conditions
     #[command(subcommand)]
     Profiles(ProfilesVerb),

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use pcfarm_proto::v1::access_service_client::AccessServiceClient;
 use pcfarm_proto::v1::alert_service_client::AlertServiceClient;
 use pcfarm_proto::v1::farm_service_client::FarmServiceClient;
+use pcfarm_proto::v1::file_service_client::FileServiceClient;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::queue_service_client::QueueServiceClient;
 use pcfarm_proto::v1::schedules_client::SchedulesClient;
@@ -103,6 +104,10 @@ impl Farm {
 
     pub fn alerts(&self) -> AlertServiceClient<Shown> {
         AlertServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT * 4)
+    }
+
+    pub fn files(&self) -> FileServiceClient<Shown> {
+        FileServiceClient::new(self.channel.clone()).max_decoding_message_size(pcfarm_proto::MESSAGE_BYTES_LIMIT)
     }
 
     pub fn access(&self) -> AccessServiceClient<Shown> {

@@ -3,7 +3,7 @@
 //! - [`args`]: the command line; [`settings`]: what else decides which server is asked.
 //! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
 //! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
-//!   [`users`], [`types`], [`profiles`], [`resources`], [`queue`], [`explain`],
+//!   [`users`], [`types`], [`files`], [`profiles`], [`resources`], [`queue`], [`explain`],
 //!   [`events`], [`alerts`], [`access`], [`schedules`], [`top`].
 //! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
 //! - [`up`] runs a farm on this machine.
@@ -15,6 +15,7 @@ mod events;
 mod exit;
 mod explain;
 mod farm;
+mod files;
 mod jobs;
 mod load;
 mod output;
@@ -119,6 +120,7 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Users(UsersVerb::Set(args)) => users::set(&farm, args, output).await?,
         Verb::Users(UsersVerb::Quota(args)) => users::quota(&farm, args, output).await?,
         Verb::Types(verb) => types::run(&farm, verb, output).await?,
+        Verb::Files(verb) => files::run(&farm, verb, output).await?,
         Verb::Profiles(verb) => profiles::run(&farm, verb, output).await?,
         Verb::Resources(verb) => resources::run(&farm, verb, output).await?,
         Verb::Queue(verb) => queue::run(&farm, verb, output).await?,

@@ -89,7 +89,7 @@ fn sink_error(args: &ResultsArgs, error: io::Error) -> anyhow::Error {
 }
 
 /// Where results go. A file appears under its name when all of them are in it, and not before.
-enum Sink {
+pub enum Sink {
     Stdout(BufWriter<io::Stdout>),
     File {
         file: BufWriter<NamedTempFile>,
@@ -100,7 +100,7 @@ enum Sink {
 }
 
 impl Sink {
-    fn create(path: Option<&Path>) -> Result<Sink> {
+    pub fn create(path: Option<&Path>) -> Result<Sink> {
         let Some(path) = path else {
             return Ok(Sink::Stdout(BufWriter::with_capacity(1 << 16, io::stdout())));
         };
@@ -122,7 +122,7 @@ impl Sink {
         Ok(Sink::File { file: BufWriter::with_capacity(1 << 16, file), path: path.to_owned() })
     }
 
-    fn writer(&mut self) -> &mut dyn Write {
+    pub fn writer(&mut self) -> &mut dyn Write {
         match self {
             Sink::Stdout(out) => out,
             Sink::File { file, .. } => file,
@@ -130,7 +130,7 @@ impl Sink {
         }
     }
 
-    fn finish(self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         match self {
             Sink::Stdout(mut out) => exit::written(out.flush()),
             Sink::Special(mut file) => file.flush().context("writing the results"),

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::args::types::{Length, SetTypeArgs, TypesVerb};
 use crate::exit::{Exit, Failure};
 use crate::farm::Farm;
+use crate::files;
 use crate::output::{self, Column, Output};
 use crate::text::{self, cut, plain};
 
@@ -25,7 +26,11 @@ pub async fn run(farm: &Farm, verb: TypesVerb, output: Output) -> Result<()> {
             let found = types(farm, named).await?.into_iter().next().ok_or_else(none)?;
             output.print(|| json(&found), || shown(&found))
         }
-        TypesVerb::Set(args) => {
+        TypesVerb::Set(mut args) => {
+            if let Some(module) = &args.module {
+                let module = files::upload(farm, module).await?;
+                args.controller = Some(format!("wasm:{}", files::hash(&module)));
+            }
             let call = async { farm.queue().set_job_type(farm.request(request(*args))).await };
             let made = farm.call("setting a job type", call).await?.job_type.unwrap_or_default();
             output.print(|| json(&made), || shown(&made))

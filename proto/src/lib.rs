@@ -1,9 +1,11 @@
 //! The public protocol `pcfarm.v1` and the ids that every crate shares.
 //!
 //! - [`v1`]: messages and services, generated from `proto/pcfarm/v1/*.proto`.
+//! - [`files`]: files by the hashes of their content.
 //! - [`ids`]: one type per kind of id. Raw integers exist only in messages and rows.
 //! - [`secrets`]: the forms of tokens.
 
+pub mod files;
 pub mod ids;
 pub mod secrets;
 

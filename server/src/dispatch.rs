@@ -22,6 +22,7 @@ use convoys::Taken;
 use deadpool_postgres::ClientWrapper;
 use lanes::{LaneKey, Lanes};
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
+use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{BatchOrder, CheckoutId};
 use pcfarm_sql::checkout::{self, HandOut};
 use pcfarm_sql::job_types::JobType;
@@ -254,9 +255,9 @@ impl Dispatcher {
             let in_hand = waiting.session.holds() + decisions.iter().filter(is_its_own).count();
             // What waits for something else takes no room from it.
             let its_controller = |d: &&Decision| {
-                waiting.session.are_counted_together(&d.choice.candidate.controller, &job_type.controller)
+                waiting.session.are_counted_together(&d.choice.candidate.controller, announced(&job_type.controller))
             };
-            let before_it = waiting.session.holds_beside(&job_type.controller)
+            let before_it = waiting.session.holds_beside(announced(&job_type.controller))
                 + decisions.iter().filter(is_its_own).filter(its_controller).count();
             let Some(wanted) = self.wanted(&waiting.session, &choice, &job_type, before_it) else {
                 // It asks again when it holds less.
@@ -323,7 +324,7 @@ impl Dispatcher {
             cores: session.cores,
             measured: session.speed(&job_type.name),
             remaining,
-            workstations: self.farm.workstations_with(&job_type.controller),
+            workstations: self.farm.workstations_with(announced(&job_type.controller)),
             time_limit: job_type.time_limit,
         };
         let wanted = size::wanted(&situation);

@@ -5,6 +5,7 @@ pub mod access;
 pub mod agent;
 pub mod alerts;
 pub mod farm;
+pub mod files;
 pub mod health;
 pub mod jobs;
 pub mod join;

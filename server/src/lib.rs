@@ -6,7 +6,7 @@
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
 //! - what is measured: [`instruments`]; what the service manager is told: [`watchdog`]
-//! - what is stored before it is loaded: [`originals`]
+//! - what is stored before it is loaded: [`originals`]; files by their hashes: [`files`]
 //! - telling people what they asked to be told: [`alerts`]; what is to be done when: [`schedules`]
 //! - who may do what: [`access`]; certificates: [`authority`], [`init`]; the edges: [`grpc`], and [`rest`] over it
 
@@ -17,6 +17,7 @@ pub mod deliver;
 pub mod descriptors;
 pub mod dispatch;
 pub mod farm;
+pub mod files;
 pub mod grpc;
 pub mod init;
 pub mod instruments;

@@ -4,7 +4,7 @@ use crate::farm::Farm;
 use anyhow::Context;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::LaneId;
-use pcfarm_sql::{profiles, upkeep};
+use pcfarm_sql::{files, profiles, upkeep};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -94,6 +94,11 @@ async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
     profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
     for _ in 0..FORGET_STEPS {
         if upkeep::forget_old_job(&*client).await.context("forgetting old jobs")? == 0 {
+            break;
+        }
+    }
+    for _ in 0..FORGET_STEPS {
+        if files::forget(&client).await.context("forgetting files")? == 0 {
             break;
         }
     }

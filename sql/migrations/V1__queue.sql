@@ -44,10 +44,15 @@ create table pcfarm.database (
 
 -- How a kind of problem runs ------------------------------------------------------------------------------
 
+-- What an agent says that it runs, to be given problems of this controller: one that runs modules runs them all.
+create function pcfarm.announced(controller text)
+returns text language sql immutable as $$ select case when controller like 'wasm:%' then 'wasm' else controller end $$;
+
 create table pcfarm.job_type (
     name             text primary key
                      constraint job_type_name check (name ~ '^[A-Za-z0-9_.-]{1,63}$'),
-    controller       text not null constraint controller_name check (controller ~ '^(exec:|wasm:)?[A-Za-z0-9_.-]{1,63}$'),
+    controller       text not null constraint controller_name
+                     check (controller ~ '^((exec:)?[A-Za-z0-9_.-]{1,63}|wasm:[0-9a-f]{64})$'),
     description      text not null default '',
     default_priority integer not null default 0,
     -- A job's deadline is its creation plus this.

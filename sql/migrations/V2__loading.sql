@@ -189,13 +189,13 @@ begin
         from jsonb_object_keys(options) as o(key)
         where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
                             'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended',
-                            'info', 'alerts');
+                            'info', 'files', 'alerts');
     end if;
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
             using errcode = 'invalid_parameter_value',
-                  hint = 'Options are title, priority, deadline, not_before, standing, parameters, info, after and after_ended '
-                         '(ids of jobs), alerts (as pcfarm.subscribe takes them), unique_key, on_duplicate, '
+                  hint = 'Options are title, priority, deadline, not_before, standing, parameters, info, files (names and hashes), '
+                         'after and after_ended (ids of jobs), alerts (as pcfarm.subscribe takes them), unique_key, on_duplicate, '
                          'idempotency_key and idempotency_digest (of what else a repetition must have equal).';
     end if;
     if coalesce(options ->> 'on_duplicate', 'return') not in ('return', 'refuse') then
@@ -219,6 +219,9 @@ begin
     if created is not null and options <> '{}' then
         if options ? 'info' then
             insert into pcfarm.job_info (job_id, info) values (created, options -> 'info');
+        end if;
+        if options ? 'files' then
+            perform pcfarm.set_job_files(created, options -> 'files');
         end if;
         -- Nothing can run after a job that is not there yet: no circle to look for.
         insert into pcfarm.job_after as a (job_id, after_job, ended)
@@ -1106,6 +1109,7 @@ begin
         j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp()
             and not exists (select from pcfarm.job_after a where a.job_id = into_job)
             and not exists (select from pcfarm.job_info i where i.job_id = into_job)
+            and not exists (select from pcfarm.job_file f where f.job_id = into_job)
             and not exists (select from pcfarm.job_type t where t.name = j.job_type and t.suspended_since is not null)
     into facts
     from pcfarm.job j where j.job_id = into_job;

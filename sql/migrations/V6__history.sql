@@ -140,6 +140,7 @@ begin
         delete from pcfarm.failed_attempt f where f.job_id = job;
         delete from pcfarm.job_after a where a.job_id = job or a.after_job = job;
         delete from pcfarm.job_info i where i.job_id = job;
+        delete from pcfarm.job_file f where f.job_id = job;
         delete from pcfarm.job j where j.job_id = job;
         insert into pcfarm.event (what, job_id) values ('job forgotten', job);
         return 1;

@@ -1,7 +1,7 @@
 -- Of a job that may be handed out: how many with work for the same controllers are served before it, and the next one;
 -- how long the oldest of its checkouts has been out.
 with work as materialized (
-    select distinct q.job_id, t.controller from pcfarm.queue_pointer q
+    select distinct q.job_id, pcfarm.announced(t.controller) as controller from pcfarm.queue_pointer q
     join pcfarm.job_type t on t.name = q.job_type
     join pcfarm.job j on j.job_id = q.job_id and j.ended_at is null
     where q.next_extraction < q.next_insertion),

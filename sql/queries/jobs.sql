@@ -18,7 +18,7 @@ select p.job_id, p.name, p.title, p.job_type, p.owner, p.state, p.priority, p.de
 from pcfarm.job_progress p
 join pcfarm.job j on j.job_id = p.job_id
 join pcfarm.job_type t on t.name = j.job_type
-left join able a on a.controller = t.controller
+left join able a on a.controller = pcfarm.announced(t.controller)
 cross join lateral (
     select count(distinct c.workstation_id) as workstations from pcfarm.checkout c
     where c.job_id = p.job_id and c.ended_at is null) h

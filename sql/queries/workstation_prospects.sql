@@ -2,7 +2,7 @@
 -- handed out now, and how many of these have something left.
 with able as materialized (
     select t.name from pcfarm.job_type t
-    join pcfarm.workstation w on w.workstation_id = $1 and t.controller = any (w.controllers)),
+    join pcfarm.workstation w on w.workstation_id = $1 and pcfarm.announced(t.controller) = any (w.controllers)),
 could as (
     select j.job_id, j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp() as may,
         j.state, exists (
@@ -20,6 +20,6 @@ select w.silent_since is not null as silent, w.drain,
     (select count(*) from could where state = 'held') as held,
     (select array_agg(distinct t.controller::text order by t.controller::text) from pcfarm.job j
         join pcfarm.job_type t on t.name = j.job_type
-        where j.ended_at is null and j.state = 'open' and not t.controller = any (w.controllers)) as wanted_elsewhere
+        where j.ended_at is null and j.state = 'open' and not pcfarm.announced(t.controller) = any (w.controllers)) as wanted_elsewhere
 from pcfarm.workstation w
 where w.workstation_id = $1

@@ -38,6 +38,8 @@ pub struct OpenLane {
     pub problems: i64,
     /// The job has an info, which goes with every checkout.
     pub has_info: bool,
+    /// Its problems need files.
+    pub has_files: bool,
 }
 
 /// All of them, in the dispatcher's order; at most 10,000.
@@ -66,6 +68,7 @@ pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> 
                 next_insertion: row.try_get("next_insertion")?,
                 problems: row.try_get("problems")?,
                 has_info: row.try_get("has_info")?,
+                has_files: row.try_get("has_files")?,
             })
         })
         .collect()

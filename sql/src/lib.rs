@@ -14,6 +14,7 @@ pub mod checkout;
 pub mod checks;
 pub mod events;
 pub mod farm;
+pub mod files;
 pub mod job_types;
 pub mod jobs;
 pub mod json;

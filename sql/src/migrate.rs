@@ -15,6 +15,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V9__schedules", include_str!("../migrations/V9__schedules.sql")),
     ("V10__access", include_str!("../migrations/V10__access.sql")),
     ("V11__api", include_str!("../migrations/V11__api.sql")),
+    ("V12__files", include_str!("../migrations/V12__files.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

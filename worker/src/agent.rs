@@ -19,6 +19,10 @@ use uuid::Uuid;
 use crate::controller::Controller;
 use crate::credentials::Credentials;
 use crate::drive::{Setup, drive};
+#[cfg(target_os = "linux")]
+use crate::exec::controller::Programs;
+#[cfg(any(target_os = "linux", feature = "wasm"))]
+use crate::files::{Farm, Files};
 use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
 use crate::pool;
@@ -189,8 +193,22 @@ impl Agent {
     pub async fn run_with(mut self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
         let endpoints = settings.endpoints()?;
         let state_dir = StateDir::open(&settings.state_dir)?;
+        let credentials = Arc::new(settings.credentials(state_dir.identity));
+        #[cfg(any(target_os = "linux", feature = "wasm"))]
+        let mut kept = None;
         #[cfg(target_os = "linux")]
-        let _programs = crate::exec::controller::Programs::add(&settings, state_dir.identity, &mut self.controllers)?;
+        let _programs = match settings.programs.is_empty() {
+            true => Programs::default(),
+            false => {
+                let files = files(&settings, &state_dir, &endpoints, &credentials, &mut kept)?;
+                Programs::add(&settings, state_dir.identity, files, &mut self.controllers)?
+            }
+        };
+        #[cfg(feature = "wasm")]
+        if let Some(limits) = settings.wasm_limits().map_err(SettingsError::from)? {
+            let files = files(&settings, &state_dir, &endpoints, &credentials, &mut kept)?;
+            crate::wasm::controller::add(files, limits, settings.cores, &mut self.controllers)?;
+        }
         let names = self.names();
         let (controllers, steps) = self.parts(settings.cores)?;
         info!(
@@ -205,7 +223,6 @@ impl Agent {
             controllers = names.join(","),
             "agent starts"
         );
-        let credentials = settings.credentials(state_dir.identity);
         if let Some(token) = &settings.join_token {
             let joined = stop.run_until_cancelled(credentials.join(&endpoints, token)).await;
             match joined {
@@ -215,7 +232,6 @@ impl Agent {
             }
         }
         stop.run_until_cancelled(credentials.renew_if_due(&endpoints)).await;
-        let credentials = Arc::new(credentials);
         let (slots, wanted) = watch::channel(Vec::new());
         let threads = pool::threads(settings.cores).map_err(AgentError::Failed)?;
         let body = Body { settings, state_dir, endpoints, credentials, threads, controllers, steps, names };
@@ -280,6 +296,31 @@ impl Body {
         let controllers = self.steps.engine().controllers();
         controllers.filter(|(_, flow)| flow.has_pools()).map(|(name, _)| name.to_owned()).collect()
     }
+}
+
+/// What it keeps of the farm's files, beside the directory where its programs work: one for all who need some.
+#[cfg(any(target_os = "linux", feature = "wasm"))]
+fn files(
+    settings: &Settings,
+    state_dir: &StateDir,
+    endpoints: &[Endpoint],
+    credentials: &Arc<Credentials>,
+    kept: &mut Option<Arc<Files>>,
+) -> Result<Arc<Files>, SettingsError> {
+    if let Some(files) = kept {
+        return Ok(Arc::clone(files));
+    }
+    // Programs have another working directory.
+    let path = settings.work_dir.join(format!("{}.files", state_dir.identity));
+    let path = std::path::absolute(&path).unwrap_or(path);
+    let farm = Farm {
+        endpoints: endpoints.to_vec(),
+        credentials: Arc::clone(credentials),
+        runtime: tokio::runtime::Handle::current(),
+    };
+    let files = Files::open(path.clone(), settings.files_bytes, farm).map(Arc::new);
+    let files = files.map_err(|source| SettingsError::FilesDir { path, source })?;
+    Ok(Arc::clone(kept.insert(files)))
 }
 
 fn hello(settings: &Settings, identity: Uuid, controllers: Vec<String>) -> v1::Hello {

@@ -28,12 +28,10 @@
 //! - `supervisor`, `running`: one program and its tree, from start to end.
 //! - `tree`: finding and ending all that descends from a process.
 //! - `launcher`, `fence`: what is given up before the program is.
-//! - `failure`: what a program can do wrong, in words.
 
 mod arguments;
 pub(crate) mod controller;
 mod directory;
-mod failure;
 mod fence;
 mod instance;
 mod launcher;

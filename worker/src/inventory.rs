@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pcfarm_faults::{CrashPoint, crash_point};
+use pcfarm_proto::files::announced;
 use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::v1::server_message::Message as In;
 use pcfarm_proto::{
@@ -98,6 +99,7 @@ const FRAME_BYTES: usize = 64 << 10;
 
 /// What happened.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all of them are the large one")]
 pub enum Event {
     /// A stream to a server is open.
     Connected,
@@ -502,7 +504,7 @@ impl Inventory {
         // The same id with another token: the database has forgotten the one in hand.
         self.forget(key.checkout_id, "its id was given to another checkout");
         debug!(checkout_id = %key.checkout_id, job_id = %checkout.job_id, problems = checkout.problems.len(), "checked out");
-        let known = self.profile.hello.controllers.contains(&checkout.controller);
+        let known = self.profile.hello.controllers.iter().any(|name| name == announced(&checkout.controller));
         let refusal = match &self.drain {
             Drain::Stop { .. } => Some("the agent is stopping".to_owned()),
             Drain::No | Drain::Server { .. } if !known => {

@@ -59,6 +59,9 @@
 //! - [`settings`]: what it is told, and [`state_dir`]: who it is.
 //! - `credentials`: what it proves itself with.
 //! - [`exec`]: controllers that are programs of the agent owner's list.
+//! - [`wasm`]: controllers that are modules, which job types ship.
+//! - `fed`: lines of JSON, in and out: what those two have in common.
+//! - `files`: contents by their hashes, from the farm, kept for a while.
 //! - `drive`: the one loop: wait, decide, act.
 //! - `inventory`: every decision of it, without I/O or clock.
 //! - `slots`: sessions beside its own.
@@ -72,10 +75,16 @@ pub mod controller;
 mod credentials;
 #[cfg(target_os = "linux")]
 pub mod exec;
+#[cfg(any(target_os = "linux", feature = "wasm"))]
+mod fed;
+#[cfg(any(target_os = "linux", feature = "wasm"))]
+mod files;
 pub mod settings;
 pub mod state_dir;
 pub mod steps;
 pub mod trial;
+#[cfg(feature = "wasm")]
+pub mod wasm;
 
 /// What an agent decides, without I/O or clock: for simulators.
 #[cfg(feature = "faults")]

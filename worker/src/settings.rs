@@ -16,6 +16,8 @@ use uuid::Uuid;
 use crate::credentials::Credentials;
 #[cfg(target_os = "linux")]
 use crate::exec::settings::{ProgramError, ProgramSettings};
+#[cfg(feature = "wasm")]
+use crate::wasm::settings::{WasmError, WasmSettings};
 
 /// The server's own default, on this machine: a farm of one is tried without any setting.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7070";
@@ -29,6 +31,9 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 /// What a workstation spares without noticing, and minutes of results of most jobs.
 const DEFAULT_UNACKNOWLEDGED_MIB: usize = 64;
+
+/// What the working directory may hold of files from the farm, for the next problem that needs one of them.
+const DEFAULT_FILES_MIB: u64 = 2048;
 
 const STATE_DIR_NAME: &str = "pcfarm-worker";
 const SYSTEM_STATE_DIR: &str = "/var/lib/pcfarm-worker";
@@ -60,8 +65,13 @@ pub struct Settings {
     /// Programs that problems may be given to: the controllers `exec:NAME`.
     #[cfg(target_os = "linux")]
     pub programs: Vec<ProgramSettings>,
-    /// Where programs work, in a directory that is the agent's alone.
+    /// Lets the agent run modules that job types ship: the controller `wasm`.
+    #[cfg(feature = "wasm")]
+    pub wasm: Option<WasmSettings>,
+    /// Where programs work, in a directory that is the agent's alone, and where files from the farm are kept.
     pub work_dir: PathBuf,
+    /// Most bytes of those files.
+    pub files_bytes: u64,
     /// What programs must not read, beside the agent's own files.
     pub hide: Vec<PathBuf>,
     /// A binary that calls [`supervise_if_asked`](crate::exec::supervise_if_asked) first. [`Agent::run`](crate::Agent::run)
@@ -84,7 +94,10 @@ impl Default for Settings {
             ca: None,
             #[cfg(target_os = "linux")]
             programs: Vec::new(),
+            #[cfg(feature = "wasm")]
+            wasm: None,
             work_dir: default_work_dir(),
+            files_bytes: DEFAULT_FILES_MIB << 20,
             hide: Vec::new(),
             supervisor: None,
         }
@@ -134,6 +147,11 @@ pub enum SettingsError {
     #[cfg(target_os = "linux")]
     #[error("program {name:?}")]
     Program { name: String, source: ProgramError },
+    #[cfg(feature = "wasm")]
+    #[error("modules")]
+    Wasm(#[from] WasmError),
+    #[error("the directory of files from the farm, {path}")]
+    FilesDir { path: PathBuf, source: std::io::Error },
     #[error("programs need a supervisor: Agent::run is one, and Settings::supervisor names another")]
     NoSupervisor,
     #[error("the working directory of programs, {path}")]
@@ -186,6 +204,14 @@ struct Flags {
     /// ~/.cache/pcfarm-worker]
     #[arg(long, value_name = "DIR", env = "PCFARM_WORK_DIR")]
     work_dir: Option<PathBuf>,
+    /// Most that is kept there of files from the farm, modules for instance [default: 2048]
+    #[arg(long, value_name = "MIB", env = "PCFARM_FILES_MIB")]
+    files_mib: Option<u64>,
+    /// Run modules that job types ship: WASI programs in a sandbox without files and network. A table [wasm] in the settings
+    /// says so, too
+    #[cfg(feature = "wasm")]
+    #[arg(long, env = "PCFARM_WASM", value_parser = clap::builder::FalseyValueParser::new())]
+    wasm: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -202,6 +228,9 @@ struct FileSettings {
     join_token_file: Option<PathBuf>,
     ca: Option<PathBuf>,
     work_dir: Option<PathBuf>,
+    files_mib: Option<u64>,
+    #[cfg(feature = "wasm")]
+    wasm: Option<WasmSettings>,
     #[serde(default)]
     hide: Vec<PathBuf>,
     #[cfg(target_os = "linux")]
@@ -256,6 +285,12 @@ impl Settings {
             ca: flags.ca.or(file.ca),
             #[cfg(target_os = "linux")]
             programs: file.program,
+            #[cfg(feature = "wasm")]
+            wasm: file.wasm.or_else(|| flags.wasm.then(WasmSettings::default)),
+            files_bytes: flags
+                .files_mib
+                .or(file.files_mib)
+                .map_or(default.files_bytes, |mib| mib.saturating_mul(1 << 20)),
             work_dir: flags.work_dir.or(file.work_dir).unwrap_or(default.work_dir),
             hide,
             supervisor: None,
@@ -263,7 +298,15 @@ impl Settings {
         settings.endpoints()?;
         #[cfg(target_os = "linux")]
         settings.checked_programs()?;
+        #[cfg(feature = "wasm")]
+        settings.wasm_limits()?;
         Ok(settings)
+    }
+
+    /// What modules may take, if they are run.
+    #[cfg(feature = "wasm")]
+    pub(crate) fn wasm_limits(&self) -> Result<Option<crate::wasm::settings::Limits>, WasmError> {
+        self.wasm.as_ref().map(|wasm| wasm.limits(memory_bytes(), self.cores)).transpose()
     }
 
     /// The owner's programs, if all of them make sense.

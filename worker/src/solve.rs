@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use bytes::{BufMut, BytesMut};
+use pcfarm_proto::files::announced;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
 use prost::Message;
@@ -55,7 +56,7 @@ impl Controllers {
     }
 
     pub fn get(&self, name: &str) -> Option<&dyn Solve> {
-        self.by_name.get(name).map(Arc::as_ref)
+        self.by_name.get(announced(name)).map(Arc::as_ref)
     }
 
     pub fn names(&self) -> Vec<String> {

@@ -30,6 +30,8 @@ pub struct Checkout {
     pub controller: String,
     pub parameters: Bytes,
     pub info: Bytes,
+    /// What its problems need, by name.
+    pub files: Vec<v1::JobFile>,
     pub problems: Vec<v1::Problem>,
     /// The next problem is released when the server has acknowledged the last one's result.
     pub one_by_one: bool,
@@ -71,6 +73,7 @@ impl Checkout {
             controller: message.controller,
             parameters: message.parameters,
             info: message.info,
+            files: message.files,
             released: AtomicUsize::new(if message.one_by_one { 1 } else { message.problems.len() }),
             one_by_one: message.one_by_one,
             time_limit: message.time_limit.and_then(|limit| Duration::try_from(limit).ok()),
@@ -111,6 +114,12 @@ impl Checkout {
     pub fn untaken(&self) -> usize {
         let released = self.released.load(Ordering::Relaxed).min(self.problems.len());
         released.saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Of the next problem that somebody will take, if there is one.
+    #[cfg(feature = "wasm")]
+    pub fn next_batch_order(&self) -> Option<i64> {
+        self.problems.get(self.next.load(Ordering::Relaxed)).map(|problem| problem.batch_order)
     }
 
     /// Whether a problem was taken.

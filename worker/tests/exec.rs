@@ -134,6 +134,11 @@ fn marked(mark: &str) -> Vec<i32> {
 /// Hands out a checkout and waits until it is closed.
 async fn run(session: &mut Session, id: i64, program: &str, payloads: &[Value]) -> Vec<String> {
     session.check_out(id, &format!("exec:{program}"), payloads.iter().map(Value::to_string)).await;
+    closed(session, id).await
+}
+
+/// What became of a checkout's problems, once all of them have ended.
+async fn closed(session: &mut Session, id: i64) -> Vec<String> {
     let mut results = BTreeMap::new();
     loop {
         let delivery = session.delivery().await;
@@ -348,7 +353,9 @@ async fn programs_end_with_an_agent_that_is_killed() {
 
     // What it has left on the disk is gone when its successor has started.
     let litter = |dir: &Path| fs::read_dir(dir).map_or(0, |entries| entries.flatten().count());
-    let base = fs::read_dir(desk.work_dir()).expect("it is there").flatten().next().expect("the agent's").path();
+    let of_programs = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().ends_with(".files");
+    let mut dirs = fs::read_dir(desk.work_dir()).expect("it is there").flatten();
+    let base = dirs.find(of_programs).expect("the agent's").path();
     assert!(litter(&base) > 0);
     let mut agent = start(&desk.server);
     let (session, _) = desk.server.welcomed().await;
@@ -464,6 +471,49 @@ async fn a_one_shot_program_gets_arguments_and_no_shell_sees_them() {
     let seen: Value = serde_json::from_str(&results[0]).expect("JSON");
     assert_eq!(seen, json!([["--key=0", "--", file, "-x", "$HOME", "3"], payload.to_string()]));
     assert_eq!(results[1], "failed: the payload has no \"list\", which the program's arguments want");
+}
+
+#[tokio::test]
+async fn a_jobs_files_are_in_each_problems_directory() {
+    let mut desk = Desk::empty().await;
+    let files = std::sync::Arc::clone(&desk.server.files);
+    let script = desk.file(
+        "model.py",
+        "import json, sys\n\
+         for line in sys.stdin:\n\
+         \x20   q = json.loads(line)\n\
+         \x20   text = open(q['directory'] + '/model.txt').read()\n\
+         \x20   try: open(q['directory'] + '/model.txt', 'a'); text = 'written'\n\
+         \x20   except OSError: pass\n\
+         \x20   print(json.dumps({'result': text[q['payload']]}), flush=True)\n",
+    );
+    desk.program(&format!("name = \"fed\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [\"{script}\"]"));
+    desk.program(
+        "name = \"once\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", 'cat \"$1\" large.bin | wc -c', \"sh\", \"{payload}\"]",
+    );
+    let model = files.put(b"abc");
+    let large = files.put(&vec![7; 100_000]);
+    let (mut agent, mut session) = desk.agent(2).await;
+    let (fed, once) = (["0", "1", "2"].map(str::to_owned), ["\"model.txt\""; 3].map(str::to_owned));
+    session.check_out_with_files(1, "exec:fed", fed, &[("model.txt", &model)]).await;
+    assert_eq!(closed(&mut session, 1).await, ["\"a\"", "\"b\"", "\"c\""]);
+    session.check_out_with_files(2, "exec:once", once.clone(), &[("model.txt", &model), ("large.bin", &large)]).await;
+    assert_eq!(closed(&mut session, 2).await, ["\"100003\""; 3]);
+    assert_eq!(files.fetches.load(Ordering::Relaxed), 2, "each is fetched once");
+
+    // What is not there, or is no name, fails the problems that need it.
+    let nothing = "00".repeat(32);
+    session.check_out_with_files(3, "exec:once", once.clone(), &[("model.txt", &nothing)]).await;
+    let failed = closed(&mut session, 3).await;
+    assert!(failed.iter().all(|one| one.starts_with("failed: the farm does not give file 0000")), "{failed:?}");
+    for name in ["../model.txt", "/model.txt", ".model", ""] {
+        session.check_out_with_files(4, "exec:once", once[..1].iter().cloned(), &[(name, &model)]).await;
+        assert_eq!(closed(&mut session, 4).await, [format!("failed: {name:?} is no name of a file")]);
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.wait_until("processes are left", || desk.processes().is_empty()).await;
 }
 
 #[tokio::test]

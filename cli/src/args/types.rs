@@ -1,5 +1,6 @@
 //! What `pcfarm types` takes.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -33,6 +34,9 @@ pub struct SetTypeArgs {
     /// What solves its problems; a new one needs it
     #[arg(long, value_name = "CONTROLLER")]
     pub controller: Option<String>,
+    /// A module that solves its problems: a WASI program, which is put there and shipped to workstations that run modules
+    #[arg(long, value_name = "FILE", conflicts_with = "controller")]
+    pub module: Option<PathBuf>,
     /// A line about it
     #[arg(long, value_name = "TEXT")]
     pub description: Option<String>,

@@ -21,6 +21,12 @@ const WORK: Need = Need::Scope(Scope::Work);
 /// By `/package.Service/Method`.
 pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.AgentService/Work", WORK),
+    ("/pcfarm.v1.AgentService/Fetch", WORK),
+    // One's own files, unless one operates.
+    ("/pcfarm.v1.FileService/Put", SUBMIT),
+    ("/pcfarm.v1.FileService/Get", SUBMIT),
+    ("/pcfarm.v1.FileService/List", SUBMIT),
+    ("/pcfarm.v1.FileService/Remove", SUBMIT),
     // Of jobs of one's own, unless one operates.
     ("/pcfarm.v1.JobService/Submit", SUBMIT),
     ("/pcfarm.v1.JobService/ListJobs", SUBMIT),

@@ -21,6 +21,7 @@ pub struct Candidate {
     pub job_type: Arc<str>,
     /// Its job's, where that is another.
     pub of_type: Option<Arc<str>>,
+    /// As agents announce it.
     pub controller: Arc<str>,
     /// What a workstation must have.
     pub labels: Arc<[Arc<str>]>,

@@ -11,6 +11,7 @@ use anyhow::Context;
 use deadpool_postgres::ClientWrapper;
 use futures_util::future::try_join_all;
 use pcfarm_faults::{Bug, planted};
+use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::lanes::{self, ComingProblem, OpenLane, Portion};
@@ -358,7 +359,7 @@ impl Lanes {
             urgency: open.urgency,
             came_back: open.came_back,
             first: open.first,
-            controller: job_type.controller.as_str().into(),
+            controller: announced(&job_type.controller).into(),
             labels: job_type.labels.clone(),
         }
     }
@@ -497,6 +498,7 @@ mod tests {
             next_insertion: BatchOrder(of),
             problems: of,
             has_info: false,
+            has_files: false,
         };
         let mut lane =
             Lane { open: Arc::new(open), candidate, ahead: Ahead::default(), next: BatchOrder(0), at_end: false };

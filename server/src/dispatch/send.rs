@@ -7,6 +7,7 @@ use crate::members::Members;
 use crate::reads::Related;
 use crate::session::Session;
 use pcfarm_faults::{CrashPoint, crash_point};
+use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{CheckoutId, JobId};
 use pcfarm_proto::v1;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET};
@@ -28,6 +29,7 @@ pub struct Shipment {
     problems: Vec<ComingProblem>,
     suspect: bool,
     has_info: bool,
+    has_files: bool,
 }
 
 impl Shipment {
@@ -48,6 +50,7 @@ impl Shipment {
         };
         Shipment {
             has_info: lane.has_info,
+            has_files: lane.has_files,
             checkout_id,
             token: decision.hand_out.token,
             session: decision.session,
@@ -60,7 +63,7 @@ impl Shipment {
 
     /// Makes the checkout known to those who will ask about it, before anything can come back.
     pub fn announce(&self, farm: &Farm) {
-        self.session.sending(self.checkout_id, &self.job_type.controller);
+        self.session.sending(self.checkout_id, announced(&self.job_type.controller));
         if self.suspect {
             self.session.alone(self.checkout_id);
         }
@@ -102,6 +105,16 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
             }
         }
     }
+    if shipment.has_files {
+        match tokio::time::timeout(INFO_DEADLINE, files(&farm, &shipment)).await.unwrap_or_else(|late| Err(late.into()))
+        {
+            Ok(files) => shipment.header.files = files,
+            Err(error) => {
+                let message = format!("its job's files were not read: {error:#}");
+                related.failures.extend(problems.iter().map(|problem| (problem.problem_id, message.clone())));
+            }
+        }
+    }
     if !related.failures.is_empty() {
         problems.retain(|p| !related.failures.contains_key(&p.problem_id));
         fail(&farm, &shipment, &related, problems.is_empty()).await;
@@ -114,12 +127,18 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
     }
 }
 
-/// Longest that reading a job's info may take.
+/// Longest that reading a job's info, or what files it has, may take.
 const INFO_DEADLINE: Duration = Duration::from_secs(10);
 
 async fn info(farm: &Farm, shipment: &Shipment) -> anyhow::Result<Option<RawJson>> {
     let client = farm.pool.get().await?;
     Ok(jobs::info(&client, JobId(shipment.header.job_id)).await?)
+}
+
+async fn files(farm: &Farm, shipment: &Shipment) -> anyhow::Result<Vec<v1::JobFile>> {
+    let client = farm.pool.get().await?;
+    let files = pcfarm_sql::files::of_job(&client, JobId(shipment.header.job_id)).await?;
+    Ok(files.into_iter().map(|(name, hash)| v1::JobFile { name, sha256: hash.0.to_vec().into() }).collect())
 }
 
 fn message(problem: ComingProblem) -> v1::Problem {

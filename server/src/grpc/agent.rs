@@ -1,9 +1,11 @@
 //! The agents' service: turns a stream of messages into events for the dispatcher and the acceptors.
 
+use crate::access::places::Holder;
 use crate::access::{Caller, Kind, Peer};
 use crate::deliver::Delivered;
 use crate::dispatch::Event;
 use crate::farm::Farm;
+use crate::files::{self, Files, Pieces};
 use crate::grpc::status_code;
 use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
@@ -36,11 +38,12 @@ const CONTROLLERS_LIMIT: usize = 1000;
 
 pub struct AgentApi {
     farm: Arc<Farm>,
+    files: Arc<Files>,
 }
 
 impl AgentApi {
-    pub fn new(farm: Arc<Farm>) -> AgentApi {
-        AgentApi { farm }
+    pub fn new(farm: Arc<Farm>, files: Arc<Files>) -> AgentApi {
+        AgentApi { farm, files }
     }
 
     /// A certificate is worth the workstation that it names, and that one's slots; whoever has none is no workstation that
@@ -103,6 +106,24 @@ impl v1::agent_service_server::AgentService for AgentApi {
         };
         self.farm.tasks.spawn(task.instrument(span));
         Ok(Response::new(ReceiverStream::new(messages)))
+    }
+
+    type FetchStream = Pieces;
+
+    /// Whoever knows the checkout's token has it in hands: 64 random bits that nobody else was told.
+    async fn fetch(&self, request: Request<v1::FetchRequest>) -> Result<Response<Pieces>, Status> {
+        let (caller, peer) = (Caller::of(&request)?, Peer::of(&request));
+        let v1::FetchRequest { sha256, offset, checkout } = request.into_inner();
+        let hash = files::hash(&sha256)?;
+        let held = checkout.unwrap_or_default();
+        let client = self.files.client().await?;
+        let id = CheckoutId(held.checkout_id);
+        let content = pcfarm_sql::files::for_checkout(&client, id, held.token.cast_signed(), hash).await;
+        drop(client);
+        let content = content.map_err(status_code::of)?.ok_or_else(|| {
+            Status::not_found(format!("checkout {id} is not live, or its job type does not need file {hash}"))
+        })?;
+        Ok(Response::new(self.files.send(content, offset, &Holder::of(&caller, &peer))?))
     }
 }
 

@@ -2,11 +2,13 @@
 
 use crate::access::gate::Gate;
 use crate::farm::Farm;
+use crate::files::Files;
 use crate::grpc::accept::{Incoming, Limits};
 use crate::grpc::access::AccessApi;
 use crate::grpc::agent::AgentApi;
 use crate::grpc::alerts::AlertsApi;
 use crate::grpc::farm::FarmApi;
+use crate::grpc::files::FilesApi;
 use crate::grpc::health;
 use crate::grpc::jobs::JobsApi;
 use crate::grpc::join::JoinApi;
@@ -18,6 +20,7 @@ use pcfarm_proto::v1::access_service_server::AccessServiceServer;
 use pcfarm_proto::v1::agent_service_server::AgentServiceServer;
 use pcfarm_proto::v1::alert_service_server::AlertServiceServer;
 use pcfarm_proto::v1::farm_service_server::FarmServiceServer;
+use pcfarm_proto::v1::file_service_server::FileServiceServer;
 use pcfarm_proto::v1::job_service_server::JobServiceServer;
 use pcfarm_proto::v1::join_service_server::JoinServiceServer;
 use pcfarm_proto::v1::queue_service_server::QueueServiceServer;
@@ -42,6 +45,7 @@ pub async fn serve(
 ) -> anyhow::Result<()> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<AgentServiceServer<AgentApi>>().await;
+    health.set_serving::<FileServiceServer<FilesApi>>().await;
     health.set_serving::<JobServiceServer<JobsApi>>().await;
     health.set_serving::<WorkstationServiceServer<WorkstationsApi>>().await;
     health.set_serving::<FarmServiceServer<FarmApi>>().await;
@@ -56,6 +60,7 @@ pub async fn serve(
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .context("building the reflection service")?;
+    let files = Files::new(farm.pool.clone());
     let (pool, lease) = (farm.pool.clone(), farm.rhythm.lease);
     Server::builder()
         .max_concurrent_streams(32)
@@ -69,7 +74,12 @@ pub async fn serve(
         .layer(Gate::new(farm.access.clone()))
         .add_service(health_service)
         .add_service(reflection)
-        .add_service(limit(AgentServiceServer::new(AgentApi::new(farm.clone()))))
+        .add_service(limit(AgentServiceServer::new(AgentApi::new(farm.clone(), files.clone()))))
+        .add_service(
+            FileServiceServer::new(FilesApi::new(farm.clone(), files))
+                .max_decoding_message_size(MESSAGE_BYTES_LIMIT)
+                .max_encoding_message_size(MESSAGE_BYTES_LIMIT),
+        )
         .add_service(
             JobServiceServer::from_arc(jobs)
                 .max_decoding_message_size(MESSAGE_BYTES_LIMIT)

@@ -131,9 +131,14 @@ fn told(said: &DbError) -> String {
 fn constraint_words(name: &str) -> Option<&'static str> {
     Some(match name {
         "job_name_length" => "a job's name has from 1 to 200 characters",
-        "resource_name" | "signal_name" | "job_type_name" | "controller_name" => {
+        "resource_name" | "signal_name" | "job_type_name" => {
             "a name has at most 63 letters, digits, dots, hyphens and underscores"
         }
+        "controller_name" => {
+            "a controller is a name of at most 63 letters, digits, dots, hyphens and underscores, a program, exec:NAME, or a \
+             module, wasm: and its SHA-256 in 64 small hexadecimal digits"
+        }
+        "file_name_length" => "a file's name has at most 255 characters",
         "queue_limit_not_negative" | "concurrency_not_negative" => "a limit is a number from 0 on",
         "allocation_range" => "an allocation is from 0 to 1000000 turns in a round",
         "tokens_not_negative" => "there are 0 tokens of a resource, or more",

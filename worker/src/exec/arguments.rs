@@ -5,6 +5,8 @@
 
 use serde_json::Value;
 
+use crate::fed::lines::text;
+
 /// One element of `args`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Template {
@@ -173,14 +175,6 @@ fn one(pieces: &[Piece], values: &Values<'_>) -> Result<String, FillError> {
 fn at<'a>(payload: &'a Value, path: &[String]) -> Result<&'a Value, FillError> {
     let found = path.iter().try_fold(payload, |value, field| value.get(field));
     found.filter(|value| path.is_empty() || !value.is_null()).ok_or_else(|| FillError::Missing(path.join(".")))
-}
-
-/// A text as it is, anything else as JSON.
-pub fn text(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]

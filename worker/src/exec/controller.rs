@@ -3,24 +3,26 @@
 //! Owns the supervisors of one program, at most one for each core that works on it, and what its answers mean. Like any
 //! controller it is called on the agent's cores and asks whether its work is still wanted.
 
-use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use serde::{Deserialize, Serialize};
+use pcfarm_proto::files::FileHash;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tracing::{debug, info, warn};
 
-use crate::controller::{Controller, NewProblem, Problem};
-use crate::exec::arguments::{self, Values, fill};
+use crate::controller::{Controller, Problem};
+use crate::exec::arguments::{Values, fill};
 use crate::exec::directory::Area;
-use crate::exec::failure::{Failure, message};
 use crate::exec::instance::{Asked, Instance};
 use crate::exec::plan::{Ended, Plan, Question, Reply};
 use crate::exec::settings::{AnswerIs, Mode, Program, StdinIs};
+use crate::fed::failure::{Failure, cite, message};
+use crate::fed::lines::{self, storable, text};
+use crate::files::{Files, Kept};
 use crate::settings::{Settings, SettingsError};
 use crate::solve::Controllers;
 use uuid::Uuid;
@@ -46,7 +48,12 @@ pub struct Programs {
 
 impl Programs {
     /// Gives an agent the programs of its owner's list that are installed here.
-    pub fn add(settings: &Settings, identity: Uuid, controllers: &mut Controllers) -> Result<Programs, SettingsError> {
+    pub fn add(
+        settings: &Settings,
+        identity: Uuid,
+        files: Arc<Files>,
+        controllers: &mut Controllers,
+    ) -> Result<Programs, SettingsError> {
         let programs = settings.checked_programs()?;
         if programs.is_empty() {
             return Ok(Programs::default());
@@ -66,7 +73,8 @@ impl Programs {
                 warn!(controller = name, why, "program is not installed here: its problems are for other workstations");
                 continue;
             }
-            let exec = Arc::new(Exec::new(program, supervisor.clone(), hidden.clone(), Arc::clone(&area)));
+            let shared = (Arc::clone(&area), Arc::clone(&files));
+            let exec = Arc::new(Exec::new(program, supervisor.clone(), hidden.clone(), shared));
             if !controllers.add_as(name.clone(), OnCores(Arc::clone(&exec))) {
                 return Err(SettingsError::DuplicateController(name));
             }
@@ -104,6 +112,7 @@ struct Exec {
     supervisor: PathBuf,
     hidden: Vec<PathBuf>,
     area: Arc<Area>,
+    files: Arc<Files>,
     idle: Mutex<Vec<Instance>>,
     failures: Mutex<Failures>,
 }
@@ -116,7 +125,12 @@ struct Failures {
 
 impl Exec {
     /// `hidden` is what the program must not read; `supervisor` is this binary.
-    pub fn new(program: Program, supervisor: PathBuf, hidden: Vec<PathBuf>, area: Arc<Area>) -> Exec {
+    pub fn new(
+        program: Program,
+        supervisor: PathBuf,
+        hidden: Vec<PathBuf>,
+        (area, files): (Arc<Area>, Arc<Files>),
+    ) -> Exec {
         info!(
             program = program.name,
             path = %program.path.display(),
@@ -125,7 +139,7 @@ impl Exec {
             fenced = super::fence::available(),
             "program"
         );
-        Exec { program, supervisor, hidden, area, idle: Mutex::default(), failures: Mutex::default() }
+        Exec { program, supervisor, hidden, area, files, idle: Mutex::default(), failures: Mutex::default() }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Instance>> {
@@ -191,7 +205,7 @@ impl Exec {
     fn question(&self, problem: &Problem<'_, Box<RawValue>>, directory: &str) -> anyhow::Result<(Question, Vec<u8>)> {
         let program = &self.program;
         let (args, body) = match program.mode {
-            Mode::Fed => (Vec::new(), line(problem, directory)?),
+            Mode::Fed => (Vec::new(), lines::question(problem, Some(directory))?),
             Mode::OneShot => {
                 let payload: Value = serde_json::from_str(problem.payload().get())?;
                 let values = Values {
@@ -204,7 +218,7 @@ impl Exec {
                 let stdin = match program.stdin {
                     StdinIs::Nothing => Vec::new(),
                     // As it came, big numbers included; a text without its quotes.
-                    StdinIs::Payload if payload.is_string() => arguments::text(&payload).into_bytes(),
+                    StdinIs::Payload if payload.is_string() => text(&payload).into_bytes(),
                     StdinIs::Payload => problem.payload().get().as_bytes().to_vec(),
                 };
                 (fill(&program.args, &values)?, stdin)
@@ -230,7 +244,7 @@ impl Exec {
             Reply::Answer { exit_code, stderr } => {
                 self.note(false);
                 match self.program.mode {
-                    Mode::Fed => fed_answer(problem, &body, &stderr),
+                    Mode::Fed => lines::answer(problem, &body, &stderr),
                     Mode::OneShot => one_shot_answer(self.program.answer, exit_code, body, stderr),
                 }
             }
@@ -243,11 +257,31 @@ impl Exec {
         }
     }
 
+    /// The files that a problem's job has, in the agent's hands for as long as what is returned lives. They are fetched before
+    /// the problem's time begins.
+    fn fetch(&self, problem: &Problem<'_, Box<RawValue>>) -> anyhow::Result<Vec<(String, Kept<'_>)>> {
+        let fetched = problem.checkout.files.iter().map(|file| {
+            // A name, and no path: it becomes one.
+            let sensible = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
+            let is_name = !file.name.starts_with('.') && file.name.bytes().all(sensible) && !file.name.is_empty();
+            ensure!(is_name, "{:?} is no name of a file", file.name);
+            let hash = FileHash::try_from(&file.sha256[..])?;
+            let kept = self.files.get(hash, problem.checkout.key, &|| problem.cancelled())?;
+            Ok((file.name.clone(), kept))
+        });
+        fetched.collect()
+    }
+
     fn solve(&self, problem: &Problem<'_, Box<RawValue>>) -> anyhow::Result<Box<RawValue>> {
         self.back_off(|| problem.cancelled())?;
+        let files = self.fetch(problem)?;
         for _ in 0..TRIES {
             let mut instance = self.instance()?;
             let directory = instance.place().problem(&problem.problem_id().to_string())?;
+            for (name, kept) in &files {
+                // Read-only: what is behind the link is the agent's.
+                symlink(kept.path(), directory.path().join(name)).with_context(|| format!("giving it {name}"))?;
+            }
             let (question, body) = self.question(problem, &directory.path().display().to_string())?;
             match instance.ask(&question, &body, || problem.cancelled()) {
                 Asked::Replied(Reply::Retired, _) => debug!(program = self.program.name, "supervisor retired"),
@@ -267,165 +301,32 @@ impl Exec {
     }
 }
 
-/// What a fed program reads of a problem.
-#[derive(Serialize)]
-struct Line<'a> {
-    key: &'a str,
-    payload: &'a RawValue,
-    attempt: u32,
-    /// The problem's, a 64-bit number.
-    id: String,
-    job: &'a str,
-    job_type: &'a str,
-    directory: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<Box<RawValue>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    info: Option<Box<RawValue>>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    related: BTreeMap<&'a str, Vec<Box<RawValue>>>,
-}
-
-fn line(problem: &Problem<'_, Box<RawValue>>, directory: &str) -> anyhow::Result<Vec<u8>> {
-    let mut related = BTreeMap::new();
-    for read in problem.related_reads() {
-        related.insert(read, problem.related(read)?);
-    }
-    let mut line = serde_json::to_vec(&Line {
-        key: problem.key(),
-        payload: problem.payload(),
-        attempt: problem.attempt(),
-        id: problem.problem_id().to_string(),
-        job: problem.job_name(),
-        job_type: problem.job_type(),
-        directory,
-        parameters: problem.parameters()?,
-        info: problem.info()?,
-        related,
-    })?;
-    // Between its parts JSON may have line ends, and within texts it has none.
-    line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
-    Ok(line)
-}
-
-/// What a fed program says. Its supervisor has seen that it has one of the first two.
-#[derive(Deserialize)]
-struct FedAnswer {
-    #[serde(default)]
-    result: Option<Box<RawValue>>,
-    #[serde(default)]
-    error: Option<Value>,
-    #[serde(default)]
-    enqueue: Vec<Enqueued>,
-    #[serde(default)]
-    info: Option<serde_json::Map<String, Value>>,
-}
-
-/// A problem that it enqueues.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Enqueued {
-    key: String,
-    payload: Value,
-    #[serde(default)]
-    job_type: Option<String>,
-    #[serde(default)]
-    priority: Option<i32>,
-    #[serde(default)]
-    weight: Option<u32>,
-    #[serde(default)]
-    group: Option<String>,
-}
-
-fn fed_answer(problem: &Problem<'_, Box<RawValue>>, line: &[u8], stderr: &str) -> anyhow::Result<Box<RawValue>> {
-    let wrong = |error| anyhow!(message(&format!("the program's answer cannot be used: {error}"), stderr));
-    let answer: FedAnswer = serde_json::from_slice(line).map_err(wrong)?;
-    if let Some(error) = answer.error {
-        bail!(message(&arguments::text(&error), stderr));
-    }
-    for enqueued in answer.enqueue {
-        problem.enqueue(enqueued.problem()?);
-    }
-    if let Some(patch) = answer.info {
-        problem.update_info(&patch)?;
-    }
-    storable(answer.result.unwrap_or_else(null))
-}
-
-fn null() -> Box<RawValue> {
-    RawValue::from_string("null".to_owned()).expect("it is JSON")
-}
-
-impl Enqueued {
-    fn problem(self) -> anyhow::Result<NewProblem> {
-        let mut problem = NewProblem::new(self.key, &self.payload)?;
-        if let Some(job_type) = self.job_type {
-            problem = problem.job_type(&job_type);
-        }
-        if let Some(priority) = self.priority {
-            problem = problem.priority(priority);
-        }
-        if let Some(weight) = self.weight {
-            problem = problem.weight(weight);
-        }
-        if let Some(group) = self.group {
-            problem = problem.group(&group);
-        }
-        Ok(problem)
-    }
-}
-
 fn one_shot_answer(answer: AnswerIs, exit_code: i32, output: Vec<u8>, stderr: String) -> anyhow::Result<Box<RawValue>> {
     let failed = |reason: String| anyhow!(message(&reason, &stderr));
     let output = String::from_utf8(output).map_err(|error| {
         failed(format!("the program's output is not UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
     })?;
-    let text = |text: &str| text.replace('\0', "\u{fffd}");
+    let without_nul = |text: &str| text.replace('\0', "\u{fffd}");
     match answer {
         AnswerIs::Text => {
-            let text = text(output.strip_suffix('\n').unwrap_or(&output));
+            let text = without_nul(output.strip_suffix('\n').unwrap_or(&output));
             Ok(serde_json::value::to_raw_value(&text)?)
         }
         AnswerIs::Json => {
             let parsed: Result<Box<RawValue>, _> = serde_json::from_str(&output);
-            let cited = super::failure::cite(output.as_bytes());
+            let cited = cite(output.as_bytes());
             storable(parsed.map_err(|error| failed(format!("the program's output is not JSON ({error}): {cited}")))?)
         }
         AnswerIs::Report => {
-            let report = serde_json::json!({"exit_code": exit_code, "stdout": text(&output), "stderr": stderr});
+            let report = serde_json::json!({"exit_code": exit_code, "stdout": without_nul(&output), "stderr": stderr});
             Ok(serde_json::value::to_raw_value(&report)?)
         }
     }
 }
 
-/// JSON as it was written, unless a text in it has a NUL character, which no database can hold.
-fn storable(json: Box<RawValue>) -> anyhow::Result<Box<RawValue>> {
-    ensure!(!has_nul(json.get()), "the solution cannot be stored: it contains a NUL character");
-    Ok(json)
-}
-
-/// Whether an escaped NUL is in one of the texts: `\u0000`, with nothing that makes its backslash a character.
-fn has_nul(json: &str) -> bool {
-    json.match_indices("\\u0000")
-        .any(|(at, _)| json[..at].bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_nul_is_found_behind_any_number_of_backslashes() {
-        for (json, expected) in [
-            (r#""\u0000""#, true),
-            (r#""\\u0000""#, false),
-            (r#""\\\u0000""#, true),
-            (r#"["a", "\u0001"]"#, false),
-            (r#"{"\u0000": 1}"#, true),
-        ] {
-            assert_eq!(has_nul(json), expected, "{json}");
-        }
-    }
 
     #[test]
     fn output_becomes_what_was_asked_for() {

@@ -6,18 +6,11 @@
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
-use pcfarm_proto::SOLUTION_BYTES_LIMIT;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::exec::failure::Failure;
 use crate::exec::settings::Mode;
-
-/// Most bytes of an answer: what the farm can store, and what it is wrapped in.
-pub const ANSWER_BYTES_LIMIT: usize = SOLUTION_BYTES_LIMIT + (256 << 10);
-
-/// How much of the end of standard error is kept.
-pub const STDERR_BYTES_LIMIT: usize = 16 << 10;
+use crate::fed::failure::Failure;
 
 /// Both pipes are between two processes of one binary: a longer frame is a bug, or a body that is not for us.
 const FRAME_BYTES_LIMIT: u32 = 256 << 20;

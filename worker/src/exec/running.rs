@@ -17,9 +17,10 @@ use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use crate::exec::LAUNCH;
-use crate::exec::failure::{Exit, Failure, Tail};
-use crate::exec::plan::{ANSWER_BYTES_LIMIT, Launch, Limits, Plan, Question, write_frame};
+use crate::exec::plan::{Launch, Limits, Plan, Question, write_frame};
 use crate::exec::tree;
+use crate::fed::ANSWER_BYTES_LIMIT;
+use crate::fed::failure::{Exit, Failure, Tail};
 
 /// Most bytes that one turn takes from a pipe, so that a flood on one does not drown the others.
 const GULP: usize = 64 << 10;

@@ -13,15 +13,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     DumpableBehavior, getpid, getuid, set_child_subreaper, set_dumpable_behavior, setpriority_process,
 };
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 
-use crate::exec::arguments::text;
-use crate::exec::failure::{Exit, Failure, Milliseconds, cite};
-use crate::exec::plan::{ANSWER_BYTES_LIMIT, Ended, Plan, Question, Reply, read_frame, write_frame};
+use crate::exec::plan::{Ended, Plan, Question, Reply, read_frame, write_frame};
 use crate::exec::running::{Running, Turn, Until};
 use crate::exec::settings::Mode;
 use crate::exec::tree;
+use crate::fed::ANSWER_BYTES_LIMIT;
+use crate::fed::failure::{Exit, Failure, Milliseconds, cite};
+use crate::fed::lines::{Kind, kind};
 
 /// How long a program without a problem may take to end by itself.
 const GOODBYE_WAIT: Duration = Duration::from_millis(500);
@@ -422,76 +421,4 @@ fn settled(program: &mut Running, requests: BorrowedFd<'_>) -> io::Result<Heard>
 
 fn unanswered(out: &[u8], how: &str, otherwise: Failure) -> Failure {
     if out.is_empty() { otherwise } else { Failure::HalfLine { bytes: out.len(), how: how.to_owned() } }
-}
-
-#[derive(Debug, PartialEq)]
-enum Kind {
-    Answer,
-    Progress,
-}
-
-/// Reads a line only as far as it must to know what it is. Who says which question it answers must be right.
-fn kind(line: &[u8], id: &str) -> Result<Kind, Failure> {
-    /// A null is something, too.
-    fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<IgnoredAny>, D::Error> {
-        IgnoredAny::deserialize(deserializer).map(Some)
-    }
-    #[derive(Deserialize)]
-    struct Peek {
-        #[serde(default, deserialize_with = "present")]
-        result: Option<IgnoredAny>,
-        #[serde(default, deserialize_with = "present")]
-        error: Option<IgnoredAny>,
-        #[serde(default, deserialize_with = "present")]
-        progress: Option<IgnoredAny>,
-        id: Option<serde_json::Value>,
-    }
-    if let Err(why) = serde_json::from_slice::<IgnoredAny>(line) {
-        return Err(Failure::NotJson { why: why.to_string(), cited: cite(line) });
-    }
-    // A list would be taken for the fields in order.
-    let is_object = line.trim_ascii_start().starts_with(b"{");
-    let peek = serde_json::from_slice::<Peek>(line).ok().filter(|_| is_object);
-    let peek = peek.ok_or_else(|| Failure::NotAnAnswer(cite(line)))?;
-    let given = peek.id.map(|given| text(&given));
-    if given.is_some_and(|given| given != id) {
-        return Err(Failure::OtherQuestion(cite(line)));
-    }
-    match (peek.result, peek.error, peek.progress) {
-        (Some(_), None, _) | (None, Some(_), _) => Ok(Kind::Answer),
-        (None, None, Some(_)) => Ok(Kind::Progress),
-        (Some(_), Some(_), _) | (None, None, None) => Err(Failure::NotAnAnswer(cite(line))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_is_an_answer_or_progress_or_wrong() {
-        for (line, expected) in [
-            (r#"{"result": null}"#, Ok(Kind::Answer)),
-            (r#"{"result": [1], "info": {}}"#, Ok(Kind::Answer)),
-            (r#"{"error": "no"}"#, Ok(Kind::Answer)),
-            (r#"{"progress": 0.5}"#, Ok(Kind::Progress)),
-            (r#"{"id": "7", "result": 1}"#, Ok(Kind::Answer)),
-            (r#"{"id": 7, "result": 1}"#, Ok(Kind::Answer)),
-            (r#"{"id": "8", "result": 1}"#, Err("another question")),
-            (r#"{"result": 1, "error": "no"}"#, Err("either")),
-            (r#"{}"#, Err("either")),
-            (r#"[1]"#, Err("either")),
-            (r#"7"#, Err("either")),
-            (r#"{"result": 1} x"#, Err("not JSON")),
-            (r#"{"result": NaN}"#, Err("not JSON")),
-            ("", Err("not JSON")),
-            ("Solver 1.0", Err("not JSON")),
-        ] {
-            match (kind(line.as_bytes(), "7"), expected) {
-                (Ok(kind), Ok(expected)) => assert_eq!(kind, expected, "{line}"),
-                (Err(failure), Err(expected)) => assert!(failure.to_string().contains(expected), "{line}: {failure}"),
-                (other, expected) => panic!("{line}: {other:?}, not {expected:?}"),
-            }
-        }
-    }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
-use crate::exec::failure::Exit;
+use crate::fed::failure::Exit;
 
 /// How long the kernel may take to end what was killed: longer only in an uninterruptible wait for a device.
 const END_WAIT: Duration = Duration::from_secs(10);

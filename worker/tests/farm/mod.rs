@@ -1,8 +1,10 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 //! A server that speaks the agents' protocol as the test tells it, and agents that run against it.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +14,7 @@ use pcfarm_proto::v1::agent_service_server::{AgentService, AgentServiceServer};
 use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_proto::v1::server_message::Message as ToAgent;
 use pcfarm_worker::{Agent, AgentError, Settings};
+use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -26,6 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Server {
     pub address: SocketAddr,
     sessions: mpsc::Receiver<Session>,
+    pub files: Arc<Files>,
     tasks: JoinSet<Result<(), tonic::transport::Error>>,
 }
 
@@ -35,8 +39,34 @@ pub struct Session {
     sequence: AtomicU64,
 }
 
+/// What it has of files, and how it gives them.
+#[derive(Default)]
+pub struct Files {
+    by_hash: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
+    /// Pieces that are sent before a stream breaks off.
+    pub breaks_after: AtomicU64,
+    pub fetches: AtomicU64,
+}
+
+/// Small, so that files have many.
+const PIECE_BYTES: usize = 4096;
+
+impl Files {
+    /// Returns its hash in hexadecimal digits.
+    pub fn put(&self, content: &[u8]) -> String {
+        let hash = Sha256::digest(content).to_vec();
+        self.put_as(&hash, content);
+        hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    pub fn put_as(&self, hash: &[u8], content: &[u8]) {
+        self.by_hash.lock().expect("no panic").insert(hash.to_vec(), content.to_vec());
+    }
+}
+
 struct Service {
     sessions: mpsc::Sender<Session>,
+    files: Arc<Files>,
 }
 
 #[tonic::async_trait]
@@ -49,6 +79,33 @@ impl AgentService for Service {
         self.sessions.send(session).await.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
+
+    type FetchStream = ReceiverStream<Result<v1::FilePiece, Status>>;
+
+    async fn fetch(&self, request: Request<v1::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {
+        self.files.fetches.fetch_add(1, Ordering::Relaxed);
+        let request = request.into_inner();
+        let checkout = request.checkout.expect("an agent says which");
+        assert_eq!(checkout.token, 7 * checkout.checkout_id.unsigned_abs());
+        let content = self.files.by_hash.lock().expect("no panic").get(&request.sha256[..]).cloned();
+        let content = content.ok_or_else(|| Status::not_found("no such file"))?;
+        let breaks_after = self.files.breaks_after.load(Ordering::Relaxed);
+        let rest = content[usize::try_from(request.offset).expect("small")..].to_vec();
+        let piece = |bytes: &[u8]| {
+            Ok(v1::FilePiece { total_bytes: content.len() as u64, content: Bytes::copy_from_slice(bytes) })
+        };
+        let mut pieces: Vec<Result<v1::FilePiece, Status>> = rest.chunks(PIECE_BYTES).map(piece).collect();
+        if rest.is_empty() {
+            pieces.push(piece(b""));
+        }
+        if breaks_after > 0 && pieces.len() as u64 > breaks_after {
+            pieces.truncate(usize::try_from(breaks_after).expect("small"));
+            pieces.push(Err(Status::unavailable("the server stops")));
+        }
+        let (sender, stream) = mpsc::channel(pieces.len());
+        pieces.into_iter().for_each(|piece| sender.try_send(piece).expect("there is room"));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
 }
 
 impl Server {
@@ -56,11 +113,12 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("a bound port");
         let (sender, sessions) = mpsc::channel(4);
-        let service = AgentServiceServer::new(Service { sessions: sender });
+        let files = Arc::<Files>::default();
+        let service = AgentServiceServer::new(Service { sessions: sender, files: Arc::clone(&files) });
         let mut tasks = JoinSet::new();
         let router = tonic::transport::Server::builder().add_service(service);
         tasks.spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
-        Server { address, sessions, tasks }
+        Server { address, sessions, files, tasks }
     }
 
     pub fn url(&self) -> String {
@@ -109,6 +167,32 @@ impl Session {
     /// Hands out problems with ids from 1000 × `id` on, one per payload, and 7 × `id` for its token.
     pub async fn check_out(&self, id: i64, controller: &str, payloads: impl IntoIterator<Item = String>) {
         self.send(ToAgent::Checkout(self.checkout(id, controller, payloads))).await;
+    }
+
+    /// The same, of a job with files: names and hashes.
+    pub async fn check_out_with_files(
+        &self,
+        id: i64,
+        controller: &str,
+        payloads: impl IntoIterator<Item = String>,
+        files: &[(&str, &str)],
+    ) {
+        let file = |(name, hash): &(&str, &str)| {
+            let hash: pcfarm_proto::files::FileHash = hash.parse().expect("a hash");
+            v1::JobFile { name: (*name).to_owned(), sha256: hash.0.to_vec().into() }
+        };
+        let checkout = self.checkout(id, controller, payloads);
+        let checkout = v1::Checkout { files: files.iter().map(file).collect(), ..checkout };
+        self.send(ToAgent::Checkout(checkout)).await;
+    }
+
+    /// The same, each with its batch order: those that share one are a convoy.
+    pub async fn check_out_convoys(&self, id: i64, controller: &str, problems: &[(i64, String)]) {
+        let mut checkout = self.checkout(id, controller, problems.iter().map(|(_, payload)| payload.clone()));
+        for (problem, (batch_order, _)) in checkout.problems.iter_mut().zip(problems) {
+            problem.batch_order = *batch_order;
+        }
+        self.send(ToAgent::Checkout(checkout)).await;
     }
 
     pub async fn check_out_one_by_one(&self, id: i64, controller: &str, payloads: impl IntoIterator<Item = String>) {

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::exec::plan::STDERR_BYTES_LIMIT;
+use crate::fed::STDERR_BYTES_LIMIT;
 
 /// Most bytes of standard error in a problem's message: what fits behind the reason in what the farm stores.
 const STDERR_IN_MESSAGE: usize = 3000;

@@ -1,0 +1,1 @@
+select pcfarm.begin_file()

@@ -1,0 +1,1 @@
+select pcfarm.forget_files()

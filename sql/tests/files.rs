@@ -1,0 +1,227 @@
+//! Files in the database: put once, by whom, who may fetch them, and when they go.
+#![cfg(feature = "testing")]
+
+mod queue;
+
+use deadpool_postgres::ClientWrapper;
+use pcfarm_proto::files::FileHash;
+use pcfarm_proto::ids::JobId;
+use pcfarm_sql::access::Rights;
+use pcfarm_sql::files;
+use queue::{Queue, queue};
+
+fn hash(n: u8) -> FileHash {
+    FileHash([n; 32])
+}
+
+/// A file of this hash in two pieces; nothing here looks at what they are. Whether it had been there before.
+async fn put(client: &ClientWrapper, n: u8) -> bool {
+    let file = coming(client, n).await;
+    files::is_whole(client, file, hash(n), 5, "a file").await.expect("put").expect("not given up")
+}
+
+async fn coming(client: &ClientWrapper, n: u8) -> i64 {
+    let file = files::begin(client).await.expect("begun");
+    for (number, piece) in (0..).zip([[n; 3].as_slice(), &[n; 2]]) {
+        assert!(files::add_piece(client, file, number, piece).await.expect("added"));
+    }
+    file
+}
+
+async fn module(queue: &Queue, job_type: &str, n: u8) {
+    queue.run(&format!("select pcfarm.create_job_type('{job_type}', 'wasm:{}')", hash(n))).await;
+}
+
+async fn number_of_files(queue: &Queue) -> (i64, i64) {
+    let pieces = queue.number("select count(*) from pcfarm.file_piece").await;
+    (queue.number("select count(*) from pcfarm.file").await, pieces)
+}
+
+async fn act_as(client: &ClientWrapper, user: &str) {
+    pcfarm_sql::access::act_as(client, user, Rights::All, None).await.expect("acting");
+}
+
+#[tokio::test]
+async fn a_file_is_kept_once_for_all_who_have_put_it() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    act_as(&client, "mia").await;
+    assert!(!put(&client, 1).await);
+    assert!(put(&client, 1).await, "again");
+    act_as(&client, "ana").await;
+    assert!(put(&client, 1).await, "by somebody else");
+    assert!(!put(&client, 2).await);
+    assert_eq!(number_of_files(&queue).await, (2, 4));
+    let of = async |owner: Option<&str>, before, only| {
+        let found = files::files(&client, owner, before, only, 100).await.expect("listed");
+        found.into_iter().map(|file| (file.holder_id, file.owner, file.hash)).collect::<Vec<_>>()
+    };
+    let all = of(None, None, None).await;
+    let seen: Vec<(&str, FileHash)> = all.iter().map(|(_, owner, hash)| (owner.as_str(), *hash)).collect();
+    assert_eq!(seen, [("ana", hash(2)), ("ana", hash(1)), ("mia", hash(1))]);
+    assert_eq!(of(Some("mia"), None, None).await, all[2..]);
+    assert_eq!(of(None, Some(all[0].0), None).await, all[1..]);
+    assert_eq!(of(Some("mia"), None, Some(hash(2))).await, []);
+
+    // Who lets go of it has it no more, and others have.
+    files::let_go(&client, all[1].0).await.expect("gone");
+    assert_eq!(of(None, None, Some(hash(1))).await, all[2..]);
+
+    // What is not whole is nobody's, and has no name.
+    let unfinished = coming(&client, 3).await;
+    assert_eq!(of(None, None, Some(hash(3))).await, []);
+    files::drop_unfinished(&client, unfinished).await.expect("dropped");
+    assert!(!files::add_piece(&client, unfinished, 2, b"late").await.expect("asked"));
+    assert_eq!(files::is_whole(&client, unfinished, hash(3), 9, "late").await.expect("asked"), None);
+
+    // Nobody has more than may be.
+    queue.run("update pcfarm.intake set most_file_bytes = 7").await;
+    let one_too_many = coming(&client, 4).await;
+    files::is_whole(&client, one_too_many, hash(4), 5, "x").await.expect_err("ana has five bytes already");
+    files::drop_unfinished(&client, one_too_many).await.expect("dropped");
+    assert_eq!(number_of_files(&queue).await, (2, 4));
+}
+
+/// Whoever is second waits for the first, whether that one commits or not.
+#[tokio::test]
+async fn two_who_put_the_same_at_once_have_one() {
+    for commits in [true, false] {
+        let queue = queue().await;
+        let second = queue.server().await;
+        let (ours, theirs) = (coming(&second, 1).await, coming(&second, 1).await);
+        let text = format!("select * from pcfarm.file_is_whole({ours}, decode('{}', 'hex'), 5, 'first')", hash(1));
+        queue.run("begin").await;
+        queue.run(&text).await;
+        let backend = queue::backend(&second).await;
+        let (repeated, ()) = tokio::join!(files::is_whole(&second, theirs, hash(1), 5, "second"), async {
+            queue.until_blocked(backend).await;
+            queue.run(if commits { "commit" } else { "rollback" }).await;
+        });
+        assert_eq!(repeated.expect("put"), Some(commits));
+        let whole = queue.number("select count(*) from pcfarm.file where sha256 is not null").await;
+        assert_eq!(whole, 1, "committed: {commits}");
+    }
+}
+
+#[tokio::test]
+async fn a_checkout_lets_its_module_be_fetched_and_nothing_else() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    for n in 1..=3 {
+        put(&client, n).await;
+    }
+    let (code, message) = queue.refused(&format!("select pcfarm.create_job_type('m', 'wasm:{}')", hash(9))).await;
+    assert_eq!((code.as_str(), message), ("22023", format!("there is no file {}", hash(9))));
+    for wrong in ["wasm:", "wasm:x", &format!("wasm:{}", "A".repeat(64)), &format!("wasm:{}0", hash(1))] {
+        let (code, _) = queue.refused(&format!("select pcfarm.create_job_type('m', '{wrong}')")).await;
+        assert_eq!(code, "23514", "{wrong}");
+    }
+    module(&queue, "m", 1).await;
+    module(&queue, "other", 3).await;
+    let job = queue.job_of("m", 4, 1).await;
+    let held = queue.take(job, false, 1).await.expect("a checkout");
+    let fetches = async |token, n| {
+        files::for_checkout(&client, held.checkout_id, token, hash(n)).await.expect("asked").map(|found| found.bytes)
+    };
+    assert_eq!(fetches(held.token, 1).await, Some(5));
+    assert_eq!(fetches(held.token ^ 1, 1).await, None, "another token");
+    assert_eq!(fetches(held.token, 2).await, None, "a file that it does not need");
+    assert_eq!(fetches(held.token, 3).await, None, "another job type's");
+    // Checkouts from before a change go on with what they were handed out with.
+    module(&queue, "m", 2).await;
+    assert_eq!((fetches(held.token, 1).await, fetches(held.token, 2).await), (Some(5), Some(5)));
+    queue.run("select pcfarm.create_job_type('m', 'echo')").await;
+    assert_eq!((fetches(held.token, 1).await, fetches(held.token, 2).await), (Some(5), Some(5)));
+    queue.finish(&held).await;
+    assert_eq!(fetches(held.token, 1).await, None, "a closed checkout");
+}
+
+#[tokio::test]
+async fn what_nothing_needs_goes_after_its_time() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    for n in 1..=3 {
+        put(&client, n).await;
+    }
+    let unfinished = coming(&client, 4).await;
+    module(&queue, "m", 1).await;
+    let forget = async || files::forget(&client).await.expect("forgotten");
+    let age = async |what: &str| {
+        queue.run(&format!("update pcfarm.file set touched_at = touched_at - interval '{what}'")).await;
+        queue.run(&format!("update pcfarm.job_type_module set replaced_at = replaced_at - interval '{what}'")).await;
+    };
+    assert_eq!(forget().await, 0);
+    age("2 hours").await;
+    assert_eq!(forget().await, 1, "what nobody goes on sending");
+    assert!(!files::add_piece(&client, unfinished, 2, b"late").await.expect("asked"));
+    age("5 days").await;
+    assert!(put(&client, 3).await, "put again, it is kept for its time");
+    age("3 days").await;
+    assert_eq!(forget().await, 1);
+    assert_eq!(files::files(&client, None, None, None, 10).await.expect("listed").len(), 2, "the second is gone");
+    age("8 days").await;
+    assert_eq!(forget().await, 1);
+
+    // The module outlives the job type's change by its time.
+    queue.run("select pcfarm.create_job_type('m', 'echo')").await;
+    assert_eq!((forget().await, number_of_files(&queue).await), (0, (1, 2)));
+    age("2 days").await;
+    assert_eq!(forget().await, 0);
+    assert_eq!(queue.number("select count(*) from pcfarm.job_type_module").await, 0);
+    age("6 days").await;
+    assert_eq!(forget().await, 1);
+    assert_eq!(number_of_files(&queue).await, (0, 0));
+}
+
+#[tokio::test]
+async fn a_job_names_files_that_its_owner_has_and_its_checkouts_fetch_them() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    act_as(&client, "mia").await;
+    put(&client, 1).await;
+    act_as(&client, "ana").await;
+    put(&client, 2).await;
+    let files = |files: &str| format!("select pcfarm.create_job('j', 't', '{{\"files\": {files}}}')");
+    for (wrong, expected) in [
+        (format!("{{\"a\": \"{}\"}}", hash(3)), "22023"),
+        ("[]".to_owned(), "22023"),
+        ("{\"a\": 1}".to_owned(), "22023"),
+        ("{\"a\": \"x\"}".to_owned(), "22023"),
+        (format!("{{\"../a\": \"{}\"}}", hash(1)), "23514"),
+        (format!("{{\"\": \"{}\"}}", hash(1)), "23514"),
+    ] {
+        assert_eq!(queue.refused(&files(&wrong)).await.0, expected, "{wrong}");
+    }
+    let both = format!("{{\"a.bin\": \"{}\", \"b\": \"{}\"}}", hash(1), hash(2));
+    pcfarm_sql::access::act_as(&client, "ana", Rights::Own, None).await.expect("acting");
+    client.batch_execute(&files(&both)).await.expect_err("one of them is another user's");
+    pcfarm_sql::access::act_as(&client, "ana", Rights::All, None).await.expect("acting");
+    let job = JobId(client.query_one(&files(&both), &[]).await.expect("made").get(0));
+    queue
+        .run(&format!(
+            "select pcfarm.load({job}, 'select g::text as key, to_jsonb(g) as payload from generate_series(1, 3) g', 1);
+             select pcfarm.open_job({job})"
+        ))
+        .await;
+    let lane = queue.lane(job, false).await.expect("it is open");
+    assert!(lane.has_files && !lane.has_info);
+    let named = files::of_job(&client, job).await.expect("read");
+    assert_eq!(named, [("a.bin".to_owned(), hash(1)), ("b".to_owned(), hash(2))]);
+    let held = queue.take(job, false, 1).await.expect("a checkout");
+    for (n, expected) in [(1, Some(5)), (2, Some(5)), (3, None)] {
+        let found = files::for_checkout(&client, held.checkout_id, held.token, hash(n)).await.expect("asked");
+        assert_eq!(found.map(|found| found.bytes), expected);
+    }
+    // They stay while the job does, and then for their time.
+    let age = "update pcfarm.file set touched_at = touched_at - interval '8 days'";
+    queue.run(age).await;
+    assert_eq!(files::forget(&client).await.expect("forgotten"), 0);
+    queue.run(&format!("select pcfarm.cancel_job({job})")).await;
+    queue.run("update pcfarm.job_type set retention = '0' where name = 't'").await;
+    queue.run("update pcfarm.progress set counted = true").await;
+    assert_eq!(queue.number("select pcfarm.forget_old_job()").await, 1);
+    assert_eq!(files::forget(&client).await.expect("forgotten"), 0);
+    queue.run(age).await;
+    assert_eq!(files::forget(&client).await.expect("forgotten"), 2);
+    assert_eq!(number_of_files(&queue).await, (0, 0));
+}
