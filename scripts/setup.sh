@@ -97,3 +97,9 @@ ensure_wasi() {
     (install_packages "clang lld wasi-libc libclang-rt-dev-wasm32" "" "") ||
         say "clang and wasi-libc were not installed: the examples of modules in C will not be tested."
 }
+
+# A display for tests of sessions. Without it they are left out.
+ensure_display() {
+    if { command -v Xvfb && command -v xdotool; } >/dev/null || ! command -v apt-get >/dev/null; then return 0; fi
+    (install_packages "xvfb xdotool" "" "") || say "xvfb and xdotool were not installed: sessions of X11 will not be tested."
+}

@@ -77,7 +77,11 @@ impl Program {
                 command.env_remove(&name);
             }
         }
-        command.env("NO_COLOR", "1").envs(self.environment.iter().map(|(name, value)| (name, value)));
+        // Nobody sits here: agents are to work.
+        command
+            .env("NO_COLOR", "1")
+            .env("PCFARM_UNATTENDED", "true")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdout(log.try_clone().expect("one more descriptor")).stderr(log);
         let child = command.spawn().unwrap_or_else(|error| panic!("{} does not start: {error}", self.path.display()));
         self.child = Some(child);

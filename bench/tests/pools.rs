@@ -77,6 +77,7 @@ impl Running {
             state_dir: farm.path("agent.state"),
             cores: 2,
             hostname: "desk".to_owned(),
+            presence: pcfarm_worker::presence::settings::Settings::unattended(),
             ..Settings::default()
         };
         let stop = CancellationToken::new();

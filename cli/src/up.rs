@@ -91,7 +91,8 @@ fn start_worker(binary: &Path, directory: &Path, url: &str, number: u16) -> Resu
     let state = directory.join("workers").join(number.to_string());
     fs::create_dir_all(&state).with_context(|| format!("creating {}", state.display()))?;
     let mut worker = Program::new(&name, binary, &directory.join(format!("{name}.log")));
-    worker.arg("--server").arg(url).arg("--state-dir").arg(state);
+    // Whoever tries a farm is there, and wants to see it work.
+    worker.arg("--server").arg(url).arg("--unattended").arg("--state-dir").arg(state);
     worker.start()?;
     Ok(worker)
 }

@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
 
@@ -25,7 +25,9 @@ use crate::exec::controller::Programs;
 use crate::files::{Farm, Files};
 use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
+use crate::local::{self, Local};
 use crate::pool;
+use crate::presence::{Desk, Presence, Start};
 use crate::settings::{self, Settings, SettingsError};
 use crate::slots;
 use crate::solve::Controllers;
@@ -34,6 +36,22 @@ use crate::steps::{Declaration, Running, StepController, WiringError};
 
 /// Threads that wait: one decodes a checkout while the other keeps the rhythm.
 const WAITING_THREADS: usize = 2;
+
+/// The steps to the lowest that there is.
+#[cfg(target_os = "linux")]
+const LOWEST_PRECEDENCE: i32 = 19;
+
+/// Tells a process that it takes the place of another, which was in a person's way, and under which name the servers know it.
+const REPLACES: &str = "PCFARM_REPLACES";
+
+/// How an agent ended that did not fail.
+enum Ended {
+    AsTold,
+    /// Its controllers do not hear that they are in a person's way: another process takes its place.
+    ToBeReplaced {
+        instance: Uuid,
+    },
+}
 
 /// An agent and the controllers it can run.
 #[derive(Default)]
@@ -58,6 +76,8 @@ pub enum AgentError {
     /// It was told to stop, and no server acknowledged what it held.
     #[error("stopped with {0} checkouts unacknowledged: no server was reachable; the farm takes them back")]
     Unacknowledged(usize),
+    #[error("cannot watch for the workstation's person")]
+    Presence(std::io::Error),
     #[error("joining the farm: {0:#}")]
     Joining(anyhow::Error),
     #[error(transparent)]
@@ -68,7 +88,7 @@ impl AgentError {
     /// 1 failed, 2 wrong usage, 3 not reachable, 5 not allowed.
     pub fn exit_code(&self) -> u8 {
         match self {
-            AgentError::StateDir(_) | AgentError::Failed(_) => 1,
+            AgentError::StateDir(_) | AgentError::Presence(_) | AgentError::Failed(_) => 1,
             AgentError::Settings(_) | AgentError::Steps(_) => 2,
             AgentError::Unacknowledged(_) => 3,
             AgentError::IdentityInUse(_) | AgentError::Joining(_) => 5,
@@ -130,8 +150,9 @@ impl Agent {
         #[cfg(target_os = "linux")]
         crate::exec::supervise_if_asked();
         start_logging();
-        let mut settings = match Settings::from_program() {
-            Ok(settings) => settings,
+        let mut settings = match Settings::and_command() {
+            Ok((settings, None)) => settings,
+            Ok((settings, Some(command))) => return crate::command::run(&command, &settings),
             Err(error) => return failed(&error.into()),
         };
         #[cfg(target_os = "linux")]
@@ -142,6 +163,9 @@ impl Agent {
                 return failed(&AgentError::Failed(std::io::Error::from(error).into()));
             }
         }
+        if !settings.presence.policy.unattended {
+            give_precedence();
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(WAITING_THREADS)
             .thread_name("pcfarm-agent")
@@ -149,22 +173,22 @@ impl Agent {
             .build();
         match runtime {
             Ok(runtime) => {
-                let code = runtime.block_on(self.run_until_signalled(settings));
+                let ended = runtime.block_on(self.run_until_signalled(settings));
                 runtime.shutdown_background();
-                code
+                ended.unwrap_or_else(replace)
             }
             Err(error) => failed(&AgentError::Failed(error.into())),
         }
     }
 
-    /// The first signal stops it in good order, the second at once.
-    async fn run_until_signalled(self, settings: Settings) -> ExitCode {
+    /// The first signal stops it in good order, the second at once. An error is no error, but that it is to be replaced.
+    async fn run_until_signalled(self, settings: Settings) -> Result<ExitCode, Uuid> {
         let mut signals = match Signals::new() {
             Ok(signals) => signals,
-            Err(error) => return failed(&AgentError::Failed(error.into())),
+            Err(error) => return Ok(failed(&AgentError::Failed(error.into()))),
         };
         let stop = CancellationToken::new();
-        let mut agent = std::pin::pin!(self.run_with(settings, stop.clone()));
+        let mut agent = std::pin::pin!(self.run_as(settings, stop.clone(), replaced()));
         let ended = tokio::select! {
             ended = &mut agent => ended,
             () = signals.next() => {
@@ -174,23 +198,37 @@ impl Agent {
                     ended = &mut agent => ended,
                     () = signals.next() => {
                         error!("stopped at once: what was held is lost to this agent, and the farm takes it back");
-                        return ExitCode::FAILURE;
+                        return Ok(ExitCode::FAILURE);
                     }
                 }
             }
         };
         match ended {
-            Ok(()) => {
+            // A signal that comes now ends it for good.
+            Ok(Ended::ToBeReplaced { instance }) if !stop.is_cancelled() => Err(instance),
+            Ok(Ended::ToBeReplaced { .. } | Ended::AsTold) => {
                 info!("stopped");
-                ExitCode::SUCCESS
+                Ok(ExitCode::SUCCESS)
             }
-            Err(error) => failed(&error),
+            Err(error) => Ok(failed(&error)),
         }
     }
 
     /// Runs the agent inside another program until `stop` is cancelled, and then until what it holds has been
     /// delivered or given back. Leaves logging and signals alone.
-    pub async fn run_with(mut self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
+    ///
+    /// Nothing can end a controller in another program's process that does not hear that the workstation's person is back: it goes
+    /// on until it returns. An agent that is a program, by [`Agent::run`], is replaced by a new process then.
+    pub async fn run_with(self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
+        Box::pin(self.run_as(settings, stop, None)).await.map(|_| ())
+    }
+
+    async fn run_as(
+        mut self,
+        settings: Settings,
+        stop: CancellationToken,
+        replaced: Option<Replaced>,
+    ) -> Result<Ended, AgentError> {
         let endpoints = settings.endpoints()?;
         let state_dir = StateDir::open(&settings.state_dir)?;
         let credentials = Arc::new(settings.credentials(state_dir.identity));
@@ -226,7 +264,7 @@ impl Agent {
         if let Some(token) = &settings.join_token {
             let joined = stop.run_until_cancelled(credentials.join(&endpoints, token)).await;
             match joined {
-                None => return Ok(()),
+                None => return Ok(Ended::AsTold),
                 Some(Ok(())) => {}
                 Some(Err(error)) => return Err(AgentError::Joining(error)),
             }
@@ -234,16 +272,51 @@ impl Agent {
         stop.run_until_cancelled(credentials.renew_if_due(&endpoints)).await;
         let (slots, wanted) = watch::channel(Vec::new());
         let threads = pool::threads(settings.cores).map_err(AgentError::Failed)?;
-        let body = Body { settings, state_dir, endpoints, credentials, threads, controllers, steps, names };
+        let start = if replaced.as_ref().is_some_and(|replaced| replaced.instance.is_some()) {
+            Start::Interrupted
+        } else {
+            Start::Fresh
+        };
+        let presence =
+            Presence::start(settings.presence.clone(), &settings.state_dir, start).map_err(AgentError::Presence)?;
+        let can_be_replaced = replaced.is_some();
+        let instance = replaced.and_then(|replaced| replaced.instance).unwrap_or_else(Uuid::new_v4);
+        let replace = CancellationToken::new();
+        let desk = presence.desk.clone();
+        let body = Body {
+            settings,
+            state_dir,
+            endpoints,
+            credentials,
+            threads,
+            controllers,
+            steps,
+            names,
+            instance,
+            desk,
+            replace: replace.clone(),
+        };
         let setup = Setup { slots: Some(slots), ..body.setup(body.state_dir.identity, None) };
         // Its slots end with it: nobody is left who tells them apart.
         let working = async { tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, &body, stop)) };
+        let socket = body.settings.socket.clone().unwrap_or_else(|| local::path(&body.settings.state_dir));
+        let socket = Local::open(socket.clone(), body.desk.clone()).inspect_err(
+            |error| warn!(socket = %socket.display(), %error, "nobody can ask this agent anything on this machine"),
+        );
+        let local = async {
+            match socket {
+                Ok(local) => local.serve().await,
+                Err(_) => std::future::pending().await,
+            }
+        };
         let (ended, left) = tokio::select! {
             ended = working => ended,
+            () = replace.cancelled(), if can_be_replaced => return Ok(Ended::ToBeReplaced { instance }),
+            () = local => unreachable!("it serves for ever"),
             () = body.credentials.keep_renewing(&body.endpoints) => unreachable!("it never ends"),
         };
         match ended {
-            Ok(Ending::Clean) if left == 0 => Ok(()),
+            Ok(Ending::Clean) if left == 0 => Ok(Ended::AsTold),
             Ok(Ending::Clean) => Err(AgentError::Unacknowledged(left)),
             Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts + left)),
             Err(error) => Err(error.downcast::<IdentityInUse>().map_or_else(AgentError::Failed, AgentError::from)),
@@ -262,12 +335,15 @@ pub(crate) struct Body {
     steps: Running,
     /// Of all controllers.
     names: Vec<String>,
+    instance: Uuid,
+    desk: Desk,
+    replace: CancellationToken,
 }
 
 impl Body {
     /// For the agent itself, or for one of its slots.
     pub fn setup(&self, identity: Uuid, slot: Option<&str>) -> Setup {
-        let mut hello = hello(&self.settings, identity, self.names.clone());
+        let mut hello = hello(&self.settings, identity, self.instance, self.names.clone());
         if let Some(slot) = slot {
             hello.hostname = format!("{}#{slot}", hello.hostname);
         }
@@ -286,6 +362,8 @@ impl Body {
             engine: Arc::clone(self.steps.engine()),
             profile,
             slots: None,
+            desk: self.desk.clone(),
+            replace: self.replace.clone(),
         }
     }
 }
@@ -323,10 +401,10 @@ fn files(
     Ok(Arc::clone(kept.insert(files)))
 }
 
-fn hello(settings: &Settings, identity: Uuid, controllers: Vec<String>) -> v1::Hello {
+fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<String>) -> v1::Hello {
     v1::Hello {
         identity: identity.to_string(),
-        instance: Uuid::new_v4().to_string(),
+        instance: instance.to_string(),
         hostname: settings.hostname.clone(),
         cores: u32::try_from(settings.cores).unwrap_or(u32::MAX),
         memory_bytes: settings::memory_bytes(),
@@ -336,6 +414,42 @@ fn hello(settings: &Settings, identity: Uuid, controllers: Vec<String>) -> v1::H
         labels: settings.labels.clone(),
         prefetch: Some(settings.prefetch),
         ..v1::Hello::default()
+    }
+}
+
+/// Of a process that can be replaced: in whose place it is, if it is in another's.
+struct Replaced {
+    instance: Option<Uuid>,
+}
+
+fn replaced() -> Option<Replaced> {
+    let instance = std::env::var(REPLACES).ok().and_then(|text| text.parse().ok());
+    Some(Replaced { instance })
+}
+
+/// Puts this program, anew, in the place of this process: all its threads end at once, whatever they do. It keeps its number, so
+/// that nobody who watches it takes it for dead. The servers know the new one as the same: what was on its way to it comes back
+/// as never received.
+fn replace(instance: Uuid) -> ExitCode {
+    use std::os::unix::process::CommandExt;
+    let this = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
+    let error = match this {
+        Ok(this) => {
+            let mut arguments = std::env::args_os();
+            let name = arguments.next().unwrap_or_default();
+            std::process::Command::new(this).arg0(name).args(arguments).env(REPLACES, instance.to_string()).exec()
+        }
+        Err(error) => error,
+    };
+    failed(&AgentError::Failed(anyhow::Error::from(error).context("starting anew to end controllers that do not hear")))
+}
+
+/// Behind whatever the person does, for every thread from now on; the kernel's order for disks follows it. Who may not go behind
+/// is behind already.
+fn give_precedence() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::nice(LOWEST_PRECEDENCE) {
+        warn!(%error, "the agent has the precedence of any program");
     }
 }
 

@@ -17,3 +17,16 @@ pub fn now() -> Duration {
         START.elapsed()
     }
 }
+
+/// The same without the time that the machine slept.
+pub fn awake() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let seconds = u64::try_from(time.tv_sec).expect("the time since boot is positive");
+        let nanoseconds = u32::try_from(time.tv_nsec).expect("nanoseconds are less than a second");
+        Duration::new(seconds, nanoseconds)
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    now()
+}

@@ -21,6 +21,9 @@ use crate::credentials::Credentials;
 use crate::inventory::{Action, Ending, Event, Inventory, Profile};
 use crate::link::{IdentityInUse, Link, LinkEvent, Stream};
 use crate::pool::{Pool, Report};
+use crate::presence::policy::Activity;
+use crate::presence::signals::Moment;
+use crate::presence::{Desk, Directive};
 use crate::solve::Controllers;
 use crate::steps::Engine;
 
@@ -44,6 +47,10 @@ pub struct Setup {
     pub profile: Profile,
     /// Where the slots go that the server wants beside this session; a slot has none.
     pub slots: Option<watch::Sender<Vec<String>>>,
+    /// Whether the workstation's person lets it work.
+    pub desk: Desk,
+    /// Cancelled if nothing but another process can end what controllers do.
+    pub replace: CancellationToken,
 }
 
 struct Driver {
@@ -52,6 +59,10 @@ struct Driver {
     stream: Option<Stream>,
     outgoing: VecDeque<Out>,
     slots: Option<watch::Sender<Vec<String>>>,
+    desk: Desk,
+    replace: CancellationToken,
+    /// The input that it gives way to, until no core computes.
+    giving_way: Option<Moment>,
 }
 
 /// Runs until `stop` is cancelled and what is held has been delivered or given back.
@@ -69,7 +80,12 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
         stream: None,
         outgoing: VecDeque::new(),
         slots: setup.slots,
+        desk: setup.desk,
+        replace: setup.replace,
+        giving_way: None,
     };
+    let mut directives = driver.desk.directives();
+    driver.direct(directives.borrow_and_update().clone());
     let mut told_to_stop = false;
     let ending = loop {
         let now = clock::now();
@@ -81,6 +97,10 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
             () = stop.cancelled(), if !told_to_stop => {
                 told_to_stop = true;
                 driver.take(Event::Stop);
+            }
+            Ok(()) = directives.changed() => {
+                let directive = directives.borrow_and_update().clone();
+                driver.direct(directive);
             }
             permit = room(driver.stream.as_ref()), if !driver.outgoing.is_empty() => {
                 driver.send_next(permit);
@@ -117,6 +137,11 @@ async fn room(stream: Option<&Stream>) -> Option<mpsc::OwnedPermit<AgentMessage>
 impl Driver {
     fn take(&mut self, event: Event) {
         self.inventory.take(clock::now(), event);
+    }
+
+    fn direct(&mut self, directive: Directive) {
+        self.giving_way = directive.input.filter(|_| directive.activity != Activity::Work);
+        self.take(Event::Directed(directive));
     }
 
     fn hear(&mut self, event: LinkEvent) {
@@ -196,7 +221,10 @@ impl Driver {
             for action in self.inventory.settle(clock::now(), self.pool.revoked_cores()) {
                 match action {
                     Action::Send(message) => self.outgoing.push_back(message),
-                    Action::Compute(checkout) => self.pool.compute(checkout),
+                    Action::Compute(checkout) => {
+                        self.desk.computes(&checkout);
+                        self.pool.compute(checkout);
+                    }
                     Action::Cancel(checkout) => self.pool.cancel(&checkout),
                     Action::LimitSolutions(bytes) => self.pool.limit_solutions(bytes),
                     Action::WithdrawUnstarted => {
@@ -210,12 +238,23 @@ impl Driver {
                             stream.give_up.cancel();
                         }
                     }
+                    Action::Replace => self.replace.cancel(),
                     Action::Exit(ending) => return Some(ending),
                 }
             }
             if !decide_again {
+                self.measure_giving_way();
                 return None;
             }
+        }
+    }
+
+    fn measure_giving_way(&mut self) {
+        if let Some(input) = self.giving_way
+            && self.pool.busy_cores() == 0
+        {
+            self.giving_way = None;
+            self.desk.yielded(clock::now().saturating_sub(input));
         }
     }
 

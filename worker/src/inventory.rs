@@ -15,11 +15,12 @@
 //! - [`held`]: one checkout in hand.
 //! - [`outbox`]: deliveries until they are acknowledged.
 //! - `telling`: what the server is told, and when; `asking`: what it is asked for.
-//! - `stopping`: how it comes to its end.
+//! - `stopping`: how it comes to its end; `leaving`: how it gives way to the workstation's person.
 //! - `stuck`: what it does when controllers do not return from revoked work.
 
 mod asking;
 pub mod held;
+mod leaving;
 pub mod outbox;
 mod stopping;
 mod stuck;
@@ -41,6 +42,7 @@ use pcfarm_proto::{
 use tracing::{debug, info, warn};
 
 use crate::pool::{Batch, Report};
+use crate::presence::Directive;
 use crate::work::{Checkout, CheckoutKey};
 use held::Held;
 use outbox::Outbox;
@@ -111,6 +113,8 @@ pub enum Event {
     Withdrawn(Vec<CheckoutKey>),
     /// Controllers whose problems find no room in some pool, and why: all of them.
     HeldUp(BTreeMap<String, String>),
+    /// What the workstation's person allows.
+    Directed(Directive),
     /// The agent is to stop in good order.
     Stop,
 }
@@ -129,6 +133,8 @@ pub enum Action {
     LimitSolutions(usize),
     /// End this stream and open another.
     Reconnect,
+    /// Controllers are in a person's way and do not hear: only another process in place of this one ends them.
+    Replace,
     Exit(Ending),
 }
 
@@ -159,6 +165,8 @@ pub struct Inventory {
     session: Session,
     contact: Contact,
     drain: Drain,
+    /// Since the workstation's person is back; none: it may work.
+    leaving: Option<leaving::Leaving>,
     lease: Duration,
     solution_bytes_limit: usize,
     part_bytes_target: usize,
@@ -234,6 +242,7 @@ impl Inventory {
             session: Session::None,
             contact: Contact { lost_since: Some(now), noted: false, settled_at: None },
             drain: Drain::No,
+            leaving: None,
             lease: LEASE,
             solution_bytes_limit: SOLUTION_BYTES_LIMIT,
             part_bytes_target: PART_BYTES_TARGET,
@@ -258,6 +267,7 @@ impl Inventory {
             Event::Computed(Report::Waiting) => {}
             Event::HeldUp(held_up) => self.note_held_up(held_up),
             Event::Withdrawn(keys) => self.give_back(&keys, "the agent is stopping"),
+            Event::Directed(directive) => self.directed(directive),
             Event::Stop => self.stop(now),
         }
     }
@@ -267,6 +277,7 @@ impl Inventory {
     pub fn settle(&mut self, now: Duration, revoked_cores: u32) -> Vec<Action> {
         self.notice_absence(now);
         self.end_grace(now);
+        self.give_way(now, revoked_cores);
         self.notice_stuck(now, revoked_cores);
         if matches!(self.session, Session::Open(_)) {
             self.deliver(now);
@@ -314,6 +325,9 @@ impl Inventory {
         if let Some(at) = self.stuck_deadline() {
             due(at);
         }
+        if let Some(at) = self.leaving_deadline(now) {
+            due(at);
+        }
         if let Drain::Stop { since, .. } = self.drain {
             let exit_by = since + self.profile.grace + STOP_ACKNOWLEDGE_WAIT;
             [since + STOP_LINGER, since + self.profile.grace, exit_by].into_iter().filter(|at| *at > now).for_each(due);
@@ -327,7 +341,7 @@ impl Inventory {
             Drain::Stop { since, given_back } => !given_back && now >= since + self.profile.grace,
             Drain::No | Drain::Server { .. } => false,
         };
-        let wanted = last_moment || now >= self.pockets_emptied + PARTIAL_DELIVERY_EVERY;
+        let wanted = last_moment || self.lets_go_now() || now >= self.pockets_emptied + PARTIAL_DELIVERY_EVERY;
         if wanted {
             self.pockets_emptied = now;
         }
@@ -341,6 +355,9 @@ impl Inventory {
     fn state(&self) -> v1::WorkstationState {
         if !matches!(self.drain, Drain::No) {
             return v1::WorkstationState::Draining;
+        }
+        if self.leaving.is_some() {
+            return v1::WorkstationState::Suspended;
         }
         if self.held.values().any(Held::is_computing) {
             return v1::WorkstationState::Processing;
@@ -510,7 +527,7 @@ impl Inventory {
             Drain::No | Drain::Server { .. } if !known => {
                 Some(format!("the agent has no controller {:?}", checkout.controller))
             }
-            Drain::No | Drain::Server { .. } => None,
+            Drain::No | Drain::Server { .. } => self.leaving.as_ref().map(|leaving| leaving.reason.clone()),
         };
         let mut held = Held::new(checkout, now);
         match refusal {

@@ -62,6 +62,8 @@
 //! - [`wasm`]: controllers that are modules, which job types ship.
 //! - `fed`: lines of JSON, in and out: what those two have in common.
 //! - `files`: contents by their hashes, from the farm, kept for a while.
+//! - [`presence`]: whether the workstation's person is there, and what it may do then.
+//! - `local`: its socket, `command`: what people ask it there, `session`: the helper in their sessions.
 //! - `drive`: the one loop: wait, decide, act.
 //! - `inventory`: every decision of it, without I/O or clock.
 //! - `slots`: sessions beside its own.
@@ -71,6 +73,7 @@
 
 pub mod agent;
 pub mod builtin;
+mod command;
 pub mod controller;
 mod credentials;
 #[cfg(target_os = "linux")]
@@ -79,6 +82,7 @@ pub mod exec;
 mod fed;
 #[cfg(any(target_os = "linux", feature = "wasm"))]
 mod files;
+pub mod presence;
 pub mod settings;
 pub mod state_dir;
 pub mod steps;
@@ -98,8 +102,10 @@ mod clock;
 mod drive;
 mod inventory;
 mod link;
+mod local;
 mod pool;
 mod related;
+mod session;
 mod slots;
 mod solve;
 mod storable;

@@ -225,6 +225,11 @@ impl Pool {
         u32::try_from(self.shared.cores.iter().filter(is_revoked).count()).unwrap_or(u32::MAX)
     }
 
+    /// How many cores are in the hands of a controller.
+    pub fn busy_cores(&self) -> usize {
+        self.shared.cores.iter().filter(|core| !locked(&core.at).is_empty()).count()
+    }
+
     pub fn limit_solutions(&self, bytes: usize) {
         self.shared.solution_bytes_limit.store(bytes, Ordering::Relaxed);
     }

@@ -13,9 +13,11 @@ use serde::Deserialize;
 use tonic::transport::Endpoint;
 use uuid::Uuid;
 
+use crate::command::Command;
 use crate::credentials::Credentials;
 #[cfg(target_os = "linux")]
 use crate::exec::settings::{ProgramError, ProgramSettings};
+use crate::presence::settings as presence;
 #[cfg(feature = "wasm")]
 use crate::wasm::settings::{WasmError, WasmSettings};
 
@@ -36,7 +38,7 @@ const DEFAULT_UNACKNOWLEDGED_MIB: usize = 64;
 const DEFAULT_FILES_MIB: u64 = 2048;
 
 const STATE_DIR_NAME: &str = "pcfarm-worker";
-const SYSTEM_STATE_DIR: &str = "/var/lib/pcfarm-worker";
+pub(crate) const SYSTEM_STATE_DIR: &str = "/var/lib/pcfarm-worker";
 const SYSTEM_WORK_DIR: &str = "/var/cache/pcfarm-worker";
 
 /// All settings of an agent.
@@ -77,6 +79,10 @@ pub struct Settings {
     /// A binary that calls [`supervise_if_asked`](crate::exec::supervise_if_asked) first. [`Agent::run`](crate::Agent::run)
     /// is one.
     pub supervisor: Option<PathBuf>,
+    /// When the workstation's person lets it work.
+    pub presence: presence::Settings,
+    /// Where people and their sessions' helpers reach the agent on this machine.
+    pub socket: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -100,6 +106,8 @@ impl Default for Settings {
             files_bytes: DEFAULT_FILES_MIB << 20,
             hide: Vec::new(),
             supervisor: None,
+            presence: presence::Settings::of_a_desk(),
+            socket: None,
         }
     }
 }
@@ -158,6 +166,8 @@ pub enum SettingsError {
     WorkDir { path: PathBuf, source: std::io::Error },
     #[error("hide names whole paths: {0}")]
     Hide(PathBuf),
+    #[error("presence")]
+    Presence(#[from] presence::PresenceError),
     #[error("an agent needs at least one controller")]
     NoController,
 }
@@ -212,6 +222,16 @@ struct Flags {
     #[cfg(feature = "wasm")]
     #[arg(long, env = "PCFARM_WASM", value_parser = clap::builder::FalseyValueParser::new())]
     wasm: bool,
+    /// There is no person at this machine: it works at all times, whatever else goes on. Without this an agent works
+    /// only while it knows that nobody is there
+    #[arg(long, env = "PCFARM_UNATTENDED")]
+    unattended: bool,
+    /// Where people and their sessions' helpers reach it on this machine [default: /run/pcfarm-worker/agent.sock for a
+    /// service of the system, else agent.sock in its state directory]
+    #[arg(long, value_name = "PATH", env = "PCFARM_WORKER_SOCKET")]
+    socket: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -231,6 +251,10 @@ struct FileSettings {
     files_mib: Option<u64>,
     #[cfg(feature = "wasm")]
     wasm: Option<WasmSettings>,
+    unattended: Option<bool>,
+    socket: Option<PathBuf>,
+    #[serde(default)]
+    presence: presence::FileSettings,
     #[serde(default)]
     hide: Vec<PathBuf>,
     #[cfg(target_os = "linux")]
@@ -249,6 +273,13 @@ impl Settings {
     /// From this program's arguments, environment and file. Wrong usage, and `--help`, end the program.
     pub fn from_program() -> Result<Settings, SettingsError> {
         Settings::merge(Flags::parse())
+    }
+
+    /// The same, and what is to be done but to run an agent.
+    pub(crate) fn and_command() -> Result<(Settings, Option<Command>), SettingsError> {
+        let mut flags = Flags::parse();
+        let command = flags.command.take();
+        Ok((Settings::merge(flags)?, command))
     }
 
     /// As [`Settings::from_program`], from these arguments (the program's name first).
@@ -271,6 +302,8 @@ impl Settings {
         let whole = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         let own_files = join_token_file.clone().into_iter().chain(flags.config).map(whole);
         let hide = file.hide.into_iter().chain(own_files).collect();
+        let unattended = flags.unattended || file.unattended.unwrap_or(false);
+        let presence = if unattended { presence::Settings::unattended() } else { default.presence };
         let settings = Settings {
             servers: if flags.server.is_empty() { file_servers } else { flags.server },
             state_dir: flags.state_dir.or(file.state_dir).unwrap_or(default.state_dir),
@@ -294,6 +327,8 @@ impl Settings {
             work_dir: flags.work_dir.or(file.work_dir).unwrap_or(default.work_dir),
             hide,
             supervisor: None,
+            presence: file.presence.over(presence)?,
+            socket: flags.socket.or(file.socket),
         };
         settings.endpoints()?;
         #[cfg(target_os = "linux")]

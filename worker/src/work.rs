@@ -110,6 +110,15 @@ impl Checkout {
         self.next.compare_exchange(0, WITHDRAWN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
+    /// Lets nobody take another problem, and says how many have been taken.
+    pub fn stop_taking(&self) -> usize {
+        match self.next.swap(WITHDRAWN, Ordering::Relaxed) {
+            // It was withdrawn before.
+            WITHDRAWN.. => 0,
+            taken => taken.min(self.problems.len()),
+        }
+    }
+
     /// How many problems may be taken and nobody has.
     pub fn untaken(&self) -> usize {
         let released = self.released.load(Ordering::Relaxed).min(self.problems.len());

@@ -335,7 +335,7 @@ async fn programs_end_with_an_agent_that_is_killed() {
     fs::write(&config, text).expect("written");
     let start = |server: &Server| {
         Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
-            .args(["--server", &server.url(), "--cores", "2", "--config"])
+            .args(["--server", &server.url(), "--cores", "2", "--unattended", "--config"])
             .arg(&config)
             .stderr(Stdio::null())
             .kill_on_drop(true)

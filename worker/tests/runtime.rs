@@ -300,7 +300,18 @@ async fn a_deaf_controller_costs_its_core_and_nothing_else() {
     let mut server = Server::start().await;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut agent = Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
-        .args(["--server", &server.url(), "--cores", "2", "--prefetch", "0", "--grace", "1", "--state-dir"])
+        .args([
+            "--server",
+            &server.url(),
+            "--cores",
+            "2",
+            "--prefetch",
+            "0",
+            "--grace",
+            "1",
+            "--unattended",
+            "--state-dir",
+        ])
         .arg(dir.path())
         .stderr(Stdio::null())
         .kill_on_drop(true)

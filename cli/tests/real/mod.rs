@@ -240,7 +240,8 @@ fn without_settings(command: &mut Command) {
             command.env_remove(&name);
         }
     }
-    command.env("HOME", "/nowhere").env("NO_COLOR", "1");
+    // Nobody sits here: agents are to work.
+    command.env("HOME", "/nowhere").env("NO_COLOR", "1").env("PCFARM_UNATTENDED", "true");
 }
 
 /// Reads the address from the log, and then the rest of it, lest the server's standard error fill.

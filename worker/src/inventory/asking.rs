@@ -20,6 +20,7 @@ impl Inventory {
     pub(super) fn ask(&mut self, now: Duration, revoked_cores: u32) {
         let unacknowledged = self.held.values().filter(|held| !held.is_computing()).count();
         if !matches!(self.drain, Drain::No)
+            || self.leaving.is_some()
             || self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
             || unacknowledged >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
             || revoked_cores >= self.profile.hello.cores

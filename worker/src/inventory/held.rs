@@ -33,6 +33,8 @@ pub struct Held {
     busy: Duration,
     /// Time in the controller so far, summed over cores.
     spent: Duration,
+    /// No more problems are taken than these.
+    taken: Option<usize>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -64,6 +66,7 @@ impl Held {
             cut_at: now,
             busy: Duration::ZERO,
             spent: Duration::ZERO,
+            taken: None,
         }
     }
 
@@ -97,6 +100,18 @@ impl Held {
         if self.is_waiting() {
             self.stage = Stage::Computing { started: true };
         }
+    }
+
+    /// Lets nobody take another problem of it; those that were taken are finished.
+    pub fn finish_begun(&mut self) {
+        if self.is_computing() && self.taken.is_none() {
+            self.taken = Some(self.checkout.stop_taking());
+        }
+    }
+
+    pub fn has_finished_begun(&self) -> bool {
+        let solved = self.checkout.problems.len() - self.unsolved;
+        self.taken.is_some_and(|taken| solved >= taken)
     }
 
     /// Results that come after it was given back are too late.

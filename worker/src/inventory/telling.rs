@@ -58,11 +58,12 @@ impl Inventory {
             return;
         };
         let draining = state == v1::WorkstationState::Draining;
+        let urgent = draining || state == v1::WorkstationState::Suspended;
         let untold = state == v1::WorkstationState::Processing && state != open.state;
         open.processing_since = untold.then(|| open.processing_since.unwrap_or(now));
         let too_early = open.processing_since.is_some_and(|since| now < since + PROCESSING_TOLD_AFTER);
         let says_why = state == open.state && !draining && reason != open.reason && now >= open.reason_due;
-        if !says_why && (state == open.state || ((now < open.state_due || too_early) && !draining)) {
+        if !says_why && (state == open.state || ((now < open.state_due || too_early) && !urgent)) {
             return;
         }
         open.state = state;
@@ -76,7 +77,7 @@ impl Inventory {
     /// Why it is in the state that it is in, if there is anything to say.
     pub(super) fn reason(&self) -> String {
         match &self.drain {
-            Drain::No => self.bottlenecks(),
+            Drain::No => self.leaving.as_ref().map_or_else(|| self.bottlenecks(), |leaving| leaving.reason.clone()),
             Drain::Server { reason } => reason.clone(),
             Drain::Stop { .. } => "the agent is stopping".to_owned(),
         }

@@ -5,6 +5,8 @@ use pcfarm_proto::v1::problem_result::Outcome;
 
 use super::*;
 
+mod leaving;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 /// An inventory and its clock.
@@ -66,6 +68,7 @@ fn tell(action: &Action) -> Option<String> {
         Action::Cancel(checkout) => format!("cancel {}", checkout.key.checkout_id),
         Action::WithdrawUnstarted => "withdraw".to_owned(),
         Action::LimitSolutions(_) => return None,
+        Action::Replace => "replace".to_owned(),
         Action::Reconnect => "reconnect".to_owned(),
         Action::Exit(ending) => format!("exit {ending:?}"),
     })

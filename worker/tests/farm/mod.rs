@@ -13,6 +13,7 @@ use pcfarm_proto::v1::agent_message::Message as FromAgent;
 use pcfarm_proto::v1::agent_service_server::{AgentService, AgentServiceServer};
 use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_proto::v1::server_message::Message as ToAgent;
+use pcfarm_worker::presence::settings as presence;
 use pcfarm_worker::{Agent, AgentError, Settings};
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
@@ -260,6 +261,15 @@ impl Session {
             .await
     }
 
+    /// Passes over all until the agent says that it is in this state, and returns why.
+    pub async fn until_state(&mut self, state: v1::WorkstationState) -> String {
+        let in_it = |message| match message {
+            FromAgent::StateChange(change) if change.state() == state => Some(change.reason),
+            _ => None,
+        };
+        self.next(in_it).await
+    }
+
     pub async fn credit(&mut self) -> u32 {
         self.next(|message| if let FromAgent::Credit(credit) = message { Some(credit.checkouts) } else { None }).await
     }
@@ -277,6 +287,7 @@ pub fn settings(servers: &[&Server], state_dir: &std::path::Path) -> Settings {
         state_dir: state_dir.to_owned(),
         cores: 2,
         hostname: "desk".to_owned(),
+        presence: presence::Settings::unattended(),
         ..Settings::default()
     }
 }

@@ -113,7 +113,8 @@ impl Farm {
         self.started_agents += 1;
         let name = format!("pc-{}", self.started_agents);
         let mut command = Command::new(self.programs.join(AGENT));
-        command.args(["--server", &self.server_url(), "--cores", "1", "--hostname", &name, "--state-dir"]);
+        command.args(["--server", &self.server_url(), "--cores", "1", "--unattended"]);
+        command.args(["--hostname", &name, "--state-dir"]);
         command.arg(self.directory.join(&name));
         self.agents.push(spawn(command, &name, &self.directory)?);
         Ok(())

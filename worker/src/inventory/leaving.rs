@@ -1,0 +1,119 @@
+//! How an agent gives way to the workstation's person: what it keeps, what goes back, and what it does about controllers that do
+//! not hear.
+//!
+//! Owns that nothing is computed and nothing taken while somebody is there. It never forgets what is finished.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{error, info, warn};
+
+use super::held::Held;
+use super::{Action, Inventory};
+use crate::presence::Directive;
+use crate::presence::policy::Activity;
+use crate::work::CheckoutKey;
+
+/// How long controllers have to notice that their work is cancelled. Those that look often enough need a few milliseconds.
+pub(super) const HEARING_WAIT: Duration = Duration::from_millis(400);
+
+/// And how long acknowledgements are waited for after that: less than a second after the input no core computes.
+pub(super) const LATEST: Duration = Duration::from_millis(700);
+
+/// Since the person is back.
+pub struct Leaving {
+    activity: Activity,
+    pub reason: String,
+    /// When what was held was let go.
+    let_go: Option<Duration>,
+    /// It has been said that controllers are deaf.
+    deaf: bool,
+}
+
+impl Inventory {
+    pub(super) fn directed(&mut self, directive: Directive) {
+        let Directive { activity, reason, .. } = directive;
+        if activity == Activity::Work {
+            if self.leaving.take().is_some() {
+                info!("nobody is there: takes work again");
+            }
+            return;
+        }
+        let is_new = self.leaving.is_none();
+        let before = self.leaving.take();
+        let (let_go, deaf) = before.map_or((None, false), |before| (before.let_go, before.deaf));
+        if is_new {
+            info!(reason, checkouts = self.held.len(), "gives way");
+        }
+        self.leaving = Some(Leaving { activity, reason, let_go, deaf });
+        if is_new && activity == Activity::Finish {
+            self.held.values_mut().for_each(Held::finish_begun);
+        }
+    }
+
+    /// Gives back what is not to be computed any more. Results that are in cores' pockets have been fetched before.
+    pub(super) fn give_way(&mut self, now: Duration, revoked_cores: u32) {
+        let Some(leaving) = &mut self.leaving else {
+            return;
+        };
+        let reason = leaving.reason.clone();
+        match (leaving.activity, leaving.let_go) {
+            (Activity::Work, _) => {}
+            (Activity::Finish, _) => self.give_back_where(&reason, Held::has_finished_begun),
+            (Activity::Rest, None) => {
+                leaving.let_go = Some(now);
+                self.give_back_where(&reason, |_| true);
+            }
+            (Activity::Rest, Some(since)) => self.notice_deaf(now, since, revoked_cores),
+        }
+    }
+
+    fn give_back_where(&mut self, reason: &str, which: impl Fn(&Held) -> bool) {
+        let keys: Vec<CheckoutKey> = self
+            .held
+            .values()
+            .filter(|held| held.is_computing() && which(held))
+            .map(|held| held.checkout.key)
+            .collect();
+        for key in keys {
+            let Some(held) = self.held_mut(key) else { continue };
+            held.give_back(reason);
+            let checkout = Arc::clone(&held.checkout);
+            self.cancel(checkout);
+        }
+    }
+
+    /// A thread that does not return cannot be ended, but the process that it is part of can be replaced. By then what it has is
+    /// delivered and given back, if a server was there to take it.
+    fn notice_deaf(&mut self, now: Duration, since: Duration, revoked_cores: u32) {
+        let Some(leaving) = self.leaving.as_mut().filter(|leaving| !leaving.deaf) else {
+            return;
+        };
+        if revoked_cores == 0 || now < since + HEARING_WAIT {
+            return;
+        }
+        let unacknowledged = self.held.len();
+        if unacknowledged > 0 && now < since + LATEST {
+            return;
+        }
+        leaving.deaf = true;
+        if unacknowledged > 0 {
+            error!(checkouts = unacknowledged, "no server has acknowledged what is given up now");
+        }
+        warn!(revoked_cores, "a controller does not hear that its work is cancelled");
+        self.actions.push(Action::Replace);
+    }
+
+    /// When there is something to do, although nothing happens.
+    pub(super) fn leaving_deadline(&self, now: Duration) -> Option<Duration> {
+        let leaving = self.leaving.as_ref().filter(|leaving| !leaving.deaf && leaving.activity == Activity::Rest)?;
+        let since = leaving.let_go.unwrap_or(now);
+        [since + HEARING_WAIT, since + LATEST].into_iter().find(|at| *at > now)
+    }
+
+    /// Whether cores are about to lose what they have in hand.
+    pub(super) fn lets_go_now(&self) -> bool {
+        let lets_go = |leaving: &Leaving| leaving.activity == Activity::Rest && leaving.let_go.is_none();
+        self.leaving.as_ref().is_some_and(lets_go)
+    }
+}

@@ -1,0 +1,277 @@
+//! What is said on the agent's socket.
+//!
+//! Owns the words of it, and how what is known is told to people.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::clock;
+use crate::presence::Desk;
+use crate::presence::history::Entry;
+use crate::presence::policy::{Activity, OnReturn, Policy, State, span};
+use crate::presence::signals::{Moment, Power, Proves, Reading, Signals};
+
+pub const VERSION: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Versioned<T> {
+    version: u32,
+    #[serde(flatten)]
+    says: T,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub enum Ask {
+    Explain,
+    History,
+    Pause {
+        #[serde(rename = "for")]
+        wish: String,
+    },
+    Resume,
+    /// A helper says what it sees, and gets no answer.
+    Session {
+        source: String,
+        /// Since the session's person touched something; or `error` says why that is not known.
+        idle_ms: Option<u64>,
+        error: Option<String>,
+        full_screen: Option<bool>,
+    },
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    Explanation(Box<Explanation>),
+    History(Vec<Entry>),
+    Error(String),
+}
+
+/// What an agent would do now, and why.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// `works`, `finishes` or `rests`.
+    pub activity: String,
+    pub since_seconds: u64,
+    /// Why it does not work.
+    pub reasons: Vec<String>,
+    /// What it goes by.
+    pub policy: Vec<String>,
+    pub signals: Vec<Signal>,
+    /// What it computes.
+    pub holds: Vec<Holds>,
+    pub yields: Option<Yields>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Signal {
+    pub signal: String,
+    pub source: String,
+    /// How old what it says is.
+    pub age_seconds: f64,
+    pub says: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Holds {
+    pub job: String,
+    pub job_type: String,
+    pub problems: usize,
+    pub since_seconds: u64,
+}
+
+/// From an input to the moment when no core computes. Milliseconds.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Yields {
+    pub p50: u64,
+    pub p99: u64,
+    pub count: usize,
+}
+
+pub fn write<T: Serialize>(says: &T) -> Vec<u8> {
+    let mut line = serde_json::to_vec(&Versioned { version: VERSION, says }).expect("it is made of text and numbers");
+    line.push(b'\n');
+    line
+}
+
+pub fn read<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let Version { version } = serde_json::from_slice(line).map_err(|error| format!("not a message: {error}"))?;
+    if version != VERSION {
+        return Err(format!("version {VERSION} is spoken here, not {version}"));
+    }
+    let message: Versioned<T> = serde_json::from_slice(line).map_err(|error| format!("not a message: {error}"))?;
+    Ok(message.says)
+}
+
+impl Explanation {
+    pub fn of(desk: &Desk) -> Explanation {
+        let now = clock::now();
+        let holds = desk.holds(now);
+        desk.view(|policy, state, signals, history| Explanation {
+            holds,
+            yields: history.yields().map(|(p50, p99, count)| Yields { p50, p99, count }),
+            ..Explanation::new(policy, state, signals, now)
+        })
+    }
+
+    pub fn new(policy: &Policy, state: &State, signals: Option<&Signals>, now: Moment) -> Explanation {
+        let activity = match state.activity {
+            Activity::Work => "works",
+            Activity::Finish => "finishes",
+            Activity::Rest => "rests",
+        };
+        Explanation {
+            activity: activity.to_owned(),
+            since_seconds: now.saturating_sub(state.since).as_secs(),
+            reasons: state.objections.iter().map(|objection| objection.text.clone()).collect(),
+            policy: rules(policy),
+            signals: signals.map(|signals| lines(policy, signals, now)).unwrap_or_default(),
+            holds: Vec::new(),
+            yields: None,
+        }
+    }
+}
+
+/// The policy in sentences.
+fn rules(policy: &Policy) -> Vec<String> {
+    let mut rules = Vec::new();
+    if policy.unattended {
+        rules.push("nobody sits here (unattended): input does not matter".to_owned());
+    } else {
+        rules.push(format!(
+            "works after {} without input, after {} if interrupted less than {} before",
+            span(policy.start_after),
+            span(policy.resume_after.min(policy.start_after)),
+            span(policy.give_back_after),
+        ));
+    }
+    rules.push(match policy.on_return {
+        OnReturn::GiveBack => "gives back at once what is not finished when it has to stop".to_owned(),
+        OnReturn::Finish => {
+            format!("finishes what it has begun when it has to stop, for {}", span(policy.give_back_after))
+        }
+    });
+    rules.extend(policy.load.map(|load| format!("others use less than {load} cores before it begins")));
+    rules.extend(policy.free_memory.map(|part| format!("{:.0} % of the memory stay free", part * 100.0)));
+    rules.extend(policy.memory_limit.map(|bytes| format!("takes at most {} MiB of memory", bytes >> 20)));
+    let matters = [
+        (policy.on_battery, "on battery"),
+        (policy.on_metered, "on a metered network"),
+        (policy.beside_full_screen, "beside a program that fills the screen"),
+    ];
+    let not: Vec<&str> = matters.iter().filter(|(allowed, _)| !allowed).map(|(_, what)| *what).collect();
+    if !not.is_empty() {
+        rules.push(format!("does not work {}", not.join(", ")));
+    }
+    if !policy.programs.is_empty() {
+        rules.push(format!("does not work beside {}", policy.programs.join(", ")));
+    }
+    if !policy.hours.0.is_empty() {
+        rules.push(format!("its hours are {}", policy.hours));
+    }
+    rules
+}
+
+fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
+    let ago = |at: Moment| format!("{} ago", about(now.saturating_sub(at)));
+    let mut lines = Vec::new();
+    for reading in &signals.input {
+        lines.push(line("input", reading, now, |input| {
+            let partly = if input.proves == Proves::Presence { "; does not see everybody" } else { "" };
+            let bump = input.bump.map_or_else(String::new, |bump| format!("; a bump {}", ago(bump)));
+            format!("last {}{partly}{bump}", ago(input.last))
+        }));
+    }
+    if let Some(woke) = signals.woke {
+        lines.push(line("waking", &Reading::new("clock", now, Ok(woke)), now, |woke| {
+            format!("the machine woke {}", ago(*woke))
+        }));
+    }
+    lines.push(line("load of others", &signals.load, now, |load| format!("{load:.2} cores")));
+    lines.push(line("memory", &signals.memory, now, |memory| {
+        let mib = |bytes: u64| bytes >> 20;
+        format!(
+            "{} of {} MiB free, {} its own",
+            mib(memory.available_bytes),
+            mib(memory.total_bytes),
+            mib(memory.own_bytes)
+        )
+    }));
+    lines.push(line("power", &signals.power, now, |power| match power {
+        Power::Mains => "mains".to_owned(),
+        Power::Battery => "battery".to_owned(),
+    }));
+    if !policy.programs.is_empty() {
+        lines.push(line("programs", &signals.programs, now, |running| match running.as_slice() {
+            [] => "none of them runs".to_owned(),
+            running => running.join(", "),
+        }));
+    }
+    for reading in &signals.full_screen {
+        let says = |fills: &bool| if *fills { "a program fills it" } else { "no program fills it" }.to_owned();
+        lines.push(line("screen", reading, now, says));
+    }
+    if signals.full_screen.is_empty() {
+        let unknown: Reading<bool> = Reading::new("none", now, Err("no helper tells".to_owned()));
+        lines.push(line("screen", &unknown, now, |_| String::new()));
+    }
+    lines.push(line("network", &signals.metered, now, |metered| {
+        if *metered { "metered" } else { "not metered" }.to_owned()
+    }));
+    if let Some(until) = &signals.paused {
+        lines.push(line("pause", &Reading::new("its owner", now, Ok(())), now, |()| until.clone()));
+    }
+    lines
+}
+
+fn line<T>(signal: &str, reading: &Reading<T>, now: Moment, says: impl Fn(&T) -> String) -> Signal {
+    Signal {
+        signal: signal.to_owned(),
+        source: reading.source.clone().into_owned(),
+        age_seconds: (now.saturating_sub(reading.at).as_secs_f64() * 10.0).round() / 10.0,
+        says: match &reading.says {
+            Ok(known) => says(known),
+            Err(why) => format!("unknown: {why}"),
+        },
+    }
+}
+
+/// As people say it.
+pub fn about(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_what_they_say_in_their_version() {
+        let said = Ask::Session { source: "x11".to_owned(), idle_ms: Some(5), error: None, full_screen: Some(true) };
+        assert_eq!(read::<Ask>(&write(&said)), Ok(said));
+        assert_eq!(read::<Ask>(br#"{"version":1,"ask":"pause","for":"1h"}"#), Ok(Ask::Pause { wish: "1h".to_owned() }));
+        for (line, expected) in [
+            (&br#"{"version":2,"ask":"explain"}"#[..], "version 1 is spoken here, not 2"),
+            (br#"{"ask":"explain"}"#, "not a message: missing field `version`"),
+            (br#"{"version":1,"ask":"shutdown"}"#, "not a message: unknown variant"),
+            (br#"{"version":1,"ask":"session","source":"x11","idle_ms":-1}"#, "not a message"),
+            (b"\xff\n", "not a message"),
+            (b"", "not a message"),
+        ] {
+            let error = read::<Ask>(line).expect_err("it is refused");
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Whether the workstation's person is there, and what the agent may do.
+//!
+//! Owns the thread that asks all sources and the policy, and everybody's view of what came of it. It never waits for the agent, and
+//! the agent never for it.
+//!
+//! ```text
+//! evdev ───────┐ at once, and             ┌──► sessions: work, or give back
+//! terminals ───┤ every 5 s     policy ────┤
+//! helpers ─────┤ ──────────►  (decide)    └──► explain, history, the server's table of workstations
+//! /proc, /sys ─┘
+//! ```
+//!
+//! - [`policy`]: the decision, pure. [`signals`]: what it decides by.
+//! - [`settings`]: what its owner says, and [`hours`] of the week.
+//! - `sources`: all sources of a machine. On Linux: `evdev` (with `bump`), `terminals`, `probes`; `helper`: what people's sessions say.
+//! - `pause`: the owner's pause. `history`: what it did in the last week.
+
+#[cfg(target_os = "linux")]
+mod bump;
+#[cfg(target_os = "linux")]
+mod evdev;
+pub(crate) mod helper;
+pub(crate) mod history;
+pub mod hours;
+pub(crate) mod pause;
+pub mod policy;
+#[cfg(target_os = "linux")]
+mod probes;
+pub mod settings;
+pub mod signals;
+mod sources;
+#[cfg(target_os = "linux")]
+mod terminals;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use jiff::Zoned;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use self::helper::Helper;
+use self::history::History;
+use self::pause::{Pause, Wish};
+use self::policy::{Activity, Policy, State, decide};
+use self::settings::Settings;
+use self::signals::{Moment, Signals};
+use self::sources::Sources;
+use crate::clock;
+use crate::local::message::Holds;
+use crate::work::Checkout;
+
+/// The rhythm of heartbeats: nothing wakes an idle machine more often. Input does at once.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// What sessions are to do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Directive {
+    pub activity: Activity,
+    /// Why it is not to work.
+    pub reason: String,
+    /// The input that ended its work, if that was what did.
+    pub input: Option<Moment>,
+}
+
+impl Directive {
+    /// Of an agent that nobody watches.
+    pub fn work() -> Directive {
+        Directive { activity: Activity::Work, reason: String::new(), input: None }
+    }
+}
+
+/// The thread, until it is dropped.
+pub struct Presence {
+    pub desk: Desk,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What is known, for whoever wants to know or to say something.
+#[derive(Clone)]
+pub struct Desk(Arc<Shared>);
+
+struct Shared {
+    policy: Policy,
+    known: Mutex<Known>,
+    nudge: Condvar,
+    directives: watch::Sender<Directive>,
+    /// What was begun, and when.
+    computes: Mutex<Vec<(Moment, Weak<Checkout>)>>,
+}
+
+struct Known {
+    state: State,
+    signals: Option<Signals>,
+    pause: Pause,
+    helpers: BTreeMap<u64, Helper>,
+    history: History,
+    nudged: bool,
+    ended: bool,
+}
+
+/// How an agent comes to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    Fresh,
+    /// In place of one that was in the way of a person.
+    Interrupted,
+}
+
+impl Presence {
+    /// Looks once before it returns: who may work does so at once.
+    pub fn start(settings: Settings, state_dir: &Path, start: Start) -> io::Result<Presence> {
+        let now = clock::now();
+        let state = match start {
+            Start::Fresh => State::new(now),
+            Start::Interrupted => State::interrupted(now),
+        };
+        let known = Known {
+            state,
+            signals: None,
+            pause: Pause::open(state_dir, now, &Zoned::now()),
+            helpers: BTreeMap::new(),
+            history: History::open(state_dir),
+            nudged: false,
+            ended: false,
+        };
+        let directives = watch::Sender::new(Directive { activity: Activity::Rest, reason: String::new(), input: None });
+        let policy = settings.policy.clone();
+        let shared = Arc::new(Shared {
+            policy,
+            known: Mutex::new(known),
+            nudge: Condvar::new(),
+            directives,
+            computes: Mutex::default(),
+        });
+        let desk = Desk(Arc::clone(&shared));
+        let noticed = {
+            let desk = desk.clone();
+            move || desk.nudge()
+        };
+        let mut sources = Sources::start(settings, noticed);
+        shared.look(&mut sources);
+        let thread = std::thread::Builder::new().name("pcfarm-presence".to_owned()).spawn(move || {
+            while shared.wait() {
+                shared.look(&mut sources);
+            }
+        })?;
+        Ok(Presence { desk, thread: Some(thread) })
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.desk.0.known().ended = true;
+        self.desk.0.nudge.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Desk {
+    pub fn directives(&self) -> watch::Receiver<Directive> {
+        self.0.directives.subscribe()
+    }
+
+    /// Something is new: look at once.
+    fn nudge(&self) {
+        self.0.known().nudged = true;
+        self.0.nudge.notify_all();
+    }
+
+    /// What a helper says on its connection, or that it is gone.
+    pub fn hear(&self, connection: u64, helper: Option<Helper>) {
+        let mut known = self.0.known();
+        match helper {
+            Some(helper) => drop(known.helpers.insert(connection, helper)),
+            None => drop(known.helpers.remove(&connection)),
+        }
+        drop(known);
+        self.nudge();
+    }
+
+    pub fn pause(&self, wish: Option<Wish>) -> io::Result<()> {
+        let mut known = self.0.known();
+        let kept = match wish {
+            Some(wish) => known.pause.begin(wish, clock::now(), &Zoned::now()),
+            None => known.pause.end(),
+        };
+        drop(known);
+        self.nudge();
+        kept
+    }
+
+    /// A checkout is in the cores' hands, until it is dropped.
+    pub fn computes(&self, checkout: &Arc<Checkout>) {
+        let mut computes = self.0.computes.lock().expect("nothing panics under this lock");
+        computes.retain(|(_, held)| held.strong_count() > 0);
+        if !computes.iter().any(|(_, held)| std::ptr::eq(held.as_ptr(), Arc::as_ptr(checkout))) {
+            computes.push((clock::now(), Arc::downgrade(checkout)));
+        }
+    }
+
+    pub fn holds(&self, now: Moment) -> Vec<Holds> {
+        let computes = self.0.computes.lock().expect("nothing panics under this lock");
+        let alive = computes.iter().filter_map(|(since, held)| Some((*since, held.upgrade()?)));
+        let holds = |(since, checkout): (Moment, Arc<Checkout>)| Holds {
+            job: checkout.job_name.clone(),
+            job_type: checkout.job_type.clone(),
+            problems: checkout.problems.len(),
+            since_seconds: now.saturating_sub(since).as_secs(),
+        };
+        alive.filter(|(_, checkout)| !checkout.is_cancelled()).map(holds).collect()
+    }
+
+    /// No core computes any more: how long that took from the input on.
+    pub fn yielded(&self, took: Duration) {
+        info!(milliseconds = took.as_millis(), "gave way to the person");
+        self.0.known().history.yielded(took);
+    }
+
+    /// All there is to explain: the policy, where it stands and what it knows.
+    pub fn view<T>(&self, with: impl FnOnce(&Policy, &State, Option<&Signals>, &History) -> T) -> T {
+        let known = self.0.known();
+        with(&self.0.policy, &known.state, known.signals.as_ref(), &known.history)
+    }
+}
+
+impl Shared {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("nothing panics under this lock")
+    }
+
+    /// Until it is time to look. False: it is time to end.
+    fn wait(&self) -> bool {
+        let known = self.known();
+        let idle = |known: &mut Known| !known.nudged && !known.ended;
+        let waited = self.nudge.wait_timeout_while(known, LOOK_EVERY, idle);
+        let (mut known, _) = waited.expect("nothing panics under this lock");
+        known.nudged = false;
+        !known.ended
+    }
+
+    fn look(&self, sources: &mut Sources) {
+        let now = clock::now();
+        let (helpers, paused) = {
+            let known = self.known();
+            (known.helpers.clone(), known.pause.now(now))
+        };
+        let signals = sources.read(&helpers, paused, now);
+        let mut known = self.known();
+        let state = decide(&self.policy, &signals, &known.state, now);
+        let before = std::mem::replace(&mut known.state, state.clone());
+        if state.activity != before.activity || state.objections != before.objections {
+            let reason = state.reason();
+            if before.activity != state.activity {
+                info!(activity = ?state.activity, reason, "what this agent may do has changed");
+            }
+            let is_news = (before.activity, before.weightiest()) != (state.activity, state.weightiest());
+            if let Some(Err(error)) = is_news.then(|| known.history.note(&state)) {
+                warn!(%error, "history is not kept");
+            }
+            let stopped = before.activity == Activity::Work;
+            let by_person = state.weightiest() == Some(policy::Kind::Person);
+            let last = |signals: &Signals| {
+                let inputs = signals.input.iter().filter_map(|reading| reading.says.as_ref().ok());
+                inputs.map(|input| input.last).max()
+            };
+            let input = if stopped && by_person { last(&signals) } else { None };
+            self.directives.send_if_modified(|directive| {
+                let input = if state.activity == directive.activity { directive.input } else { input };
+                let new = Directive { activity: state.activity, reason, input };
+                let is_new = *directive != new;
+                *directive = new;
+                is_new
+            });
+        }
+        known.signals = Some(signals);
+    }
+}

@@ -1,0 +1,497 @@
+//! Keyboards and pointing devices, as the kernel sees them: `/dev/input/event*`.
+//!
+//! Owns one thread that sleeps until somebody touches something, whatever display there is or none. It must never miss a
+//! device: one that cannot be watched makes the whole source useless, and it says which.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, inotify};
+use rustix::io::Errno;
+use tracing::{debug, warn};
+
+use super::bump::{Filter, Touch};
+use super::signals::{Input, Moment, Proves, Reading};
+use crate::clock;
+
+pub const SOURCE: &str = "evdev";
+
+/// After something was seen the thread lets this much gather: somebody who types costs ten wake-ups a second, not a thousand.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// Seconds, microseconds, type, code, value.
+const EVENT_BYTES: usize = 2 * size_of::<usize>() + 8;
+const EVENTS_AT_ONCE: usize = 64;
+
+// Types and codes of linux/input-event-codes.h.
+const EV_KEY: u16 = 1;
+const EV_REL: u16 = 2;
+const EV_ABS: u16 = 3;
+const EV_SW: u16 = 5;
+const REL_WHEELS: [u16; 4] = [6, 8, 11, 12];
+const SW_LID: u64 = 1;
+
+/// Where devices are, and what is known of them.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// `/dev/input`.
+    pub devices: PathBuf,
+    /// `/sys/class/input`.
+    pub classes: PathBuf,
+    /// Names of devices that nobody touches.
+    pub ignored: Vec<String>,
+}
+
+/// The thread, until it is dropped.
+pub struct Evdev {
+    seen: Arc<Mutex<Seen>>,
+    /// Closed to end the thread.
+    end: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Seen {
+    last: Moment,
+    filter: Filter,
+    /// Whether all devices are watched, or why not.
+    watching: Result<(), String>,
+}
+
+impl Evdev {
+    /// Calls `noticed` whenever there is something new to read. What there is already can be read at once.
+    pub fn start(places: Places, noticed: impl Fn() + Send + 'static) -> Evdev {
+        let seen = Seen { last: clock::now(), filter: Filter::default(), watching: Err("it does not look".to_owned()) };
+        let seen = Arc::new(Mutex::new(seen));
+        let watcher = Watcher { places, devices: BTreeMap::new(), seen: Arc::clone(&seen), noticed };
+        match watcher.start() {
+            Ok((end, thread)) => Evdev { seen, end: Some(end), thread: Some(thread) },
+            Err(why) => {
+                locked(&seen).watching = Err(why);
+                Evdev { seen, end: None, thread: None }
+            }
+        }
+    }
+
+    /// It does not look any more, and will not by itself.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    pub fn read(&self, now: Moment) -> Reading<Input> {
+        let seen = locked(&self.seen);
+        let says = match &seen.watching {
+            Err(why) => Err(why.clone()),
+            Ok(()) if self.has_ended() => Err("its thread has ended".to_owned()),
+            Ok(()) => Ok(Input { last: seen.last, proves: Proves::Absence, bump: seen.filter.bump() }),
+        };
+        Reading::new(SOURCE, now, says)
+    }
+}
+
+impl Drop for Evdev {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn locked(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
+    seen.lock().expect("nothing panics under this lock")
+}
+
+struct Watcher<N> {
+    places: Places,
+    devices: BTreeMap<String, File>,
+    seen: Arc<Mutex<Seen>>,
+    noticed: N,
+}
+
+impl<N: Fn() + Send + 'static> Watcher<N> {
+    /// The end that ends it, and its thread.
+    fn start(mut self) -> Result<(OwnedFd, JoinHandle<()>), String> {
+        let changes = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)
+            .map_err(|error| format!("cannot watch for devices: {error}"))?;
+        // Permissions come a moment after the device.
+        let wanted = inotify::WatchFlags::CREATE
+            | inotify::WatchFlags::DELETE
+            | inotify::WatchFlags::MOVE
+            | inotify::WatchFlags::ATTRIB
+            | inotify::WatchFlags::DELETE_SELF
+            | inotify::WatchFlags::ONLYDIR;
+        let directory = &self.places.devices;
+        inotify::add_watch(&changes, directory, wanted).map_err(|error| format!("{}: {error}", directory.display()))?;
+        let (until, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|error| format!("cannot make a pipe: {error}"))?;
+        self.look_for_devices();
+        let run = move || {
+            if let Err(why) = self.watch(&until, &changes) {
+                warn!(why, "input devices cannot be watched");
+                locked(&self.seen).watching = Err(why);
+                (self.noticed)();
+            }
+        };
+        let thread = std::thread::Builder::new().name("pcfarm-input".to_owned()).spawn(run);
+        Ok((end, thread.map_err(|error| format!("cannot start a thread: {error}"))?))
+    }
+
+    /// Until the other end of `until` is closed. An error: nothing can be seen from now on.
+    fn watch(&mut self, until: &OwnedFd, changes: &OwnedFd) -> Result<(), String> {
+        loop {
+            let (ended, changed) = self.wait(until, changes)?;
+            if ended {
+                return Ok(());
+            }
+            let touched = self.read_devices();
+            if changed {
+                drain(changes);
+                if !self.places.devices.is_dir() {
+                    return Err(format!("{} is gone", self.places.devices.display()));
+                }
+                self.look_for_devices();
+            }
+            if touched || changed {
+                (self.noticed)();
+                let pause = Timespec { tv_sec: 0, tv_nsec: i64::from(GATHER.subsec_nanos()) };
+                let _ = poll(&mut [PollFd::new(until, PollFlags::IN)], Some(&pause));
+            }
+        }
+    }
+
+    /// Whether this is the end, and whether devices have come or gone.
+    fn wait(&self, until: &OwnedFd, changes: &OwnedFd) -> Result<(bool, bool), String> {
+        let mut watched = vec![PollFd::new(until, PollFlags::IN), PollFd::new(changes, PollFlags::IN)];
+        watched.extend(self.devices.values().map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)));
+        match poll(&mut watched, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok((false, false)),
+            Err(error) => return Err(format!("cannot wait for input: {error}")),
+        }
+        Ok((!watched[0].revents().is_empty(), !watched[1].revents().is_empty()))
+    }
+
+    /// Whether somebody has touched one. A device that has gone was unplugged by somebody.
+    fn read_devices(&mut self) -> bool {
+        let now = clock::now();
+        let mut any = false;
+        let mut gone = Vec::new();
+        for (name, device) in &mut self.devices {
+            let mut buffer = [0; EVENT_BYTES * EVENTS_AT_ONCE];
+            loop {
+                match device.read(&mut buffer) {
+                    Ok(0) => break gone.push(name.clone()),
+                    Ok(bytes) => any |= take(&self.seen, touches(&buffer[..bytes]), now),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(_) => break gone.push(name.clone()),
+                }
+            }
+        }
+        let unplugged = !gone.is_empty();
+        for name in gone {
+            debug!(device = name, "an input device is gone");
+            self.devices.remove(&name);
+        }
+        if unplugged {
+            take(&self.seen, [Touch::Deliberate], now);
+            self.look_for_devices();
+        }
+        any || unplugged
+    }
+
+    /// Opens what is new, forgets what has gone, and says whether all that there is can be seen.
+    fn look_for_devices(&mut self) {
+        let now = clock::now();
+        let found = match event_files(&self.places.devices) {
+            Ok(found) => found,
+            Err(error) => {
+                locked(&self.seen).watching = Err(format!("{}: {error}", self.places.devices.display()));
+                return;
+            }
+        };
+        let before = self.devices.len();
+        self.devices.retain(|name, _| found.contains(name));
+        let mut changed = self.devices.len() != before;
+        let mut failures = Vec::new();
+        for name in found {
+            let described = Description::read(&self.places.classes.join(&name).join("device"));
+            if self.devices.contains_key(&name) || !described.is_of_people() || self.is_ignored(&described) {
+                continue;
+            }
+            match open(&self.places.devices.join(&name)) {
+                Ok(device) => {
+                    debug!(device = name, named = described.name, "watching an input device");
+                    self.devices.insert(name, device);
+                    changed = true;
+                }
+                Err(error) => failures.push(format!("{name} ({}): {error}", described.name)),
+            }
+        }
+        let mut seen = locked(&self.seen);
+        let watching = match (failures.first(), self.devices.is_empty()) {
+            (Some(first), _) => Err(format!("cannot open {first}")),
+            (None, true) => Err("there are no keyboards and no pointing devices".to_owned()),
+            (None, false) => Ok(()),
+        };
+        // What happened before it was opened, nobody knows; and somebody has plugged it in.
+        if changed || seen.watching.is_err() {
+            seen.last = now;
+        }
+        seen.watching = watching;
+    }
+
+    fn is_ignored(&self, described: &Description) -> bool {
+        self.places.ignored.contains(&described.name)
+    }
+}
+
+/// Whether any of them counts.
+fn take(seen: &Mutex<Seen>, touches: impl IntoIterator<Item = Touch>, now: Moment) -> bool {
+    let mut seen = locked(seen);
+    let mut any = false;
+    for touch in touches {
+        if seen.filter.counts(touch, now) {
+            seen.last = now;
+            any = true;
+        }
+    }
+    // A movement in doubt is told, too: others may have seen it.
+    any || seen.filter.bump().is_some()
+}
+
+fn event_files(directory: &Path) -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let is_one = |name: &&str| name.strip_prefix("event").is_some_and(|rest| rest.parse::<u32>().is_ok());
+        names.extend(name.to_str().filter(is_one).map(str::to_owned));
+    }
+    Ok(names)
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)
+}
+
+fn drain(changes: &OwnedFd) {
+    let mut buffer = [0; 4096];
+    while rustix::io::read(changes, &mut buffer).is_ok_and(|bytes| bytes > 0) {}
+}
+
+/// What sysfs says of a device. What it does not say is taken for a keyboard.
+struct Description {
+    name: String,
+    events: Option<u64>,
+    switches: u64,
+}
+
+impl Description {
+    fn read(device: &Path) -> Description {
+        let text = |file: &str| fs::read_to_string(device.join(file)).ok();
+        // Bit maps are words in hexadecimal, the lowest last.
+        let lowest = |text: &str| u64::from_str_radix(text.split_ascii_whitespace().last()?, 16).ok();
+        Description {
+            name: text("name").map_or_else(|| "unknown".to_owned(), |name| name.trim().to_owned()),
+            events: text("capabilities/ev").as_deref().and_then(lowest),
+            switches: text("capabilities/sw").as_deref().and_then(lowest).unwrap_or(0),
+        }
+    }
+
+    /// Keys, pointers and lids. Jacks, loudspeakers and accelerometers move by themselves.
+    fn is_of_people(&self) -> bool {
+        let Some(events) = self.events else { return true };
+        let has = |event: u16| events & (1 << event) != 0;
+        has(EV_KEY) || has(EV_REL) || (has(EV_SW) && self.switches & SW_LID != 0)
+    }
+}
+
+/// What is in events as the kernel writes them. Half an event, which it never writes, is somebody.
+fn touches(bytes: &[u8]) -> Vec<Touch> {
+    let events = bytes.chunks(EVENT_BYTES);
+    let touch = |event: &[u8]| {
+        let Some(fields) = event.get(EVENT_BYTES - 8..).filter(|fields| fields.len() == 8) else {
+            return Some(Touch::Deliberate);
+        };
+        let kind = u16::from_ne_bytes([fields[0], fields[1]]);
+        let code = u16::from_ne_bytes([fields[2], fields[3]]);
+        let value = i32::from_ne_bytes([fields[4], fields[5], fields[6], fields[7]]);
+        match kind {
+            EV_REL if !REL_WHEELS.contains(&code) => Some(Touch::Movement(value.unsigned_abs())),
+            EV_KEY | EV_REL | EV_ABS | EV_SW => Some(Touch::Deliberate),
+            // Marks between events, lamps and sounds.
+            _ => None,
+        }
+    };
+    events.filter_map(touch).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc;
+
+    use rustix::fs::Mode;
+
+    use super::*;
+
+    /// Devices that are pipes, and what sysfs would say of them.
+    struct Desk {
+        dir: tempfile::TempDir,
+    }
+
+    impl Desk {
+        fn new() -> Desk {
+            let dir = tempfile::tempdir().expect("a directory");
+            fs::create_dir(dir.path().join("input")).expect("made");
+            Desk { dir }
+        }
+
+        fn places(&self) -> Places {
+            Places {
+                devices: self.dir.path().join("input"),
+                classes: self.dir.path().join("class"),
+                ignored: vec!["Nobody's".to_owned()],
+            }
+        }
+
+        /// Plugs a device in; what is written to the file is what it reports.
+        fn plug(&self, event: &str, name: &str, capabilities: &str) -> File {
+            let described = self.dir.path().join("class").join(event).join("device");
+            fs::create_dir_all(described.join("capabilities")).expect("made");
+            fs::write(described.join("name"), format!("{name}\n")).expect("written");
+            fs::write(described.join("capabilities/ev"), format!("{capabilities}\n")).expect("written");
+            let path = self.dir.path().join("input").join(event);
+            rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+                .expect("a pipe");
+            File::options().read(true).write(true).open(path).expect("its end")
+        }
+    }
+
+    fn event(kind: u16, code: u16, value: i32) -> Vec<u8> {
+        let mut bytes = vec![0; EVENT_BYTES - 8];
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(code.to_ne_bytes());
+        bytes.extend(value.to_ne_bytes());
+        bytes
+    }
+
+    struct Watched {
+        evdev: Evdev,
+        noticed: mpsc::Receiver<()>,
+    }
+
+    impl Watched {
+        fn start(desk: &Desk) -> Watched {
+            let (sender, noticed) = mpsc::channel();
+            let evdev = Evdev::start(desk.places(), move || {
+                let _ = sender.send(());
+            });
+            Watched { evdev, noticed }
+        }
+
+        /// What it says as soon as that is what is expected.
+        fn until(&self, what: &str, expected: impl Fn(&Result<Input, String>) -> bool) -> Result<Input, String> {
+            loop {
+                let says = self.evdev.read(clock::now()).says;
+                if expected(&says) {
+                    return says;
+                }
+                if self.noticed.recv_timeout(Duration::from_secs(10)).is_err() {
+                    let says = self.evdev.read(clock::now()).says;
+                    assert!(expected(&says), "not {what}: {says:?}");
+                    return says;
+                }
+            }
+        }
+
+        fn last(&self) -> Moment {
+            self.until("watching", Result::is_ok).expect("just said").last
+        }
+    }
+
+    #[test]
+    fn whoever_touches_something_is_seen() {
+        let desk = Desk::new();
+        let keyboard = desk.plug("event0", "A keyboard", "120013");
+        let mouse = desk.plug("event1", "A mouse", "17");
+        let watched = Watched::start(&desk);
+        let mut last = watched.last();
+        for (what, mut device, events) in [
+            ("a key", &keyboard, event(EV_KEY, 30, 1)),
+            ("a button", &mouse, event(EV_KEY, 0x110, 1)),
+            ("a wheel", &mouse, event(EV_REL, 8, 1)),
+            ("a movement", &mouse, [event(EV_REL, 0, 30), event(EV_REL, 1, -20)].concat()),
+            ("half an event", &keyboard, vec![0; 5]),
+        ] {
+            device.write_all(&events).expect("written");
+            let says = watched.until(what, |says| says.as_ref().is_ok_and(|input| input.last > last));
+            last = says.expect("it watches").last;
+        }
+    }
+
+    #[test]
+    fn lamps_and_bumps_are_nobody() {
+        let desk = Desk::new();
+        let mut keyboard = desk.plug("event0", "A keyboard", "120013");
+        let mut mouse = desk.plug("event1", "A mouse", "17");
+        let watched = Watched::start(&desk);
+        let last = watched.last();
+        keyboard.write_all(&[event(0x11, 0, 1), event(0, 0, 0), event(4, 4, 30)].concat()).expect("written");
+        mouse.write_all(&event(EV_REL, 0, 3)).expect("written");
+        let says = watched.until("a bump", |says| says.as_ref().is_ok_and(|input| input.bump.is_some()));
+        assert_eq!(says.expect("it watches").last, last);
+    }
+
+    #[test]
+    fn devices_come_and_go() {
+        let desk = Desk::new();
+        let watched = Watched::start(&desk);
+        let nobody = |says: &Result<Input, String>| says.as_ref().is_err_and(|why| why.contains("no keyboards"));
+        let _ = watched.until("nothing to watch", nobody);
+        // Loudspeakers, jacks, and what its owner named.
+        let _speaker = desk.plug("event3", "A loudspeaker", "40001");
+        let _jack = desk.plug("event4", "A jack", "21");
+        let _ignored = desk.plug("event5", "Nobody's", "120013");
+        let mut keyboard = desk.plug("event10", "A keyboard", "120013");
+        let last = watched.last();
+        keyboard.write_all(&event(EV_KEY, 30, 0)).expect("written");
+        let _ = watched.until("a key", |says| says.as_ref().is_ok_and(|input| input.last > last));
+        fs::remove_file(desk.dir.path().join("input/event10")).expect("it is there");
+        let _ = watched.until("nothing to watch", nobody);
+        let _mouse = desk.plug("event11", "A mouse", "17");
+        let _ = watched.until("a mouse", Result::is_ok);
+        fs::remove_dir_all(desk.dir.path().join("input")).expect("it is there");
+        let _ = watched.until("nowhere to look", |says| says.as_ref().is_err_and(|why| !why.contains("no keyboards")));
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_makes_it_useless() {
+        let desk = Desk::new();
+        let _keyboard = desk.plug("event0", "A keyboard", "120013");
+        // Even root cannot open what is not there.
+        std::os::unix::fs::symlink("nowhere", desk.dir.path().join("input/event1")).expect("made");
+        let watched = Watched::start(&desk);
+        let says = watched.until("a failure", |says| says.as_ref().is_err_and(|why| why.contains("event1")));
+        assert!(says.expect_err("just said").starts_with("cannot open event1 (unknown)"));
+    }
+
+    #[test]
+    fn without_a_directory_it_says_so() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let places = Places { devices: dir.path().join("none"), classes: dir.path().join("none"), ignored: Vec::new() };
+        let evdev = Evdev::start(places, || {});
+        assert!(evdev.has_ended());
+        let says = evdev.read(clock::now()).says;
+        assert!(says.as_ref().is_err_and(|why| why.contains("none")), "{says:?}");
+    }
+}

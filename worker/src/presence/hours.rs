@@ -1,0 +1,152 @@
+//! Hours of the week: `mon-fri 18:00-07:00`.
+//!
+//! Owns how they are written. They are the only thing that the wall clock decides.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::signals::LocalTime;
+
+const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+const MINUTES_OF_DAY: u16 = 24 * 60;
+
+/// Windows of which one must hold; none: all the time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hours(pub Vec<Window>);
+
+/// Some hours of some days. Those that go beyond midnight belong to the day on which they begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    days: [bool; 7],
+    from: u16,
+    /// Beyond `from`, or on the next day.
+    to: u16,
+    text: String,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} are no hours, such as \"mon-fri 18:00-07:00\", \"sat,sun\" or \"22:00-06:00\"")]
+pub struct NoHours(String);
+
+impl Hours {
+    pub fn include(&self, time: LocalTime) -> bool {
+        self.0.is_empty() || self.0.iter().any(|window| window.includes(time))
+    }
+}
+
+impl fmt::Display for Hours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<&str> = self.0.iter().map(|window| window.text.as_str()).collect();
+        f.write_str(&texts.join("; "))
+    }
+}
+
+impl Window {
+    fn includes(&self, time: LocalTime) -> bool {
+        let today = self.days[time.weekday % 7];
+        if self.from < self.to {
+            return today && (self.from..self.to).contains(&time.minute);
+        }
+        let yesterday = self.days[(time.weekday + 6) % 7];
+        (today && time.minute >= self.from) || (yesterday && time.minute < self.to)
+    }
+}
+
+impl FromStr for Window {
+    type Err = NoHours;
+
+    fn from_str(text: &str) -> Result<Window, NoHours> {
+        let wrong = || NoHours(text.to_owned());
+        let lower = text.to_ascii_lowercase();
+        let mut days = None;
+        let mut times = None;
+        for word in lower.split_ascii_whitespace() {
+            let slot_is_taken = if word.starts_with(|first: char| first.is_ascii_digit()) {
+                times.replace(parse_times(word).ok_or_else(wrong)?).is_some()
+            } else {
+                days.replace(parse_days(word).ok_or_else(wrong)?).is_some()
+            };
+            if slot_is_taken {
+                return Err(wrong());
+            }
+        }
+        if days.is_none() && times.is_none() {
+            return Err(wrong());
+        }
+        let (from, to) = times.unwrap_or((0, MINUTES_OF_DAY));
+        Ok(Window { days: days.unwrap_or([true; 7]), from, to, text: text.trim().to_owned() })
+    }
+}
+
+/// `mon-fri`, `sat,sun` or both mixed; `fri-mon` goes over the weekend.
+fn parse_days(word: &str) -> Option<[bool; 7]> {
+    let day = |name: &str| DAYS.iter().position(|day| *day == name);
+    let mut days = [false; 7];
+    for part in word.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (day(first)?, day(last)?);
+        for step in 0..=(last + 7 - first) % 7 {
+            days[(first + step) % 7] = true;
+        }
+    }
+    Some(days)
+}
+
+fn parse_times(word: &str) -> Option<(u16, u16)> {
+    let minute = |text: &str| {
+        let (hour, minute) = text.split_once(':')?;
+        let digits = |text: &str| (text.len() <= 2 && text.bytes().all(|b| b.is_ascii_digit())).then_some(());
+        digits(hour)?;
+        digits(minute)?;
+        let (hour, minute) = (hour.parse::<u16>().ok()?, minute.parse::<u16>().ok()?);
+        let all = hour * 60 + minute;
+        (minute < 60 && all <= MINUTES_OF_DAY).then_some(all)
+    };
+    let (from, to) = word.split_once('-')?;
+    let (from, to) = (minute(from)?, minute(to)?);
+    (from < MINUTES_OF_DAY).then_some((from, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hours(texts: &[&str]) -> Hours {
+        Hours(texts.iter().map(|text| text.parse().expect("hours")).collect())
+    }
+
+    #[test]
+    fn windows_include_what_they_say() {
+        let (mon, fri, sat, sun) = (0, 4, 5, 6);
+        for (texts, weekday, time, expected) in [
+            (&[][..], mon, (12, 0), true),
+            (&["mon-fri 18:00-07:00"], mon, (18, 0), true),
+            (&["mon-fri 18:00-07:00"], mon, (17, 59), false),
+            // Sunday's night is not the weekdays', Friday's goes on into Saturday.
+            (&["mon-fri 18:00-07:00"], mon, (6, 59), false),
+            (&["mon-fri 18:00-07:00"], fri, (6, 59), true),
+            (&["mon-fri 18:00-07:00"], sat, (6, 59), true),
+            (&["mon-fri 18:00-07:00"], sat, (7, 0), false),
+            (&["mon-fri 18:00-07:00", "sat,sun"], sat, (12, 0), true),
+            (&["sat,sun"], sun, (23, 59), true),
+            (&["sat,sun"], mon, (0, 0), false),
+            (&["fri-mon"], sun, (3, 0), true),
+            (&["22:00-24:00"], sun, (23, 59), true),
+            (&["22:00-24:00"], sun, (0, 0), false),
+            (&["SAT 9:00-9:00"], sat, (9, 0), true),
+            (&["SAT 9:00-9:00"], sun, (8, 59), true),
+            (&["SAT 9:00-9:00"], sun, (9, 0), false),
+        ] {
+            let time = LocalTime { weekday, minute: time.0 * 60 + time.1 };
+            assert_eq!(hours(texts).include(time), expected, "{texts:?} {time:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_window_is_refused() {
+        for text in ["", "mon fri", "18-7", "25:00-26:00", "18:60-19:00", "24:00-1:00", "monday", "1:00-2:00 3:00-4:00"]
+        {
+            assert_eq!(text.parse::<Window>(), Err(NoHours(text.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Whether the agent may work now: a pure function of signals, settings and what was before.
+//!
+//! Owns every decision about the workstation's person. It fails closed: what is not known speaks against work, except where its
+//! owner has said that it does not matter.
+//!
+//! ```text
+//!            nothing speaks against it, long enough
+//!   Rest ────────────────────────────────────────────► Work
+//!    ▲ ▲                                                │ │ something does
+//!    │ └──────── on_return = give-back ◄────────────────┘ │
+//!    │   give_back_after                                  ▼
+//!    └──────────────────────────────────────────────── Finish ──► Work, when it has ceased
+//! ```
+
+use std::time::Duration;
+
+use super::hours::Hours;
+use super::signals::{Memory, Moment, Power, Proves, Reading, Signals};
+
+/// What the agent reads itself is never older than a few seconds; what helpers say comes at least every minute.
+const INPUT_AGE_LIMIT: Duration = Duration::from_secs(150);
+const PROBE_AGE_LIMIT: Duration = Duration::from_secs(60);
+
+/// While the agent works, others may use so many times what they may use before it begins: they do not drive it out by
+/// what they do anyway.
+const LOAD_HYSTERESIS: f64 = 2.0;
+
+/// Before it begins, so many times what must stay free while it works: its own work takes memory.
+const MEMORY_HYSTERESIS: f64 = 1.5;
+
+/// What a source without a sense for movements makes of a bump: input, at about the same time.
+const ABOUT_THE_SAME: Duration = Duration::from_millis(1250);
+
+/// What the owner wants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// There is no person: a server, or a PC in a locked room.
+    pub unattended: bool,
+    /// Without input for so long before work begins.
+    pub start_after: Duration,
+    /// The same, if it was interrupted less than `give_back_after` ago; and the least time between two beginnings.
+    pub resume_after: Duration,
+    /// What is not finished so long after the person has returned goes back.
+    pub give_back_after: Duration,
+    pub on_return: OnReturn,
+    /// CPU that others may use, in cores; none: any.
+    pub load: Option<f64>,
+    /// Part of the memory that must stay available; none: any.
+    pub free_memory: Option<f64>,
+    /// What the agent and all that it starts may take; none: any.
+    pub memory_limit: Option<u64>,
+    pub on_battery: bool,
+    pub on_metered: bool,
+    pub beside_full_screen: bool,
+    pub hours: Hours,
+    /// Names of programs beside which it does not work.
+    pub programs: Vec<String>,
+}
+
+/// What becomes of problems that are not finished when the person returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnReturn {
+    /// They go back at once, for others to solve.
+    #[default]
+    GiveBack,
+    /// Those that were begun are finished, and the rest goes back.
+    Finish,
+}
+
+/// What the agent does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    Work,
+    /// What was begun is finished.
+    Finish,
+    /// It computes nothing, and has nothing.
+    Rest,
+}
+
+/// Where the policy stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    pub activity: Activity,
+    /// Since when it is so.
+    pub since: Moment,
+    /// What speaks against work, the weightiest first; none: nothing does.
+    pub objections: Vec<Objection>,
+    /// When work was interrupted last, and whether it needs to rest before it begins again.
+    interrupted: Option<Interrupted>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Interrupted {
+    at: Moment,
+    rests: bool,
+}
+
+/// Something that speaks against work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Objection {
+    pub kind: Kind,
+    /// For people. It stays the same as long as the thing does.
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    Paused,
+    /// Somebody is there, or was a moment ago.
+    Person,
+    /// Nobody can tell whether somebody is there.
+    Unknown,
+    FullScreen,
+    Program,
+    Battery,
+    Metered,
+    Memory,
+    Load,
+    Hours,
+    /// Nothing any more: it waits, so as not to begin and end all the time.
+    Settling,
+}
+
+impl Kind {
+    /// Whether it may come and go quickly by itself.
+    fn flickers(self) -> bool {
+        !matches!(self, Kind::Paused | Kind::Hours | Kind::Settling)
+    }
+}
+
+impl State {
+    pub fn new(now: Moment) -> State {
+        State { activity: Activity::Rest, since: now, objections: Vec::new(), interrupted: None }
+    }
+
+    /// That of an agent whose work was interrupted just before it was started anew.
+    pub fn interrupted(now: Moment) -> State {
+        State { interrupted: Some(Interrupted { at: now, rests: true }), ..State::new(now) }
+    }
+
+    /// The weightiest reason why it does not work; nothing if it does. What is less weighty comes and goes meanwhile.
+    pub fn reason(&self) -> String {
+        self.objections.first().map(|first| first.text.clone()).unwrap_or_default()
+    }
+
+    pub fn weightiest(&self) -> Option<Kind> {
+        self.objections.first().map(|first| first.kind)
+    }
+}
+
+/// Where it stands now.
+pub fn decide(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> State {
+    let mut objections = objections(policy, signals, before, now);
+    let works = before.activity == Activity::Work;
+    if objections.is_empty() && !works && !has_rested(policy, before, now) {
+        let text = format!("works again at the earliest {} after it stopped", span(policy.resume_after));
+        objections.push(Objection { kind: Kind::Settling, text });
+    }
+    let interrupted = match (works, objections.is_empty()) {
+        (true, false) => {
+            Some(Interrupted { at: now, rests: objections.iter().any(|objection| objection.kind.flickers()) })
+        }
+        (true, true) => None,
+        (false, _) => before.interrupted,
+    };
+    let activity =
+        if objections.is_empty() { Activity::Work } else { hold(policy, &objections, before, interrupted, now) };
+    let since = if activity == before.activity { before.since } else { now };
+    State { activity, since, objections, interrupted }
+}
+
+fn has_rested(policy: &Policy, before: &State, now: Moment) -> bool {
+    let rests = before.interrupted.filter(|interrupted| interrupted.rests);
+    rests.is_none_or(|interrupted| now.saturating_sub(interrupted.at) >= policy.resume_after)
+}
+
+/// How it does not work.
+fn hold(
+    policy: &Policy,
+    objections: &[Objection],
+    before: &State,
+    interrupted: Option<Interrupted>,
+    now: Moment,
+) -> Activity {
+    // What it gave back does not come by itself.
+    if before.activity == Activity::Rest {
+        return Activity::Rest;
+    }
+    let over = interrupted.is_none_or(|interrupted| now.saturating_sub(interrupted.at) >= policy.give_back_after);
+    // Memory is freed, and the owner's word obeyed, only by letting go.
+    let lets_go = objections.iter().any(|objection| matches!(objection.kind, Kind::Memory | Kind::Paused));
+    match policy.on_return {
+        _ if over || lets_go => Activity::Rest,
+        OnReturn::GiveBack => Activity::Rest,
+        OnReturn::Finish => Activity::Finish,
+    }
+}
+
+fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Vec<Objection> {
+    let works = before.activity == Activity::Work;
+    let full_screen = || full_screen(&signals.full_screen, now);
+    let found = [
+        signals.paused.as_ref().map(|until| (Kind::Paused, format!("paused by its owner {until}"))),
+        if policy.unattended { None } else { person(policy, signals, before, now) },
+        if policy.beside_full_screen { None } else { full_screen().map(|text| (Kind::FullScreen, text)) },
+        programs(policy, &signals.programs, now).map(|text| (Kind::Program, text)),
+        if policy.on_battery { None } else { battery(&signals.power, now).map(|text| (Kind::Battery, text)) },
+        if policy.on_metered { None } else { metered(&signals.metered, now).map(|text| (Kind::Metered, text)) },
+        memory(policy, &signals.memory, works, now).map(|text| (Kind::Memory, text)),
+        load(policy, &signals.load, works, now).map(|text| (Kind::Load, text)),
+        (!policy.hours.include(signals.time)).then(|| (Kind::Hours, format!("its hours are {}", policy.hours))),
+    ];
+    found.into_iter().flatten().map(|(kind, text)| Objection { kind, text }).collect()
+}
+
+/// Whoever is at the keyboard, by the input that sources have seen.
+fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Option<(Kind, String)> {
+    let mut heard = Vec::new();
+    let mut useless = Vec::new();
+    for reading in &signals.input {
+        match reading.fresh(now, INPUT_AGE_LIMIT) {
+            Ok(input) => heard.push((&*reading.source, input)),
+            Err(why) => useless.push(format!("{}: {why}", reading.source)),
+        }
+    }
+    if !heard.iter().any(|(_, input)| input.proves == Proves::Absence) {
+        useless.extend(heard.iter().map(|(source, _)| format!("{source}: does not see everybody")));
+        return Some((Kind::Unknown, format!("no source can tell whether somebody is there ({})", useless.join(", "))));
+    }
+    let bumps: Vec<_> = heard.iter().filter_map(|(source, input)| Some((*source, input.bump?))).collect();
+    let is_bump = |source: &str, last: Moment| {
+        bumps.iter().any(|(by, bump)| **by != *source && last.abs_diff(*bump) <= ABOUT_THE_SAME)
+    };
+    let woke = signals.woke.map(|woke| ("the machine woke", woke));
+    let soonest = policy.resume_after.min(policy.start_after);
+    let is_recent = |interrupted: Interrupted| now.saturating_sub(interrupted.at) < policy.give_back_after;
+    let needed = match before.activity {
+        Activity::Work => soonest,
+        Activity::Rest | Activity::Finish if before.interrupted.is_some_and(is_recent) => soonest,
+        Activity::Rest | Activity::Finish => policy.start_after,
+    };
+    // At work the first says the same, unless what was seen just then came in late.
+    let is_new = |last: Moment| before.activity == Activity::Work && last > before.since;
+    let objects = |last: Moment| now.saturating_sub(last) < needed || is_new(last);
+    let inputs = heard.iter().filter(|(source, input)| !is_bump(source, input.last));
+    let mut inputs = inputs.map(|(source, input)| (*source, input.last)).chain(woke);
+    // The first in their order and not the latest: which of several is the latest changes with every key.
+    let (source, _) = inputs.find(|(_, last)| objects(*last))?;
+    Some((Kind::Person, format!("its person is here, or left less than {} ago ({source})", span(needed))))
+}
+
+fn full_screen(readings: &[Reading<bool>], now: Moment) -> Option<String> {
+    let fills = |reading: &&Reading<bool>| reading.fresh(now, INPUT_AGE_LIMIT) == Ok(&true);
+    readings.iter().find(fills).map(|reading| format!("a program fills the screen ({})", reading.source))
+}
+
+fn programs(policy: &Policy, reading: &Reading<Vec<String>>, now: Moment) -> Option<String> {
+    if policy.programs.is_empty() {
+        return None;
+    }
+    match reading.fresh(now, PROBE_AGE_LIMIT) {
+        Ok(running) if running.is_empty() => None,
+        Ok(running) => Some(format!("{} runs", running.join(", "))),
+        Err(why) => Some(format!("cannot tell which programs run: {why}")),
+    }
+}
+
+fn battery(reading: &Reading<Power>, now: Moment) -> Option<String> {
+    match reading.fresh(now, PROBE_AGE_LIMIT) {
+        Ok(Power::Mains) => None,
+        Ok(Power::Battery) => Some("on battery".to_owned()),
+        Err(why) => Some(format!("cannot tell whether it is on battery: {why}")),
+    }
+}
+
+/// Few can tell, so who cannot does not object.
+fn metered(reading: &Reading<bool>, now: Moment) -> Option<String> {
+    (reading.fresh(now, INPUT_AGE_LIMIT) == Ok(&true)).then(|| "its network is metered".to_owned())
+}
+
+fn memory(policy: &Policy, reading: &Reading<Memory>, works: bool, now: Moment) -> Option<String> {
+    if policy.free_memory.is_none() && policy.memory_limit.is_none() {
+        return None;
+    }
+    let memory = match reading.fresh(now, PROBE_AGE_LIMIT) {
+        Ok(memory) => memory,
+        Err(why) => return Some(format!("cannot tell how much memory is free: {why}")),
+    };
+    if let Some(limit) = policy.memory_limit.filter(|limit| memory.own_bytes > *limit) {
+        return Some(format!("takes more memory than the {} MiB that it may", limit >> 20));
+    }
+    let part = policy.free_memory?;
+    let needed = (part * if works { 1.0 } else { MEMORY_HYSTERESIS }).min(1.0);
+    let available = memory.available_bytes as f64 / memory.total_bytes.max(1) as f64;
+    // Not a number is not enough.
+    let enough = available >= needed;
+    (!enough).then(|| format!("less than {:.0} % of the memory are free", needed * 100.0))
+}
+
+fn load(policy: &Policy, reading: &Reading<f64>, works: bool, now: Moment) -> Option<String> {
+    let limit = policy.load?;
+    match reading.fresh(now, PROBE_AGE_LIMIT) {
+        Ok(load) => {
+            let limit = limit * if works { LOAD_HYSTERESIS } else { 1.0 };
+            let little = *load < limit;
+            (!little).then(|| format!("other programs use {limit:.1} cores or more"))
+        }
+        Err(why) => Some(format!("cannot tell what other programs use: {why}")),
+    }
+}
+
+/// In the largest unit that it is a whole number of.
+pub fn span(time: Duration) -> String {
+    match time.as_secs() {
+        seconds if seconds >= 3600 && seconds % 3600 == 0 => format!("{} h", seconds / 3600),
+        seconds if seconds >= 60 && seconds % 60 == 0 => format!("{} min", seconds / 60),
+        _ => format!("{} s", time.as_secs_f64()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

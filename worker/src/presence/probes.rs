@@ -1,0 +1,296 @@
+//! The machine: what others compute on it, its memory, what it runs on, which programs run.
+//!
+//! Owns the reading of `/proc` and `/sys`. A file that is not there or makes no sense is an answer of its own: unknown, and why.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::param::clock_ticks_per_second;
+
+use super::signals::{Memory, Moment, Power};
+
+/// Load is judged over about a minute: a page that loads is no load.
+const LOAD_WINDOW: Duration = Duration::from_secs(60);
+
+/// The least that says something.
+const LEAST_WINDOW: Duration = Duration::from_secs(10);
+
+/// Whoever did not look for so long was asleep, and knows nothing of the time between.
+const LONGEST_GAP: Duration = Duration::from_secs(30);
+
+/// Processes, as one look at `/proc` finds them.
+pub struct Processes {
+    all: HashMap<u32, Process>,
+    me: u32,
+}
+
+struct Process {
+    name: String,
+    parent: u32,
+    ticks: u64,
+}
+
+impl Processes {
+    pub fn look(proc: &Path) -> Result<Processes, String> {
+        // By that name, for this process may have another number in another container's eyes.
+        let me = fs::read_link(proc.join("self")).ok().and_then(|name| name.to_str()?.parse().ok());
+        let me = me.ok_or_else(|| format!("{} does not know this process", proc.display()))?;
+        let entries = fs::read_dir(proc).map_err(|error| format!("{}: {error}", proc.display()))?;
+        let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let stat = |pid: u32| Some((pid, parse_stat(&fs::read(proc.join(pid.to_string()).join("stat")).ok()?)?));
+        let all: HashMap<u32, Process> = numbers.filter_map(stat).collect();
+        if all.contains_key(&me) {
+            Ok(Processes { all, me })
+        } else {
+            Err(format!("{}/{me} is missing", proc.display()))
+        }
+    }
+
+    /// This one, and all that descends from it.
+    fn family(&self) -> HashSet<u32> {
+        let mut family = HashSet::from([self.me]);
+        loop {
+            let before = family.len();
+            let children = self.all.iter().filter(|(_, process)| family.contains(&process.parent));
+            let children: Vec<u32> = children.map(|(pid, _)| *pid).collect();
+            family.extend(children);
+            if family.len() == before {
+                return family;
+            }
+        }
+    }
+
+    fn own_ticks(&self) -> u64 {
+        self.family().iter().filter_map(|pid| self.all.get(pid)).map(|process| process.ticks).sum()
+    }
+
+    fn own_memory(&self, proc: &Path) -> u64 {
+        let memory = |pid: &u32| {
+            let status = fs::read_to_string(proc.join(pid.to_string()).join("status")).unwrap_or_default();
+            number(&status, "RssAnon:").unwrap_or(0) << 10
+        };
+        self.family().iter().map(memory).sum()
+    }
+
+    /// Which of these run, beside this one's own.
+    pub fn running(&self, names: &[String]) -> Vec<String> {
+        let family = self.family();
+        // The kernel keeps fifteen bytes of a name.
+        let is_it = |process: &Process, name: &str| {
+            process.name == name || (process.name.len() == 15 && name.starts_with(&process.name))
+        };
+        let others = || self.all.iter().filter(|(pid, _)| !family.contains(pid)).map(|(_, process)| process);
+        names.iter().filter(|name| others().any(|process| is_it(process, name))).cloned().collect()
+    }
+}
+
+/// Name, parent, and the time of its own and of its children that have ended.
+fn parse_stat(line: &[u8]) -> Option<Process> {
+    let text = String::from_utf8_lossy(line);
+    let (_, rest) = text.split_once('(')?;
+    let (name, rest) = rest.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let ticks = fields.get(11..15)?.iter().map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>()?;
+    Some(Process { name: name.to_owned(), parent: fields.get(1)?.parse().ok()?, ticks })
+}
+
+/// CPU that others use, from one look to the next.
+#[derive(Default)]
+pub struct Load {
+    samples: VecDeque<Sample>,
+}
+
+#[derive(Clone, Copy)]
+struct Sample {
+    at: Moment,
+    busy: u64,
+    own: u64,
+}
+
+impl Load {
+    /// In cores, over about the last minute.
+    pub fn read(&mut self, proc: &Path, processes: &Result<Processes, String>, now: Moment) -> Result<f64, String> {
+        let sample = processes
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|processes| Ok(Sample { at: now, busy: busy_ticks(proc)?, own: processes.own_ticks() }));
+        let sample = sample.inspect_err(|_| self.samples.clear())?;
+        self.add(sample, clock_ticks_per_second())
+    }
+
+    fn add(&mut self, sample: Sample, ticks_per_second: u64) -> Result<f64, String> {
+        if self.samples.back().is_some_and(|last| sample.at.saturating_sub(last.at) > LONGEST_GAP) {
+            self.samples.clear();
+        }
+        self.samples.push_back(sample);
+        while self.samples.get(1).is_some_and(|second| sample.at.saturating_sub(second.at) >= LOAD_WINDOW) {
+            self.samples.pop_front();
+        }
+        let first = self.samples[0];
+        let time = sample.at.saturating_sub(first.at);
+        if time < LEAST_WINDOW {
+            return Err(format!("it has looked for less than {} s", LEAST_WINDOW.as_secs()));
+        }
+        let others = sample.busy.saturating_sub(first.busy).saturating_sub(sample.own.saturating_sub(first.own));
+        Ok(others as f64 / ticks_per_second as f64 / time.as_secs_f64())
+    }
+}
+
+/// Of all cores, whoever used them; waiting for a disk is no use.
+fn busy_ticks(proc: &Path) -> Result<u64, String> {
+    let path = proc.join("stat");
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let fields: Option<Vec<u64>> = text
+        .strip_prefix("cpu ")
+        .and_then(|rest| rest.lines().next()?.split_ascii_whitespace().map(|field| field.parse().ok()).collect());
+    match fields.as_deref() {
+        Some([user, nice, system, _, _, irq, softirq, ..]) => Ok(user + nice + system + irq + softirq),
+        Some(_) | None => Err(format!("{} makes no sense", path.display())),
+    }
+}
+
+pub fn memory(proc: &Path, processes: &Result<Processes, String>) -> Result<Memory, String> {
+    let path = proc.join("meminfo");
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let bytes =
+        |name| number(&text, name).map(|kib| kib << 10).ok_or_else(|| format!("{} lacks {name}", path.display()));
+    let own_bytes = processes.as_ref().map_err(Clone::clone)?.own_memory(proc);
+    Ok(Memory { total_bytes: bytes("MemTotal:")?, available_bytes: bytes("MemAvailable:")?, own_bytes })
+}
+
+fn number(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// By `/sys/class/power_supply`. A machine with no battery of its own is on mains; a mouse's does not count.
+pub fn power(supplies: &Path) -> Result<Power, String> {
+    let broken = |error: std::io::Error| format!("{}: {error}", supplies.display());
+    let mut batteries: Vec<(PathBuf, String)> = Vec::new();
+    let mut has_mains = false;
+    for entry in fs::read_dir(supplies).map_err(broken)? {
+        let supply = entry.map_err(broken)?.path();
+        let text = |file: &str| fs::read_to_string(supply.join(file)).map(|text| text.trim().to_owned());
+        let unknown = |error| format!("{}: {error}", supply.display());
+        if text("scope").is_ok_and(|scope| scope == "Device") {
+            continue;
+        }
+        match text("type").map_err(unknown)?.as_str() {
+            "Battery" | "UPS" => batteries.push((supply.clone(), text("status").map_err(unknown)?)),
+            "Mains" | "USB" | "Wireless" => has_mains |= text("online").map_err(unknown)? != "0",
+            _ => {}
+        }
+    }
+    if batteries.is_empty() || has_mains {
+        return Ok(Power::Mains);
+    }
+    // Without a word of mains, a battery that is charged or full says so.
+    match batteries.iter().find(|(_, status)| !matches!(status.as_str(), "Charging" | "Full" | "Not charging")) {
+        None => Ok(Power::Mains),
+        Some((_, status)) if status == "Discharging" => Ok(Power::Battery),
+        Some((battery, status)) => Err(format!("{} is {status:?}", battery.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (file, text) in files {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+            fs::write(path, text).expect("written");
+        }
+        dir
+    }
+
+    #[test]
+    fn power_is_what_the_supplies_say() {
+        let battery = |status: &'static str| [("BAT0/type", "Battery\n"), ("BAT0/status", status)];
+        let mains = |online: &'static str| [("AC/type", "Mains\n"), ("AC/online", online)];
+        let usb = [("usb/type", "USB"), ("usb/online", "1\n")];
+        let mouse = [("mouse/type", "Battery"), ("mouse/scope", "Device\n"), ("mouse/status", "Discharging")];
+        for (what, files, expected) in [
+            ("a desktop", vec![("README", "")], None),
+            ("plugged in", [battery("Charging\n"), mains("1\n")].concat(), Some(Power::Mains)),
+            ("unplugged", [battery("Discharging\n"), mains("0\n")].concat(), Some(Power::Battery)),
+            ("full and plugged in", [battery("Discharging\n"), mains("1\n")].concat(), Some(Power::Mains)),
+            ("by USB", [battery("Discharging"), mains("0\n"), usb].concat(), Some(Power::Mains)),
+            ("a battery alone", battery("Discharging\n").to_vec(), Some(Power::Battery)),
+            ("a battery alone, full", battery("Full\n").to_vec(), Some(Power::Mains)),
+            ("who knows", battery("Unknown\n").to_vec(), None),
+            ("a battery without a word", vec![("BAT0/type", "Battery\n")], None),
+            ("a mouse", [mouse.to_vec(), mains("1").to_vec()].concat(), Some(Power::Mains)),
+        ] {
+            let dir = tree(&files);
+            assert_eq!(power(dir.path()).ok(), expected, "{what}");
+        }
+        let nothing = tree(&[]);
+        assert_eq!(power(nothing.path()), Ok(Power::Mains));
+        assert!(power(&nothing.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn others_are_all_but_this_one_and_its_children() {
+        let line = |name: &str, parent: u32, ticks: u32| {
+            format!("1 ({name}) S {parent} 1 1 0 -1 4194304 1 1 1 1 {ticks} 2 3 4 20 0 1 0 1 1 1")
+        };
+        let stat = "cpu  100 20 30 4000 500 6 7 8 9 10\ncpu0 1 2 3\n";
+        let files = [
+            ("proc/stat", stat.to_owned()),
+            ("proc/10/stat", line("agent", 1, 5)),
+            ("proc/10/status", "RssAnon:\t     100 kB\n".to_owned()),
+            ("proc/20/stat", line("a) child", 10, 6)),
+            ("proc/20/status", "RssAnon:\t     50 kB\n".to_owned()),
+            ("proc/15/stat", line("grandchild", 20, 7)),
+            ("proc/30/stat", line("a-game-with-a-l", 1, 8)),
+            ("proc/meminfo", "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n".to_owned()),
+        ];
+        let files: Vec<(&str, &str)> = files.iter().map(|(file, text)| (*file, text.as_str())).collect();
+        let dir = tree(&files);
+        let proc = dir.path().join("proc");
+        assert!(Processes::look(&proc).is_err(), "it does not know itself");
+        std::os::unix::fs::symlink("10", proc.join("self")).expect("made");
+        let processes = Processes::look(&proc);
+        let looked = processes.as_ref().map_err(Clone::clone).expect("it is there");
+        assert_eq!(looked.own_ticks(), 5 + 6 + 7 + 3 * 9);
+        let names = ["a-game-with-a-long-name", "agent", "grandchild", "other"].map(str::to_owned);
+        assert_eq!(looked.running(&names), ["a-game-with-a-long-name"]);
+        assert_eq!(busy_ticks(&proc), Ok(163));
+        let expected = Memory { total_bytes: 1000 << 10, available_bytes: 400 << 10, own_bytes: 150 << 10 };
+        assert_eq!(memory(&proc, &processes), Ok(expected));
+        fs::write(proc.join("meminfo"), "MemTotal:  1000 kB\n").expect("written");
+        assert!(memory(&proc, &processes).is_err());
+        fs::write(proc.join("stat"), "cpu  1 2\n").expect("written");
+        assert!(Load::default().read(&proc, &processes, Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn load_is_of_the_last_minute() {
+        let mut load = Load::default();
+        let mut add = |at, busy, own| load.add(Sample { at: Duration::from_secs(at), busy, own }, 100).ok();
+        assert_eq!(add(0, 0, 0), None);
+        assert_eq!(add(5, 1000, 1000), None);
+        assert_eq!(add(10, 1500, 1000), Some(0.5));
+        assert_eq!(add(30, 1500, 1000), Some(5.0 / 30.0));
+        assert_eq!(add(60, 1500, 1000), Some(5.0 / 60.0));
+        assert_eq!(add(70, 1500, 1000), Some(0.0));
+        // Own time that is noted later than the machine's.
+        assert_eq!(add(75, 1500, 2000), Some(0.0));
+        // It slept.
+        assert_eq!(add(200, 9000, 2000), None);
+        assert_eq!(add(210, 9100, 2000), Some(0.1));
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        let proc = Path::new("/proc");
+        let processes = Processes::look(proc);
+        let memory = memory(proc, &processes).expect("it has memory");
+        assert!(memory.total_bytes > memory.available_bytes && memory.own_bytes > 0);
+        assert!(busy_ticks(proc).is_ok());
+    }
+}

@@ -1,0 +1,98 @@
+//! What is known of a workstation and its person, as plain data.
+//!
+//! Owns the shape of it: whatever is said names who says it and when it was said. It never says more than its source does:
+//! who cannot tell says so, and why.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// A moment on [`clock`](crate::clock): the time since the machine's start, sleep included. No change of the wall clock moves it.
+pub type Moment = Duration;
+
+/// What a source says, or why it cannot tell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reading<T> {
+    pub source: Cow<'static, str>,
+    /// When it was last known to be so.
+    pub at: Moment,
+    pub says: Result<T, String>,
+}
+
+impl<T> Reading<T> {
+    pub fn new(source: &'static str, at: Moment, says: Result<T, String>) -> Reading<T> {
+        Reading { source: Cow::Borrowed(source), at, says }
+    }
+
+    /// What it says, unless that is older than `limit`.
+    pub fn fresh(&self, now: Moment, limit: Duration) -> Result<&T, String> {
+        let age = now.saturating_sub(self.at);
+        match &self.says {
+            Ok(_) if age > limit => Err(format!("not heard of for more than {} s", limit.as_secs())),
+            Ok(says) => Ok(says),
+            Err(why) => Err(why.clone()),
+        }
+    }
+}
+
+/// What a source of input has seen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Input {
+    /// The last that it has seen. A source counts its own start: nobody knows what was before.
+    pub last: Moment,
+    pub proves: Proves,
+    /// A movement since then that was too small and too lonely to be a person.
+    pub bump: Option<Moment>,
+}
+
+/// What follows if a source of input has seen nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proves {
+    /// That nobody is there.
+    Absence,
+    /// Nothing: it does not see everybody who may be there.
+    Presence,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub total_bytes: u64,
+    pub available_bytes: u64,
+    /// Taken by the agent and what it has started.
+    pub own_bytes: u64,
+}
+
+/// What the machine runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    Mains,
+    Battery,
+}
+
+/// On the wall, where the workstation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalTime {
+    /// From Monday, 0.
+    pub weekday: usize,
+    /// Of the day.
+    pub minute: u16,
+}
+
+/// All that the policy decides by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Signals {
+    pub input: Vec<Reading<Input>>,
+    /// When the machine woke from its last sleep, if it slept since the agent's start: somebody may have woken it.
+    pub woke: Option<Moment>,
+    /// CPU that others use, in cores.
+    pub load: Reading<f64>,
+    pub memory: Reading<Memory>,
+    pub power: Reading<Power>,
+    /// Those of the owner's list that run.
+    pub programs: Reading<Vec<String>>,
+    /// Whether a program fills a screen, by each who can tell.
+    pub full_screen: Vec<Reading<bool>>,
+    pub metered: Reading<bool>,
+    /// The owner's pause, until when, in words.
+    pub paused: Option<String>,
+    pub time: LocalTime,
+}
