@@ -224,7 +224,7 @@ struct Flags {
     wasm: bool,
     /// There is no person at this machine: it works at all times, whatever else goes on. Without this an agent works
     /// only while it knows that nobody is there
-    #[arg(long, env = "PCFARM_UNATTENDED")]
+    #[arg(long, env = "PCFARM_UNATTENDED", value_parser = clap::builder::FalseyValueParser::new())]
     unattended: bool,
     /// Where people and their sessions' helpers reach it on this machine [default: /run/pcfarm-worker/agent.sock for a
     /// service of the system, else agent.sock in its state directory]

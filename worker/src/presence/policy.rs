@@ -226,7 +226,11 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     }
     if !heard.iter().any(|(_, input)| input.proves == Proves::Absence) {
         useless.extend(heard.iter().map(|(source, _)| format!("{source}: does not see everybody")));
-        return Some((Kind::Unknown, format!("no source can tell whether somebody is there ({})", useless.join(", "))));
+        let useless = useless.join(", ");
+        // Whoever tries it on a server looks for this word.
+        let reason =
+            format!("no source can tell whether somebody is there ({useless}); where nobody ever is: --unattended");
+        return Some((Kind::Unknown, reason));
     }
     let bumps: Vec<_> = heard.iter().filter_map(|(source, input)| Some((*source, input.bump?))).collect();
     let is_bump = |source: &str, last: Moment| {

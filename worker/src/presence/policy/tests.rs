@@ -251,7 +251,10 @@ fn the_reason_says_who_said_so() {
     let broken = Reading::new("evdev", NOW, Err("no keyboard".to_owned()));
     let signals = Signals { input: vec![broken], ..quiet(NOW) };
     let state = decide(&policy(), &signals, &State::new(NOW), NOW);
-    assert_eq!(state.reason(), "no source can tell whether somebody is there (evdev: no keyboard)");
+    assert_eq!(
+        state.reason(),
+        "no source can tell whether somebody is there (evdev: no keyboard); where nobody ever is: --unattended"
+    );
 }
 
 fn any_reading<T: Clone + std::fmt::Debug + 'static>(
