@@ -466,7 +466,8 @@ fn failed(error: &AgentError) -> ExitCode {
     ExitCode::from(error.exit_code())
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+/// With what caused it.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

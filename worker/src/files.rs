@@ -20,6 +20,7 @@ use tokio::runtime::Handle;
 use tonic::transport::Endpoint;
 use tracing::{info, warn};
 
+use crate::agent::chain;
 use crate::credentials::Credentials;
 use crate::work::CheckoutKey;
 use download::Download;
@@ -85,9 +86,12 @@ impl Kept<'_> {
 
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
-        if self.files.shelf().release(self.hash) {
+        let mut shelf = self.files.shelf();
+        if shelf.release(self.hash) {
+            // Under the lock: what somebody fetches from now on is another, and stays.
             drop(fs::remove_file(&self.path));
         }
+        drop(shelf);
         self.files.changed.notify_all();
     }
 }
@@ -238,7 +242,12 @@ impl Files {
                 let renamed = fs::set_permissions(&part, Permissions::from_mode(0o444))
                     .and_then(|()| fs::rename(&part, path))
                     .and_then(|()| fs::File::open(&self.dir)?.sync_all());
-                renamed.map(|()| bytes).map_err(disk)
+                renamed.map(|()| bytes).map_err(|error| {
+                    // Nobody would know of it.
+                    drop(fs::remove_file(&part));
+                    drop(fs::remove_file(path));
+                    disk(error)
+                })
             }
             Err(error) => {
                 drop(fs::remove_file(&part));
@@ -259,9 +268,4 @@ async fn unwanted(cancelled: &dyn Fn() -> bool) {
     while !cancelled() {
         tokio::time::sleep(STEP).await;
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -260,10 +260,6 @@ impl Shared {
             if before.activity != state.activity {
                 info!(activity = ?state.activity, reason, "what this agent may do has changed");
             }
-            let is_news = (before.activity, before.weightiest()) != (state.activity, state.weightiest());
-            if let Some(Err(error)) = is_news.then(|| known.history.note(&state)) {
-                warn!(%error, "history is not kept");
-            }
             let stopped = before.activity == Activity::Work;
             let by_person = state.weightiest() == Some(policy::Kind::Person);
             let last = |signals: &Signals| {
@@ -278,6 +274,11 @@ impl Shared {
                 *directive = new;
                 is_new
             });
+            // Behind it: nobody who is back waits for a disk.
+            let is_news = (before.activity, before.weightiest()) != (state.activity, state.weightiest());
+            if let Some(Err(error)) = is_news.then(|| known.history.note(&state)) {
+                warn!(%error, "history is not kept");
+            }
         }
         known.signals = Some(signals);
     }

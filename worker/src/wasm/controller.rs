@@ -18,12 +18,9 @@ use crate::settings::SettingsError;
 use crate::solve::Controllers;
 use crate::wasm::instance::{Asked, Instance};
 use crate::wasm::modules::Modules;
-use crate::wasm::settings::{Limits, WasmError};
+use crate::wasm::settings::{Limits, WAITING_BY_CORE, WasmError};
 use crate::wasm::ticker::Ticker;
 use crate::work::CheckoutKey;
-
-/// Instances that wait, at most, for each core: a core that comes back to a convoy finds its own.
-const WAITING_BY_CORE: usize = 2;
 
 /// Gives an agent the controller `wasm`.
 pub fn add(

@@ -8,6 +8,9 @@ use serde::Deserialize;
 const LARGEST_DEFAULT_MEMORY: u64 = 1 << 30;
 const SMALLEST_DEFAULT_MEMORY: u64 = 64 << 20;
 
+/// Instances that wait, at most, for each core: a core that comes back to a convoy finds its own.
+pub(super) const WAITING_BY_CORE: usize = 2;
+
 /// No module can have more: addresses have 32 bits.
 const MEMORY_MIB_LIMIT: u64 = 4096;
 
@@ -47,7 +50,9 @@ impl WasmSettings {
             Some(Ok(limit)) if !limit.is_zero() => Some(limit),
             Some(Ok(_) | Err(_)) => return Err(WasmError::TimeLimit),
         };
-        let share = memory_bytes / 4 * 3 / u64::try_from(cores.max(1)).unwrap_or(u64::MAX);
+        // Those that wait for the next problem of their convoy keep what they have.
+        let instances = cores.max(1) * (1 + WAITING_BY_CORE);
+        let share = memory_bytes / 4 * 3 / u64::try_from(instances).unwrap_or(u64::MAX);
         let memory_bytes = match self.memory_mib {
             None => share.clamp(SMALLEST_DEFAULT_MEMORY, LARGEST_DEFAULT_MEMORY),
             Some(mib @ 1..=MEMORY_MIB_LIMIT) => mib << 20,
@@ -68,6 +73,8 @@ mod tests {
             settings.limits(16 << 30, 4).map_err(|error| error.to_string())
         };
         assert_eq!(limits(""), Ok(Limits { time: None, memory_bytes: 1 << 30 }));
+        let small = WasmSettings::default().limits(8 << 30, 8).expect("a machine");
+        assert!(small.memory_bytes * 8 * (1 + WAITING_BY_CORE as u64) < 8 << 30, "all together fit the machine");
         let both = Limits { time: Some(Duration::from_millis(1500)), memory_bytes: 8 << 20 };
         assert_eq!(limits("time_limit = 1.5\nmemory_mib = 8"), Ok(both));
         for (text, expected) in [
