@@ -7,6 +7,7 @@
 use crate::access::places::{Full, Holder, Place, Places};
 use crate::access::{Caller, Peer};
 use crate::grpc::status_code;
+use crate::rest::pace::Span;
 use bytes::{Bytes, BytesMut};
 use deadpool_postgres::{Object, Pool};
 use futures_util::stream::BoxStream;
@@ -16,16 +17,13 @@ use pcfarm_proto::v1;
 use pcfarm_sql::files::{self, Content};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
-use std::time::Duration;
+use tokio::time::Instant;
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
 /// Files that are on their way at a time, each way, and those of one user, workstation, or address without a token.
 const UNDER_WAY: usize = 64;
 const UNDER_WAY_OF_ONE: usize = 16;
-
-/// Who sends nothing for so long is given up.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A file's pieces, as they are sent.
 pub type Pieces = BoxStream<'static, Result<v1::FilePiece, Status>>;
@@ -117,11 +115,21 @@ impl Files {
         name: &str,
         mut pieces: Streaming<v1::PutFile>,
     ) -> Result<Put, Status> {
+        let mut span = Span::of_people();
         let (mut digest, mut bytes, mut number, mut gathered) = (Sha256::new(), 0_u64, 0, BytesMut::new());
         loop {
-            let piece = tokio::time::timeout(PATIENCE, pieces.message()).await;
-            let piece = piece.map_err(|_| Status::deadline_exceeded("nothing more came of the file"))??;
-            let content = match piece.map(|piece| piece.part) {
+            let began = Instant::now();
+            let next = tokio::time::timeout(span.left(), pieces.message()).await;
+            let came = match &next {
+                Ok(Ok(Some(v1::PutFile { part: Some(v1::put_file::Part::Content(content)) }))) => content.len(),
+                Ok(_) | Err(_) => 0,
+            };
+            // A file that has ended may have been as slow as it likes.
+            if !matches!(next, Ok(Ok(None))) {
+                span.came(began.elapsed(), came).map_err(|slow| Status::deadline_exceeded(slow.to_string()))?;
+            }
+            let Ok(piece) = next else { continue };
+            let content = match piece?.map(|piece| piece.part) {
                 None => break,
                 Some(Some(v1::put_file::Part::Content(content))) => content,
                 Some(Some(v1::put_file::Part::Beginning(_)) | None) => {

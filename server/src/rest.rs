@@ -13,7 +13,7 @@ mod job_types;
 mod jobs;
 mod listener;
 mod openapi;
-mod pace;
+pub(crate) mod pace;
 mod paging;
 mod problem_details;
 mod problems;

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 /// Of all time that a body was waited for, in each such piece of it at least so much has to come. What this server needs to
 /// take in what has come does not count.
 #[derive(Clone, Copy, Debug)]
-struct Pace {
+pub struct Pace {
     span: Duration,
     least_bytes: usize,
 }
@@ -21,27 +21,32 @@ const PACE: Pace = Pace { span: Duration::from_secs(30), least_bytes: 120 << 10 
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the body came too slowly: at least {} KiB in {} s, please; nothing was done", .0.least_bytes >> 10, .0.span.as_secs())]
-struct TooSlow(Pace);
+pub struct TooSlow(Pace);
 
 /// What came in this span.
 #[derive(Clone, Copy, Debug)]
-struct Span {
+pub struct Span {
     pace: Pace,
     waited: Duration,
     bytes: usize,
 }
 
 impl Span {
+    pub fn of_people() -> Span {
+        Span::new(PACE)
+    }
+
     fn new(pace: Pace) -> Span {
         Span { pace, waited: Duration::ZERO, bytes: 0 }
     }
 
-    fn left(&self) -> Duration {
+    /// How long it may still be waited for.
+    pub fn left(&self) -> Duration {
         self.pace.span.saturating_sub(self.waited)
     }
 
     /// After so long, so much has come.
-    fn came(&mut self, waited: Duration, bytes: usize) -> Result<(), TooSlow> {
+    pub fn came(&mut self, waited: Duration, bytes: usize) -> Result<(), TooSlow> {
         self.waited += waited;
         self.bytes += bytes;
         if self.waited < self.pace.span {
