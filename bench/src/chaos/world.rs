@@ -315,6 +315,8 @@ async fn start_postgresql(directory: &Path, disks: Option<&[SmallDisk; 2]>) -> a
         ("track_commit_timestamp", "on".to_owned()),
         // What is dead must be seen to be.
         ("autovacuum_naptime", "5s".to_owned()),
+        // Who connects while it starts and then falls silent is waited for by a fast shutdown, up to this (PostgreSQL 15 to 17).
+        ("authentication_timeout", "5s".to_owned()),
     ];
     let options = ClusterOptions {
         dies_with_process: true,
