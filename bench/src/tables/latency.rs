@@ -26,13 +26,56 @@ const POLL: Duration = Duration::from_millis(1);
 /// Before the first look, so that it does not get in the way of what it looks for.
 const FIRST_LOOK: Duration = Duration::from_millis(4);
 
+/// What is submitted, and when the next is.
+#[derive(Clone, Copy, Debug)]
+enum Rhythm {
+    /// A job each, after a pause: caches are cold, and whoever is asked has to be woken.
+    Rested,
+    /// A job each, as soon as the last one's result has been seen.
+    BackToBack,
+    /// Problems of one standing job, after a pause.
+    Standing(i64),
+}
+
+impl Rhythm {
+    fn prefix(self) -> &'static str {
+        match self {
+            Rhythm::Rested => "",
+            Rhythm::BackToBack => "back_to_back_",
+            Rhythm::Standing(_) => "standing_",
+        }
+    }
+
+    fn standing(self) -> Option<i64> {
+        match self {
+            Rhythm::Standing(job) => Some(job),
+            Rhythm::Rested | Rhythm::BackToBack => None,
+        }
+    }
+
+    fn first_look(self) -> Duration {
+        match self {
+            Rhythm::BackToBack => POLL,
+            Rhythm::Rested | Rhythm::Standing(_) => FIRST_LOOK,
+        }
+    }
+
+    fn pause(self) -> Duration {
+        match self {
+            Rhythm::BackToBack => Duration::ZERO,
+            Rhythm::Rested | Rhythm::Standing(_) => PAUSE,
+        }
+    }
+}
+
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let submissions = context.scaled(1_000, 50);
     let loads = context.scaled(200, 20);
     report.note(format!(
         "{submissions} submissions of a job of one problem over gRPC, one at a time, from the call to the result's commit: \
          when the accepting transaction has closed the checkout, by the same machine's clock, and then a commit's time, of \
-         the same quantile (commit_ms, measured beside it); as many of one problem to a standing job; {loads} loads in SQL, from commit to \
+         the same quantile (commit_ms, measured beside it); the same, each as soon as the last one's result was seen (back_to_back); \
+         as many of one problem to a standing job; {loads} loads in SQL, from commit to \
          hand-out"
     ));
     report.note(
@@ -42,16 +85,17 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         let site = Site::start(context, &[]).await?;
         let mut figures = Figures::default();
         let commits = commits(&site, &mut figures).await?;
-        submit(&site, submissions, None, &commits, &mut figures).await?;
+        submit(&site, submissions, Rhythm::Rested, &commits, &mut figures).await?;
+        submit(&site, submissions, Rhythm::BackToBack, &commits, &mut figures).await?;
         let (client, _connection) = site.database.connect().await?;
         let standing = "select pcfarm.create_job('standing', 'noop', '{\"standing\": true}')";
         let job: i64 = client.query_one(standing, &[]).await?.get(0);
         client.execute("select pcfarm.open_job($1)", &[&job]).await?;
-        submit(&site, submissions, Some(job), &commits, &mut figures).await?;
+        submit(&site, submissions, Rhythm::Standing(job), &commits, &mut figures).await?;
         client.execute("select pcfarm.cancel_job($1)", &[&job]).await?;
         load(&site, loads, &mut figures).await?;
         site.end(context).await?;
-        report.processed(2 * submissions + loads);
+        report.processed(3 * submissions + loads);
         report.run(figures);
     }
     for name in ["submit_to_result", "standing_submit_to_result"] {
@@ -94,13 +138,7 @@ async fn commits(site: &Site, figures: &mut Figures) -> anyhow::Result<Vec<f64>>
     Ok(times)
 }
 
-async fn submit(
-    site: &Site,
-    count: u64,
-    standing: Option<i64>,
-    commits: &[f64],
-    figures: &mut Figures,
-) -> anyhow::Result<()> {
+async fn submit(site: &Site, count: u64, rhythm: Rhythm, commits: &[f64], figures: &mut Figures) -> anyhow::Result<()> {
     let mut jobs = JobServiceClient::new(Channel::from_shared(site.server.url())?.connect().await?);
     let (client, _connection) = site.database.connect().await?;
     // Closed by the transaction that stores the result, as its last act.
@@ -110,12 +148,13 @@ async fn submit(
     let (mut acknowledged, mut results) = (Vec::new(), Vec::new());
     let mut last = 0_i64;
     for n in 0..count {
-        let messages = [header(standing), problem(n), end()].map(|part| v1::SubmitRequest { part: Some(part) });
+        let messages =
+            [header(rhythm.standing()), problem(n), end()].map(|part| v1::SubmitRequest { part: Some(part) });
         let (began, clock) = (Instant::now(), SystemTime::now());
         let answer = jobs.submit(tokio_stream::iter(messages)).await.context("submitting")?.into_inner();
         acknowledged.push(began.elapsed().as_secs_f64() * 1e3);
         let deadline = began + LONGEST;
-        tokio::time::sleep(FIRST_LOOK.saturating_sub(began.elapsed())).await;
+        tokio::time::sleep(rhythm.first_look().saturating_sub(began.elapsed())).await;
         let at: SystemTime = loop {
             tokio::time::sleep(POLL).await;
             if let Some(row) = client.query_opt(&stored, &[&answer.job_id, &last]).await? {
@@ -125,9 +164,9 @@ async fn submit(
             ensure!(Instant::now() < deadline, "no result of a single problem within {LONGEST:?}");
         };
         results.push(at.duration_since(clock).unwrap_or_default().as_secs_f64() * 1e3);
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(rhythm.pause()).await;
     }
-    let prefix = if standing.is_some() { "standing_" } else { "" };
+    let prefix = rhythm.prefix();
     add(figures, &format!("{prefix}submit_to_acknowledged"), &acknowledged, &[]);
     add(figures, &format!("{prefix}submit_to_result"), &results, commits);
     Ok(())
