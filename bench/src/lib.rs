@@ -29,6 +29,7 @@ pub mod context;
 pub mod direct;
 pub mod farm;
 pub mod holding;
+pub mod installed;
 pub mod light;
 pub mod machine;
 pub mod night;

@@ -1,21 +1,13 @@
 //! Table `peers`: other queues, each at the best settings that were found for it, and PC Farm, with no-op problems on the
 //! same PostgreSQL in the same run. `bench/peers` has their programs, and says what was tried.
 
-use crate::context::{Context, repository};
+use crate::context::Context;
+use crate::installed::{self, Installed, Kind};
 use crate::night::Site;
-use crate::plot::{Kind, Plot};
+use crate::plot::{self, Plot};
 use crate::report::{Figures, Report, median, shown};
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use serde::Deserialize;
-use std::process::Stdio;
-use std::time::Duration;
-use tokio::process::Command;
-
-/// Building and installing all of them, the first time.
-const LONGEST_SETUP: Duration = Duration::from_secs(3600);
-
-/// One run of one peer, its loading included.
-const LONGEST_RUN: Duration = Duration::from_secs(1200);
 
 const BYTES_EACH: u64 = 1_500;
 
@@ -51,7 +43,7 @@ const BEST: &str = "best_durable_peer_with_a_worker_per_second";
 #[derive(Debug)]
 struct Peer {
     known: &'static Known,
-    command: Vec<String>,
+    installed: Installed,
 }
 
 /// What a peer's program prints.
@@ -119,7 +111,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         name: "rate".to_owned(),
         title: "No-op problems a second on the same machine".to_owned(),
         y: "problems a second".to_owned(),
-        kind: Kind::Bars(bars.collect()),
+        kind: plot::Kind::Bars(bars.collect()),
     });
     Ok(())
 }
@@ -138,56 +130,17 @@ fn describe(name: &str, outcome: &Outcome) -> String {
 }
 
 async fn set_up(report: &mut Report) -> anyhow::Result<Vec<Peer>> {
-    let program = repository().join("bench/peers/setup");
-    let output = Command::new(&program).stdin(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true).output();
-    let output = tokio::time::timeout(LONGEST_SETUP, output)
-        .await
-        .with_context(|| format!("{} took longer than {LONGEST_SETUP:?}", program.display()))?
-        .with_context(|| format!("running {}", program.display()))?;
-    ensure!(output.status.success(), "{} ended with {}", program.display(), output.status);
-    let text = String::from_utf8(output.stdout).context("reading what setup says")?;
-    let mut peers = Vec::new();
-    for line in text.lines() {
-        match parse(line)? {
-            Ok(peer) => peers.push(peer),
-            Err((name, why)) => report.skip(name, why),
-        }
-    }
-    Ok(peers)
-}
-
-/// A line of `setup`: a peer, or the name of one that is skipped and why.
-fn parse(line: &str) -> anyhow::Result<Result<Peer, (&str, &str)>> {
-    let mut parts = line.splitn(3, ' ');
-    let (Some(verdict), Some(name), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
-        bail!("setup said {line:?}");
+    let known = |installed: Installed| {
+        let known = KNOWN.iter().find(|known| known.name == installed.name);
+        let known = known.with_context(|| format!("setup knows a peer {}, this table does not", installed.name))?;
+        Ok(Peer { known, installed })
     };
-    let known = KNOWN.iter().find(|known| known.name == name);
-    let known = known.with_context(|| format!("setup knows a peer {name}, this table does not"))?;
-    match verdict {
-        "ok" => Ok(Ok(Peer { known, command: rest.split_whitespace().map(str::to_owned).collect() })),
-        "skipped" => Ok(Err((name, rest))),
-        _ => bail!("setup said {line:?}"),
-    }
+    installed::set_up(Kind::Queues, report).await?.into_iter().map(known).collect()
 }
 
 async fn measure(context: &Context, peer: &Peer) -> anyhow::Result<Outcome> {
     let problems = context.scaled(peer.known.problems, peer.known.problems / 20);
-    let database = context.empty_database().await?;
-    let (program, arguments) = peer.command.split_first().context("setup gave no command")?;
-    let output = Command::new(program)
-        .args(arguments)
-        .args(["--database-url", &database.url, "--problems", &problems.to_string()])
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(LONGEST_RUN, output).await;
-    context.drop_database(database).await?;
-    let output = output.with_context(|| format!("it took longer than {LONGEST_RUN:?}"))??;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let last = said.trim().lines().next_back().unwrap_or("nothing on standard error");
-    ensure!(output.status.success(), "{}: {last}", output.status);
-    let outcome: Outcome = serde_json::from_slice(&output.stdout).context("reading its line")?;
+    let outcome: Outcome = peer.installed.run(context, &["--problems", &problems.to_string()]).await?;
     ensure!(outcome.problems == problems && outcome.seconds > 0.0, "it measured something else: {outcome:?}");
     Ok(outcome)
 }
@@ -207,19 +160,6 @@ async fn pc_farm(context: &Context, problems: u64) -> anyhow::Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn setup_is_understood() {
-        let peer = parse("ok pgmq-pop-100 /a/peer-pgmq --take 100").unwrap().unwrap();
-        assert_eq!(peer.command, ["/a/peer-pgmq", "--take", "100"]);
-        assert_eq!(
-            parse("skipped celery redis-server is not installed").unwrap().unwrap_err().1,
-            "redis-server is not installed"
-        );
-        for wrong in ["ok pgmq-pop-100", "ok unheard /a", "perhaps dask /a"] {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn what_is_not_durable_is_named_so() {

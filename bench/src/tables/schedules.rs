@@ -3,11 +3,13 @@
 
 use crate::context::Context;
 use crate::farm::{Farm, Server};
+use crate::installed::{self, Kind};
 use crate::report::{Figures, Report};
 use crate::schedules::{self, Account, Due};
 use anyhow::{Context as _, ensure};
 use pcfarm_sql::cluster::Cluster;
 use pcfarm_sql::testing::url_of;
+use serde::Deserialize;
 use std::time::Duration;
 
 /// As published.
@@ -30,6 +32,9 @@ const AT_ONCE_MS: f64 = 2_000.0;
 /// Schedules of the search for the highest rate; each five seconds.
 const LADDER: [u64; 7] = [40_000, 60_000, 80_000, 100_000, 125_000, 150_000, 200_000];
 const MOST_SERVERS: usize = 5;
+
+/// Of a peer, from its first trigger on.
+const PEER_SECONDS: u64 = 60;
 
 /// With its index entries and history.
 const BYTES_EACH: u64 = 500;
@@ -59,6 +64,9 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
                 highest(context, report, &mut figures).await?;
             }
         }
+        if run == 0 {
+            peers(context, report, &mut figures).await?;
+        }
         report.run(figures);
     }
     for name in ["spread", "at_once"].into_iter().chain((!context.quick).then_some("killed")) {
@@ -70,7 +78,6 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     if context.quick {
         report.skip("the highest rates, and killed servers", "--quick");
     }
-    report.skip("peers", "no other scheduler is run here; the published figures stand beside ours in the notes");
     Ok(())
 }
 
@@ -192,6 +199,37 @@ async fn on(context: &Context, cluster: &Cluster, load: Load) -> anyhow::Result<
         per_second: triggers as f64 / seconds,
         ticks_per_second: ticks as f64 / seconds,
     })
+}
+
+/// What a scheduler's program prints.
+#[derive(Debug, Deserialize)]
+struct Outcome {
+    peer: String,
+    version: String,
+    settings: String,
+    triggers: u64,
+    per_second: f64,
+}
+
+/// Other schedulers with as many schedules, and with as few as they may like. How late they are is not told: those that do not
+/// come to all that is due are the later the longer they run.
+async fn peers(context: &Context, report: &mut Report, figures: &mut Figures) -> anyhow::Result<()> {
+    let seconds = context.scaled(PEER_SECONDS, PEER_SECONDS / 6).to_string();
+    for peer in installed::set_up(Kind::Schedulers, report).await? {
+        for count in [QUICK_SCHEDULES, context.scaled(SCHEDULES, QUICK_SCHEDULES)] {
+            let arguments = ["--schedules", &count.to_string(), "--every-seconds", &EVERY_SECONDS.to_string()];
+            match peer.run::<Outcome>(context, &[&arguments[..], &["--seconds", &seconds]].concat()).await {
+                Ok(outcome) => {
+                    let Outcome { peer: name, version, settings, triggers, per_second } = outcome;
+                    report.note(format!("{}: {name} {version}; {settings}", peer.name));
+                    report.processed(triggers);
+                    figures.add(format!("{}_of_{count}_per_second", peer.name.replace('-', "_")), per_second);
+                }
+                Err(error) => report.skip(&peer.name, format!("its program failed: {error:#}")),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The last step of the ladder that is in time, for each number of servers.

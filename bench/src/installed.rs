@@ -1,0 +1,110 @@
+//! Peers that `bench/peers/setup` has installed, and what their programs print.
+
+use crate::context::{Context, repository};
+use crate::report::Report;
+use anyhow::{Context as _, bail, ensure};
+use serde::de::DeserializeOwned;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+use tokio::process::Command;
+
+/// Building and installing all of them, the first time.
+const LONGEST_SETUP: Duration = Duration::from_secs(3600);
+
+/// One run of one peer, its loading included.
+const LONGEST_RUN: Duration = Duration::from_secs(1200);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Queues,
+    Schedulers,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installed {
+    pub name: String,
+    command: Vec<String>,
+}
+
+/// Those of a kind that this machine lets be installed; of the others the report says why not.
+pub async fn set_up(kind: Kind, report: &mut Report) -> anyhow::Result<Vec<Installed>> {
+    let program = repository().join("bench/peers/setup");
+    let kind = match kind {
+        Kind::Queues => "queues",
+        Kind::Schedulers => "schedulers",
+    };
+    let output =
+        Command::new(&program).arg(kind).stdin(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true).output();
+    let output = tokio::time::timeout(LONGEST_SETUP, output)
+        .await
+        .with_context(|| format!("{} took longer than {LONGEST_SETUP:?}", program.display()))?
+        .with_context(|| format!("running {}", program.display()))?;
+    ensure!(output.status.success(), "{} ended with {}", program.display(), output.status);
+    let text = String::from_utf8(output.stdout).context("reading what setup says")?;
+    let mut peers = Vec::new();
+    for line in text.lines() {
+        match parse(line)? {
+            Ok(peer) => peers.push(peer),
+            Err((name, why)) => report.skip(name, why),
+        }
+    }
+    Ok(peers)
+}
+
+/// A line of `setup`: a peer, or the name of one that is skipped and why.
+fn parse(line: &str) -> anyhow::Result<Result<Installed, (&str, &str)>> {
+    let mut parts = line.splitn(3, ' ');
+    let (Some(verdict), Some(name), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
+        bail!("setup said {line:?}");
+    };
+    match verdict {
+        "ok" => {
+            let command = rest.split_whitespace().map(str::to_owned).collect();
+            Ok(Ok(Installed { name: name.to_owned(), command }))
+        }
+        "skipped" => Ok(Err((name, rest))),
+        _ => bail!("setup said {line:?}"),
+    }
+}
+
+impl Installed {
+    /// Runs it on an empty database. Returns the line that it prints, of JSON.
+    pub async fn run<T: DeserializeOwned>(&self, context: &Context, arguments: &[&str]) -> anyhow::Result<T> {
+        let (program, own) = self.command.split_first().context("setup gave no command")?;
+        let database = context.empty_database().await?;
+        let output = Command::new(program)
+            .args(own)
+            .args(["--database-url", &database.url])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(LONGEST_RUN, output).await;
+        context.drop_database(database).await?;
+        let Output { status, stdout, stderr } =
+            output.with_context(|| format!("it took longer than {LONGEST_RUN:?}"))??;
+        let said = String::from_utf8_lossy(&stderr);
+        let last = said.trim().lines().next_back().unwrap_or("nothing on standard error");
+        ensure!(status.success(), "{status}: {last}");
+        serde_json::from_slice(&stdout).context("reading its line")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn setup_is_understood() {
+        let peer = parse("ok pgmq-pop-100 /a/peer-pgmq --take 100").unwrap().unwrap();
+        assert_eq!(peer.name, "pgmq-pop-100");
+        assert_eq!(peer.command, ["/a/peer-pgmq", "--take", "100"]);
+        assert_eq!(
+            parse("skipped celery redis-server is not installed").unwrap().unwrap_err().1,
+            "redis-server is not installed"
+        );
+        for wrong in ["ok pgmq-pop-100", "perhaps dask /a"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
