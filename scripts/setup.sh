@@ -100,6 +100,11 @@ ensure_wasi() {
 
 # A display for tests of sessions. Without it they are left out.
 ensure_display() {
-    if { command -v Xvfb && command -v xdotool; } >/dev/null || ! command -v apt-get >/dev/null; then return 0; fi
-    (install_packages "xvfb xdotool" "" "") || say "xvfb and xdotool were not installed: sessions of X11 will not be tested."
+    command -v apt-get >/dev/null || return 0
+    { command -v Xvfb && command -v xdotool; } >/dev/null ||
+        (install_packages "xvfb xdotool" "" "") || say "xvfb and xdotool were not installed: sessions of X11 will not be tested."
+    { command -v sway && command -v wtype; } >/dev/null ||
+        (install_packages "sway wtype" "" "") || say "sway and wtype were not installed: sessions of Wayland will not be tested."
+    { command -v mutter && command -v dbus-daemon; } >/dev/null ||
+        (install_packages "mutter dbus-daemon" "" "") || say "mutter was not installed: sessions of GNOME will not be tested."
 }

@@ -4,6 +4,10 @@
 //! own session, and says so if it cannot see it.
 
 #[cfg(target_os = "linux")]
+mod mutter;
+#[cfg(target_os = "linux")]
+mod wayland;
+#[cfg(target_os = "linux")]
 mod x11;
 
 use std::io::Write;
@@ -54,6 +58,10 @@ pub fn run(sockets: &[PathBuf]) -> ExitCode {
     }
 }
 
+/// Never made: telling ends only with a reason.
+#[cfg(target_os = "linux")]
+type Never = std::convert::Infallible;
+
 /// Why there is nothing to tell, or nobody.
 pub enum Ended {
     NoAgent,
@@ -81,16 +89,46 @@ impl Agent {
 
 #[cfg(target_os = "linux")]
 fn tell(mut agent: Agent) -> Ended {
-    let ended = match x11::Display::open() {
-        Ok(display) => display.tell(&mut agent),
-        Err(why) => Err(Ended::SessionGone(format!("no display of X11 can be watched: {why}"))),
-    };
-    let Err(ended) = ended;
+    let (source, Err(ended)) = if is_wayland() { of_wayland(&mut agent) } else { of_x11(&mut agent) };
     if let Ended::SessionGone(why) = &ended {
         // The agent is to know why it is alone.
-        let _ = agent.hear(&Sight { source: x11::SOURCE, idle: Err(why.clone()), full_screen: None });
+        let _ = agent.hear(&Sight { source, idle: Err(why.clone()), full_screen: None });
     }
     ended
+}
+
+/// Such a session has an X11 display, too, for programs that know nothing else; what is done in other windows never shows there.
+#[cfg(target_os = "linux")]
+fn is_wayland() -> bool {
+    let says = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    says("WAYLAND_DISPLAY").is_some()
+        || says("WAYLAND_SOCKET").is_some()
+        || says("XDG_SESSION_TYPE").is_some_and(|kind| kind == "wayland")
+}
+
+#[cfg(target_os = "linux")]
+fn of_wayland(agent: &mut Agent) -> (&'static str, Result<Never, Ended>) {
+    let why = match wayland::Compositor::open() {
+        Ok(compositor) => return (wayland::SOURCE, compositor.tell(agent)),
+        Err(why) => why,
+    };
+    // GNOME's own compositor has not always known that protocol.
+    match mutter::tell(agent) {
+        Err(Ended::SessionGone(other)) => {
+            let why = format!("this session of Wayland cannot be watched: {why}; {other}");
+            (wayland::SOURCE, Err(Ended::SessionGone(why)))
+        }
+        ended => (mutter::SOURCE, ended),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn of_x11(agent: &mut Agent) -> (&'static str, Result<Never, Ended>) {
+    let ended = match x11::Display::open() {
+        Ok(display) => display.tell(agent),
+        Err(why) => Err(Ended::SessionGone(format!("no display of X11 can be watched: {why}"))),
+    };
+    (x11::SOURCE, ended)
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -4,6 +4,8 @@
 //! Input devices are pipes, and power supplies are files, in directories of a test's own.
 
 mod farm;
+#[path = "guest/sessions.rs"]
+mod sessions;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -354,68 +356,4 @@ async fn the_owner_asks_and_pauses_without_being_an_administrator() {
     assert_eq!(code, 0, "{text}");
     let lines: Vec<&str> = text.lines().filter_map(|line| line.split_once("  ")).map(|(_, what)| what).collect();
     assert_eq!(lines, ["works", &format!("does not work: {reason}"), "works"]);
-}
-
-/// A display without a screen, and nobody before it.
-struct Display {
-    name: String,
-    server: Child,
-}
-
-impl Display {
-    /// None: what it takes is not installed.
-    async fn start() -> Option<Display> {
-        let there =
-            |program: &str| std::env::split_paths(&std::env::var_os("PATH")?).find(|dir| dir.join(program).is_file());
-        if there("Xvfb").is_none() || there("xdotool").is_none() {
-            eprintln!("Xvfb or xdotool is missing: sessions of X11 are not tested");
-            return None;
-        }
-        let mut server = Command::new("Xvfb")
-            .args(["-displayfd", "1", "-screen", "0", "640x480x24", "-nolisten", "tcp"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("it starts");
-        let mut number = String::new();
-        let mut told = tokio::io::BufReader::new(server.stdout.take().expect("a pipe"));
-        tokio::io::AsyncBufReadExt::read_line(&mut told, &mut number).await.expect("it says its number");
-        Some(Display { name: format!(":{}", number.trim()), server })
-    }
-
-    async fn press_a_key(&self) {
-        let pressed = Command::new("xdotool").args(["key", "a"]).env("DISPLAY", &self.name).status().await;
-        assert!(pressed.expect("it runs").success());
-    }
-}
-
-#[tokio::test]
-async fn a_session_of_x11_tells_when_its_person_is_there() {
-    let Some(mut display) = Display::start().await else { return };
-    let desk = Desk::new();
-    // Its helper is the only one who knows anything.
-    fs::remove_dir_all(desk.dir.path().join("dev/input")).expect("it is there");
-    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
-    let helper = || {
-        let mut command = program(&desk, &["session"]);
-        command.env("PCFARM_WORKER_SOCKET", agent.state_dir().join("agent.sock")).env("DISPLAY", &display.name);
-        command.stderr(Stdio::null()).spawn().expect("it starts")
-    };
-    let mut helper = helper();
-    // It works as soon as the helper says that nobody is there.
-    session.credit().await;
-    display.press_a_key().await;
-    let reason = session.until_state(State::Suspended).await;
-    let expected = format!("(x11 of user {})", rustix::process::geteuid().as_raw());
-    assert!(reason.starts_with("its person is here") && reason.ends_with(&expected), "{reason}");
-    session.until_state(State::Waiting).await;
-    display.server.kill().await.expect("it is there");
-    let reason = session.until_state(State::Suspended).await;
-    assert!(reason.starts_with("no source can tell"), "{reason}");
-    assert!(!helper.wait().await.expect("it ends").success());
-    agent.stop.cancel();
-    drop(session);
-    agent.ended().await.expect("nothing is left");
 }

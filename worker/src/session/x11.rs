@@ -15,7 +15,7 @@ use x11rb::protocol::sync::{self, ConnectionExt as _, CreateAlarmAux, Int64, TES
 use x11rb::protocol::xproto::{Atom, AtomEnum, ConnectionExt as _, GetPropertyReply, Window};
 use x11rb::rust_connection::RustConnection;
 
-use super::{Agent, Ended, SPEAK_EVERY, Sight};
+use super::{Agent, Ended, Never, SPEAK_EVERY, Sight};
 
 pub const SOURCE: &str = "x11";
 
@@ -37,9 +37,6 @@ pub struct Display {
     window_state: Atom,
     fills_screen: Atom,
 }
-
-/// Never made: telling ends only with a reason.
-pub type Never = std::convert::Infallible;
 
 impl Display {
     /// The one that the environment names.

@@ -1,0 +1,223 @@
+//! A session of Wayland: since when nobody touched anything, as its compositor notifies of it (ext-idle-notify, or the protocol of
+//! KDE that older compositors have).
+//!
+//! Owns the connection to the compositor. Nothing is asked: the compositor tells that nobody has touched a seat for some seconds, and
+//! of the first touch after that. A compositor that is told to stay awake, by a film that plays, takes it that somebody is there;
+//! so do we.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wayland_client::backend::WaylandError;
+use wayland_client::globals::{GlobalListContents, registry_queue_init};
+use wayland_client::protocol::wl_registry::{self, WlRegistry};
+use wayland_client::protocol::wl_seat::WlSeat;
+use wayland_client::{Connection, Dispatch, DispatchError, EventQueue, Proxy, QueueHandle, delegate_noop};
+use wayland_protocols::ext::idle_notify::v1::client::ext_idle_notification_v1::{self, ExtIdleNotificationV1};
+use wayland_protocols::ext::idle_notify::v1::client::ext_idle_notifier_v1::ExtIdleNotifierV1;
+use wayland_protocols_plasma::idle::client::org_kde_kwin_idle::OrgKdeKwinIdle;
+use wayland_protocols_plasma::idle::client::org_kde_kwin_idle_timeout::{self, OrgKdeKwinIdleTimeout};
+
+use super::{Agent, Ended, Never, SPEAK_EVERY, Sight};
+use crate::clock;
+
+pub const SOURCE: &str = "wayland";
+
+/// After so long somebody has paused. Until then the compositor says nothing, and it is as if there were input all the time.
+const PAUSED: Duration = Duration::from_secs(3);
+const PAUSED_MS: u32 = 3_000;
+
+/// How often that is said.
+const SAY_EVERY: Duration = Duration::from_secs(1);
+
+pub struct Compositor {
+    connection: Connection,
+    queue: EventQueue<Seats>,
+    seats: Seats,
+}
+
+/// Who watches the seats.
+enum Notifier {
+    Ext(ExtIdleNotifierV1),
+    Kde(OrgKdeKwinIdle),
+}
+
+/// The compositor's promise to tell of one seat.
+enum Notification {
+    Ext(ExtIdleNotificationV1),
+    Kde(OrgKdeKwinIdleTimeout),
+}
+
+struct Seat {
+    seat: WlSeat,
+    notification: Notification,
+    /// Since when nobody has touched it, if that is long enough for the compositor to tell.
+    untouched: Option<Duration>,
+}
+
+struct Seats {
+    notifier: Notifier,
+    /// By the numbers of their globals.
+    seats: BTreeMap<u32, Seat>,
+    /// Something came that its agent has not heard.
+    news: bool,
+}
+
+impl Compositor {
+    /// The one that the environment names.
+    pub fn open() -> Result<Compositor, String> {
+        let connection = Connection::connect_to_env().map_err(|error| error.to_string())?;
+        let (globals, mut queue) = registry_queue_init::<Seats>(&connection).map_err(|error| error.to_string())?;
+        let handle = queue.handle();
+        let notifier = globals
+            .bind(&handle, 1..=1, ())
+            .map(Notifier::Ext)
+            .or_else(|_| globals.bind(&handle, 1..=1, ()).map(Notifier::Kde))
+            .map_err(|_| "its compositor has neither ext-idle-notify nor KDE's idle protocol".to_owned())?;
+        let mut seats = Seats { notifier, seats: BTreeMap::new(), news: true };
+        for global in globals.contents().clone_list() {
+            if global.interface == WlSeat::interface().name {
+                seats.watch(globals.registry(), global.name, &handle);
+            }
+        }
+        queue.roundtrip(&mut seats).map_err(|error| error.to_string())?;
+        Ok(Compositor { connection, queue, seats })
+    }
+
+    pub fn tell(mut self, agent: &mut Agent) -> Result<Never, Ended> {
+        let mut spoke = Duration::ZERO;
+        loop {
+            let now = clock::now();
+            let idle = self.seats.idle(now);
+            let rhythm = if idle.as_ref().is_ok_and(Duration::is_zero) { SAY_EVERY } else { SPEAK_EVERY };
+            let due = (spoke + rhythm).saturating_sub(now);
+            if std::mem::take(&mut self.seats.news) || due.is_zero() {
+                agent.hear(&Sight { source: SOURCE, idle, full_screen: None })?;
+                spoke = now;
+            }
+            let wait = (spoke + rhythm).saturating_sub(now);
+            self.wait(wait).map_err(|why| Ended::SessionGone(format!("the compositor is gone: {why}")))?;
+        }
+    }
+
+    /// Until something comes, or so long.
+    fn wait(&mut self, time: Duration) -> Result<(), String> {
+        let failed = |error: WaylandError| error.to_string();
+        let dispatched = |outcome: Result<usize, DispatchError>| outcome.map_err(|error| error.to_string());
+        if dispatched(self.queue.dispatch_pending(&mut self.seats))? > 0 {
+            return Ok(());
+        }
+        self.connection.flush().map_err(failed)?;
+        let Some(guard) = self.queue.prepare_read() else { return Ok(()) };
+        let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) };
+        let fd = guard.connection_fd();
+        let mut watched = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        match poll(&mut watched, Some(&time)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),
+            Ok(_) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        // What an end of the connection looks like, too.
+        match guard.read() {
+            Ok(_) => {}
+            Err(WaylandError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(failed(error)),
+        }
+        dispatched(self.queue.dispatch_pending(&mut self.seats)).map(|_| ())
+    }
+}
+
+impl Seats {
+    fn watch(&mut self, registry: &WlRegistry, name: u32, handle: &QueueHandle<Seats>) {
+        let seat: WlSeat = registry.bind(name, 1, handle, ());
+        let notification = match &self.notifier {
+            Notifier::Ext(notifier) => {
+                Notification::Ext(notifier.get_idle_notification(PAUSED_MS, &seat, handle, name))
+            }
+            Notifier::Kde(idle) => Notification::Kde(idle.get_idle_timeout(&seat, PAUSED_MS, handle, name)),
+        };
+        // Whether somebody touched it lately is not known yet: somebody did.
+        self.seats.insert(name, Seat { seat, notification, untouched: None });
+        self.news = true;
+    }
+
+    fn forget(&mut self, name: u32) {
+        let Some(gone) = self.seats.remove(&name) else { return };
+        match gone.notification {
+            Notification::Ext(notification) => notification.destroy(),
+            Notification::Kde(timeout) => timeout.release(),
+        }
+        drop(gone.seat);
+        self.news = true;
+    }
+
+    fn changed(&mut self, name: u32, is_touched: bool) {
+        let Some(seat) = self.seats.get_mut(&name) else { return };
+        seat.untouched = (!is_touched).then(|| clock::now().saturating_sub(PAUSED));
+        self.news = true;
+    }
+
+    /// Since somebody touched any of them.
+    fn idle(&self, now: Duration) -> Result<Duration, String> {
+        let idle = |seat: &Seat| seat.untouched.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        self.seats.values().map(idle).min().ok_or_else(|| "its compositor has no seat to watch".to_owned())
+    }
+}
+
+impl Dispatch<WlRegistry, GlobalListContents> for Seats {
+    fn event(
+        seats: &mut Seats,
+        registry: &WlRegistry,
+        event: wl_registry::Event,
+        _: &GlobalListContents,
+        _: &Connection,
+        handle: &QueueHandle<Seats>,
+    ) {
+        match event {
+            wl_registry::Event::Global { name, interface, .. } if interface == WlSeat::interface().name => {
+                seats.watch(registry, name, handle);
+            }
+            wl_registry::Event::GlobalRemove { name } => seats.forget(name),
+            _ => {}
+        }
+    }
+}
+
+impl Dispatch<ExtIdleNotificationV1, u32> for Seats {
+    fn event(
+        seats: &mut Seats,
+        _: &ExtIdleNotificationV1,
+        event: ext_idle_notification_v1::Event,
+        name: &u32,
+        _: &Connection,
+        _: &QueueHandle<Seats>,
+    ) {
+        match event {
+            ext_idle_notification_v1::Event::Idled => seats.changed(*name, false),
+            ext_idle_notification_v1::Event::Resumed => seats.changed(*name, true),
+            _ => {}
+        }
+    }
+}
+
+impl Dispatch<OrgKdeKwinIdleTimeout, u32> for Seats {
+    fn event(
+        seats: &mut Seats,
+        _: &OrgKdeKwinIdleTimeout,
+        event: org_kde_kwin_idle_timeout::Event,
+        name: &u32,
+        _: &Connection,
+        _: &QueueHandle<Seats>,
+    ) {
+        match event {
+            org_kde_kwin_idle_timeout::Event::Idle => seats.changed(*name, false),
+            org_kde_kwin_idle_timeout::Event::Resumed => seats.changed(*name, true),
+            _ => {}
+        }
+    }
+}
+
+delegate_noop!(Seats: ignore WlSeat);
+delegate_noop!(Seats: ExtIdleNotifierV1);
+delegate_noop!(Seats: OrgKdeKwinIdle);

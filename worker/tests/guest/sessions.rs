@@ -1,0 +1,287 @@
+//! What helpers see in people's sessions: of X11, of a compositor of Wayland, and of GNOME's.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use pcfarm_proto::v1::WorkstationState as State;
+use tokio::process::{Child, Command};
+
+use super::{Desk, program};
+
+/// If not, the test says so, and is none.
+fn are_there(programs: &[&str]) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |program: &&&str| std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    let missing: Vec<_> = programs.iter().filter(|program| !is_there(program)).collect();
+    if !missing.is_empty() {
+        eprintln!("not tested, for want of {missing:?}");
+    }
+    missing.is_empty()
+}
+
+/// A session with nobody before it yet.
+trait Seat {
+    const SOURCE: &'static str;
+    /// What a program in it is told of it.
+    fn environment(&self) -> Vec<(&'static str, String)>;
+    async fn press_a_key(&mut self);
+    async fn end(&mut self);
+}
+
+/// A display without a screen, and nobody before it.
+struct Display {
+    name: String,
+    server: Child,
+}
+
+impl Display {
+    /// None: what it takes is not installed.
+    async fn start() -> Option<Display> {
+        if !are_there(&["Xvfb", "xdotool"]) {
+            return None;
+        }
+        let mut server = Command::new("Xvfb")
+            .args(["-displayfd", "1", "-screen", "0", "640x480x24", "-nolisten", "tcp"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it starts");
+        let mut number = String::new();
+        let mut told = tokio::io::BufReader::new(server.stdout.take().expect("a pipe"));
+        tokio::io::AsyncBufReadExt::read_line(&mut told, &mut number).await.expect("it says its number");
+        Some(Display { name: format!(":{}", number.trim()), server })
+    }
+}
+
+impl Seat for Display {
+    const SOURCE: &'static str = "x11";
+
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![("DISPLAY", self.name.clone())]
+    }
+
+    async fn press_a_key(&mut self) {
+        let pressed = Command::new("xdotool").args(["key", "a"]).env("DISPLAY", &self.name).status().await;
+        assert!(pressed.expect("it runs").success());
+    }
+
+    async fn end(&mut self) {
+        self.server.kill().await.expect("it is there");
+    }
+}
+
+/// A compositor without a screen. It does not run as root, and the tests may.
+struct Sway {
+    runtime: tempfile::TempDir,
+    socket: String,
+    compositor: Child,
+}
+
+impl Sway {
+    /// None: what it takes is not installed.
+    async fn start() -> Option<Sway> {
+        if !are_there(&["sway", "wtype", "setpriv"]) {
+            return None;
+        }
+        let runtime = tempfile::tempdir().expect("a temporary directory");
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root {
+            let nobody = (rustix::process::Uid::from_raw(65534), rustix::process::Gid::from_raw(65534));
+            rustix::fs::chown(runtime.path(), Some(nobody.0), Some(nobody.1)).expect("it may");
+        }
+        let mut command = Command::new(if is_root { "setpriv" } else { "sway" });
+        if is_root {
+            command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "sway"]);
+        }
+        let compositor = command
+            .args(["--config", "/dev/null"])
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("XDG_RUNTIME_DIR", runtime.path())
+            .envs([("WLR_BACKENDS", "headless"), ("WLR_RENDERER", "pixman"), ("WLR_LIBINPUT_NO_DEVICES", "1")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it starts");
+        let socket = socket_in(runtime.path()).await;
+        Some(Sway { runtime, socket, compositor })
+    }
+}
+
+/// As soon as a compositor listens there, its name.
+async fn socket_in(runtime: &Path) -> String {
+    let search = async {
+        loop {
+            let names = fs::read_dir(runtime).expect("it is there").flatten().map(|entry| entry.file_name());
+            let names = names.filter_map(|name| name.into_string().ok());
+            if let Some(name) = names.into_iter().find(|name| name.starts_with("wayland-") && !name.ends_with(".lock"))
+            {
+                return name;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), search).await.expect("it listens in time")
+}
+
+impl Seat for Sway {
+    const SOURCE: &'static str = "wayland";
+
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        let runtime = self.runtime.path().to_str().expect("text").to_owned();
+        vec![("XDG_RUNTIME_DIR", runtime), ("WAYLAND_DISPLAY", self.socket.clone())]
+    }
+
+    async fn press_a_key(&mut self) {
+        let pressed = Command::new("wtype").arg("a").envs(self.environment()).status().await;
+        assert!(pressed.expect("it runs").success());
+    }
+
+    async fn end(&mut self) {
+        self.compositor.kill().await.expect("it is there");
+    }
+}
+
+/// GNOME's compositor on a bus of its own.
+struct Mutter {
+    runtime: tempfile::TempDir,
+    address: String,
+    socket: String,
+    bus: Child,
+    compositor: Child,
+}
+
+#[zbus::proxy(
+    interface = "org.gnome.Mutter.RemoteDesktop",
+    default_service = "org.gnome.Mutter.RemoteDesktop",
+    default_path = "/org/gnome/Mutter/RemoteDesktop"
+)]
+trait RemoteDesktop {
+    fn create_session(&self) -> zbus::Result<zbus::OwnedObjectPath>;
+}
+
+#[zbus::proxy(interface = "org.gnome.Mutter.RemoteDesktop.Session", default_service = "org.gnome.Mutter.RemoteDesktop")]
+trait RemoteDesktopSession {
+    fn start(&self) -> zbus::Result<()>;
+    fn notify_keyboard_keycode(&self, code: u32, pressed: bool) -> zbus::Result<()>;
+    fn stop(&self) -> zbus::Result<()>;
+}
+
+impl Mutter {
+    /// None: what it takes is not installed.
+    async fn start() -> Option<Mutter> {
+        if !are_there(&["mutter", "dbus-daemon"]) {
+            return None;
+        }
+        let runtime = tempfile::tempdir().expect("a temporary directory");
+        let address = format!("unix:path={}", runtime.path().join("bus").display());
+        let mut bus = Command::new("dbus-daemon")
+            .args(["--session", "--nofork", "--print-address=1", "--address", &address])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it starts");
+        let mut said = String::new();
+        let mut listens = tokio::io::BufReader::new(bus.stdout.take().expect("a pipe"));
+        tokio::io::AsyncBufReadExt::read_line(&mut listens, &mut said).await.expect("it says where it listens");
+        let compositor = Command::new("mutter")
+            .args(["--headless", "--wayland", "--no-x11", "--virtual-monitor", "640x480"])
+            .env("XDG_RUNTIME_DIR", runtime.path())
+            .env("DBUS_SESSION_BUS_ADDRESS", &address)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it starts");
+        let socket = socket_in(runtime.path()).await;
+        Some(Mutter { runtime, address, socket, bus, compositor })
+    }
+}
+
+impl Seat for Mutter {
+    const SOURCE: &'static str = "mutter";
+
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        let runtime = self.runtime.path().to_str().expect("text").to_owned();
+        vec![
+            ("XDG_RUNTIME_DIR", runtime),
+            ("WAYLAND_DISPLAY", self.socket.clone()),
+            ("DBUS_SESSION_BUS_ADDRESS", self.address.clone()),
+        ]
+    }
+
+    async fn press_a_key(&mut self) {
+        let bus = zbus::connection::Builder::address(self.address.as_str());
+        let bus = bus.build().await.expect("it answers");
+        let desktop = RemoteDesktopProxy::new(&bus).await.expect("it is there");
+        let session = desktop.create_session().await.expect("it may");
+        let session = RemoteDesktopSessionProxy::new(&bus, session).await.expect("it is there");
+        session.start().await.expect("it starts");
+        for pressed in [true, false] {
+            session.notify_keyboard_keycode(30, pressed).await.expect("it takes keys");
+        }
+        session.stop().await.expect("it ends");
+    }
+
+    async fn end(&mut self) {
+        self.compositor.kill().await.expect("it is there");
+        self.bus.kill().await.expect("it is there");
+    }
+}
+
+/// It works while nobody is there, gives way to a key, works again, and does nothing when it cannot tell any more.
+async fn tells_when_its_person_is_there<S: Seat>(mut seat: S) {
+    let desk = Desk::new();
+    // Its helper is the only one who knows anything.
+    fs::remove_dir_all(desk.dir.path().join("dev/input")).expect("it is there");
+    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
+    let mut helper = program(&desk, &["session"]);
+    for other in ["DISPLAY", "WAYLAND_DISPLAY", "WAYLAND_SOCKET", "XDG_SESSION_TYPE", "DBUS_SESSION_BUS_ADDRESS"] {
+        helper.env_remove(other);
+    }
+    helper.env("PCFARM_WORKER_SOCKET", agent.state_dir().join("agent.sock")).envs(seat.environment());
+    let mut helper = helper.stderr(Stdio::null()).spawn().expect("it starts");
+    session.credit().await;
+    seat.press_a_key().await;
+    let reason = session.until_state(State::Suspended).await;
+    let expected = format!("({} of user {})", S::SOURCE, rustix::process::geteuid().as_raw());
+    assert!(reason.starts_with("its person is here") && reason.ends_with(&expected), "{reason}");
+    session.until_state(State::Waiting).await;
+    seat.end().await;
+    let reason = session.until_state(State::Suspended).await;
+    assert!(reason.starts_with("no source can tell"), "{reason}");
+    assert!(!helper.wait().await.expect("it ends").success());
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+#[tokio::test]
+async fn a_session_of_x11_tells_when_its_person_is_there() {
+    if let Some(display) = Display::start().await {
+        tells_when_its_person_is_there(display).await;
+    }
+}
+
+#[tokio::test]
+async fn a_session_of_wayland_tells_when_its_person_is_there() {
+    if let Some(sway) = Sway::start().await {
+        tells_when_its_person_is_there(sway).await;
+    }
+}
+
+#[tokio::test]
+async fn a_session_of_gnome_tells_when_its_person_is_there() {
+    if let Some(mutter) = Mutter::start().await {
+        tells_when_its_person_is_there(mutter).await;
+    }
+}
