@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The most that `systemd-analyze security` may find, of 10.
 const EXPOSURE: f64 = 2.0;
 
-const UNITS: &[&str] = &["pcfarm-server", "pcfarm-recycler"];
+const UNITS: &[&str] = &["pcfarm-server", "pcfarm-recycler", "pcfarm-worker"];
 
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the CLI is a folder of the repository").join("deploy")
@@ -202,7 +202,7 @@ fn calls_of_kubernetes() -> Result<Vec<Call>> {
 fn every_flag_and_variable_is_known() -> Result<()> {
     let mut helps = Helps::default();
     let calls = [calls_of_units()?, calls_of_compose()?, calls_of_kubernetes()?];
-    assert_eq!(calls.each_ref().map(Vec::len), [2, 3, 1], "not all were found");
+    assert_eq!(calls.each_ref().map(Vec::len), [3, 3, 1], "not all were found");
     calls.iter().flatten().try_for_each(|call| call.check(&mut helps))
 }
 

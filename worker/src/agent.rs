@@ -25,14 +25,16 @@ use crate::exec::controller::Programs;
 use crate::files::{Farm, Files};
 use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
+use crate::local::message::About;
 use crate::local::{self, Local};
 use crate::pool;
 use crate::presence::{Desk, Presence, Start};
-use crate::settings::{self, Settings, SettingsError};
+use crate::settings::{self, Asked, Settings, SettingsError};
 use crate::slots;
 use crate::solve::Controllers;
 use crate::state_dir::{StateDir, StateDirError};
 use crate::steps::{Declaration, Running, StepController, WiringError};
+use crate::watchdog::{Manager, Watchdog};
 
 /// Threads that wait: one decodes a checkout while the other keeps the rhythm.
 const WAITING_THREADS: usize = 2;
@@ -150,9 +152,12 @@ impl Agent {
         #[cfg(target_os = "linux")]
         crate::exec::supervise_if_asked();
         start_logging();
-        let mut settings = match Settings::and_command() {
-            Ok((settings, None)) => settings,
-            Ok((settings, Some(command))) => return crate::command::run(&command, &settings),
+        let asked = Asked::of_program();
+        if let Some(command) = &asked.command {
+            return crate::command::run(command, &asked);
+        }
+        let mut settings = match asked.settings {
+            Ok(settings) => settings,
             Err(error) => return failed(&error.into()),
         };
         #[cfg(target_os = "linux")]
@@ -188,11 +193,17 @@ impl Agent {
             Err(error) => return Ok(failed(&AgentError::Failed(error.into()))),
         };
         let stop = CancellationToken::new();
-        let mut agent = std::pin::pin!(self.run_as(settings, stop.clone(), replaced()));
+        let (grace, manager) = (settings.grace, Manager::of_program());
+        let mut agent = std::pin::pin!(self.run_as(
+            settings,
+            stop.clone(),
+            Some(Own { instance: replaced(), manager: manager.clone() })
+        ));
         let ended = tokio::select! {
             ended = &mut agent => ended,
             () = signals.next() => {
                 info!("told to stop; once more to stop at once");
+                manager.stopping(grace);
                 stop.cancel();
                 tokio::select! {
                     ended = &mut agent => ended,
@@ -227,7 +238,7 @@ impl Agent {
         mut self,
         settings: Settings,
         stop: CancellationToken,
-        replaced: Option<Replaced>,
+        own: Option<Own>,
     ) -> Result<Ended, AgentError> {
         let endpoints = settings.endpoints()?;
         let state_dir = StateDir::open(&settings.state_dir)?;
@@ -261,28 +272,36 @@ impl Agent {
             controllers = names.join(","),
             "agent starts"
         );
+        let manager = own.as_ref().map_or_else(Manager::nobody, |own| own.manager.clone());
+        manager.ready();
+        let mut watchdog = Watchdog::new(manager);
         if let Some(token) = &settings.join_token {
-            let joined = stop.run_until_cancelled(credentials.join(&endpoints, token)).await;
+            let joined = watchdog.during(stop.run_until_cancelled(credentials.join(&endpoints, token))).await;
             match joined {
                 None => return Ok(Ended::AsTold),
                 Some(Ok(())) => {}
                 Some(Err(error)) => return Err(AgentError::Joining(error)),
             }
         }
-        stop.run_until_cancelled(credentials.renew_if_due(&endpoints)).await;
+        watchdog.during(stop.run_until_cancelled(credentials.renew_if_due(&endpoints))).await;
         let (slots, wanted) = watch::channel(Vec::new());
         let threads = pool::threads(settings.cores).map_err(AgentError::Failed)?;
-        let start = if replaced.as_ref().is_some_and(|replaced| replaced.instance.is_some()) {
-            Start::Interrupted
-        } else {
-            Start::Fresh
-        };
+        let start =
+            if own.as_ref().is_some_and(|own| own.instance.is_some()) { Start::Interrupted } else { Start::Fresh };
         let presence =
             Presence::start(settings.presence.clone(), &settings.state_dir, start).map_err(AgentError::Presence)?;
-        let can_be_replaced = replaced.is_some();
-        let instance = replaced.and_then(|replaced| replaced.instance).unwrap_or_else(Uuid::new_v4);
+        let can_be_replaced = own.is_some();
+        let instance = own.and_then(|own| own.instance).unwrap_or_else(Uuid::new_v4);
         let replace = CancellationToken::new();
         let desk = presence.desk.clone();
+        desk.introduce(About {
+            identity: state_dir.identity.to_string(),
+            hostname: settings.hostname.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            servers: settings.servers.clone(),
+            session: None,
+        });
+        let watchdog = Some(watchdog.minding(desk.clone()));
         let body = Body {
             settings,
             state_dir,
@@ -296,7 +315,7 @@ impl Agent {
             desk,
             replace: replace.clone(),
         };
-        let setup = Setup { slots: Some(slots), ..body.setup(body.state_dir.identity, None) };
+        let setup = Setup { slots: Some(slots), watchdog, ..body.setup(body.state_dir.identity, None) };
         // Its slots end with it: nobody is left who tells them apart.
         let working = async { tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, &body, stop)) };
         let socket = body.settings.socket.clone().unwrap_or_else(|| local::path(&body.settings.state_dir));
@@ -363,6 +382,7 @@ impl Body {
             profile,
             slots: None,
             desk: self.desk.clone(),
+            watchdog: None,
             replace: self.replace.clone(),
         }
     }
@@ -417,14 +437,15 @@ fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<S
     }
 }
 
-/// Of a process that can be replaced: in whose place it is, if it is in another's.
-struct Replaced {
+/// Of an agent that is a program of its own, whose process can be replaced.
+struct Own {
+    /// In whose place it is, if it is in another's.
     instance: Option<Uuid>,
+    manager: Manager,
 }
 
-fn replaced() -> Option<Replaced> {
-    let instance = std::env::var(REPLACES).ok().and_then(|text| text.parse().ok());
-    Some(Replaced { instance })
+fn replaced() -> Option<Uuid> {
+    std::env::var(REPLACES).ok().and_then(|text| text.parse().ok())
 }
 
 /// Puts this program, anew, in the place of this process: all its threads end at once, whatever they do. It keeps its number, so

@@ -12,12 +12,16 @@ use clap::{Subcommand, ValueEnum};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
+#[cfg(target_os = "linux")]
+use crate::doctor::{Report, here};
 use crate::local;
 use crate::local::message::{self, Answer, Ask, Explanation, about};
 use crate::presence::history::{Entry, Event};
 use crate::presence::{Presence, Start};
+#[cfg(target_os = "linux")]
+use crate::service::{install, status::Status, uninstall};
 use crate::session;
-use crate::settings::Settings;
+use crate::settings::{Asked, Settings};
 
 /// An agent that lives answers in milliseconds.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -27,6 +31,7 @@ const ANSWER_BYTES_LIMIT: u64 = 4 << 20;
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
+const WRONG_USAGE: u8 = 2;
 const NOT_REACHABLE: u8 = 3;
 
 #[derive(Clone, Debug, Subcommand)]
@@ -48,8 +53,44 @@ pub enum Command {
         #[arg(long, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
+    /// Makes this program a service of the system, and this machine a workstation of the farm
+    #[cfg(target_os = "linux")]
+    Install(Box<install::Wishes>),
+    /// Takes the service away, and what it was to the farm; leaves its settings
+    #[cfg(target_os = "linux")]
+    Uninstall {
+        /// Take away the settings and the service's user, too
+        #[arg(long)]
+        purge: bool,
+        /// Where it was installed, if below another directory
+        #[arg(long, value_name = "DIR")]
+        root: Option<PathBuf>,
+    },
+    /// The service, who this workstation is to the farm, and what its agent does now
+    #[cfg(target_os = "linux")]
+    Status {
+        #[arg(long, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// Says which step fails where the agent does not work: settings, state, name, route, port, TLS, credentials, version,
+    /// clock, presence
+    #[cfg(target_os = "linux")]
+    Doctor {
+        #[arg(long, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
     /// Tells the agent, from within a person's session, when that person touches something: to be started with the session
     Session,
+}
+
+impl Command {
+    /// And not about whichever agent answers.
+    pub fn is_about_the_service(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        return matches!(self, Command::Status { .. } | Command::Doctor { .. });
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -82,7 +123,30 @@ impl NoAnswer {
     }
 }
 
-pub fn run(command: &Command, settings: &Settings) -> ExitCode {
+pub fn run(command: &Command, asked: &Asked) -> ExitCode {
+    #[cfg(target_os = "linux")]
+    match command {
+        Command::Install(wishes) => return installed(wishes),
+        Command::Uninstall { purge, root } => return uninstalled(*purge, root.as_deref()),
+        Command::Status { output } => return status(asked, *output),
+        Command::Doctor { output } => return doctor(asked, *output),
+        Command::Explain { .. }
+        | Command::Pause { .. }
+        | Command::Resume
+        | Command::History { .. }
+        | Command::Session => {}
+    }
+    match &asked.settings {
+        Ok(settings) => of_desk(command, settings),
+        Err(error) => {
+            eprintln!("{}", crate::agent::chain(error));
+            ExitCode::from(WRONG_USAGE)
+        }
+    }
+}
+
+/// What whoever sits there asks.
+fn of_desk(command: &Command, settings: &Settings) -> ExitCode {
     let sockets = settings.socket.clone().map_or_else(|| local::candidates(&settings.state_dir), |socket| vec![socket]);
     let done = match command {
         Command::Session => return session::run(&sockets),
@@ -97,12 +161,100 @@ pub fn run(command: &Command, settings: &Settings) -> ExitCode {
         },
         Command::Pause { wish } => said(ask(&sockets, &Ask::Pause { wish: wish.clone() })),
         Command::Resume => said(ask(&sockets, &Ask::Resume)),
+        #[cfg(target_os = "linux")]
+        Command::Install(_) | Command::Uninstall { .. } | Command::Status { .. } | Command::Doctor { .. } => {
+            unreachable!("it is about the service")
+        }
     };
     match done {
         Ok(()) => ExitCode::from(DONE),
         Err(error) => {
             eprintln!("{error}");
             ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// A runtime of one thread, for what is asked of servers once.
+#[cfg(target_os = "linux")]
+fn wait_for<T>(work: impl Future<Output = T>) -> std::io::Result<T> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work))
+}
+
+#[cfg(target_os = "linux")]
+fn installed(wishes: &install::Wishes) -> ExitCode {
+    match wait_for(install::install(wishes)) {
+        Ok(Ok(done)) => tell_all(&done),
+        Ok(Err(error)) => {
+            eprintln!("{error}");
+            ExitCode::from(error.exit_code())
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn uninstalled(purge: bool, root: Option<&std::path::Path>) -> ExitCode {
+    match uninstall::uninstall(root, purge) {
+        Ok(done) => tell_all(&done),
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn tell_all(done: &[String]) -> ExitCode {
+    done.iter().for_each(|line| println!("{line}"));
+    ExitCode::from(DONE)
+}
+
+/// What an agent of this machine says, if one answers.
+#[cfg(target_os = "linux")]
+fn explained(asked: &Asked) -> Option<Explanation> {
+    let settings = asked.settings.as_ref().ok();
+    let sockets = settings.map_or_else(
+        || local::candidates(std::path::Path::new(crate::settings::SYSTEM_STATE_DIR)),
+        |settings| {
+            settings.socket.clone().map_or_else(|| local::candidates(&settings.state_dir), |socket| vec![socket])
+        },
+    );
+    match ask(&sockets, &Ask::Explain) {
+        Ok(Answer::Explanation(explanation)) => Some(*explanation),
+        Ok(Answer::History(_) | Answer::Error(_)) | Err(_) => None,
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn status(asked: &Asked, output: Output) -> ExitCode {
+    let status = Status::of(asked, explained(asked));
+    let code = if status.explanation.is_some() { DONE } else { NOT_REACHABLE };
+    match show(&status, output, |status| plain(&status.text(headline))) {
+        Ok(()) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn doctor(asked: &Asked, output: Output) -> ExitCode {
+    let explanation = explained(asked);
+    let report = wait_for(here::look(asked, explanation.as_ref())).map(Report::of);
+    let shown = report.map_err(NoAnswer::from).and_then(|report| {
+        show(&report, output, |report| plain(&report.text()))?;
+        Ok(report.exit_code())
+    });
+    match shown {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(FAILED)
         }
     }
 }

@@ -63,6 +63,15 @@ pub struct Credentials {
 #[error("this workstation may not join the farm: {0}")]
 pub struct Refused(String);
 
+/// What a server is known by.
+#[cfg(target_os = "linux")]
+pub struct Anchors {
+    /// Authorities, as PEM; none: those that this system trusts.
+    pub authorities: Vec<Vec<u8>>,
+    /// The agent's own certificate and key, as PEM, if it has joined.
+    pub identity: Option<(String, String)>,
+}
+
 impl Credentials {
     pub fn new(dir: &Path, identity: Uuid, hostname: &str, ca: Option<&Path>) -> Credentials {
         Credentials { dir: dir.to_owned(), identity, hostname: hostname.to_owned(), ca: ca.map(Path::to_owned) }
@@ -75,6 +84,20 @@ impl Credentials {
     /// Whether this agent has joined a farm.
     pub fn are_there(&self) -> bool {
         self.file(CERTIFICATE_FILE).exists()
+    }
+
+    /// What [`tune`](Credentials::tune) goes by.
+    #[cfg(target_os = "linux")]
+    pub fn anchors(&self) -> anyhow::Result<Anchors> {
+        let mut authorities = Vec::new();
+        if self.file(AUTHORITY_FILE).exists() {
+            authorities.push(self.read(AUTHORITY_FILE)?.into_bytes());
+        }
+        if let Some(ca) = &self.ca {
+            authorities.push(fs::read(ca).with_context(|| format!("reading {}", ca.display()))?);
+        }
+        let identity = if self.are_there() { Some((self.read(CERTIFICATE_FILE)?, self.read(KEY_FILE)?)) } else { None };
+        Ok(Anchors { authorities, identity })
     }
 
     /// How a server is spoken to: one whose address begins with https shows a certificate and is shown one.
@@ -132,6 +155,15 @@ impl Credentials {
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
         unreachable!("settings name at least one server")
+    }
+
+    /// Joins by this server, now or not at all.
+    #[cfg(target_os = "linux")]
+    pub async fn join_once(&self, server: &Endpoint, token: &JoinToken) -> anyhow::Result<()> {
+        self.join_by(server, token).await.map_err(|error| match refusal(&error) {
+            Some(reason) => Refused(reason).into(),
+            None => error,
+        })
     }
 
     async fn join_by(&self, server: &Endpoint, token: &JoinToken) -> anyhow::Result<()> {
@@ -352,7 +384,7 @@ impl ServerCertVerifier for Finder {
 }
 
 /// Aside, synced and renamed: after a crash there is a whole one or none.
-fn write(file: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
+pub(crate) fn write(file: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     let aside = file.with_extension("new");
     let written = || {
         match fs::remove_file(&aside) {

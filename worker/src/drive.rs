@@ -26,6 +26,7 @@ use crate::presence::signals::Moment;
 use crate::presence::{Desk, Directive};
 use crate::solve::Controllers;
 use crate::steps::Engine;
+use crate::watchdog::Watchdog;
 
 /// Messages from the server under way to the loop: the stream's window bounds what is behind them.
 const LINK_EVENTS_WAITING: usize = 8;
@@ -49,6 +50,8 @@ pub struct Setup {
     pub slots: Option<watch::Sender<Vec<String>>>,
     /// Whether the workstation's person lets it work.
     pub desk: Desk,
+    /// What its service manager is told by; a slot has none.
+    pub watchdog: Option<Watchdog>,
     /// Cancelled if nothing but another process can end what controllers do.
     pub replace: CancellationToken,
 }
@@ -84,12 +87,15 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
         replace: setup.replace,
         giving_way: None,
     };
+    let mut watchdog = setup.watchdog;
     let mut directives = driver.desk.directives();
     driver.direct(directives.borrow_and_update().clone());
     let mut told_to_stop = false;
     let ending = loop {
         let now = clock::now();
-        let due = sleep(driver.inventory.deadline(now).saturating_sub(now));
+        let until_due = driver.inventory.deadline(now).saturating_sub(now);
+        let due = sleep(watchdog.as_ref().map_or(until_due, |watchdog| watchdog.at_most(until_due)));
+        watchdog.iter_mut().for_each(Watchdog::beat);
         tokio::select! {
             biased;
             Some(ended) = tasks.join_next() => return Err(link_error(ended?)),
@@ -155,14 +161,24 @@ impl Driver {
             LinkEvent::Received(message) => {
                 if let In::Welcome(welcome) = &message {
                     self.want_slots(welcome.slots.clone());
+                    self.tell_session(Some(welcome.workstation_id));
                 }
                 self.take(Event::Received(message));
             }
             LinkEvent::Ended => {
                 self.outgoing.clear();
                 self.stream = None;
+                self.tell_session(None);
                 self.take(Event::Disconnected);
             }
+        }
+    }
+
+    /// People ask for the agent's own session, and not for its slots'.
+    fn tell_session(&self, welcomed_as: Option<i64>) {
+        if self.slots.is_some() {
+            let session = self.stream.as_ref().zip(welcomed_as);
+            self.desk.in_session(session.map(|(stream, id)| (stream.server.clone(), id)));
         }
     }
 

@@ -69,6 +69,8 @@
 //! - `slots`: sessions beside its own.
 //! - `link`: the connection to one of the servers, kept up for ever.
 //! - `pool`: the cores, and `work`, `related`, `solve`, `storable`: from a checkout to results.
+//! - `service`: what makes it a service of the system, `doctor`: which step fails where an agent does not work, and `watchdog`:
+//!   what its service manager is told.
 //! - `clock`: a clock that runs on while the machine sleeps.
 
 pub mod agent;
@@ -77,12 +79,16 @@ mod command;
 pub mod controller;
 mod credentials;
 #[cfg(target_os = "linux")]
+mod doctor;
+#[cfg(target_os = "linux")]
 pub mod exec;
 #[cfg(any(target_os = "linux", feature = "wasm"))]
 mod fed;
 #[cfg(any(target_os = "linux", feature = "wasm"))]
 mod files;
 pub mod presence;
+#[cfg(target_os = "linux")]
+mod service;
 pub mod settings;
 pub mod state_dir;
 pub mod steps;
@@ -109,6 +115,7 @@ mod session;
 mod slots;
 mod solve;
 mod storable;
+mod watchdog;
 mod work;
 
 pub use agent::{Agent, AgentError, run};

@@ -52,6 +52,8 @@ pub enum LinkEvent {
 
 /// The agent's end of a stream. To drop `outbound` ends it in good order; `give_up` ends it at once.
 pub struct Stream {
+    /// Whose it is.
+    pub server: String,
     pub outbound: mpsc::Sender<v1::AgentMessage>,
     pub give_up: CancellationToken,
 }
@@ -164,17 +166,17 @@ impl Link {
         match timeout(CONNECT_WAIT, endpoint.connect()).await {
             Ok(Ok(channel)) => {
                 info!(server = %endpoint.uri(), "connected");
-                self.converse(channel).await
+                self.converse(endpoint.uri().to_string(), channel).await
             }
             Ok(Err(error)) => End::Failed(Cause::Rotate(error.into())),
             Err(_) => End::Failed(Cause::Rotate(anyhow::anyhow!("not connected within {} s", CONNECT_WAIT.as_secs()))),
         }
     }
 
-    async fn converse(&self, channel: Channel) -> End {
+    async fn converse(&self, server: String, channel: Channel) -> End {
         let (outbound, requests) = mpsc::channel(OUTBOUND_WAITING);
         let give_up = CancellationToken::new();
-        self.tell(LinkEvent::Opened(Stream { outbound, give_up: give_up.clone() })).await;
+        self.tell(LinkEvent::Opened(Stream { server, outbound, give_up: give_up.clone() })).await;
         let mut welcomed = false;
         let cause = give_up
             .run_until_cancelled(self.listen(channel, requests, &mut welcomed))

@@ -47,10 +47,8 @@ const TEXT_BYTES_LIMIT: usize = 200;
 
 /// Where an agent with this state directory has its socket.
 pub fn path(state_dir: &Path) -> PathBuf {
-    // A service manager may have made several, which it separates by colons.
-    let made = std::env::var("RUNTIME_DIRECTORY").unwrap_or_default();
-    if let Some(directory) = made.split(':').next().filter(|first| !first.is_empty()) {
-        return Path::new(directory).join(FILE);
+    if let Some(directory) = crate::settings::made_by_manager("RUNTIME_DIRECTORY") {
+        return directory.join(FILE);
     }
     if rustix::process::geteuid().is_root() && state_dir == Path::new(crate::settings::SYSTEM_STATE_DIR) {
         return SYSTEM_SOCKET.into();

@@ -35,7 +35,7 @@ mod terminals;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ use self::settings::Settings;
 use self::signals::{Moment, Signals};
 use self::sources::Sources;
 use crate::clock;
-use crate::local::message::Holds;
+use crate::local::message::{About, Holds, Session};
 use crate::work::Checkout;
 
 /// The rhythm of heartbeats: nothing wakes an idle machine more often. Input does at once.
@@ -91,6 +91,9 @@ struct Shared {
     directives: watch::Sender<Directive>,
     /// What was begun, and when.
     computes: Mutex<Vec<(Moment, Weak<Checkout>)>>,
+    /// Who works here, for people who ask.
+    agent: OnceLock<About>,
+    session: Mutex<Option<Session>>,
 }
 
 struct Known {
@@ -101,6 +104,8 @@ struct Known {
     history: History,
     nudged: bool,
     ended: bool,
+    /// When all sources were asked last, on the clock that stands still while the machine sleeps.
+    looked: Duration,
 }
 
 /// How an agent comes to be.
@@ -127,6 +132,7 @@ impl Presence {
             history: History::open(state_dir),
             nudged: false,
             ended: false,
+            looked: clock::awake(),
         };
         let directives = watch::Sender::new(Directive { activity: Activity::Rest, reason: String::new(), input: None });
         let policy = settings.policy.clone();
@@ -136,6 +142,8 @@ impl Presence {
             nudge: Condvar::new(),
             directives,
             computes: Mutex::default(),
+            agent: OnceLock::new(),
+            session: Mutex::default(),
         });
         let desk = Desk(Arc::clone(&shared));
         let noticed = {
@@ -217,6 +225,27 @@ impl Desk {
         alive.filter(|(_, checkout)| !checkout.is_cancelled()).map(holds).collect()
     }
 
+    /// Who works here.
+    pub fn introduce(&self, agent: About) {
+        let _ = self.0.agent.set(agent); // once
+    }
+
+    /// Which server has welcomed the agent, and as which workstation; or none.
+    pub fn in_session(&self, session: Option<(String, i64)>) {
+        let session = session.map(|(server, id)| Session { server, workstation_id: id.to_string() });
+        *self.0.session.lock().expect("nothing panics under this lock") = session;
+    }
+
+    pub fn about(&self) -> Option<About> {
+        let session = self.0.session.lock().expect("nothing panics under this lock").clone();
+        self.0.agent.get().map(|agent| About { session, ..agent.clone() })
+    }
+
+    /// For how long nobody has asked the sources.
+    pub fn not_looked_for(&self) -> Duration {
+        clock::awake().saturating_sub(self.0.known().looked)
+    }
+
     /// No core computes any more: how long that took from the input on.
     pub fn yielded(&self, took: Duration) {
         info!(milliseconds = took.as_millis(), "gave way to the person");
@@ -281,5 +310,6 @@ impl Shared {
             }
         }
         known.signals = Some(signals);
+        known.looked = clock::awake();
     }
 }

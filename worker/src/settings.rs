@@ -41,6 +41,9 @@ const STATE_DIR_NAME: &str = "pcfarm-worker";
 pub(crate) const SYSTEM_STATE_DIR: &str = "/var/lib/pcfarm-worker";
 const SYSTEM_WORK_DIR: &str = "/var/cache/pcfarm-worker";
 
+/// Of an agent that is a service of the system.
+pub(crate) const SYSTEM_CONFIG: &str = "/etc/pcfarm/worker.toml";
+
 /// All settings of an agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -113,6 +116,9 @@ impl Default for Settings {
 }
 
 fn default_state_dir() -> PathBuf {
+    if let Some(made) = made_by_manager("STATE_DIRECTORY") {
+        return made;
+    }
     if rustix::process::geteuid().is_root() {
         return PathBuf::from(SYSTEM_STATE_DIR);
     }
@@ -123,8 +129,17 @@ fn default_state_dir() -> PathBuf {
         .join(STATE_DIR_NAME)
 }
 
+/// A directory that a service manager has made for its service. It may have made several, which it separates by colons.
+pub(crate) fn made_by_manager(variable: &str) -> Option<PathBuf> {
+    let made = std::env::var(variable).unwrap_or_default();
+    made.split(':').next().filter(|first| !first.is_empty()).map(PathBuf::from)
+}
+
 /// Apart from the state, which programs must not see; and for root where other users may pass through.
 fn default_work_dir() -> PathBuf {
+    if let Some(made) = made_by_manager("CACHE_DIRECTORY") {
+        return made;
+    }
     if rustix::process::geteuid().is_root() {
         return PathBuf::from(SYSTEM_WORK_DIR);
     }
@@ -173,7 +188,7 @@ pub enum SettingsError {
 }
 
 /// An agent of a PC Farm: checks out problems, solves them on this machine's cores, delivers the results.
-#[derive(Debug, Parser)]
+#[derive(Debug, Default, Parser)]
 #[command(version)]
 struct Flags {
     /// Address of a server; several by commas or by repeating it [default: http://127.0.0.1:7070]
@@ -234,6 +249,30 @@ struct Flags {
     command: Option<Command>,
 }
 
+/// What a program was asked to do.
+pub(crate) struct Asked {
+    /// None: to run an agent.
+    pub command: Option<Command>,
+    pub settings: Result<Settings, SettingsError>,
+    /// The file that they are from.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "for commands that services have"))]
+    pub config: Option<PathBuf>,
+}
+
+impl Asked {
+    /// Wrong usage, and `--help`, end the program.
+    pub fn of_program() -> Asked {
+        let mut flags = Flags::parse();
+        let command = flags.command.take();
+        // Whoever asks about the service of the system need not say which file it has.
+        if command.as_ref().is_some_and(Command::is_about_the_service) && Path::new(SYSTEM_CONFIG).exists() {
+            flags.config.get_or_insert_with(|| SYSTEM_CONFIG.into());
+        }
+        let config = flags.config.clone();
+        Asked { command, settings: Settings::merge(flags), config }
+    }
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileSettings {
@@ -275,11 +314,13 @@ impl Settings {
         Settings::merge(Flags::parse())
     }
 
-    /// The same, and what is to be done but to run an agent.
-    pub(crate) fn and_command() -> Result<(Settings, Option<Command>), SettingsError> {
-        let mut flags = Flags::parse();
-        let command = flags.command.take();
-        Ok((Settings::merge(flags)?, command))
+    /// From the text of a file alone, as a service of the system has it.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn of_service(path: &Path, text: &str) -> Result<Settings, SettingsError> {
+        let mut file = parse(path, text)?;
+        file.state_dir.get_or_insert_with(|| SYSTEM_STATE_DIR.into());
+        file.work_dir.get_or_insert_with(|| SYSTEM_WORK_DIR.into());
+        Settings::over(Flags { config: Some(path.to_owned()), ..Flags::default() }, file)
     }
 
     /// As [`Settings::from_program`], from these arguments (the program's name first).
@@ -289,6 +330,10 @@ impl Settings {
 
     fn merge(flags: Flags) -> Result<Settings, SettingsError> {
         let file = flags.config.as_deref().map(read_file).transpose()?.unwrap_or_default();
+        Settings::over(flags, file)
+    }
+
+    fn over(flags: Flags, file: FileSettings) -> Result<Settings, SettingsError> {
         let default = Settings::default();
         let all = |given: Option<OneOrMany>, otherwise| match given {
             Some(OneOrMany::One(one)) => vec![one],
@@ -394,11 +439,12 @@ fn join_token(file: Option<PathBuf>) -> Result<Option<JoinToken>, SettingsError>
 }
 
 fn read_file(path: &Path) -> Result<FileSettings, SettingsError> {
-    let path = path.to_owned();
-    match std::fs::read_to_string(&path) {
-        Ok(text) => toml::from_str(&text).map_err(|source| SettingsError::Parse { path, source }),
-        Err(source) => Err(SettingsError::Read { path, source }),
-    }
+    let text = std::fs::read_to_string(path);
+    parse(path, &text.map_err(|source| SettingsError::Read { path: path.to_owned(), source })?)
+}
+
+fn parse(path: &Path, text: &str) -> Result<FileSettings, SettingsError> {
+    toml::from_str(text).map_err(|source| SettingsError::Parse { path: path.to_owned(), source })
 }
 
 /// `farm:7070` is taken for `http://farm:7070`.

@@ -40,6 +40,20 @@ impl StateDir {
         let lock = lock(dir)?;
         Ok(StateDir { identity: identity(dir, IDENTITY_FILE)?, _lock: lock })
     }
+
+    /// Whose directory it is, if it is anybody's yet. Takes nothing and makes nothing.
+    #[cfg(target_os = "linux")]
+    pub fn peek(dir: &Path) -> Result<Option<Uuid>, StateDirError> {
+        let path = dir.join(IDENTITY_FILE);
+        match fs::read_to_string(&path) {
+            Ok(text) => match text.trim().parse() {
+                Ok(identity) => Ok(Some(identity)),
+                Err(source) => Err(StateDirError::BadIdentity { path, source }),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("read", &path)(error)),
+        }
+    }
 }
 
 fn identity(dir: &Path, file: &str) -> Result<Uuid, StateDirError> {

@@ -22,6 +22,7 @@ const WORK: Need = Need::Scope(Scope::Work);
 pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.AgentService/Work", WORK),
     ("/pcfarm.v1.AgentService/Fetch", WORK),
+    ("/pcfarm.v1.AgentService/Check", WORK),
     // One's own files, unless one operates.
     ("/pcfarm.v1.FileService/Put", SUBMIT),
     ("/pcfarm.v1.FileService/Get", SUBMIT),

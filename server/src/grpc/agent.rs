@@ -48,18 +48,17 @@ impl AgentApi {
 
     /// A certificate is worth the workstation that it names, and that one's slots; whoever has none is no workstation that
     /// has one.
-    async fn is_itself(&self, caller: &Caller, who: &Introduction) -> Result<(), Status> {
+    async fn is_itself(&self, caller: &Caller, identity: Uuid, hostname: &str) -> Result<(), Status> {
         match caller.kind() {
             Kind::Workstation(named) => {
-                let slot = who.hostname.rsplit_once('#').map(|(_, slot)| slot);
-                let is_its_slot = slot.is_some_and(|slot| who.identity == slot_identity(named, slot));
-                if who.identity == named || is_its_slot {
+                let slot = hostname.rsplit_once('#').map(|(_, slot)| slot);
+                let is_its_slot = slot.is_some_and(|slot| identity == slot_identity(named, slot));
+                if identity == named || is_its_slot {
                     return Ok(());
                 }
                 Err(Status::permission_denied(format!(
-                    "this agent says that it is workstation {}, and its certificate is {named}'s: give it a state directory \
-                     of its own",
-                    who.identity
+                    "this agent says that it is workstation {identity}, and its certificate is {named}'s: give it a state \
+                     directory of its own"
                 )))
             }
             Kind::Token(_) | Kind::Anonymous => {
@@ -67,7 +66,7 @@ impl AgentApi {
                     return Ok(());
                 }
                 let client = self.farm.pool.get().await.map_err(status_code::of_pool)?;
-                if !access::has_credential(&client, who.identity).await.map_err(status_code::of)? {
+                if !access::has_credential(&client, identity).await.map_err(status_code::of)? {
                     return Ok(());
                 }
                 Err(Status::permission_denied(
@@ -92,7 +91,7 @@ impl v1::agent_service_server::AgentService for AgentApi {
             Err(_) => return Err(Status::deadline_exceeded("no Hello came")),
         };
         let who = introduction(&hello)?;
-        self.is_itself(&caller, &who).await?;
+        self.is_itself(&caller, who.identity, &who.hostname).await?;
         let credential = peer.workstation.filter(|_| matches!(caller.kind(), Kind::Workstation(_)));
         let (out, messages) = mpsc::channel(OUTGOING_LIMIT);
         let farm = self.farm.clone();
@@ -125,6 +124,21 @@ impl v1::agent_service_server::AgentService for AgentApi {
         })?;
         Ok(Response::new(self.files.send(content, offset, &Holder::of(&caller, &peer))?))
     }
+
+    async fn check(&self, request: Request<v1::CheckRequest>) -> Result<Response<v1::CheckResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let identity = uuid("identity", &request.into_inner().identity)?;
+        self.is_itself(&caller, identity, "").await?;
+        Ok(Response::new(v1::CheckResponse {
+            protocol_version: PROTOCOL_VERSION,
+            server_version: env!("CARGO_PKG_VERSION").to_owned(),
+            now: Some(SystemTime::now().into()),
+        }))
+    }
+}
+
+fn uuid(name: &str, text: &str) -> Result<Uuid, Status> {
+    text.parse().map_err(|_| Status::invalid_argument(format!("{name} is not a UUID: {text:?}")))
 }
 
 fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
@@ -134,9 +148,6 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
             hello.protocol_version
         )));
     }
-    let uuid = |name: &str, text: &str| {
-        text.parse().map_err(|_| Status::invalid_argument(format!("{name} is not a UUID: {text:?}")))
-    };
     if hello.controllers.len() > CONTROLLERS_LIMIT || hello.controllers.iter().any(|c| c.len() > TEXT_LIMIT) {
         return Err(Status::invalid_argument("too many controllers, or too long a name"));
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock;
 use crate::presence::Desk;
 use crate::presence::history::Entry;
-use crate::presence::policy::{Activity, OnReturn, Policy, State, span};
+use crate::presence::policy::{Activity, Kind, OnReturn, Policy, State, span};
 use crate::presence::signals::{Moment, Power, Proves, Reading, Signals};
 
 pub const VERSION: u32 = 1;
@@ -64,6 +64,29 @@ pub struct Explanation {
     /// What it computes.
     pub holds: Vec<Holds>,
     pub yields: Option<Yields>,
+    /// No source can tell whether its person is there.
+    #[serde(default)]
+    pub blind: bool,
+    /// Who says so; nobody, if no agent runs.
+    #[serde(default)]
+    pub agent: Option<About>,
+}
+
+/// An agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    pub identity: String,
+    pub hostname: String,
+    pub version: String,
+    pub servers: Vec<String>,
+    /// None: no server has welcomed it, or none does any more.
+    pub session: Option<Session>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    pub server: String,
+    pub workstation_id: String,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -113,9 +136,10 @@ pub fn read<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
 impl Explanation {
     pub fn of(desk: &Desk) -> Explanation {
         let now = clock::now();
-        let holds = desk.holds(now);
+        let (holds, agent) = (desk.holds(now), desk.about());
         desk.view(|policy, state, signals, history| Explanation {
             holds,
+            agent,
             yields: history.yields().map(|(p50, p99, count)| Yields { p50, p99, count }),
             ..Explanation::new(policy, state, signals, now)
         })
@@ -135,6 +159,8 @@ impl Explanation {
             signals: signals.map(|signals| lines(policy, signals, now)).unwrap_or_default(),
             holds: Vec::new(),
             yields: None,
+            blind: state.objections.iter().any(|objection| objection.kind == Kind::Unknown),
+            agent: None,
         }
     }
 }

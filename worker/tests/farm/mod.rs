@@ -81,6 +81,10 @@ impl AgentService for Service {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    async fn check(&self, _: Request<v1::CheckRequest>) -> Result<Response<v1::CheckResponse>, Status> {
+        Err(Status::unimplemented("nobody looks for faults here"))
+    }
+
     type FetchStream = ReceiverStream<Result<v1::FilePiece, Status>>;
 
     async fn fetch(&self, request: Request<v1::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {

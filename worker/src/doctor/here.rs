@@ -1,0 +1,142 @@
+//! What is on this machine: settings, state, the service, and whoever watches for the person.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+use uuid::Uuid;
+
+use super::{Finding, Step};
+use crate::credentials::{Anchors, Credentials};
+use crate::doctor::reach::{Visitor, visit};
+use crate::doctor::witness::Trust;
+use crate::local::message::Explanation;
+use crate::presence::{Presence, Start};
+use crate::service::system::{self, Places};
+use crate::settings::{Asked, Settings};
+use crate::state_dir::StateDir;
+
+/// All steps, of an agent with these settings. `explained` is what one that runs says.
+pub async fn look(asked: &Asked, explained: Option<&Explanation>) -> Vec<Finding> {
+    let settings = match &asked.settings {
+        Ok(settings) => settings,
+        Err(error) => {
+            let advice = "correct it; what may be in it is in the file that `pcfarm-worker install` writes, and in \
+                          docs/workstations.md. If it may not be read: ask as root";
+            return vec![Finding::failed(Step::Settings, crate::agent::chain(error), advice)];
+        }
+    };
+    let places = Places::of_system();
+    let from = asked
+        .config
+        .as_ref()
+        .map_or_else(|| "no file: flags, variables and defaults".to_owned(), |file| file.display().to_string());
+    let mut findings = vec![Finding::ok(Step::Settings, from)];
+    let (state, identity) = state(&settings.state_dir, &places);
+    findings.push(state);
+    findings.push(service(&places));
+    // One that may not be looked at, or is nobody's yet, is nobody.
+    let credentials = settings.credentials(identity.unwrap_or_default());
+    match visitor(&credentials, identity.unwrap_or_default()) {
+        Ok(visitor) => {
+            for endpoint in settings.endpoints().unwrap_or_default() {
+                findings.extend(visit(&endpoint, &visitor).await);
+            }
+        }
+        Err(error) => {
+            let advice = "the file must be there and readable; of the agent's own, join anew";
+            findings.push(Finding::failed(Step::Credentials, format!("{error:#}"), advice));
+        }
+    }
+    findings.push(presence(settings, explained));
+    findings
+}
+
+/// What an agent would go to a server with.
+pub fn visitor(credentials: &Credentials, identity: Uuid) -> anyhow::Result<Visitor> {
+    let Anchors { authorities, identity: shown } = credentials.anchors()?;
+    Ok(Visitor { trust: Trust::of(&authorities)?, credentials: shown, identity })
+}
+
+fn state(dir: &Path, places: &Places) -> (Finding, Option<Uuid>) {
+    let shown = dir.display();
+    let failed = |says: String, advice: &str| (Finding::failed(Step::State, says, advice), None);
+    let metadata = match fs::metadata(dir) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return failed(
+                format!("{shown} is not there: no agent has run yet"),
+                "pcfarm-worker install, or run an agent once",
+            );
+        }
+        Err(error) => return failed(format!("{shown}: {error}"), "ask as root, or as the agent's user"),
+    };
+    let identity = match StateDir::peek(dir) {
+        Ok(identity) => identity,
+        Err(error) => {
+            return failed(crate::agent::chain(&error), "ask as root, or as the agent's user; see the message");
+        }
+    };
+    let Some(identity) = identity else {
+        return failed(format!("{shown} has no identity yet"), "pcfarm-worker install, or run an agent once");
+    };
+    let is_services = dir == Path::new(crate::settings::SYSTEM_STATE_DIR) && places.unit().is_some();
+    let expected = if is_services { places.user().map(|(uid, _)| uid) } else { None };
+    if let Some(uid) = expected.filter(|uid| *uid != metadata.uid()) {
+        let says = format!("{shown} belongs to user {} and not to {} ({uid})", metadata.uid(), system::USER);
+        let advice = format!("chown -R {0}:{0} {shown}", system::USER);
+        return (Finding::failed(Step::State, says, advice), Some(identity));
+    }
+    if expected.is_none()
+        && let Err(error) = access(dir, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK)
+    {
+        let finding =
+            Finding::failed(Step::State, format!("{shown}: {error}"), "the agent must be able to write there");
+        return (finding, Some(identity));
+    }
+    (Finding::ok(Step::State, format!("{shown}, identity {identity}")), Some(identity))
+}
+
+fn service(places: &Places) -> Finding {
+    let Some(unit) = places.unit() else {
+        return Finding::skipped(Step::Service, "it is no service of this system");
+    };
+    if !system::is_run_by_systemd() {
+        return Finding::skipped(Step::Service, format!("{} is there, and systemd does not run", unit.display()));
+    }
+    match system::states() {
+        Ok((active, enabled)) if active == "active" => Finding::ok(Step::Service, format!("{active}, {enabled}")),
+        Ok((active, enabled)) => {
+            let advice = format!("systemctl enable --now {0}; journalctl -u {0} says why it stopped", system::UNIT);
+            Finding::failed(Step::Service, format!("{active}, {enabled}"), advice)
+        }
+        Err(error) => Finding::failed(Step::Service, format!("{error:#}"), ""),
+    }
+}
+
+fn presence(settings: &Settings, explained: Option<&Explanation>) -> Finding {
+    if settings.presence.policy.unattended {
+        return Finding::skipped(Step::Presence, "unattended: nobody is looked for");
+    }
+    let alone;
+    let (explanation, who) = match explained {
+        Some(explanation) => (explanation, "the agent"),
+        None => match Presence::start(settings.presence.clone(), &PathBuf::from("/nonexistent"), Start::Fresh) {
+            Ok(presence) => {
+                alone = Explanation::of(&presence.desk);
+                (&alone, "an agent of this user")
+            }
+            Err(error) => return Finding::failed(Step::Presence, error.to_string(), ""),
+        },
+    };
+    let inputs = explanation.signals.iter().filter(|signal| signal.signal == "input");
+    let inputs: Vec<String> = inputs.map(|signal| format!("{}: {}", signal.source, signal.says)).collect();
+    let says = format!("{who} sees {}", if inputs.is_empty() { "nothing".to_owned() } else { inputs.join("; ") });
+    if explanation.blind {
+        let advice = "it does not work while no source can tell whether somebody is there: put its user into group input, or \
+                      set trust_terminals on a PC without a desktop, or unattended where nobody ever sits";
+        return Finding::failed(Step::Presence, says, advice);
+    }
+    Finding::ok(Step::Presence, says)
+}
