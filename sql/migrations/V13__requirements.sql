@@ -190,6 +190,22 @@ begin
     return true;
 end $$;
 
+-- Asked again when something is handed out: what a server has in sight may be some moments old. All of a lane's hand-outs, or
+-- none: each starts where the one before it ends.
+create function pcfarm.all_meet(job bigint, job_type text, workstations bigint[])
+returns boolean language plpgsql stable as $$
+declare
+    required jsonb;
+begin
+    select pcfarm.merged(t.requirement, t.labels, j.requirement) into required
+    from pcfarm.job j
+    join pcfarm.job_type t on t.name = all_meet.job_type
+    where j.job_id = all_meet.job and (t.requirement is not null or t.labels <> '{}' or j.requirement is not null);
+    return not found or not exists (
+        select from pcfarm.workstation_facts f
+        where f.workstation_id = any (workstations) and not pcfarm.meets(required, f));
+end $$;
+
 -- Jobs that nothing could ever run ------------------------------------------------------------------------------------------
 
 -- Is there a workstation, connected or not?
@@ -360,7 +376,8 @@ begin
     union all
     select 'job with workstation', j.job_id, j.name, jsonb_build_object('job_type', w.job_type)
     from went w
-    join pcfarm.job j on j.job_id = w.job_id and j.ended_at is null;
+    join pcfarm.job j on j.job_id = w.job_id and j.ended_at is null
+    order by 2, 1;
     get diagnostics noted = row_count;
     return noted;
 end $$;
@@ -374,11 +391,11 @@ begin
         select p.oid::regprocedure as signature, p.proname
         from pg_proc p where p.pronamespace = 'pcfarm'::regnamespace
             and p.proname in ('no_condition', 'bytes_of', 'condition', 'requirement', 'bytes_text', 'condition_text', 'conditions',
-                'merged', 'version_parts', 'holds', 'meets', 'somewhere', 'without_workstation', 'instead', 'why_nowhere',
+                'merged', 'version_parts', 'holds', 'meets', 'all_meet', 'somewhere', 'without_workstation', 'instead', 'why_nowhere',
                 'note_nowhere')
     loop
         execute format('revoke all on routine %s from public', f.signature);
-        if f.proname <> 'note_nowhere' and exists (select from pg_roles where rolname = 'pcfarm_loader') then
+        if f.proname not in ('note_nowhere', 'all_meet') and exists (select from pg_roles where rolname = 'pcfarm_loader') then
             execute format('grant execute on routine %s to pcfarm_loader', f.signature);
         end if;
     end loop;

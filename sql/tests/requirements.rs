@@ -3,7 +3,8 @@
 
 mod queue;
 
-use pcfarm_proto::ids::JobId;
+use pcfarm_proto::ids::{BatchOrder, JobId, WorkstationId};
+use pcfarm_sql::checkout::{self, HandOut};
 use pcfarm_sql::{farm, jobs, upkeep};
 use queue::{Queue, queue};
 
@@ -189,7 +190,7 @@ async fn of_a_job_that_nothing_could_run_is_said_why() {
     assert!(explained.contains(&format!("waits: {}", of_those[0])), "{explained}");
     assert!(explained.contains("connected or not, could ever run what waits"), "{explained}");
     // A workstation says what it lacks for others.
-    let explained = farm::explain_workstation(&*queue.server().await, pcfarm_proto::ids::WorkstationId(1)).await;
+    let explained = farm::explain_workstation(&*queue.server().await, WorkstationId(1)).await;
     let explained = explained.expect("read").expect("there").join("\n");
     assert!(explained.contains("they require ") && explained.contains("memory >= 64 GiB"), "{explained}");
 }
@@ -240,4 +241,62 @@ async fn it_is_told_once_and_again_when_it_is_over() {
     queue.run("update pcfarm.workstation set controllers = '{}', gpus = '{}'").await;
     assert_eq!(note().await, 1);
     assert_eq!(events(&queue).await[3..], [without(stuck)]);
+}
+
+/// A server may have matched a moment ago what has been changed since: the database has the last word, and a lane has no gaps.
+#[tokio::test]
+async fn a_hand_out_is_refused_of_what_does_not_meet_what_is_required_by_now() {
+    let queue = queue().await;
+    queue.run("select pcfarm.set_resource('licence', 9)").await;
+    queue.run(r#"select pcfarm.create_job_type('limited', 'c', '{"resources": {"licence": 1}}')"#).await;
+    for job_type in ["t", "limited"] {
+        with(&queue, ["labels = '{fast}'", "labels = '{fast}'", "labels = '{}'"]).await;
+        let job = submitted(&queue, job_type, r#"["label = fast"]"#).await;
+        let hand_outs = handing_out(&queue, job, &[1, 3]).await;
+        assert_eq!(check_out(&queue, job_type, &hand_outs).await, [false, false], "the third lacks it");
+        let hand_outs = handing_out(&queue, job, &[1, 2]).await;
+        for change in [
+            "update pcfarm.workstation set labels = '{}' where workstation_id = 2".to_owned(),
+            format!(r#"select pcfarm.update_job({job}, '', '{{"require": ["cores > 100"]}}')"#),
+            format!(r#"select pcfarm.set_job_type('{job_type}', '{{"labels": ["other"]}}')"#),
+        ] {
+            queue.run(&change).await;
+            assert_eq!(check_out(&queue, job_type, &hand_outs).await, [false, false], "{change}");
+            with(&queue, ["labels = '{fast}'", "labels = '{fast}'", "labels = '{}'"]).await;
+            queue.run(&format!(r#"select pcfarm.update_job({job}, '', '{{"require": ["label = fast"]}}')"#)).await;
+            queue.run(&format!(r#"select pcfarm.set_job_type('{job_type}', '{{"labels": null}}')"#)).await;
+        }
+        assert_eq!(check_out(&queue, job_type, &hand_outs).await, [true, true]);
+    }
+    queue.check().await;
+}
+
+/// The convoys of a job's lane, one for each of these workstations.
+async fn handing_out(queue: &Queue, job: JobId, workstations: &[i64]) -> Vec<HandOut> {
+    let lane = queue.lane(job, false).await.expect("open");
+    (0..)
+        .zip(workstations)
+        .map(|(n, &workstation)| HandOut {
+            job_id: job,
+            lane_id: lane.lane_id,
+            job_type: lane.job_type.clone(),
+            from: BatchOrder(n),
+            to: BatchOrder(n + 1),
+            problems: 2,
+            weight: 2,
+            workstation_id: WorkstationId(workstation),
+            token: 7,
+            seconds: None,
+        })
+        .collect()
+}
+
+/// Which of them were made.
+async fn check_out(queue: &Queue, job_type: &str, hand_outs: &[HandOut]) -> Vec<bool> {
+    let server = queue.server().await;
+    let made = match job_type {
+        "limited" => checkout::check_out_within_limits(&server, hand_outs).await,
+        _ => checkout::check_out(&server, hand_outs).await,
+    };
+    made.expect("asked").iter().map(Option::is_some).collect()
 }
