@@ -142,7 +142,7 @@ fn detail(job: &Job, now: jiff::Timestamp) -> String {
         ("  cancelled", number(job.cancelled)),
         ("requeued", number(job.requeued)),
         ("requires", plain(&job.require.join(", "))),
-        ("nowhere", plain(&job.without_workstation.join("\n"))),
+        ("runs nowhere", plain(&job.without_workstation.join("\n"))),
     ]);
     if !job.info.is_empty() {
         let info = plain(&String::from_utf8_lossy(&job.info));

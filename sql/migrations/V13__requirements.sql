@@ -195,15 +195,20 @@ end $$;
 create function pcfarm.all_meet(job bigint, job_type text, workstations bigint[])
 returns boolean language plpgsql stable as $$
 declare
-    required jsonb;
+    of_type jsonb;
+    of_job  jsonb;
+    wanted  text[];
 begin
-    select pcfarm.merged(t.requirement, t.labels, j.requirement) into required
+    select t.requirement, t.labels, j.requirement into of_type, wanted, of_job
     from pcfarm.job j
     join pcfarm.job_type t on t.name = all_meet.job_type
     where j.job_id = all_meet.job and (t.requirement is not null or t.labels <> '{}' or j.requirement is not null);
+    -- As pcfarm.merged has it, which takes longer than to look.
     return not found or not exists (
         select from pcfarm.workstation_facts f
-        where f.workstation_id = any (workstations) and not pcfarm.meets(required, f));
+        where f.workstation_id = any (workstations)
+            and not (wanted <@ f.labels and (of_type is null or pcfarm.meets(of_type, f))
+                and (of_job is null or pcfarm.meets(of_job, f))));
 end $$;
 
 -- Jobs that nothing could ever run ------------------------------------------------------------------------------------------
@@ -303,7 +308,7 @@ begin
     into able, others
     from pcfarm.workstation_facts f;
     if others is null then
-        return next 'the farm knows no workstation yet';
+        return next 'the farm knows no workstation yet: start an agent';
         return;
     elsif cardinality(able) = 0 then
         return next format('no workstation runs controller %s', controller);

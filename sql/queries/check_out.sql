@@ -17,6 +17,8 @@ unlimited as materialized (
     where not exists (
         select from pcfarm.farm f left join pcfarm.farm_user u on u.name = j.owner
         where coalesce(u.concurrency, f.concurrency) is not null)),
+demanding as materialized (
+    select t.name from pcfarm.job_type t where t.name = any ($3) and (t.requirement is not null or t.labels <> '{}')),
 lane as materialized (
     select distinct on (h.job_id, h.lane_id) h.job_id, h.lane_id, h.job_type, h.from_order from hand_out h
     order by h.job_id, h.lane_id, h.n),
@@ -36,8 +38,7 @@ at_its_pointer as materialized (
             join pcfarm.job b on b.job_id = a.after_job and b.state <> 'done' and not (a.ended and b.ended_at is not null)
             where a.job_id = l.job_id)
         -- What is required, or what a workstation has, may have been changed since its server has matched the two.
-        and (j.requirement is null and not exists (
-                select from pcfarm.job_type t where t.name = l.job_type and (t.requirement is not null or t.labels <> '{}'))
+        and (j.requirement is null and l.job_type <> all (array(select d.name from demanding d))
             or pcfarm.all_meet(l.job_id, l.job_type, array(
                 select h.workstation_id from hand_out h where h.job_id = l.job_id and h.lane_id = l.lane_id)))
         -- Other such limits.
