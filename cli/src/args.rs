@@ -143,6 +143,9 @@ pub struct WorkstationsArgs {
     /// Dead ones, too
     #[arg(long, short)]
     pub all: bool,
+    /// What each has that jobs may require, instead of what it does
+    #[arg(long)]
+    pub facts: bool,
     /// At most this many
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
@@ -166,6 +169,8 @@ pub enum JobVerb {
     Show(JobArgs),
     /// What its controllers and people say about a job, and a word more
     Info(InfoArgs),
+    /// What workstations must have to run it, from now on
+    Require(RequireArgs),
     /// Load problems from a CSV or NDJSON file, or by a query
     Load(LoadArgs),
     /// Loading is over: hand its problems out
@@ -236,6 +241,9 @@ pub struct JobOptions {
     /// A line about it, for people
     #[arg(long, value_name = "TEXT")]
     pub title: Option<String>,
+    /// Only workstations that fulfil this run it, such as 'memory >= 8 GiB'; again for more, which are then all
+    #[arg(long, value_name = "CONDITION")]
+    pub require: Vec<String>,
     /// Any other option of create_job; the value is JSON, so a text needs its quotes
     #[arg(long = "option", value_name = "KEY=JSON")]
     pub options: Vec<String>,
@@ -481,6 +489,15 @@ pub struct InfoArgs {
     /// A JSON object that is merged with what is there; null removes a key
     #[arg(long, value_name = "JSON")]
     pub set: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct RequireArgs {
+    #[arg(value_name = "JOB", value_parser = job_id)]
+    pub id: JobId,
+    /// Such as 'memory >= 8 GiB', gpu or 'label = lab-a': all of them; `none` for any workstation
+    #[arg(required = true, value_name = "CONDITION")]
+    pub conditions: Vec<String>,
 }
 
 #[derive(Debug, Args)]

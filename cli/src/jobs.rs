@@ -4,13 +4,13 @@ use anyhow::Result;
 use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{
-    GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, SetInfoRequest, SubmitEnd, SubmitHeader, SubmitRequest,
-    SubmitResponse,
+    Conditions, GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, SetInfoRequest, SubmitEnd, SubmitHeader,
+    SubmitRequest, SubmitResponse, UpdateJobRequest,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::args::{CreateArgs, InfoArgs, JobOptions, JobsArgs};
+use crate::args::{CreateArgs, InfoArgs, JobOptions, JobsArgs, RequireArgs};
 use crate::exit::Failure;
 use crate::farm::Farm;
 use crate::output::{self, Column, Output};
@@ -99,6 +99,18 @@ pub async fn info(farm: &Farm, args: InfoArgs, output: Output) -> Result<()> {
     output.print(|| json(&job), || text)
 }
 
+/// Its conditions on workstations, instead of those that it had.
+pub async fn require(farm: &Farm, args: RequireArgs, output: Output) -> Result<()> {
+    let RequireArgs { id, conditions } = args;
+    let conditions = conditions.into_iter().filter(|condition| condition != "none").collect();
+    let change =
+        UpdateJobRequest { job_id: id.0, require: Some(Conditions { conditions }), ..UpdateJobRequest::default() };
+    let mut client = farm.jobs();
+    let doing = format!("changing what job {id} requires");
+    let job = farm.call(&doing, client.update_job(farm.request(change))).await?;
+    output.print(|| json(&job), || line(&job))
+}
+
 pub async fn get(farm: &Farm, id: JobId) -> Result<Job> {
     let mut client = farm.jobs();
     let request = farm.request(GetJobRequest { job_id: id.0 });
@@ -129,6 +141,8 @@ fn detail(job: &Job, now: jiff::Timestamp) -> String {
         ("  waiting", number(job.waiting)),
         ("  cancelled", number(job.cancelled)),
         ("requeued", number(job.requeued)),
+        ("requires", plain(&job.require.join(", "))),
+        ("runs nowhere", plain(&job.without_workstation.join("\n"))),
     ]);
     if !job.info.is_empty() {
         let info = plain(&String::from_utf8_lossy(&job.info));
@@ -249,6 +263,9 @@ pub fn options(given: &JobOptions) -> Result<String> {
     if let Some(title) = &given.title {
         add("title", raw(title.as_str().into())?)?;
     }
+    if !given.require.is_empty() {
+        add("require", raw(given.require.clone().into())?)?;
+    }
     if let Some(key) = &given.idempotency_key {
         add("idempotency_key", raw(key.as_str().into())?)?;
     }
@@ -305,6 +322,8 @@ pub struct JobJson<'a> {
     waiting: i64,
     cancelled: i64,
     requeued: i64,
+    require: &'a [String],
+    without_workstation: &'a [String],
     info: Option<Box<RawValue>>,
     lanes: Vec<LaneJson<'a>>,
 }
@@ -340,6 +359,8 @@ pub fn json(job: &Job) -> JobJson<'_> {
         waiting: job.waiting,
         cancelled: job.cancelled,
         requeued: job.requeued,
+        require: &job.require,
+        without_workstation: &job.without_workstation,
         info: output::raw(&job.info),
         lanes: job.lanes.iter().map(lane_json).collect(),
     }
@@ -413,12 +434,13 @@ mod tests {
         let given = JobOptions {
             priority: Some(-3),
             title: Some("\"q\"".into()),
+            require: vec!["gpu".into()],
             options: vec!["parameters={\"a\":1e3}".into(), "standing=true".into()],
             idempotency_key: Some("k".into()),
         };
         assert_eq!(
             options(&given)?,
-            r#"{"idempotency_key":"k","parameters":{"a":1e3},"priority":-3,"standing":true,"title":"\"q\""}"#
+            r#"{"idempotency_key":"k","parameters":{"a":1e3},"priority":-3,"require":["gpu"],"standing":true,"title":"\"q\""}"#
         );
         for wrong in ["x", "x=abc", "priority=1"] {
             let given = JobOptions { priority: Some(1), options: vec![wrong.into()], ..JobOptions::default() };

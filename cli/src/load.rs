@@ -105,11 +105,16 @@ fn header(args: &LoadArgs) -> Result<SubmitHeader> {
 
 /// Options are those of a new job.
 pub fn no_options(options: &JobOptions) -> Result<()> {
-    let JobOptions { priority: None, title: None, options, idempotency_key: None } = options else {
+    let JobOptions { priority: None, title: None, require, options, idempotency_key: None } = options else {
         return Err(Failure::usage(
             "--priority, --title and --idempotency-key are for a new job: leave them out, or --job",
         ));
     };
+    if !require.is_empty() {
+        return Err(Failure::usage(
+            "--require is for a new job: leave it out, or --job; `pcfarm job require` changes a job's",
+        ));
+    }
     if options.is_empty() {
         return Ok(());
     }

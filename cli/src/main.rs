@@ -149,6 +149,7 @@ async fn job(farm: &Farm, verb: JobVerb, output: Output) -> Result<Exit> {
         JobVerb::Create(args) => jobs::create(farm, &args, output).await?,
         JobVerb::Show(args) => jobs::show(farm, args.id, output).await?,
         JobVerb::Info(args) => jobs::info(farm, args, output).await?,
+        JobVerb::Require(args) => jobs::require(farm, args, output).await?,
         JobVerb::Load(args) => load::load(farm, &args, output).await?,
         JobVerb::Open(args) => jobs::change(farm, jobs::Change::Open, args.id, output).await?,
         JobVerb::Hold(args) => jobs::change(farm, jobs::Change::Hold, args.id, output).await?,

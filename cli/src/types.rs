@@ -66,6 +66,10 @@ fn request(args: SetTypeArgs) -> SetJobTypeRequest {
     if labels.is_empty() && !args.labels.is_empty() {
         reset.push("labels".to_owned());
     }
+    let require: Vec<String> = args.require.iter().filter(|condition| *condition != "none").cloned().collect();
+    if require.is_empty() && !args.require.is_empty() {
+        reset.push("require".to_owned());
+    }
     let seconds = |length: Option<Length>| match length {
         Some(Length::Of(length)) => Some(length.as_secs_f64()),
         Some(Length::None) | None => None,
@@ -85,6 +89,7 @@ fn request(args: SetTypeArgs) -> SetJobTypeRequest {
         retention_seconds: seconds(args.retention),
         resources: args.resources.into_iter().map(|need| (need.resource, need.tokens)).collect(),
         labels,
+        require,
         reset,
         anew: false,
         version: args.version,
@@ -154,6 +159,7 @@ fn shown(one: &JobType) -> String {
         ("retention", length(one.retention_seconds)),
         ("needs", needs(one)),
         ("labels", plain(&one.labels.join(", "))),
+        ("requires", plain(&one.require.join(", "))),
         ("read role", plain(&one.read_role)),
         ("reads", reads.join("\n")),
         ("write role", plain(&one.write_role)),
@@ -183,6 +189,7 @@ struct TypeJson<'a> {
     retention_seconds: Option<f64>,
     resources: BTreeMap<&'a str, i64>,
     labels: &'a [String],
+    require: &'a [String],
     read_role: Option<&'a str>,
     read_time_limit_seconds: f64,
     reads: Vec<ReadJson<'a>>,
@@ -224,6 +231,7 @@ fn json(one: &JobType) -> TypeJson<'_> {
         retention_seconds: one.retention_seconds,
         resources: one.resources.iter().map(|(name, tokens)| (name.as_str(), *tokens)).collect(),
         labels: &one.labels,
+        require: &one.require,
         read_role: some(&one.read_role),
         read_time_limit_seconds: one.read_time_limit_seconds,
         reads: one.reads.iter().map(|read| ReadJson { name: &read.name, query: &read.query }).collect(),

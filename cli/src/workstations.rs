@@ -25,8 +25,35 @@ pub async fn list(farm: &Farm, args: &WorkstationsArgs, output: Output) -> Resul
     let now = jiff::Timestamp::now();
     output.print(
         || WorkstationsJson { workstations: workstations.iter().map(json).collect() },
-        || table(&workstations, args.all, now),
+        || if args.facts { facts(&workstations) } else { table(&workstations, args.all, now) },
     )
+}
+
+/// What requirements look at.
+fn facts(workstations: &[Workstation]) -> String {
+    let columns = [
+        Column::Number("ID"),
+        Column::Text("HOST"),
+        Column::Number("CORES"),
+        Column::Number("MEMORY"),
+        Column::Text("SYSTEM"),
+        Column::Text("GPUS"),
+        Column::Text("PROGRAMS"),
+        Column::Reason("LABELS"),
+    ];
+    let row = |one: &Workstation| {
+        vec![
+            one.workstation_id.to_string(),
+            cut(&one.hostname, 20),
+            text::number(one.cores.into()),
+            text::bytes(one.memory_bytes),
+            cut(format!("{} {}", one.system_name, one.arch).trim(), 16),
+            cut(&one.gpus.join(", "), 24),
+            cut(&one.programs.join(", "), 24),
+            plain(&one.labels.join(", ")),
+        ]
+    };
+    output::table(&columns, workstations.iter().map(row).collect(), "no workstations; --all shows dead ones")
 }
 
 /// Workstations in id order, page by page.
@@ -197,6 +224,10 @@ struct WorkstationJson<'a> {
     cores: u32,
     memory_bytes: u64,
     system: &'a str,
+    system_name: &'a str,
+    arch: &'a str,
+    gpus: &'a [String],
+    programs: &'a [String],
     agent_version: &'a str,
     controllers: &'a [String],
     labels: &'a [String],
@@ -227,6 +258,10 @@ fn json(one: &Workstation) -> WorkstationJson<'_> {
         cores: one.cores,
         memory_bytes: one.memory_bytes,
         system: &one.system,
+        system_name: &one.system_name,
+        arch: &one.arch,
+        gpus: &one.gpus,
+        programs: &one.programs,
         agent_version: &one.agent_version,
         controllers: &one.controllers,
         labels: &one.labels,

@@ -40,6 +40,25 @@ async fn a_job_type_is_defined_changed_and_removed() -> Test {
         client.change("PATCH", TYPE, "*", json!({"resources": {"licence": null}, "labels": []})).await?.is(200)?;
     ensure!(freed.json()?["resources"] == json!({}) && freed.json()?["labels"] == json!([]), "{}", freed.text());
 
+    let change =
+        client.change("PATCH", TYPE, "*", json!({"require": ["cores >= 1", "memory > 1 KiB"]})).await?.is(200)?;
+    ensure!(change.json()?["require"] == json!(["cores >= 1", "memory > 1 KiB"]), "{}", change.text());
+
+    // A job may require more, and other things later.
+    let job =
+        json!({"name": "x", "job_type": "solve", "require": ["gpus > 1000"], "problems": [{"key": "a", "payload": 1}]});
+    let job = text(&client.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?, "job_id")?;
+    let job = format!("/api/v1/jobs/{job}");
+    let waiting = client.get(&job).await?.is(200)?.json()?;
+    ensure!(waiting["require"] == json!(["gpus > 1000"]), "{waiting}");
+    ensure!(waiting["without_workstation"][0].as_str().is_some_and(|why| why.contains("has gpus > 1000")), "{waiting}");
+    let refused = client.change("PATCH", &job, "*", json!({"require": ["gpus > many"]})).await?.is(422)?.json()?;
+    ensure!(text(&refused, "detail")?.contains("many is no whole number"), "{refused}");
+    let freed = client.change("PATCH", &job, "*", json!({"require": []})).await?.is(200)?.json()?;
+    ensure!(freed["require"] == json!([]) && freed["without_workstation"] == json!([]), "{freed}");
+    ensure!(client.get(&format!("{job}/wait?timeout=30")).await?.is(200)?.json()?["state"] == "done");
+    client.change("PATCH", TYPE, "*", json!({"require": null})).await?.is(200)?;
+
     // Servers use it at once.
     let job = json!({"name": "x", "job_type": "solve", "problems": [{"key": "a", "payload": 1}]});
     let job = text(&client.json("POST", "/api/v1/jobs", job).await?.is(201)?.json()?, "job_id")?;
@@ -74,6 +93,8 @@ async fn what_is_wrong_with_a_job_type_is_told_with_its_field() -> Test {
         (json!({"controller": "c", "resources": {"nothing": 1}}), "resources"),
         (json!({"controller": "c", "resources": {"nothing": -1}}), "resources"),
         (json!({"controller": "c", "labels": [""]}), "labels"),
+        (json!({"controller": "c", "require": ["memory >= 8"]}), "require"),
+        (json!({"controller": "c", "require": "gpu"}), "require"),
         // Roles of the database are not a farm's administrator's to choose.
         (json!({"controller": "c", "read_role": "postgres"}), "read_role"),
         (json!({"controller": "c", "write_role": "postgres"}), "write_role"),

@@ -44,6 +44,10 @@ async fn job_types_are_made_changed_and_removed() -> Test {
         "big",
         "--label",
         "fast",
+        "--require",
+        "memory >= 1024 KiB",
+        "--require",
+        "cores>=1",
         "--version",
         "none",
     ];
@@ -55,16 +59,25 @@ async fn job_types_are_made_changed_and_removed() -> Test {
     let expected = json!({"name": "solve", "controller": "echo", "description": "of a solver", "default_priority": -2,
         "default_duration_seconds": 28800.0, "max_attempts": 5, "time_limit_seconds": 90.0, "retry_delay_seconds": 2.0,
         "retry_delay_limit_seconds": 60.0, "retry_first": true, "keep_results": true, "retention_seconds": 7776000.0,
-        "resources": {"licence": 1}, "labels": ["big", "fast"], "read_role": null, "read_time_limit_seconds": 30.0,
+        "resources": {"licence": 1}, "labels": ["big", "fast"], "require": ["cores >= 1", "memory >= 1 MiB"], "read_role": null, "read_time_limit_seconds": 30.0,
         "reads": [], "write_role": null, "write_back": null, "suspended_since": null, "suspended_reason": null,
         "version": shown["version"]});
     ensure!(shown == expected, "{shown}");
 
     // What is not named stays.
-    farm.ends(0, "types set solve --max-attempts 2 --duration none --label none --resource licence=0").await?;
+    farm.ends(
+        0,
+        "types set solve --max-attempts 2 --duration none --label none --require cores>=2 --resource licence=0",
+    )
+    .await?;
     let changed = farm.json("types show solve").await?;
     ensure!(changed["max_attempts"] == 2 && changed["default_duration_seconds"].is_null(), "{changed}");
     ensure!(changed["labels"] == json!([]) && changed["resources"] == json!({}), "{changed}");
+    ensure!(changed["require"] == json!(["cores >= 2"]), "{changed}");
+    farm.ends(0, "types set solve --require none").await?;
+    ensure!(farm.json("types show solve").await?["require"] == json!([]));
+    let refused = farm.ends(2, "types set solve --require memory>=8").await?;
+    ensure!(refused.contains("condition 'memory>=8': 8 is no size"), "{refused}");
     ensure!(changed["retention_seconds"] == 7776000.0 && changed["retry_first"] == true, "{changed}");
     let old = shown["version"].as_str().context("a version")?;
     farm.ends(1, &format!("types set solve --max-attempts 9 --version {old}")).await?;
@@ -93,6 +106,41 @@ async fn job_types_are_made_changed_and_removed() -> Test {
     farm.ends(2, "types set once --controller echo --resource nothing=1").await?;
     farm.ends(2, "types set once --controller echo --resource nothing").await?;
     farm.ends(2, "types set echo").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_nothing_could_run_says_so_and_runs_with_another_requirement() -> Test {
+    let farm = Farm::start().await?.with_agent().await?;
+    let file = farm.file("two.csv", "key,n\na,1\nb,2\n")?;
+    let load = format!("job load {file} --name greedy --type echo --require memory>=100TiB --require cores>=1");
+    let job = farm.json(&load).await?["job_id"].clone();
+    let job = job.as_str().context("an id")?;
+    let shown = farm.json(&format!("job show {job}")).await?;
+    ensure!(shown["require"] == json!(["cores >= 1", "memory >= 100 TiB"]), "{shown}");
+    let why = shown["without_workstation"][0].as_str().context("a reason")?;
+    ensure!(why.starts_with("no workstation has memory >= 100 TiB: the most is "), "{why}");
+    ensure!(farm.ends(0, &format!("job show {job}")).await?.contains("requires"));
+    let explained = farm.ends(0, &format!("explain job {job}")).await?;
+    ensure!(
+        explained.contains(why) && explained.contains(&format!("pcfarm job require {job} CONDITION")),
+        "{explained}"
+    );
+    ensure!(farm.ends(0, "jobs").await?.contains("memory >= 100 TiB"));
+    let facts = farm.json("workstations").await?["workstations"][0].clone();
+    ensure!(facts["system_name"] == std::env::consts::OS && facts["arch"] == std::env::consts::ARCH, "{facts}");
+    let table = farm.ends(0, "workstations --facts").await?;
+    ensure!(table.contains(std::env::consts::ARCH) && table.lines().all(|line| line.chars().count() <= 100), "{table}");
+
+    let refused = farm.ends(2, &format!("job require {job} colour=red")).await?;
+    ensure!(refused.contains("agents do not report colour"), "{refused}");
+    farm.ends(2, &format!("job load {file} --job {job} --require gpu")).await?;
+    let changed = farm.run_all(&["job", "require", job, &format!("arch = {}", std::env::consts::ARCH)]).await?;
+    ensure!(changed.code == Some(0), "{changed:?}");
+    farm.ends(0, &format!("--timeout 30s job wait {job}")).await?;
+    let ended = farm.json(&format!("job show {job}")).await?;
+    ensure!(ended["state"] == "done" && ended["without_workstation"] == json!([]), "{ended}");
+    farm.ends(1, &format!("job require {job} none")).await?;
     Ok(())
 }
 

@@ -3,11 +3,15 @@
 //! - [`v1`]: messages and services, generated from `proto/pcfarm/v1/*.proto`.
 //! - [`files`]: files by the hashes of their content.
 //! - [`ids`]: one type per kind of id. Raw integers exist only in messages and rows.
+//! - [`labels`]: what owners may say of their workstations.
 //! - [`secrets`]: the forms of tokens.
+//! - [`version`]: versions of programs, to be compared.
 
 pub mod files;
 pub mod ids;
+pub mod labels;
 pub mod secrets;
+pub mod version;
 
 /// Messages, clients and servers of `pcfarm.v1`.
 pub mod v1 {

@@ -10,6 +10,7 @@ pub mod choose;
 pub mod convoys;
 mod lanes;
 mod queue;
+pub mod requirement;
 mod send;
 pub mod size;
 
@@ -30,6 +31,7 @@ use pcfarm_sql::lanes::OpenLane;
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::submit::Fresh;
 use queue::Queue;
+use requirement::RequirementId;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,6 +100,8 @@ struct Dispatcher {
     /// Of the database that lanes were read from.
     epoch: u64,
     waiting: Queue,
+    /// Of those who are connected, how many have what a requirement wants: as of the last second.
+    able: HashMap<RequirementId, usize>,
     /// Somebody may stand in a line that is not its own.
     regroup_due: bool,
     /// There may be other lanes than those in sight.
@@ -119,6 +123,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         lanes: Lanes::default(),
         epoch: farm.epoch.number(),
         waiting: Queue::default(),
+        able: HashMap::new(),
         regroup_due: false,
         look_due: true,
         look_from: Instant::now(),
@@ -163,7 +168,7 @@ impl Dispatcher {
         match event {
             Event::Work => self.look_due = true,
             Event::Selection => self.regroup_due = true,
-            Event::Credit(session) => self.waiting.join(session),
+            Event::Credit(session) => self.waiting.join(session, self.lanes.requirements()),
             Event::Fresh(fresh, epoch) if epoch == self.epoch => self.add(*fresh),
             Event::Fresh(..) => self.look_due = true,
         }
@@ -186,10 +191,12 @@ impl Dispatcher {
     /// Sessions whose event was lost, lanes that nobody told of.
     fn look_everywhere(&mut self) {
         self.look_due = true;
-        self.waiting.regroup();
+        let requirements = self.lanes.requirements();
+        self.waiting.regroup(requirements);
         let sessions = self.farm.sessions();
         self.waiting.prune(sessions.len());
-        sessions.into_iter().for_each(|session| self.waiting.join(session));
+        sessions.into_iter().for_each(|session| self.waiting.join(session, requirements));
+        self.able = self.lanes.count_able(&self.farm.sessions());
     }
 
     /// Hands out until nobody waits or nothing is left for those who do.
@@ -197,7 +204,7 @@ impl Dispatcher {
         while !self.farm.stopping.is_cancelled() {
             self.farm.rounds.dispatcher.came(); // for hours on end there may be more
             if std::mem::take(&mut self.regroup_due) {
-                self.waiting.regroup();
+                self.waiting.regroup(self.lanes.requirements());
             }
             let now = Instant::now();
             // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
@@ -208,7 +215,12 @@ impl Dispatcher {
                     return Ok(());
                 }
                 (self.look_due, self.room_from, self.looked_at) = (false, None, now);
+                let known = self.lanes.requirements().version();
                 self.lanes.look(&self.farm, &mut self.reading).await?;
+                if self.lanes.requirements().version() != known {
+                    self.waiting.regroup(self.lanes.requirements());
+                    self.able = self.lanes.count_able(&self.farm.sessions());
+                }
                 let lanes = u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX);
                 self.look_from = Instant::now() + LOOK_PAUSE_EACH.saturating_mul(lanes).min(POLL);
             }
@@ -305,7 +317,7 @@ impl Dispatcher {
             waiting.session.spend_credit();
             // A checkout that must be alone is the last that it gets, and asks for what follows when it is done.
             if waiting.session.wants_work() && !taken.suspect {
-                self.waiting.put_last(waiting.session.clone());
+                self.waiting.put_last(waiting.session.clone(), self.lanes.requirements());
             } else {
                 self.waiting.leave(&waiting.session);
             }
@@ -324,7 +336,7 @@ impl Dispatcher {
             cores: session.cores,
             measured: session.speed(&job_type.name),
             remaining,
-            workstations: self.farm.workstations_with(announced(&job_type.controller)),
+            workstations: self.workstations(choice, announced(&job_type.controller)),
             time_limit: job_type.time_limit,
         };
         let wanted = size::wanted(&situation);
@@ -334,6 +346,12 @@ impl Dispatcher {
             return None;
         }
         size::has_room(&situation, in_hand, session.prefetch, wanted).then_some(wanted)
+    }
+
+    /// How many share what is left of a lane.
+    fn workstations(&self, choice: &Choice, controller: &str) -> usize {
+        let able = choice.candidate.requirement.and_then(|id| self.able.get(&id).copied());
+        self.farm.workstations_with(controller).min(able.unwrap_or(usize::MAX))
     }
 
     /// Commits the decisions and sends what was committed, reading on meanwhile.
@@ -421,7 +439,7 @@ impl Dispatcher {
     fn undo(&mut self, decision: Decision) {
         self.lanes.refund(&decision.choice, decision.taken.convoys);
         decision.session.add_credit(1);
-        self.waiting.join(decision.session);
+        self.waiting.join(decision.session, self.lanes.requirements());
     }
 
     fn ship(&self, checkout_id: CheckoutId, decision: Decision) {

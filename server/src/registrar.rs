@@ -27,7 +27,7 @@ type Answer = oneshot::Sender<Result<Registered, Status>>;
 /// What is to be written down.
 pub enum Entry {
     Connected {
-        who: Introduction,
+        who: Box<Introduction>,
         came: Instant,
         answer: Answer,
     },
@@ -40,7 +40,7 @@ impl Entry {
     /// Who has connected; the answer comes when it has been written down.
     pub fn connected(who: Introduction) -> (Entry, oneshot::Receiver<Result<Registered, Status>>) {
         let (answer, registered) = oneshot::channel();
-        (Entry::Connected { who, came: Instant::now(), answer }, registered)
+        (Entry::Connected { who: Box::new(who), came: Instant::now(), answer }, registered)
     }
 }
 
@@ -130,8 +130,8 @@ async fn mark_ended(farm: &Farm, ended: &[Arc<Session>]) {
     }
 }
 
-async fn connect(farm: &Farm, connected: Vec<(Introduction, Answer)>) {
-    let all: Vec<&Introduction> = connected.iter().map(|(who, _)| who).collect();
+async fn connect(farm: &Farm, connected: Vec<(Box<Introduction>, Answer)>) {
+    let all: Vec<&Introduction> = connected.iter().map(|(who, _)| &**who).collect();
     match try_connect(farm, &all).await {
         Ok(registered) => {
             for ((_, answer), registered) in connected.into_iter().zip(registered) {

@@ -2,6 +2,7 @@
 //! was last heard. Never touches the database or the wire itself.
 
 use crate::dispatch::choose::Selection;
+use crate::dispatch::requirement::{Facts, RequirementId, Requirements};
 use crate::dispatch::size::{self, Speed};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1;
@@ -33,7 +34,8 @@ pub struct Session {
     pub credential: Option<(Uuid, SystemTime)>,
     pub cores: u32,
     pub controllers: BTreeSet<String>,
-    labels: Vec<String>,
+    /// What its agent says that it has.
+    facts: Facts,
     /// Controllers of which what is held is counted by itself.
     apart: BTreeSet<String>,
     selecting: RwLock<Selecting>,
@@ -55,6 +57,13 @@ struct Selecting {
     chosen: Option<RawJson>,
     /// Controllers of which the agent has enough for now.
     paused: BTreeSet<String>,
+    /// What it has, with what an administrator says.
+    facts: Arc<Facts>,
+    /// The same for all of which all is the same but what requirements look at.
+    base: Arc<str>,
+    /// What was found out about it, and of which version of what is required.
+    judged: HashMap<RequirementId, bool>,
+    judged_at: Option<u64>,
 }
 
 /// As `pcfarm.set_selection` keeps it.
@@ -114,7 +123,7 @@ struct State {
 impl Selecting {
     fn new(
         controllers: &BTreeSet<String>,
-        labels: &[String],
+        of_agent: &Facts,
         by_administrator: Option<&RawJson>,
         paused: BTreeSet<String>,
     ) -> Selecting {
@@ -123,18 +132,47 @@ impl Selecting {
         let chosen = by_administrator.map(|chosen| serde_json::from_slice(&chosen.0).unwrap_or_else(|_| nobody()));
         let chosen: Chosen = chosen.unwrap_or_default();
         let names = |names: &BTreeSet<String>| names.iter().map(|name| Arc::from(name.as_str())).collect();
-        let all_labels: BTreeSet<String> = chosen.labels.iter().chain(labels).cloned().collect();
+        let mut facts = of_agent.clone();
+        facts.labels.extend(chosen.labels.iter().cloned());
         let selection = Selection {
             controllers: controllers.difference(&paused).cloned().collect(),
             required: names(&chosen.required),
             excluded: names(&chosen.excluded),
             preferred: names(&chosen.preferred),
             job_types: names(&chosen.job_types),
-            labels: names(&all_labels),
+            // Until it is judged.
+            met: BTreeSet::new(),
             largest_problem: chosen.largest_problem,
         };
-        let kind = format!("{controllers:?} {paused:?} {all_labels:?} {chosen:?}").into();
-        Selecting { selection: Arc::new(selection), kind, chosen: by_administrator.cloned(), paused }
+        let base: Arc<str> = format!("{controllers:?} {paused:?} {chosen:?}").into();
+        Selecting {
+            selection: Arc::new(selection),
+            kind: base.clone(),
+            chosen: by_administrator.cloned(),
+            paused,
+            facts: Arc::new(facts),
+            base,
+            judged: HashMap::new(),
+            judged_at: None,
+        }
+    }
+
+    /// What was found out is still so, if it is about the same.
+    fn instead_of(mut self, before: &mut Selecting) -> Selecting {
+        if self.facts == before.facts {
+            self.judged = std::mem::take(&mut before.judged);
+        }
+        self
+    }
+
+    /// Finds out which requirements are met that were not known before.
+    fn judge(&mut self, requirements: &Requirements) {
+        let met = requirements.met(&self.facts, &mut self.judged);
+        self.judged_at = Some(requirements.version());
+        if self.selection.met != met {
+            self.kind = if met.is_empty() { self.base.clone() } else { format!("{} {met:?}", self.base).into() };
+            Arc::make_mut(&mut self.selection).met = met;
+        }
     }
 }
 
@@ -154,14 +192,15 @@ impl Session {
         ended: CancellationToken,
     ) -> Session {
         let controllers: BTreeSet<String> = hello.controllers.iter().cloned().collect();
-        let selecting = Selecting::new(&controllers, &hello.labels, connection.selection.as_ref(), BTreeSet::new());
+        let facts = Facts::of(hello);
+        let selecting = Selecting::new(&controllers, &facts, connection.selection.as_ref(), BTreeSet::new());
         Session {
             workstation_id: connection.workstation_id,
             number: connection.session,
             credential,
             cores: hello.cores.max(1),
             controllers,
-            labels: hello.labels.clone(),
+            facts,
             apart: hello.apart.iter().cloned().collect(),
             selecting: RwLock::new(selecting),
             prefetch: hello.prefetch.and_then(|prefetch| usize::try_from(prefetch).ok()),
@@ -210,13 +249,25 @@ impl Session {
         self.selecting.read().unwrap_or_else(PoisonError::into_inner).kind.clone()
     }
 
+    /// Finds out which of these it meets, as far as it is not known: it is handed nothing else that requires something.
+    pub fn judge(&self, requirements: &Requirements) {
+        let is_judged = |selecting: &Selecting| {
+            selecting.judged_at == Some(requirements.version())
+                || (requirements.is_empty() && selecting.judged.is_empty())
+        };
+        if is_judged(&self.selecting.read().unwrap_or_else(PoisonError::into_inner)) {
+            return;
+        }
+        self.selecting.write().unwrap_or_else(PoisonError::into_inner).judge(requirements);
+    }
+
     /// Takes note of what an administrator wants it to be given. True if that is something else than before.
     pub fn select(&self, chosen: Option<&RawJson>) -> bool {
         let mut selecting = self.selecting.write().unwrap_or_else(PoisonError::into_inner);
-        let now = Selecting::new(&self.controllers, &self.labels, chosen, selecting.paused.clone());
-        let changed = selecting.selection != now.selection;
+        let now = Selecting::new(&self.controllers, &self.facts, chosen, selecting.paused.clone());
+        let changed = selecting.base != now.base || selecting.facts != now.facts;
         if changed {
-            *selecting = now;
+            *selecting = now.instead_of(&mut selecting);
         }
         changed
     }
@@ -226,7 +277,8 @@ impl Session {
         let mut selecting = self.selecting.write().unwrap_or_else(PoisonError::into_inner);
         let changed = selecting.paused != paused;
         if changed {
-            *selecting = Selecting::new(&self.controllers, &self.labels, selecting.chosen.clone().as_ref(), paused);
+            let now = Selecting::new(&self.controllers, &self.facts, selecting.chosen.as_ref(), paused);
+            *selecting = now.instead_of(&mut selecting);
         }
         changed
     }

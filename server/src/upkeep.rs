@@ -90,6 +90,7 @@ async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
         upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;
         memory.analyzed = newest;
     }
+    upkeep::note_nowhere(&*client).await.context("looking for jobs that nothing can run")?;
     profiles::sample_signals(&client).await.context("sampling signals")?;
     profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
     for _ in 0..FORGET_STEPS {

@@ -65,11 +65,11 @@ end $$;
 -- Of what people may change of a job, not of its counts.
 create function pcfarm.job_version(job bigint)
 returns text language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select md5(jsonb_build_array(j.title, j.priority, j.deadline, i.info)::text)
+    select md5(jsonb_build_array(j.title, j.priority, j.deadline, i.info, j.requirement)::text)
     from pcfarm.job j left join pcfarm.job_info i on i.job_id = j.job_id
     where j.job_id = job
 $$;
-comment on function pcfarm.job_version is 'Changes when somebody changes what a job is: its title, priority, deadline or info.';
+comment on function pcfarm.job_version is 'Changes when somebody changes what a job is: its title, priority, deadline, requirement or info.';
 
 create function pcfarm.update_job(job bigint, version text, options jsonb)
 returns boolean language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -79,14 +79,15 @@ begin
     if version <> '' and pcfarm.job_version(job) is distinct from version then
         return false;
     end if;
-    if options ?| array['priority', 'deadline'] and locked.ended_at is not null then
+    if options ?| array['priority', 'deadline', 'require'] and locked.ended_at is not null then
         perform pcfarm.wrong_state(locked, 'changed', 'It has ended; its title and info can be changed.');
     end if;
-    if options ?| array['title', 'priority', 'deadline'] then
+    if options ?| array['title', 'priority', 'deadline', 'require'] then
         update pcfarm.job j set
             title = coalesce(options ->> 'title', j.title),
             priority = coalesce((options ->> 'priority')::integer, j.priority),
-            deadline = case when options ? 'deadline' then (options ->> 'deadline')::timestamptz else j.deadline end
+            deadline = case when options ? 'deadline' then (options ->> 'deadline')::timestamptz else j.deadline end,
+            requirement = case when options ? 'require' then pcfarm.requirement(options -> 'require') else j.requirement end
         where j.job_id = job;
         insert into pcfarm.event (what, job_id, subject, details) values ('job changed', job, locked.name, options - 'info');
     end if;
@@ -97,7 +98,7 @@ begin
     return true;
 end $$;
 comment on function pcfarm.update_job is
-    'Changes title, priority, deadline and info of a job. False: it is another version by now (pcfarm.job_version), and '
+    'Changes title, priority, deadline, require and info of a job. False: it is another version by now (pcfarm.job_version), and '
     'nothing was done; an empty version is any.';
 
 -- Submissions -------------------------------------------------------------------------------------------------------------
@@ -425,6 +426,7 @@ begin
                 'max_attempts', before.max_attempts, 'retry_delay', before.retry_delay,
                 'retry_delay_limit', before.retry_delay_limit, 'time_limit', before.time_limit,
                 'retry_first', before.retry_first, 'keep_results', before.keep_results, 'labels', before.labels,
+                'require', case when before.requirement is not null then pcfarm.conditions(before.requirement) end,
                 'retention', before.retention);
             select coalesce(jsonb_object_agg(n.resource, n.tokens), '{}') into needs
             from pcfarm.job_type_resource n where n.job_type = set_job_type.name;

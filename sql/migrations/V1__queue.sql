@@ -79,6 +79,8 @@ create table pcfarm.job_type (
     write_back       text,
     -- Handed only to workstations that have all of these.
     labels           text[] not null default '{}',
+    -- Conditions that a workstation must fulfil, beside those labels, as pcfarm.requirement makes them; null: none.
+    requirement      jsonb,
     -- None of its problems is handed out since then.
     suspended_since  timestamptz,
     suspended_reason text not null default '',
@@ -114,6 +116,8 @@ create table pcfarm.job (
     standing        boolean not null default false,
     -- Handed to controllers with every checkout.
     parameters      jsonb,
+    -- Conditions that a workstation must fulfil, beside those of the job type.
+    requirement     jsonb,
     idempotency_key text,
     -- What the first submit with this key asked for; a different one is an error, not a repetition.
     submitted       jsonb,
@@ -267,7 +271,14 @@ create table pcfarm.workstation (
     hostname       text not null,
     cores          integer not null,
     memory_bytes   bigint not null,
+    -- Name and version, for people; and linux or windows, x86_64 or aarch64: empty where nothing was said.
     system         text not null,
+    system_name    text not null default '',
+    arch           text not null default '',
+    -- Of each its vendor and its name.
+    gpus           text[] not null default '{}',
+    -- That its owner lets problems use: of each its name and, where it is known, its version.
+    programs       text[] not null default '{}',
     agent_version  text not null,
     controllers    text[] not null,
     -- What its owner says that it is or has.

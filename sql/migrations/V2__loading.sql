@@ -27,13 +27,13 @@ begin
     select string_agg(quote_literal(o.key), ', ') into unknown
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
     where o.key not in ('description', 'default_priority', 'default_duration', 'max_attempts', 'retry_delay',
-                        'retry_delay_limit', 'time_limit', 'retry_first', 'keep_results', 'resources', 'labels', 'retention',
+                        'retry_delay_limit', 'time_limit', 'retry_first', 'keep_results', 'resources', 'labels', 'require', 'retention',
                         'read_role', 'read_time_limit', 'write_role');
     if unknown is not null then
         raise exception 'job type %: no such option: %', create_job_type.name, unknown
             using errcode = 'invalid_parameter_value',
                   hint = 'Options are description, default_priority, default_duration, max_attempts, retry_delay, '
-                         'retry_delay_limit, time_limit, retry_first, keep_results, resources, labels, retention, '
+                         'retry_delay_limit, time_limit, retry_first, keep_results, resources, labels, require, retention, '
                          'read_role, read_time_limit and write_role.';
     end if;
     select t.* into before from pcfarm.job_type t where t.name = create_job_type.name for update;
@@ -51,7 +51,7 @@ begin
                                 'pcfarm.set_write_back(%L, null).', before.write_role, create_job_type.name);
     end if;
     insert into pcfarm.job_type as t (name, controller, description, default_priority, default_duration,
-        max_attempts, retry_delay, retry_delay_limit, time_limit, retry_first, keep_results, labels, retention,
+        max_attempts, retry_delay, retry_delay_limit, time_limit, retry_first, keep_results, labels, requirement, retention,
         read_role, read_time_limit, write_role)
     values (create_job_type.name, create_job_type.controller,
         coalesce(options ->> 'description', ''),
@@ -64,6 +64,7 @@ begin
         coalesce((options ->> 'retry_first')::boolean, false),
         coalesce((options ->> 'keep_results')::boolean, true),
         pcfarm.texts_of(options -> 'labels', 'labels'),
+        pcfarm.requirement(options -> 'require'),
         (options ->> 'retention')::interval,
         options ->> 'read_role',
         coalesce((options ->> 'read_time_limit')::interval, interval '30 seconds'),
@@ -73,7 +74,7 @@ begin
         default_priority = excluded.default_priority, default_duration = excluded.default_duration,
         max_attempts = excluded.max_attempts, retry_delay = excluded.retry_delay,
         retry_delay_limit = excluded.retry_delay_limit, time_limit = excluded.time_limit, retry_first = excluded.retry_first,
-        keep_results = excluded.keep_results, labels = excluded.labels, retention = excluded.retention,
+        keep_results = excluded.keep_results, labels = excluded.labels, requirement = excluded.requirement, retention = excluded.retention,
         read_role = excluded.read_role, read_time_limit = excluded.read_time_limit,
         write_role = excluded.write_role;
     perform pcfarm.set_job_type_resources(create_job_type.name, options -> 'resources');
@@ -189,12 +190,13 @@ begin
         from jsonb_object_keys(options) as o(key)
         where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
                             'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended',
-                            'info', 'files', 'alerts');
+                            'info', 'files', 'alerts', 'require');
     end if;
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
             using errcode = 'invalid_parameter_value',
                   hint = 'Options are title, priority, deadline, not_before, standing, parameters, info, files (names and hashes), '
+                         'require (conditions on workstations), '
                          'after and after_ended (ids of jobs), alerts (as pcfarm.subscribe takes them), unique_key, on_duplicate, '
                          'idempotency_key and idempotency_digest (of what else a repetition must have equal).';
     end if;
@@ -203,14 +205,15 @@ begin
             using errcode = 'invalid_parameter_value',
                   hint = 'It is "return", for the first job of that unique_key, or "refuse".';
     end if;
-    insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters,
+    insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters, requirement,
         idempotency_key, submitted, unique_key)
     select create_job.name, t.name, coalesce(options ->> 'title', ''),
         coalesce((options ->> 'priority')::integer, t.default_priority),
         coalesce((options ->> 'deadline')::timestamptz, clock_timestamp() + t.default_duration),
         (options ->> 'not_before')::timestamptz,
         coalesce((options ->> 'standing')::boolean, false),
-        options -> 'parameters', options ->> 'idempotency_key',
+        options -> 'parameters', case when options ? 'require' then pcfarm.requirement(options -> 'require') end,
+        options ->> 'idempotency_key',
         case when options ? 'idempotency_key' then asked_for end, options ->> 'unique_key'
     from pcfarm.job_type t
     where t.name = create_job.job_type
@@ -1013,7 +1016,8 @@ declare
         where j.job_id = job and (l.job_type <> j.job_type or l.priority <> 0));
 begin
     select pcfarm.create_job(j.name, j.job_type, jsonb_strip_nulls(jsonb_build_object('title', j.title,
-        'priority', j.priority, 'standing', j.standing, 'parameters', j.parameters)))
+        'priority', j.priority, 'standing', j.standing, 'parameters', j.parameters,
+        'require', case when j.requirement is not null then to_jsonb(pcfarm.conditions(j.requirement)) end)))
     into again from pcfarm.job j where j.job_id = job;
     if again is null then
         perform pcfarm.no_such_job(job);
@@ -1110,7 +1114,11 @@ begin
             and not exists (select from pcfarm.job_after a where a.job_id = into_job)
             and not exists (select from pcfarm.job_info i where i.job_id = into_job)
             and not exists (select from pcfarm.job_file f where f.job_id = into_job)
-            and not exists (select from pcfarm.job_type t where t.name = j.job_type and t.suspended_since is not null)
+            -- What it needs is read by a look at all lanes.
+            and j.requirement is null
+            and not exists (
+                select from pcfarm.job_type t where t.name = j.job_type
+                    and (t.suspended_since is not null or t.requirement is not null or t.labels <> '{}'))
     into facts
     from pcfarm.job j where j.job_id = into_job;
 end $$;

@@ -578,6 +578,9 @@ begin
         select f.from_order from unnest(job_ids, lane_ids, from_orders) with ordinality as f(job_id, lane_id, from_order, n)
         where f.job_id = h.job_id and f.lane_id = h.lane_id order by f.n limit 1) first on true
     where h.fits and h.job_id = any (locked) and pcfarm.may_be_handed_out(h.job_id, h.lane_id)
+        and pcfarm.all_meet(h.job_id, h.job_type, array(
+            select o.workstation_id from unnest(job_ids, lane_ids, workstation_ids) as o(job_id, lane_id, workstation_id)
+            where o.job_id = h.job_id and o.lane_id = h.lane_id))
         and first.from_order = coalesce((
             select p.to_order from pcfarm.checkout p
             where p.job_id = h.job_id and p.lane_id = h.lane_id order by p.from_order desc limit 1), 0)

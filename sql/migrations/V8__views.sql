@@ -32,7 +32,7 @@ select w.workstation_id, w.hostname,
          when w.state = 'waiting' and w.silent_since is not null then 'not heard of; dead when the lease is over'
          when w.state = 'waiting' then 'no work for it' else w.reason end as reason,
     h.job_ids, h.batch_orders, coalesce(h.checkouts, 0) as checkouts, coalesce(h.problems, 0) as problems,
-    w.cores, w.memory_bytes, w.system, w.agent_version, w.controllers, w.labels, z.selection, w.registered_at, w.connected_at,
+    w.cores, w.memory_bytes, w.system, w.system_name, w.arch, w.gpus, w.programs, w.agent_version, w.controllers, w.labels, z.selection, w.registered_at, w.connected_at,
     coalesce(w.silent_since, s.heard_at) as last_heard, w.server_id, s.name as server_name
 from pcfarm.workstation w
 left join pcfarm.server s on s.server_id = w.server_id

@@ -256,13 +256,14 @@ begin
             from placed l join pcfarm.job j on j.job_id = l.job_id
             where l.new_lane is not null),
         made as (
-            insert into pcfarm.job (job_id, name, job_type, owner, title, priority, deadline, parameters, unique_key)
+            insert into pcfarm.job (job_id, name, job_type, owner, title, priority, deadline, parameters, requirement, unique_key)
             overriding system value
             select g.made_job, coalesce(g.template ->> 'name', g.name), k.name, g.owner, coalesce(g.template ->> 'title', ''),
                 coalesce((g.template ->> 'priority')::integer, k.default_priority),
                 coalesce(g.due_at + (g.template ->> 'deadline_after')::interval, moment + k.default_duration),
                 coalesce(g.template -> 'parameters', '{}')
                     || pcfarm.schedule_envelope(g.name, g.sequence, g.due_at, g.payload),
+                pcfarm.requirement(g.template -> 'require'),
                 pcfarm.schedule_job_key(g.schedule_id, g.due_at)
             from placed g
             join pcfarm.job_type k on k.name = g.template ->> 'job_type'
@@ -414,7 +415,7 @@ declare
 begin
     select string_agg(quote_literal(o.key), ', ') into wrong
     from jsonb_object_keys(template) as o(key)
-    where o.key not in ('name', 'job_type', 'title', 'priority', 'deadline_after', 'parameters', 'loads');
+    where o.key not in ('name', 'job_type', 'title', 'priority', 'deadline_after', 'parameters', 'require', 'loads');
     if wrong is not null then
         return 'no such option of a template: ' || wrong;
     elsif template ->> 'job_type' is null then
@@ -441,7 +442,7 @@ begin
     from jsonb_array_elements(template -> 'loads') l
     order by 1 nulls last limit 1;
     -- Found out now, and not at each trigger.
-    perform (template ->> 'priority')::integer, (template ->> 'deadline_after')::interval;
+    perform (template ->> 'priority')::integer, (template ->> 'deadline_after')::interval, pcfarm.requirement(template -> 'require');
     return wrong;
 end $$;
 

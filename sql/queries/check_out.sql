@@ -8,15 +8,17 @@ with hand_out as materialized (
         as h(job_id, lane_id, job_type, from_order, to_order, problems, workstation_id, token, seconds, n)
     where not exists (select from pcfarm.farm f where f.suspended_since is not null)),
 job as materialized (
-    select j.job_id, j.owner, j.job_type from pcfarm.job j
+    select j.job_id, j.owner, j.job_type, j.requirement from pcfarm.job j
     where j.job_id = any ($1) and j.state = 'open' order by j.job_id for share skip locked),
 -- Once for each job: in a join it would be asked for each pair.
 unlimited as materialized (
-    select j.job_id, j.owner, j.job_type from job j
+    select j.job_id, j.owner, j.job_type, j.requirement from job j
     -- A limit that the server has not seen yet: it looks again, and comes with check_out_within_limits.
     where not exists (
         select from pcfarm.farm f left join pcfarm.farm_user u on u.name = j.owner
         where coalesce(u.concurrency, f.concurrency) is not null)),
+demanding as materialized (
+    select t.name from pcfarm.job_type t where t.name = any ($3) and (t.requirement is not null or t.labels <> '{}')),
 lane as materialized (
     select distinct on (h.job_id, h.lane_id) h.job_id, h.lane_id, h.job_type, h.from_order from hand_out h
     order by h.job_id, h.lane_id, h.n),
@@ -35,6 +37,10 @@ at_its_pointer as materialized (
             select from pcfarm.job_after a
             join pcfarm.job b on b.job_id = a.after_job and b.state <> 'done' and not (a.ended and b.ended_at is not null)
             where a.job_id = l.job_id)
+        -- What is required, or what a workstation has, may have been changed since its server has matched the two.
+        and (j.requirement is null and l.job_type <> all (array(select d.name from demanding d))
+            or pcfarm.all_meet(l.job_id, l.job_type, array(
+                select h.workstation_id from hand_out h where h.job_id = l.job_id and h.lane_id = l.lane_id)))
         -- Other such limits.
         and not exists (
             select from pcfarm.user_job_type u

@@ -2,12 +2,14 @@
 -- before, and whether it had been declared dead: read before the row is written. Rows are locked in order before any
 -- is written, and new ones are written in order, so that two servers that register the same ones do not wait for each
 -- other in a circle. A session's number is drawn under its row's lock, so that of two connections the one that comes
--- last has the newer. Controllers come as pairs of a position ($10, from 1) and a name ($11), and so do labels ($12, $13).
+-- last has the newer. Controllers come as pairs of a position ($10, from 1) and a name ($11), and so do labels ($12, $13),
+-- GPUs ($16, $17) and programs ($18, $19).
 with asked as materialized (
     select a.*
-    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[], $6::text[], $7::text[], $8::text[])
+    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[], $6::text[], $7::text[], $8::text[],
+        $14::text[], $15::text[])
         with ordinality
-        as a(identity, instance, hostname, cores, memory_bytes, system, agent_version, state, position)),
+        as a(identity, instance, hostname, cores, memory_bytes, system, agent_version, state, system_name, arch, position)),
 offered as materialized (
     select o.position, array_agg(o.controller order by o.n) as controllers
     from unnest($10::integer[], $11::text[]) with ordinality as o(position, controller, n)
@@ -16,6 +18,14 @@ labelled as materialized (
     select o.position, array_agg(o.label order by o.n) as labels
     from unnest($12::integer[], $13::text[]) with ordinality as o(position, label, n)
     group by o.position),
+with_gpus as materialized (
+    select o.position, array_agg(o.gpu order by o.n) as gpus
+    from unnest($16::integer[], $17::text[]) with ordinality as o(position, gpu, n)
+    group by o.position),
+with_programs as materialized (
+    select o.position, array_agg(o.program order by o.n) as programs
+    from unnest($18::integer[], $19::text[]) with ordinality as o(position, program, n)
+    group by o.position),
 prior as materialized (
     select w.workstation_id, w.identity, w.instance, w.state from pcfarm.workstation w
     where w.identity = any ($1)
@@ -23,17 +33,21 @@ prior as materialized (
     for update),
 connected as (
     insert into pcfarm.workstation as w (identity, instance, hostname, cores, memory_bytes, system, agent_version,
-        controllers, labels, state, session, server_id)
+        system_name, arch, gpus, programs, controllers, labels, state, session, server_id)
     select a.identity, a.instance, a.hostname, a.cores, a.memory_bytes, a.system, a.agent_version,
-        coalesce(o.controllers, '{}'), coalesce(l.labels, '{}'), a.state, nextval('pcfarm.session_number'), $9
+        a.system_name, a.arch, coalesce(g.gpus, '{}'), coalesce(r.programs, '{}'), coalesce(o.controllers, '{}'),
+        coalesce(l.labels, '{}'), a.state, nextval('pcfarm.session_number'), $9
     from asked a
     left join prior p on p.identity = a.identity
     left join offered o on o.position = a.position
     left join labelled l on l.position = a.position
+    left join with_gpus g on g.position = a.position
+    left join with_programs r on r.position = a.position
     order by p.workstation_id, a.identity
     on conflict (identity) do update set
         instance = excluded.instance, hostname = excluded.hostname, cores = excluded.cores,
         memory_bytes = excluded.memory_bytes, system = excluded.system, agent_version = excluded.agent_version,
+        system_name = excluded.system_name, arch = excluded.arch, gpus = excluded.gpus, programs = excluded.programs,
         controllers = excluded.controllers, labels = excluded.labels, session = excluded.session, server_id = excluded.server_id,
         state = case when w.drain then 'draining' else excluded.state end,
         since = case when w.state = case when w.drain then 'draining' else excluded.state end then w.since

@@ -3,7 +3,7 @@ select t.name, t.controller, t.description, t.default_priority,
     extract(epoch from t.default_duration)::float8 as default_duration, t.max_attempts,
     extract(epoch from t.time_limit)::float8 as time_limit, extract(epoch from t.retry_delay)::float8 as retry_delay,
     extract(epoch from t.retry_delay_limit)::float8 as retry_delay_limit, t.retry_first, t.keep_results,
-    extract(epoch from t.retention)::float8 as retention, t.labels, n.names as resources, n.tokens,
+    extract(epoch from t.retention)::float8 as retention, t.labels, pcfarm.conditions(t.requirement) as require, n.names as resources, n.tokens,
     t.read_role::text as read_role, extract(epoch from t.read_time_limit)::float8 as read_time_limit,
     r.names as read_names, r.queries as read_queries, t.write_role::text as write_role, t.write_back,
     t.suspended_since, t.suspended_reason, pcfarm.version_of('job type', t.name) as version

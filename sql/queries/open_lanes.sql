@@ -6,7 +6,12 @@ select s.* from (
         j.parameters, l.lane_id, l.job_type, nullif(j.job_type, l.job_type) as of_type, l.priority as urgency,
         l.kind = 'retry' as came_back, t.retry_first, coalesce(p.to_order, 0) as next_extraction,
         case l.kind when 'retry' then coalesce(r.batch_order + 1, 0) else l.next_insertion end as next_insertion,
-        l.problems, exists (select from pcfarm.job_info i where i.job_id = j.job_id) as has_info,
+        l.problems,
+        -- To put together what most have one of, or none, would cost more than all the rest.
+        case when t.labels = '{}' and j.requirement is null then t.requirement
+            when t.labels = '{}' and t.requirement is null then j.requirement
+            else pcfarm.merged(t.requirement, t.labels, j.requirement) end as requirement,
+        exists (select from pcfarm.job_info i where i.job_id = j.job_id) as has_info,
         exists (select from pcfarm.job_file f where f.job_id = j.job_id) as has_files,
         row_number() over (partition by j.owner, l.job_type
             order by j.priority desc, j.deadline asc nulls last, j.job_id, l.priority desc, l.lane_id) as place

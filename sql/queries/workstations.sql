@@ -1,6 +1,6 @@
 -- A page of workstations, or one ($4), in id order.
 select w.workstation_id, w.hostname, w.state, w.since, w.reason, w.cores, w.memory_bytes, w.system, w.agent_version,
-    w.controllers, w.labels,
+    w.controllers, w.labels, w.system_name, w.arch, w.gpus, w.programs,
     pcfarm.selection_text(w.selection) as selection, w.last_heard, w.server_name
 from pcfarm.workstation_status w
 where w.workstation_id > $1 and ($2 or w.state <> 'dead') and ($4::bigint is null or w.workstation_id = $4)

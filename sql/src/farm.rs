@@ -43,7 +43,12 @@ pub struct Workstation {
     pub reason: String,
     pub cores: i32,
     pub memory_bytes: i64,
+    /// Name and version, for people.
     pub system: String,
+    pub system_name: String,
+    pub arch: String,
+    pub gpus: Vec<String>,
+    pub programs: Vec<String>,
     pub agent_version: String,
     pub controllers: Vec<String>,
     pub labels: Vec<String>,
@@ -135,6 +140,10 @@ fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error>
         agent_version: row.try_get("agent_version")?,
         controllers: row.try_get("controllers")?,
         labels: row.try_get("labels")?,
+        system_name: row.try_get("system_name")?,
+        arch: row.try_get("arch")?,
+        gpus: row.try_get("gpus")?,
+        programs: row.try_get("programs")?,
         selection: row.try_get("selection")?,
         last_heard: row.try_get("last_heard")?,
         server: row.try_get("server_name")?,
@@ -253,6 +262,7 @@ pub async fn explain_workstation(
         loading: row.try_get("loading")?,
         held: row.try_get("held")?,
         wanted_elsewhere: row.try_get::<_, Option<Vec<String>>>("wanted_elsewhere")?.unwrap_or_default(),
+        lacks: row.try_get::<_, Option<Vec<String>>>("lacks")?.unwrap_or_default(),
     };
     Ok(Some(explain(&workstation, &prospects, SystemTime::now())))
 }
@@ -270,6 +280,8 @@ struct Prospects {
     held: i64,
     /// Controllers of open jobs that it does not run.
     wanted_elsewhere: Vec<String>,
+    /// Conditions of open jobs, whose controllers it runs, that it does not fulfil.
+    lacks: Vec<String>,
 }
 
 /// `now` is for ages in words alone.
@@ -315,6 +327,9 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
     let may_take = matches!(workstation.state, WorkstationState::Waiting | WorkstationState::Processing);
     if may_take {
         reasons.extend(work(workstation, prospects));
+        if !prospects.lacks.is_empty() {
+            reasons.push(format!("Some open jobs are not for it: they require {}.", prospects.lacks.join(", ")));
+        }
     }
     reasons
 }
@@ -346,6 +361,7 @@ fn work(workstation: &Workstation, prospects: &Prospects) -> Option<String> {
         controllers => format!("it runs {}", controllers.join(", ")),
     };
     Some(match prospects.wanted_elsewhere.as_slice() {
+        [] if !prospects.lacks.is_empty() => format!("There is no open job that it could run; {runs}."),
         [] => format!("There is no open job; {runs}."),
         wanted => format!("Open jobs want {}; {runs}.", wanted.join(", ")),
     })
@@ -374,6 +390,10 @@ mod tests {
             cores: 8,
             memory_bytes: 1,
             system: "Linux".into(),
+            system_name: "linux".into(),
+            arch: "x86_64".into(),
+            gpus: Vec::new(),
+            programs: Vec::new(),
             agent_version: "0".into(),
             controllers: vec!["emsr".into()],
             labels: Vec::new(),
@@ -406,6 +426,12 @@ mod tests {
                 0,
                 Prospects { could_run: 3, held: 1, ..none() },
                 "0 loading, 1 held, 2 to start later",
+            ),
+            (
+                WorkstationState::Waiting,
+                0,
+                Prospects { lacks: vec!["gpu".into(), "memory >= 8 GiB".into()], ..none() },
+                "they require gpu, memory >= 8 GiB.",
             ),
             (WorkstationState::Waiting, 0, Prospects { could_run: 1, may_run: 1, ..none() }, "has been handed out"),
             (WorkstationState::Waiting, 0, Prospects { have_work: 1, ..none() }, "within a second or two"),

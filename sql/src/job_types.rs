@@ -4,7 +4,6 @@
 use crate::checkout::Queries;
 use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio_postgres::Error;
 
@@ -18,8 +17,6 @@ pub struct JobType {
     pub read_role: Option<String>,
     pub read_time_limit: Duration,
     pub writes_back: bool,
-    /// What a workstation must have to run it.
-    pub labels: Arc<[Arc<str>]>,
     /// Name and query of each related read.
     pub reads: Vec<(String, String)>,
 }
@@ -39,7 +36,6 @@ pub async fn job_types(client: &ClientWrapper) -> Result<Vec<JobType>, Error> {
                 read_role: row.try_get("read_role")?,
                 read_time_limit: Duration::from_secs_f64(row.try_get("read_time_limit_seconds")?),
                 writes_back: row.try_get("writes_back")?,
-                labels: row.try_get::<_, Vec<&str>>("labels")?.into_iter().map(Arc::from).collect(),
                 reads: names.into_iter().zip(queries).collect(),
             })
         })
@@ -62,6 +58,8 @@ pub struct Details {
     pub keep_results: bool,
     pub retention: Option<f64>,
     pub labels: Vec<String>,
+    /// Conditions on workstations.
+    pub require: Vec<String>,
     /// Tokens that each problem in progress has.
     pub resources: Vec<(String, i64)>,
     pub read_role: Option<String>,
@@ -98,6 +96,7 @@ pub async fn details(client: &ClientWrapper, name: Option<&str>) -> Result<Vec<D
                 keep_results: row.try_get("keep_results")?,
                 retention: row.try_get("retention")?,
                 labels: row.try_get("labels")?,
+                require: row.try_get("require")?,
                 resources: resources.into_iter().zip(tokens).collect(),
                 read_role: row.try_get("read_role")?,
                 read_time_limit: row.try_get("read_time_limit")?,

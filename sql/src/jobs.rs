@@ -91,9 +91,14 @@ pub struct Job {
     pub able: Able,
     /// What keeps it from being handed out, beside that, in words.
     pub obstacles: Vec<String>,
+    /// Its own conditions on workstations, and all that its problems have, with those of its type.
+    pub require: Vec<String>,
+    pub needs: Vec<String>,
+    /// Why no workstation that the farm knows, connected or not, could ever run some of its problems. Empty: one could.
+    pub nowhere: Vec<String>,
 }
 
-/// Workstations that are not dead and run a job's controller.
+/// Workstations that are not dead, run a job's controller and have what it needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Able {
     pub connected: i64,
@@ -273,5 +278,8 @@ fn of_row(row: &Row) -> Result<Job, Error> {
             idle: row.try_get("idle")?,
         },
         obstacles: row.try_get("obstacles")?,
+        require: row.try_get("require")?,
+        needs: row.try_get("needs")?,
+        nowhere: row.try_get("nowhere")?,
     })
 }

@@ -5,7 +5,7 @@ use postgres_types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
 use std::error::Error;
 
 /// The text of one JSON value. PostgreSQL checks it when it is written, or, sent as text, when it is cast.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RawJson(pub Bytes);
 
 /// The version number that leads the binary form of `jsonb`.

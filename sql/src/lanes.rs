@@ -36,6 +36,8 @@ pub struct OpenLane {
     pub next_insertion: BatchOrder,
     /// Problems loaded; 0 for a retry lane.
     pub problems: i64,
+    /// Conditions on workstations, of its problems' type and of its job; none: any will do.
+    pub requirement: Option<RawJson>,
     /// The job has an info, which goes with every checkout.
     pub has_info: bool,
     /// Its problems need files.
@@ -67,6 +69,7 @@ pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> 
                 next_extraction: row.try_get("next_extraction")?,
                 next_insertion: row.try_get("next_insertion")?,
                 problems: row.try_get("problems")?,
+                requirement: row.try_get("requirement")?,
                 has_info: row.try_get("has_info")?,
                 has_files: row.try_get("has_files")?,
             })

@@ -16,6 +16,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V10__access", include_str!("../migrations/V10__access.sql")),
     ("V11__api", include_str!("../migrations/V11__api.sql")),
     ("V12__files", include_str!("../migrations/V12__files.sql")),
+    ("V13__requirements", include_str!("../migrations/V13__requirements.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

@@ -40,7 +40,15 @@ pub struct Introduction {
     pub hostname: String,
     pub cores: i32,
     pub memory_bytes: i64,
+    /// Name and version, for people.
     pub system: String,
+    /// As requirements name them: `linux`, `x86_64`; empty if it did not say.
+    pub system_name: String,
+    pub arch: String,
+    /// Of each its vendor and its name.
+    pub gpus: Vec<String>,
+    /// That problems may use, of each its name and, where it is known, its version.
+    pub programs: Vec<String>,
     pub agent_version: String,
     pub controllers: Vec<String>,
     pub labels: Vec<String>,
@@ -80,6 +88,8 @@ pub async fn connect(
     }
     let (positions, controllers) = pairs(all, |who| &who.controllers);
     let (label_positions, labels) = pairs(all, |who| &who.labels);
+    let (gpu_positions, gpus) = pairs(all, |who| &who.gpus);
+    let (program_positions, programs) = pairs(all, |who| &who.programs);
     let rows = client
         .run(
             include_str!("../queries/connect_workstations.sql"),
@@ -97,6 +107,12 @@ pub async fn connect(
                 &controllers,
                 &label_positions,
                 &labels,
+                &each(all, |who| who.system_name.clone()),
+                &each(all, |who| who.arch.clone()),
+                &gpu_positions,
+                &gpus,
+                &program_positions,
+                &programs,
             ],
         )
         .await?;

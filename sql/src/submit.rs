@@ -261,6 +261,7 @@ fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Err
         next_extraction: BatchOrder(0),
         next_insertion: BatchOrder(problems.last().map_or(0, |last| last.batch_order.0 + 1)),
         problems: problems.len() as i64,
+        requirement: None,
         // With one of these, only a look takes it into sight.
         has_info: false,
         has_files: false,

@@ -120,3 +120,8 @@ pub async fn forget_statistics(client: &impl Queries) -> Result<(), Error> {
 pub async fn fold_progress(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/fold_progress.sql"), &[]).await.map(drop)
 }
+
+/// Writes events of jobs that no workstation could ever run, and of those of which that is not so any more. Returns how many.
+pub async fn note_nowhere(client: &impl Queries) -> Result<i64, Error> {
+    client.run(include_str!("../queries/note_nowhere.sql"), &[]).await?[0].try_get(0)
+}

@@ -328,14 +328,21 @@ async fn history_goes_from_tick_to_tick() {
 async fn a_job_is_made_once_for_a_due_time_and_opens_when_all_is_loaded() {
     let queue = queue().await;
     queue.run("select pcfarm.create_job_type('made', 'c', '{\"read_role\": \"reader\", \"default_duration\": \"1 hour\"}')").await;
-    let template = "{\"template\": {\"job_type\": \"made\", \"name\": \"nightly\", \"priority\": 3, \"parameters\": {\"a\": 1},
-        \"deadline_after\": \"2 hours\", \"loads\": [{\"query\": \"one\"}, {\"query\": \"two\", \"convoy\": 7}]}, \"payload\": 9}";
+    let template =
+        "{\"template\": {\"job_type\": \"made\", \"name\": \"nightly\", \"priority\": 3, \"parameters\": {\"a\": 1},
+        \"require\": [\"gpu\"], \"deadline_after\": \"2 hours\",
+        \"loads\": [{\"query\": \"one\"}, {\"query\": \"two\", \"convoy\": 7}]}, \"payload\": 9}";
     let id = due(&queue, "a", template, minute(3)).await;
     assert_eq!(tick(&queue).await.1.triggered, 1);
     let made = queue
         .text("select name || ' ' || state || ' ' || priority || ' ' || parameters::text || ' ' || unique_key from pcfarm.job")
         .await;
     assert!(made.starts_with("nightly loading 3 "), "{made}");
+    assert_eq!(queue.text("select pcfarm.conditions(requirement)::text from pcfarm.job").await, "{gpu}");
+    // What its jobs could not require is refused when the schedule is made.
+    let wrong = template.replace("gpu", "memory >= 8").replace('\'', "''");
+    let (_, message) = queue.refused(&format!("select pcfarm.create_schedule('wrong', '0 2 * * *', '{wrong}')")).await;
+    assert!(message.contains("8 is no size"), "{message}");
     assert!(
         made.contains("\"a\": 1") && made.contains("\"payload\": 9") && made.contains(&format!("schedule {id} at ")),
         "{made}"

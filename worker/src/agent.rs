@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
 use crate::local::message::About;
 use crate::local::{self, Local};
+use crate::machine;
 use crate::pool;
 use crate::presence::{Desk, Presence, Start};
 use crate::settings::{self, Asked, Settings, SettingsError};
@@ -428,6 +430,10 @@ fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<S
         hostname: settings.hostname.clone(),
         cores: u32::try_from(settings.cores).unwrap_or(u32::MAX),
         memory_bytes: settings::memory_bytes(),
+        system_name: machine::system_name(),
+        arch: machine::arch(),
+        gpus: machine::gpus(Path::new("/")),
+        programs: programs(settings, &controllers),
         system: sysinfo::System::long_os_version().unwrap_or_else(|_| std::env::consts::OS.to_owned()),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         controllers,
@@ -435,6 +441,24 @@ fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<S
         prefetch: Some(settings.prefetch),
         ..v1::Hello::default()
     }
+}
+
+/// The controller of modules, which is a program, too.
+const WASM: &str = "wasm";
+
+/// Of what this agent runs, that which jobs may require beside their controllers.
+fn programs(settings: &Settings, controllers: &[String]) -> Vec<v1::Program> {
+    let mut programs = Vec::new();
+    #[cfg(target_os = "linux")]
+    for one in &settings.programs {
+        if controllers.contains(&format!("{}{}", crate::exec::settings::PREFIX, one.name)) {
+            programs.push(v1::Program { name: one.name.clone(), version: one.version.clone().unwrap_or_default() });
+        }
+    }
+    if controllers.iter().any(|name| name == WASM) {
+        programs.push(v1::Program { name: WASM.to_owned(), version: String::new() });
+    }
+    programs
 }
 
 /// Of an agent that is a program of its own, whose process can be replaced.

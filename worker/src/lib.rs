@@ -109,6 +109,7 @@ mod drive;
 mod inventory;
 mod link;
 mod local;
+mod machine;
 mod pool;
 mod related;
 mod session;

@@ -8,6 +8,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::Parser;
+use pcfarm_proto::labels::{self, LabelError};
 use pcfarm_proto::secrets::{JoinToken, Malformed};
 use serde::Deserialize;
 use tonic::transport::Endpoint;
@@ -165,6 +166,8 @@ pub enum SettingsError {
     NoServer,
     #[error("an agent needs at least one core")]
     NoCores,
+    #[error(transparent)]
+    Label(#[from] LabelError),
     #[error("two controllers are named {0:?}")]
     DuplicateController(String),
     #[cfg(target_os = "linux")]
@@ -207,7 +210,7 @@ struct Flags {
     /// What people know this workstation by [default: the system's host name]
     #[arg(long, value_name = "NAME", env = "PCFARM_HOSTNAME")]
     hostname: Option<String>,
-    /// What this workstation is or has, such as gpu, for job types that want it; several by commas or by repeating it
+    /// What this workstation is or has, such as lab-a or room=12, for jobs that require it; several by commas or by repeating it
     #[arg(long, value_name = "LABEL", env = "PCFARM_LABELS", value_delimiter = ',')]
     label: Vec<String>,
     /// Checkouts to hold beyond the one that is computed [default: 1]
@@ -413,6 +416,7 @@ impl Settings {
         if self.cores == 0 {
             return Err(SettingsError::NoCores);
         }
+        labels::check(&self.labels)?;
         let named = self.servers.iter().map(|server| server.trim()).filter(|server| !server.is_empty());
         let endpoints: Vec<Endpoint> = named.map(endpoint).collect::<Result<_, _>>()?;
         if endpoints.is_empty() {
@@ -479,6 +483,9 @@ mod tests {
         assert_eq!(settings.servers, ["a:1", "b:2"]);
         assert_eq!((settings.cores, settings.grace), (5, Duration::from_secs(7)));
         assert_eq!(settings.labels, ["gpu"]);
+        assert!(parse(&["--label", "room=12,lab-a"]).is_ok());
+        let refused = parse(&["--label", "two words"]).expect_err("no label");
+        assert!(refused.contains("room=12"), "{refused}");
         assert_eq!(settings.prefetch, DEFAULT_PREFETCH);
         let settings = parse(&["--config", file, "--server", "c:3,d:4", "--server", "e:5"]).expect("good settings");
         assert_eq!(settings.servers, ["c:3", "d:4", "e:5"]);

@@ -100,7 +100,7 @@ fn candidate(lane: usize, came_back: bool) -> Candidate {
         came_back,
         first: false,
         controller: "echo".into(),
-        labels: std::sync::Arc::default(),
+        requirement: None,
     }
 }
 

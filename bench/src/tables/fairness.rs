@@ -71,7 +71,7 @@ fn choice_us(choices: u64) -> f64 {
             user: user(job % OWNERS),
             job_type: "noop".into(),
             controller: "echo".into(),
-            labels: Arc::default(),
+            requirement: None,
             priority: 0,
             deadline: None,
             late: job % 7 == 0,

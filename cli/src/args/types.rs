@@ -73,6 +73,9 @@ pub struct SetTypeArgs {
     /// Only workstations with this label run it; again for more, which are then all; `none` for any workstation
     #[arg(long = "label", value_name = "LABEL")]
     pub labels: Vec<String>,
+    /// Only workstations that fulfil this run it, such as 'memory >= 8 GiB'; again for more, which are then all; `none` for any
+    #[arg(long, value_name = "CONDITION")]
+    pub require: Vec<String>,
     /// Only if nobody has changed it since: the version that `show` has told, or `none` if it is to be a new one
     #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
     pub version: String,

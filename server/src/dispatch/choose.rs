@@ -6,6 +6,7 @@
 //! has convoys. Within a round the user that has had the fewest turns is next; each priority has rounds of its own. Of one user, the earliest deadline comes
 //! first; jobs that are late take turns with the first that is not.
 
+use super::requirement::RequirementId;
 use pcfarm_proto::ids::{JobId, LaneId};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -23,8 +24,8 @@ pub struct Candidate {
     pub of_type: Option<Arc<str>>,
     /// As agents announce it.
     pub controller: Arc<str>,
-    /// What a workstation must have.
-    pub labels: Arc<[Arc<str>]>,
+    /// What a workstation must have; none: nothing.
+    pub requirement: Option<RequirementId>,
     /// The job's, or what its type's profile says at this time.
     pub priority: i32,
     pub deadline: Option<SystemTime>,
@@ -86,8 +87,8 @@ pub struct Selection {
     pub preferred: HashSet<Arc<str>>,
     /// If there are any, no others.
     pub job_types: HashSet<Arc<str>>,
-    /// What it has, as its agent and an administrator say.
-    pub labels: HashSet<Arc<str>>,
+    /// Of all requirements in sight, those that it meets.
+    pub met: BTreeSet<RequirementId>,
     /// Bytes of a payload at most.
     pub largest_problem: Option<u64>,
 }
@@ -450,7 +451,7 @@ impl Selection {
     fn takes(&self, candidate: &Candidate) -> bool {
         self.controllers.contains(&*candidate.controller)
             && (self.job_types.is_empty() || self.job_types.contains(&candidate.job_type))
-            && candidate.labels.iter().all(|label| self.labels.contains(label))
+            && candidate.requirement.is_none_or(|requirement| self.met.contains(&requirement))
     }
 }
 
@@ -468,7 +469,7 @@ mod tests {
             user: user.into(),
             job_type: "t".into(),
             controller: "echo".into(),
-            labels: Arc::default(),
+            requirement: None,
             priority: 0,
             deadline: None,
             late: false,
@@ -476,6 +477,15 @@ mod tests {
             came_back: false,
             first: false,
         }
+    }
+
+    /// Of these requirements.
+    fn meets(met: &[u64]) -> Selection {
+        Selection { met: met.iter().map(|id| RequirementId(*id)).collect(), ..slot() }
+    }
+
+    fn slot_that_meets_all() -> Selection {
+        meets(&[0, 1, 2])
     }
 
     fn slot() -> Selection {
@@ -555,9 +565,9 @@ mod tests {
         assert_eq!(served(Selection { preferred: names(&["eve"]), ..slot() }).as_deref(), Some("ann"));
         assert_eq!(served(Selection { required: names(&["nobody"]), ..slot() }), None);
         assert_eq!(served(Selection { job_types: names(&["other"]), ..slot() }), None);
-        let labelled = Candidate { labels: Arc::from(["gpu".into()]), ..lane("ann", 7, 7) };
-        assert!(!slot().takes(&labelled));
-        assert!(Selection { labels: names(&["gpu", "fast"]), ..slot() }.takes(&labelled));
+        let demanding = Candidate { requirement: Some(RequirementId(3)), ..lane("ann", 7, 7) };
+        assert!(!slot().takes(&demanding) && !meets(&[2]).takes(&demanding));
+        assert!(meets(&[1, 3]).takes(&demanding) && meets(&[1, 3]).takes(&lane("ann", 7, 7)));
     }
 
     #[test]
@@ -656,6 +666,36 @@ mod tests {
             ring.add(lane("late", 99, 1));
             let round = allocations.iter().sum::<u32>() as usize + 1;
             prop_assert!(turns(&mut ring, &slot(), round).iter().any(|(user, _)| user == "late"));
+        }
+
+        /// With requirements somebody is served what it meets, or nothing: never what it would not be served without them; and
+        /// whoever meets all is served as if there were none.
+        #[test]
+        fn a_requirement_only_keeps_away(
+            lanes in prop::collection::vec((0..4_usize, 0..3_i32, prop::option::of(0..3_u64)), 1..20),
+            met in prop::collection::btree_set(0..3_u64, 0..4),
+        ) {
+            let candidates: Vec<Candidate> = lanes
+                .iter()
+                .zip(1..)
+                .map(|((user, priority, requirement), job)| {
+                    let requirement = requirement.map(RequirementId);
+                    Candidate { priority: *priority, requirement, ..lane(&format!("user{user}"), job, 1) }
+                })
+                .collect();
+            let met: Vec<u64> = met.into_iter().collect();
+            let may = |candidate: &Candidate| candidate.requirement.is_none_or(|id| met.contains(&id.0));
+            let chosen = ring(candidates.clone(), &[]).choose(&meets(&met), |_| true).map(|choice| choice.candidate);
+            let eligible = candidates.iter().filter(|candidate| may(candidate)).cloned();
+            let expected = ring(eligible, &[]).choose(&slot_that_meets_all(), |_| true).map(|choice| choice.candidate);
+            prop_assert!(chosen.as_ref().is_none_or(may));
+            prop_assert_eq!(chosen, expected);
+            let free = candidates.iter().map(|candidate| Candidate { requirement: None, ..candidate.clone() });
+            let job = |choice: Choice| choice.candidate.job_id;
+            prop_assert_eq!(
+                ring(candidates.clone(), &[]).choose(&slot_that_meets_all(), |_| true).map(job),
+                ring(free, &[]).choose(&slot(), |_| true).map(job)
+            );
         }
 
         /// Whatever may not run is never chosen, and what may is, if there is any.

@@ -5,6 +5,7 @@
 
 use super::choose::{Candidate, Choice, Profile, Ring, Room, Rooms, Share};
 use super::convoys::{Ahead, Taken};
+use super::requirement::{RequirementId, Requirements};
 use crate::farm::Farm;
 use crate::session::Session;
 use anyhow::Context;
@@ -70,6 +71,8 @@ pub struct Lanes {
     rooms: Rooms,
     /// What profiles say instead of jobs.
     priorities: HashMap<Arc<str>, i32>,
+    /// Those of lanes in sight, and of some that were.
+    requirements: Requirements,
     /// Somebody would have been served but for a limit.
     short_of_room: Cell<bool>,
     looked: bool,
@@ -90,7 +93,26 @@ impl Lanes {
     pub fn forget(&mut self) {
         let mut ring = std::mem::take(&mut self.ring);
         ring.clear();
-        *self = Lanes { last_seen: self.last_seen, ring, ..Lanes::default() };
+        // What was found out about workstations goes by the names of these.
+        let requirements = std::mem::take(&mut self.requirements);
+        *self = Lanes { last_seen: self.last_seen, ring, requirements, ..Lanes::default() };
+    }
+
+    pub fn requirements(&self) -> &Requirements {
+        &self.requirements
+    }
+
+    /// How many of these meet each requirement.
+    pub fn count_able(&self, sessions: &[Arc<Session>]) -> HashMap<RequirementId, usize> {
+        let mut able = HashMap::new();
+        if self.requirements.is_empty() {
+            return able;
+        }
+        for session in sessions {
+            session.judge(&self.requirements);
+            session.selection().met.iter().for_each(|id| *able.entry(*id).or_default() += 1);
+        }
+        able
     }
 
     /// What this session is to be served from.
@@ -254,6 +276,7 @@ impl Lanes {
         let open = lanes::open_lanes(client).await.context("reading the open lanes")?;
         let shares = sharing::shares(client).await.context("reading users' shares")?;
         let mut before = std::mem::take(&mut self.lanes);
+        self.requirements.begin_look();
         self.share(shares);
         let last_seen = self.last_seen;
         for open in open {
@@ -292,6 +315,7 @@ impl Lanes {
             }
         }
         self.aside.clear();
+        self.requirements.end_look();
         self.looked = true;
         farm.lanes_in_sight(self.lanes.keys().map(|key| key.0));
         Ok(())
@@ -344,7 +368,7 @@ impl Lanes {
         true
     }
 
-    fn candidate(&self, open: &OpenLane, job_type: &JobType) -> Candidate {
+    fn candidate(&mut self, open: &OpenLane, job_type: &JobType) -> Candidate {
         // One priority for all of a job.
         let of_type = open.of_type.as_ref().unwrap_or(&open.job_type);
         Candidate {
@@ -360,7 +384,7 @@ impl Lanes {
             came_back: open.came_back,
             first: open.first,
             controller: announced(&job_type.controller).into(),
-            labels: job_type.labels.clone(),
+            requirement: open.requirement.as_ref().map(|requirement| self.requirements.note(requirement)),
         }
     }
 }
@@ -472,7 +496,7 @@ mod tests {
             job_type: job_type.clone(),
             of_type: None,
             controller: "echo".into(),
-            labels: Arc::default(),
+            requirement: None,
             priority: 0,
             deadline: None,
             late: false,
@@ -499,6 +523,7 @@ mod tests {
             problems: of,
             has_info: false,
             has_files: false,
+            requirement: None,
         };
         let mut lane =
             Lane { open: Arc::new(open), candidate, ahead: Ahead::default(), next: BatchOrder(0), at_end: false };

@@ -3,6 +3,7 @@
 //! Workstations that can run the same are one line: who waits for what there is none of costs the others nothing, and
 //! each step costs as much as there are lines, however many wait in them.
 
+use super::requirement::Requirements;
 use crate::session::Session;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -25,14 +26,15 @@ pub struct Waiting {
 
 impl Queue {
     /// Puts a session that asks for work at the end, unless it is here already.
-    pub fn join(&mut self, session: Arc<Session>) {
+    pub fn join(&mut self, session: Arc<Session>, requirements: &Requirements) {
         if session.enter_queue() {
-            self.put_last(session);
+            self.put_last(session, requirements);
         }
     }
 
     /// At the end, a session that was taken out.
-    pub fn put_last(&mut self, session: Arc<Session>) {
+    pub fn put_last(&mut self, session: Arc<Session>, requirements: &Requirements) {
+        session.judge(requirements);
         self.tickets += 1;
         let waiting = Waiting { ticket: self.tickets, kind: session.kind(), session };
         self.line(&waiting).push_back(waiting);
@@ -48,10 +50,11 @@ impl Queue {
     }
 
     /// Everybody into the line that it belongs to now, in the order in which they asked.
-    pub fn regroup(&mut self) {
+    pub fn regroup(&mut self, requirements: &Requirements) {
         let mut all: Vec<Waiting> = std::mem::take(&mut self.lines).into_values().flatten().collect();
         all.sort_by_key(|waiting| waiting.ticket);
         for mut waiting in all {
+            waiting.session.judge(requirements);
             waiting.kind = waiting.session.kind();
             self.line(&waiting).push_back(waiting);
         }
@@ -165,7 +168,7 @@ mod tests {
 
     fn queue(sessions: &[Arc<Session>]) -> Queue {
         let mut queue = Queue::default();
-        sessions.iter().for_each(|session| queue.join(session.clone()));
+        sessions.iter().for_each(|session| queue.join(session.clone(), &Requirements::default()));
         queue
     }
 
@@ -189,7 +192,7 @@ mod tests {
             session(5, &["a"]),
         ];
         let mut queue = queue(&sessions);
-        queue.join(sessions[0].clone());
+        queue.join(sessions[0].clone(), &Requirements::default());
         assert!(next(&mut queue, &[]).is_none(), "there is nothing for anybody");
         let order: Vec<i64> = std::iter::from_fn(|| next(&mut queue, &["a"]).map(|(id, _)| id)).collect();
         assert_eq!(order, [2, 3, 4, 5], "who cannot run it holds up nobody");
@@ -238,12 +241,12 @@ mod tests {
         sessions[1].set_suspended(true);
         let (first, _) = queue.next(&mut HashSet::new(), false, with(&["a"])).expect("two wait");
         assert_eq!(first.session.workstation_id.0, 1);
-        queue.put_last(first.session);
+        queue.put_last(first.session, &Requirements::default());
         assert_eq!(next(&mut queue, &["a"]), Some((3, "a")));
         assert_eq!(next(&mut queue, &["a"]), Some((1, "a")));
         assert_eq!(next(&mut queue, &["a"]), None);
         sessions[1].set_suspended(false);
-        queue.join(sessions[1].clone());
+        queue.join(sessions[1].clone(), &Requirements::default());
         assert_eq!(next(&mut queue, &["a"]), Some((2, "a")), "it may ask again");
     }
 
@@ -254,12 +257,12 @@ mod tests {
         let for_ann = |session: &Session| session.selection().required.contains("ann").then_some(());
         assert!(sessions[1].select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))));
         assert!(!sessions[1].select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))), "it is the same");
-        queue.regroup();
+        queue.regroup(&Requirements::default());
         let (waiting, ()) = queue.next(&mut HashSet::new(), false, for_ann).expect("nobody stands before it");
         assert_eq!(waiting.session.workstation_id.0, 2);
         queue.put_back(waiting);
         assert!(sessions[1].select(None));
-        queue.regroup();
+        queue.regroup(&Requirements::default());
         assert_eq!(next(&mut queue, &["a"]), Some((1, "a")), "in the order in which they asked");
     }
 
@@ -278,7 +281,7 @@ mod tests {
             move |session: &Session| session.selection().controllers.contains(work).then_some(work)
         };
         assert!(session.pause(BTreeSet::from(["b".to_owned()])) && !session.pause(BTreeSet::from(["b".to_owned()])));
-        queue.regroup();
+        queue.regroup(&Requirements::default());
         let (waiting, _) = queue.next(&mut HashSet::new(), false, selected("b")).expect("the other has room for it");
         assert_eq!(waiting.session.workstation_id.0, 2);
         let (waiting, _) = queue.next(&mut HashSet::new(), false, selected("a")).expect("it has room for others");

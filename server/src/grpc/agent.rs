@@ -11,8 +11,10 @@ use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{CheckoutId, slot_identity};
+use pcfarm_proto::labels;
 use pcfarm_proto::v1::agent_message::Message;
 use pcfarm_proto::v1::{self, WorkstationState, server_message};
+use pcfarm_proto::version::Version;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT};
 use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
@@ -33,8 +35,10 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// Longest text in a Hello; it is shown to people.
 const TEXT_LIMIT: usize = 255;
 
-/// Controllers that one agent may offer.
+/// Controllers that one agent may offer, and programs that it may have.
 const CONTROLLERS_LIMIT: usize = 1000;
+
+const GPUS_LIMIT: usize = 64;
 
 pub struct AgentApi {
     farm: Arc<Farm>,
@@ -154,9 +158,8 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
     if hello.apart.len() > CONTROLLERS_LIMIT || hello.apart.iter().any(|c| c.len() > TEXT_LIMIT) {
         return Err(Status::invalid_argument("too many controllers are apart, or one has too long a name"));
     }
-    if hello.labels.len() > CONTROLLERS_LIMIT || hello.labels.iter().any(|label| label.len() > TEXT_LIMIT) {
-        return Err(Status::invalid_argument("too many labels, or too long a one"));
-    }
+    labels::check(&hello.labels).map_err(|wrong| Status::invalid_argument(wrong.to_string()))?;
+    check_facts(hello)?;
     Ok(Introduction {
         identity: uuid("identity", &hello.identity)?,
         instance: uuid("instance", &hello.instance)?,
@@ -166,9 +169,35 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
         system: shown(&hello.system),
         agent_version: shown(&hello.agent_version),
         controllers: hello.controllers.iter().map(|c| shown(c)).collect(),
-        labels: hello.labels.iter().map(|label| shown(label)).collect(),
+        labels: hello.labels.clone(),
+        system_name: hello.system_name.clone(),
+        arch: hello.arch.clone(),
+        gpus: hello.gpus.iter().map(|gpu| shown(&format!("{} {}", gpu.vendor, gpu.name))).collect(),
+        programs: hello
+            .programs
+            .iter()
+            .map(|v1::Program { name, version }| format!("{name} {version}").trim_end().to_owned())
+            .collect(),
         state: stored_state(hello.state()),
     })
+}
+
+/// What requirements look at is made of names.
+fn check_facts(hello: &v1::Hello) -> Result<(), Status> {
+    if hello.gpus.len() > GPUS_LIMIT || hello.programs.len() > CONTROLLERS_LIMIT {
+        return Err(Status::invalid_argument("too many GPUs, or too many programs"));
+    }
+    let said = [&hello.system_name, &hello.arch].into_iter().filter(|name| !name.is_empty());
+    let vendors = hello.gpus.iter().map(|gpu| &gpu.vendor);
+    let programs = hello.programs.iter().map(|program| &program.name);
+    if let Some(wrong) = said.chain(vendors).chain(programs).find(|name| !labels::is_name(name)) {
+        return Err(Status::invalid_argument(format!("{wrong:?} is no name of a system, a GPU's vendor or a program")));
+    }
+    let versions = hello.programs.iter().map(|program| &program.version).filter(|version| !version.is_empty());
+    match versions.into_iter().find(|version| Version::of(version).is_none()) {
+        None => Ok(()),
+        Some(wrong) => Err(Status::invalid_argument(format!("{wrong:?} is no version: it is like 2.8.5"))),
+    }
 }
 
 /// Text that PostgreSQL can hold and that fits a page.
@@ -385,7 +414,8 @@ mod tests {
                 hello.identity = "00000000-0000-0000-0000-000000000001".to_owned();
                 hello.instance.clone_from(&hello.identity);
                 let Ok(who) = introduction(&hello) else { return };
-                let texts = [&who.hostname, &who.system, &who.agent_version].into_iter().chain(&who.controllers);
+                let texts = [&who.hostname, &who.system, &who.agent_version, &who.system_name, &who.arch].into_iter();
+                let texts = texts.chain(&who.controllers).chain(&who.labels).chain(&who.gpus).chain(&who.programs);
                 for text in texts {
                     assert!(!text.contains('\0') && text.chars().count() <= TEXT_LIMIT);
                 }

@@ -17,8 +17,9 @@ use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{JobId, ProblemId};
 use pcfarm_proto::v1::job_service_server::JobService;
 use pcfarm_proto::v1::{
-    GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, ListJobsResponse, ListProblemsRequest, ListProblemsResponse,
-    ProblemOutcome, ProblemStatus, SetInfoRequest, SubmitRequest, SubmitResponse, UpdateJobRequest,
+    Conditions, GetJobRequest, Job, JobRequest, Lane, ListJobsRequest, ListJobsResponse, ListProblemsRequest,
+    ListProblemsResponse, ProblemOutcome, ProblemStatus, SetInfoRequest, SubmitRequest, SubmitResponse,
+    UpdateJobRequest,
 };
 use pcfarm_sql::jobs::{self, problems, results};
 use pcfarm_sql::json::RawJson;
@@ -316,6 +317,9 @@ fn update_options(asked: &UpdateJobRequest) -> Result<RawJson, Status> {
         let stamp = jiff::Timestamp::try_from(known).map_err(|wrong| Status::invalid_argument(wrong.to_string()))?;
         options.insert("deadline".to_owned(), json!(stamp.to_string()));
     }
+    if let Some(Conditions { conditions }) = &asked.require {
+        options.insert("require".to_owned(), json!(conditions));
+    }
     if !asked.info.is_empty() {
         let info = problem::json(&asked.info)
             .map_err(|wrong| Status::invalid_argument(format!("the patch of a job's info: {wrong}")))?;
@@ -375,6 +379,8 @@ fn problem_message(job_id: JobId, problem: problems::ProblemStatus) -> ProblemSt
 fn job_message(job: jobs::Job, lanes: Vec<jobs::Lane>) -> Job {
     Job {
         reason: job.reason(),
+        require: job.require,
+        without_workstation: job.nowhere,
         job_id: job.job_id.0,
         name: job.name,
         job_type: job.job_type,

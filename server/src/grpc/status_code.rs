@@ -97,6 +97,7 @@ fn field(constraint: &str) -> Option<&'static str> {
         "retention_range" => "retention_seconds",
         "job_type_resources" | "tokens_positive" => "resources",
         "labels" => "labels",
+        "require" => "require",
         "quota_period" => "period",
         "quota_problems" => "problems",
         "quota_cpu_seconds" => "cpu_seconds",

@@ -104,6 +104,10 @@ struct Definition {
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<Vec<String>>)]
     labels: Option<Option<Vec<String>>>,
+    /// Conditions that a workstation must fulfil, beside those labels: all of them
+    #[serde(default, deserialize_with = "some")]
+    #[schema(value_type = Option<Vec<String>>, max_items = 20, example = json!(["memory >= 8 GiB", "gpu"]))]
+    require: Option<Option<Vec<String>>>,
 }
 
 impl Definition {
@@ -121,6 +125,7 @@ impl Definition {
             ("retention_seconds", matches!(self.retention_seconds, Some(None))),
             ("resources", matches!(self.resources, Some(None))),
             ("labels", self.labels.as_ref().is_some_and(|labels| labels.as_ref().is_none_or(Vec::is_empty))),
+            ("require", self.require.as_ref().is_some_and(|require| require.as_ref().is_none_or(Vec::is_empty))),
         ];
         let resources = self.resources.flatten().unwrap_or_default();
         v1::SetJobTypeRequest {
@@ -138,6 +143,7 @@ impl Definition {
             retention_seconds: self.retention_seconds.flatten(),
             resources: resources.into_iter().map(|(name, tokens)| (name, tokens.unwrap_or_default())).collect(),
             labels: self.labels.flatten().unwrap_or_default(),
+            require: self.require.flatten().unwrap_or_default(),
             reset: null.into_iter().filter(|(_, null)| *null).map(|(name, _)| name.to_owned()).collect(),
             anew,
             version,

@@ -87,6 +87,10 @@ struct NewJob {
     standing: bool,
     /// Handed to controllers with every checkout
     parameters: Option<Json>,
+    /// Conditions that workstations must fulfil to run it, beside those of its job type
+    #[serde(default)]
+    #[schema(max_items = 20, example = json!(["memory >= 8 GiB", "gpu"]))]
+    require: Vec<String>,
     /// What its controllers and people say about it, an object
     #[schema(value_type = Option<Object>)]
     info: Option<Map<String, Value>>,
@@ -235,6 +239,7 @@ fn options(job: &NewJob, key: Option<(String, String)>) -> Map<String, Value> {
         ("not_before", job.not_before.as_ref().map(time)),
         ("standing", job.standing.then_some(Value::Bool(true))),
         ("parameters", job.parameters.as_ref().map(json)),
+        ("require", Some(Value::from(job.require.clone())).filter(|_| !job.require.is_empty())),
         ("info", job.info.clone().map(Value::Object)),
         ("after", ids(&job.after)),
         ("after_ended", ids(&job.after_ended)),
@@ -272,6 +277,9 @@ struct JobUpdate {
     /// Merged with what is there (RFC 7396)
     #[schema(value_type = Option<Object>)]
     info: Option<Map<String, Value>>,
+    /// All conditions on workstations; empty: none any more
+    #[schema(max_items = 20)]
+    require: Option<Vec<String>>,
 }
 
 /// Tells null from nothing.
@@ -303,6 +311,7 @@ async fn update(
         deadline: change.deadline.flatten().and_then(|time| time.stamp()),
         no_deadline,
         info: info.unwrap_or_default(),
+        require: change.require.map(|conditions| v1::Conditions { conditions }),
     };
     let job = api.jobs.update_job(who.ask(asked)).await?.into_inner();
     Ok(shown(job))

@@ -179,6 +179,10 @@ shown! {
         cancelled: i64,
         /// Problems that came back with a lost, overdue or given-back checkout, counted each time
         requeued: i64,
+        /// Conditions that workstations must fulfil to run it, beside those of its job type
+        require: Vec<String>,
+        /// Why no workstation that the farm knows, connected or not, could ever run some of what waits; empty: one could
+        without_workstation: Vec<String>,
         /// Of a job that is asked for by its id
         lanes: Vec<Lane>,
         /// What its controllers and people say about it; of a job that is asked for by its id
@@ -277,6 +281,8 @@ shown! {
         resources: BTreeMap<String, i64>,
         /// What a workstation must have to run it
         labels: Vec<String>,
+        /// Conditions that it must fulfil, beside those labels
+        require: Vec<String>,
         /// Whose rights its related reads have. This and what follows is set in SQL alone, and shown to operators
         read_role: Option<String>,
         read_time_limit_seconds: f64,
@@ -447,7 +453,16 @@ pub struct Workstation {
     pub reason: String,
     pub cores: u32,
     pub memory_bytes: u64,
+    /// Name and version, for people
     pub system: String,
+    /// As requirements name it: `linux`
+    pub system_name: Option<String>,
+    /// `x86_64`, for instance
+    pub arch: Option<String>,
+    /// Of each its vendor and its name
+    pub gpus: Vec<String>,
+    /// That problems may use, of each its name and, where it is known, its version
+    pub programs: Vec<String>,
     pub agent_version: String,
     pub controllers: Vec<String>,
     pub labels: Vec<String>,
@@ -470,6 +485,10 @@ impl Show<v1::Workstation> for Workstation {
             cores: from.cores,
             memory_bytes: from.memory_bytes,
             system: from.system,
+            system_name: Show::show(from.system_name),
+            arch: Show::show(from.arch),
+            gpus: from.gpus,
+            programs: from.programs,
             agent_version: from.agent_version,
             controllers: from.controllers,
             labels: from.labels,

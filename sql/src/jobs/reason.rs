@@ -44,7 +44,11 @@ fn open(job: &Job) -> String {
     let mut reason = match (job.in_progress, job.waiting) {
         (0, 0) if job.standing => "empty and standing: waits for problems to be loaded".to_owned(),
         (0, 0) => "every problem has its result: about to end".to_owned(),
-        (0, _) => job.obstacles.first().map_or_else(|| waits(job), |obstacle| format!("waits: {obstacle}")),
+        (0, _) => match (job.nowhere.as_slice(), job.obstacles.first()) {
+            ([], None) => waits(job),
+            ([], Some(obstacle)) => format!("waits: {obstacle}"),
+            (nowhere, _) => format!("waits: {}", nowhere.join("; ")),
+        },
         (_, 0) => format!("the last {} in progress on {}", job.in_progress, counted(job.workstations, "workstation")),
         (_, _) => format!("in progress on {}", counted(job.workstations, "workstation")),
     };
@@ -56,7 +60,7 @@ fn open(job: &Job) -> String {
 
 /// Nothing of it is in progress, and something waits.
 fn waits(job: &Job) -> String {
-    let controller = &job.controller;
+    let controller = able_controller(job);
     match job.able {
         Able { connected: 0, .. } => {
             format!("waits for a workstation that runs controller {controller}: none is connected")
@@ -73,9 +77,38 @@ fn waits(job: &Job) -> String {
     }
 }
 
+/// What a workstation must run and have.
+fn able_controller(job: &Job) -> String {
+    match job.needs.as_slice() {
+        [] => job.controller.clone(),
+        needs => format!("{} and has {}", job.controller, needs.join(", ")),
+    }
+}
+
+/// What would change that nothing could ever run it.
+fn nowhere(job: &Job) -> Option<String> {
+    if job.state.has_ended() || job.nowhere.is_empty() {
+        return None;
+    }
+    let reasons = job.nowhere.join("; ");
+    let id = job.job_id;
+    let otherwise = match job.needs.as_slice() {
+        [] => String::new(),
+        _ => format!(
+            ", or with other conditions: `pcfarm job require {id} CONDITION`, `pcfarm types set {} --require CONDITION`",
+            job.job_type
+        ),
+    };
+    Some(format!(
+        "No workstation that the farm knows, connected or not, could ever run what waits: {reasons}. It runs as soon as one \
+         connects that can{otherwise}."
+    ))
+}
+
 /// Every reason why a job is not running, or not faster, each with what would change that.
 pub fn explain(job: &Job, ahead: &Ahead) -> Vec<String> {
     let mut reasons = vec![format!("It is {}: {}.", job.state.as_str(), of(job))];
+    reasons.extend(nowhere(job));
     let nothing_moves = job.state.has_ended() || job.state == JobState::Loading;
     if nothing_moves {
         return reasons;
@@ -100,10 +133,10 @@ pub fn explain(job: &Job, ahead: &Ahead) -> Vec<String> {
     if job.waiting == 0 {
         return reasons;
     }
-    let said = if job.in_progress == 0 { 1 } else { 0 };
+    let said = if job.in_progress == 0 && job.nowhere.is_empty() { 1 } else { 0 };
     reasons.extend(job.obstacles.iter().skip(said).map(|obstacle| format!("Besides: {obstacle}.")));
-    let (controller, able) = (&job.controller, job.able);
-    if able.connected == 0 {
+    let (controller, able) = (able_controller(job), job.able);
+    if able.connected == 0 && job.nowhere.is_empty() {
         reasons.push(format!(
             "No workstation that runs controller {controller} is connected: start an agent that has it. \
              `pcfarm workstations` lists what each runs."
@@ -123,6 +156,7 @@ pub fn explain(job: &Job, ahead: &Ahead) -> Vec<String> {
         ));
     }
     if let Some(first) = &ahead.first {
+        let controller = &job.controller;
         reasons.push(format!(
             "{} for controller {controller} served before it, {first} first: by priority, then deadline, then age.",
             counted(ahead.jobs, "job")
@@ -178,6 +212,9 @@ mod tests {
             workstations: 0,
             able: Able::default(),
             obstacles: Vec::new(),
+            require: Vec::new(),
+            needs: Vec::new(),
+            nowhere: Vec::new(),
         }
     }
 
@@ -194,6 +231,14 @@ mod tests {
             ),
             (Job { able: able(3, 2, 0), ..job(JobState::Open) }, "2 workstations for controller emsr busy"),
             (Job { able: able(3, 2, 1), ..job(JobState::Open) }, "about to be handed out"),
+            (
+                Job { needs: vec!["gpu".into(), "cores >= 4".into()], ..job(JobState::Open) },
+                "runs controller emsr and has gpu, cores >= 4: none is connected",
+            ),
+            (
+                Job { nowhere: vec!["no workstation has gpu: none has any".into()], ..job(JobState::Open) },
+                "waits: no workstation has gpu: none has any",
+            ),
             (Job { starts_at: Some("noon".into()), ..job(JobState::Open) }, "starts at noon"),
             (Job { in_progress: 4, workstations: 1, ..job(JobState::Open) }, "in progress on 1 workstation"),
             (
@@ -215,6 +260,26 @@ mod tests {
             let reason = job.reason();
             assert!(reason.contains(expected), "{reason} / {expected}");
             assert!(!explain(&job, &Ahead::default()).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_job_that_nothing_could_run_says_so_in_every_state_but_the_last() {
+        let why = || vec!["no workstation has gpu: none has any".to_owned()];
+        let said =
+            "connected or not, could ever run what waits: no workstation has gpu: none has any. It runs as soon as one";
+        for (state, says) in [
+            (JobState::Loading, true),
+            (JobState::Open, true),
+            (JobState::Held, true),
+            (JobState::Done, false),
+            (JobState::Cancelled, false),
+        ] {
+            let stuck = Job { nowhere: why(), needs: vec!["gpu".into()], ..job(state) };
+            let reasons = explain(&stuck, &Ahead::default()).join("\n");
+            assert_eq!(reasons.contains(said), says, "{reasons}");
+            assert_eq!(reasons.contains("`pcfarm job require 7 CONDITION`"), says, "{reasons}");
+            assert!(!reasons.contains("start an agent that has it"), "{reasons}");
         }
     }
 

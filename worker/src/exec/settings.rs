@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pcfarm_proto::version::Version;
 use serde::Deserialize;
 
 use crate::exec::arguments::{Template, TemplateError};
@@ -43,6 +44,8 @@ pub struct ProgramSettings {
     #[serde(default)]
     pub args: Vec<String>,
     pub mode: Mode,
+    /// Which it is, as in 2.8.5: jobs may require one that is new enough.
+    pub version: Option<String>,
     /// What a one-shot program finds on its standard input.
     #[serde(default)]
     pub stdin: StdinIs,
@@ -134,6 +137,8 @@ pub enum ProgramError {
     Twice,
     #[error("path is absolute")]
     Path,
+    #[error("a version has up to six numbers with dots between them, as 2.8.5 has three, and not {0:?}")]
+    Version(String),
     #[error("argument {0:?}: {1}")]
     Argument(String, TemplateError),
     #[error("a fed program is not started for a problem: {0:?} has no meaning in its arguments")]
@@ -220,6 +225,9 @@ fn ready(settings: &ProgramSettings, machine: &Machine) -> Result<Program, Progr
     }
     if !s.path.is_absolute() || !s.writable.iter().all(|path| path.is_absolute()) {
         return Err(ProgramError::Path);
+    }
+    if let Some(version) = s.version.as_ref().filter(|version| Version::of(version).is_none()) {
+        return Err(ProgramError::Version(version.clone()));
     }
     let user = user(s, machine)?;
     if user.is_none() && !s.trusted && !fence::available() {
@@ -381,6 +389,7 @@ mod tests {
             ("path = \"/bin/cat\"\nmode = \"one-shot\"\ntrusted = true\nargs = [\"{kye}\"]", "no placeholder"),
             ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\ntime_limit = 0", "time_limit is more than zero"),
             ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\nmemory_mib = 0", "memory_mib is more than zero"),
+            ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\nversion = \"new\"", "as 2.8.5 has three, and not"),
             ("path = \"/bin/cat\"\nmode = \"fed\"\nrun_as = \"nobody\"", "needs an agent that is root"),
             ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\npass_env = [\"PCFARM_JOIN_TOKEN\"]", "PCFARM_*"),
         ] {

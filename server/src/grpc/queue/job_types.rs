@@ -17,7 +17,7 @@ use tonic::{Response, Status};
 const LENGTH_LIMIT: f64 = 1000.0 * 365.25 * 86_400.0;
 
 /// A field of the request, and the option of `pcfarm.set_job_type` that it is.
-const OPTIONS: [(&str, &str); 13] = [
+const OPTIONS: [(&str, &str); 14] = [
     ("controller", "controller"),
     ("description", "description"),
     ("default_priority", "default_priority"),
@@ -31,6 +31,7 @@ const OPTIONS: [(&str, &str); 13] = [
     ("retention_seconds", "retention"),
     ("resources", "resources"),
     ("labels", "labels"),
+    ("require", "require"),
 ];
 
 pub async fn list(caller: &Caller, client: &Object, name: &str) -> Result<Response<ListJobTypesResponse>, Status> {
@@ -95,6 +96,7 @@ fn options(asked: &SetJobTypeRequest) -> Result<RawJson, Status> {
         length("retention_seconds", asked.retention_seconds)?,
         resources,
         (!asked.labels.is_empty()).then(|| json!(asked.labels)),
+        (!asked.require.is_empty()).then(|| json!(asked.require)),
     ];
     for ((_, option), value) in OPTIONS.iter().zip(given) {
         value.map(|value| options.insert((*option).to_owned(), value));
@@ -134,6 +136,7 @@ fn message(caller: &Caller, one: Details) -> JobType {
         retention_seconds: one.retention,
         resources: one.resources.into_iter().collect(),
         labels: one.labels,
+        require: one.require,
         read_role: text(one.read_role),
         read_time_limit_seconds: one.read_time_limit,
         reads: reads.into_iter().map(|(name, query)| JobTypeRead { name, query }).collect(),

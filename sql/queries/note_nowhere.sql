@@ -1,0 +1,1 @@
+select pcfarm.note_nowhere()
