@@ -38,6 +38,9 @@ const POLL: Duration = Duration::from_millis(25);
 /// A query that takes longer meets a database that stands still.
 const QUERY_WAIT: Duration = Duration::from_secs(5);
 
+/// Longest that accounts of millions of problems may take.
+const ACCOUNT_WAIT: Duration = Duration::from_secs(900);
+
 /// Lines of each log that a failed test prints.
 const LOG_LINES: usize = 60;
 
@@ -188,6 +191,15 @@ impl Farm {
 
     pub async fn query(&self, text: &str, parameters: &[&(dyn ToSql + Sync)]) -> Vec<Row> {
         self.try_query(text, parameters).await.unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// One row of a query that reads whatever a long run has left, on a connection of its own.
+    pub async fn account(&self, text: &str) -> Row {
+        let (client, _connection) = connect(&self.config).await.expect("the database answers");
+        client.batch_execute("set statement_timeout = 0; set work_mem = '256MB'").await.expect("settings");
+        let row = timeout(ACCOUNT_WAIT, client.query_one(text, &[])).await;
+        let row = row.unwrap_or_else(|_| panic!("{text}: no answer within {ACCOUNT_WAIT:?}"));
+        row.unwrap_or_else(|error| panic!("{text}: {error:?}"))
     }
 
     /// Runs statements, for their effect.

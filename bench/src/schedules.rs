@@ -80,6 +80,6 @@ pub async fn account(farm: &Farm, job: JobId, every_seconds: i64) -> Account {
              count(*) filter (where x.sequence is distinct from o.problems or coalesce(o.sequence, 0) <> o.problems)
          from of_schedule o join pcfarm.schedule_next x on x.schedule_id = o.schedule_id"
     );
-    let row = &farm.query(&text, &[]).await[0];
+    let row = farm.account(&text).await;
     Account { triggers: row.get(0), lost: row.get(1), doubled: row.get(2), miscounted: row.get(3) }
 }

@@ -308,7 +308,7 @@ begin
     into able, others
     from pcfarm.workstation_facts f;
     if others is null then
-        return next 'the farm knows no workstation yet: start an agent';
+        return next format('the farm knows no workstation yet: start an agent that runs controller %s', controller);
         return;
     elsif cardinality(able) = 0 then
         return next format('no workstation runs controller %s', controller);

@@ -175,8 +175,8 @@ async fn on(context: &Context, cluster: &Cluster, load: Load) -> anyhow::Result<
             2 * EVERY_SECONDS
         ))
         .await;
-    let row = &farm
-        .query(
+    let row = farm
+        .account(
             "with late as (
                  select extract(epoch from pg_xact_commit_timestamp(k.xmin) - u.due_at)::float8 * 1000 as ms
                  from pcfarm.schedule_tick k cross join lateral unnest(k.due_ats) as u(due_at))
@@ -184,9 +184,8 @@ async fn on(context: &Context, cluster: &Cluster, load: Load) -> anyhow::Result<
                  (select count(*) from pcfarm.schedule_tick),
                  (select extract(epoch from max(k.ticked_at) - min(k.ticked_at))::float8 from pcfarm.schedule_tick k)
              from late l",
-            &[],
         )
-        .await[0];
+        .await;
     let quantiles: Option<Vec<f64>> = row.get(0);
     let quantiles = quantiles.context("nothing was triggered")?;
     let (triggers, ticks, seconds): (i64, i64, Option<f64>) = (row.get(1), row.get(2), row.get(3));
