@@ -78,7 +78,8 @@ async fn a_job_that_nobody_can_run_says_so_and_runs_when_somebody_comes_who_can(
     let farm = Farm::new().await;
     farm.job_type("picky", "digest", json!({})).await;
     let early = submit(&farm, r#"["label = fast"]"#).await;
-    assert_eq!(reasons(&farm, early).await, "the farm knows no workstation yet: start an agent");
+    let expected = "the farm knows no workstation yet: start an agent that runs controller digest";
+    assert_eq!(reasons(&farm, early).await, expected);
     let (one, two) = (farm.serving("one", &[]).await, farm.serving("two", &[]).await);
     let mut agent = labelled(&farm, "pc", "old", &one);
     farm.until(SOON, "select count(*) = 1 from pcfarm.workstation where state = 'waiting'").await;
