@@ -315,16 +315,18 @@ pub async fn join_tokens(farm: &Farm, verb: JoinTokenVerb, output: Output) -> Re
             let request = CreateJoinTokenRequest { lifetime: expires.map(lasting), uses };
             let made = farm.call("making a join token", client.create_join_token(farm.request(request))).await?;
             let token = made.token.unwrap_or_default();
-            let command = join_command(farm.server(), &made.secret);
+            let server = as_others_reach_it(farm.server());
+            let (command, install) = (join_command(&server, &made.secret), install_command(&server, &made.secret));
             if let Output::Table = output {
                 let until = text::rfc3339(token.expires_at.as_ref()).unwrap_or_default();
                 output::note(&format!(
-                    "Lets {} in until {until}. On each, as the user that runs its agent:",
+                    "Lets {} in until {until}. On each, as a service that it installs:\n{install}\n\
+                     or, without one, as the user that runs its agent:",
                     text::counted(uses.into(), "workstation")
                 ));
             }
             output.print(
-                || json!({"token": join_token_json(&token), "secret": made.secret, "command": command}),
+                || json!({"token": join_token_json(&token), "secret": made.secret, "command": command, "install": install}),
                 || command.clone(),
             )
         }
@@ -344,14 +346,23 @@ pub async fn join_tokens(farm: &Farm, verb: JoinTokenVerb, output: Output) -> Re
     }
 }
 
-/// Whole: it names a server as workstations reach it, and tells the token by a variable, which only its owner reads.
-fn join_command(server: &str, secret: &str) -> String {
+/// Not by a name that leads every workstation to itself.
+fn as_others_reach_it(server: &str) -> String {
     let host_is_here = ["//localhost", "//127.", "//[::1]"].iter().any(|here| server.contains(here));
-    let server = match server.rsplit_once(':').map(|(_, port)| port) {
+    match server.rsplit_once(':').map(|(_, port)| port) {
         Some(port) if host_is_here => format!("https://{}:{port}", machine()),
         _ => server.replacen("http://", "https://", 1),
-    };
+    }
+}
+
+/// Whole: it tells the token by a variable, which only its owner reads.
+fn join_command(server: &str, secret: &str) -> String {
     format!("PCFARM_JOIN_TOKEN={secret} pcfarm-worker --server {server}")
+}
+
+/// By a pipe: whoever is on the machine reads the arguments of sudo.
+fn install_command(server: &str, secret: &str) -> String {
+    format!("echo {secret} | sudo pcfarm-worker install --server {server} --token-file -")
 }
 
 fn machine() -> String {
@@ -536,10 +547,16 @@ mod tests {
 
     #[test]
     fn a_join_command_names_a_server_that_others_reach() {
-        let here = join_command("http://127.0.0.1:7070", "pcfj_x");
-        assert!(here.starts_with("PCFARM_JOIN_TOKEN=pcfj_x pcfarm-worker --server https://"), "{here}");
-        assert!(here.ends_with(":7070") && !here.contains("127.0.0.1"), "{here}");
-        let there = join_command("https://farm.example.org:7070", "pcfj_x");
-        assert!(there.ends_with("--server https://farm.example.org:7070"), "{there}");
+        let here = as_others_reach_it("http://127.0.0.1:7070");
+        assert!(here.starts_with("https://") && here.ends_with(":7070") && !here.contains("127.0.0.1"), "{here}");
+        let there = as_others_reach_it("https://farm.example.org:7070");
+        assert_eq!(
+            join_command(&there, "pcfj_x"),
+            "PCFARM_JOIN_TOKEN=pcfj_x pcfarm-worker --server https://farm.example.org:7070"
+        );
+        assert_eq!(
+            install_command(&there, "pcfj_x"),
+            "echo pcfj_x | sudo pcfarm-worker install --server https://farm.example.org:7070 --token-file -"
+        );
     }
 }
