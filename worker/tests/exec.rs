@@ -383,6 +383,13 @@ async fn see_nothing(more: &str) {
     let mut desk = Desk::new(more).await;
     let secret = desk.file("secret", "hidden by name");
     let open = desk.file("open", "for all");
+    // Keys that people press, which the agent may read.
+    let dev = desk.dir.path().join("dev");
+    let keyboard = dev.join("input/event0");
+    fs::create_dir_all(dev.join("input")).expect("made");
+    fs::write(&keyboard, "a password").expect("written");
+    fs::set_permissions(&keyboard, fs::Permissions::from_mode(0o666)).expect("opened");
+    let keyboard = keyboard.display().to_string();
     let (mut agent, mut session) = {
         let (programs, work_dir, hide) = (desk.programs.clone(), desk.work_dir(), vec![PathBuf::from(&secret)]);
         let agent = RunningAgent::start(Agent::new(), &[&desk.server], |settings| {
@@ -390,6 +397,7 @@ async fn see_nothing(more: &str) {
             settings.programs = programs;
             settings.work_dir = work_dir;
             settings.hide = hide;
+            settings.presence.dev = dev.clone();
             settings.cores = 1;
             settings.supervisor = Some(env!("CARGO_BIN_EXE_pcfarm-worker").into());
         });
@@ -401,7 +409,7 @@ async fn see_nothing(more: &str) {
     let through_proc = format!("/proc/{}/root{key}", std::process::id());
     let environ = format!("/proc/{}/environ", std::process::id());
     let payloads = [
-        json!({"do": "read", "paths": [key, through_proc, environ, secret, open]}),
+        json!({"do": "read", "paths": [key, through_proc, environ, secret, keyboard, open]}),
         puppet("look"),
         json!({"do": "signal", "pids": [std::process::id()]}),
         json!({"do": "write", "path": format!("{}/new", desk.dir.path().display())}),
@@ -413,6 +421,7 @@ async fn see_nothing(more: &str) {
     assert_eq!(results[0][&through_proc], "PermissionError");
     assert_eq!(results[0][&environ], "PermissionError");
     assert_eq!(results[0][&secret], "PermissionError");
+    assert_eq!(results[0][&keyboard], "PermissionError");
     assert_eq!(results[0][&open], "read 7 bytes");
     let seen = results[1]["environment"].as_object().expect("an object");
     let allowed = ["HOME", "LANG", "LC_ALL", "LC_CTYPE", "MARK", "PATH", "PWD", "TMPDIR", "TZ"];

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use pcfarm_bench::farm::executable_path;
 
 use crate::site::{Ran, Site, has, is_root, ran, url};
+
+/// How a unit begins that an installation without a package has put there.
+const COPIED: &str = "# Put there, with its program, by `pcfarm-worker install`.\n";
 
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of the repository").to_owned()
@@ -98,9 +102,18 @@ async fn a_package_is_installed_upgraded_removed_and_purged() {
     // An upgrade changes neither who it is nor what a person has written.
     let text = std::fs::read_to_string(&config).expect("settings").replace("# cores = 4", "cores = 1");
     std::fs::write(&config, &text).expect("written");
+    // What somebody had installed before there was a package gives way to it; settings laid down closed are opened to it.
+    let own = ["etc/systemd/system/pcfarm-worker.service", "usr/local/bin/pcfarm-worker"].map(|path| site.at(path));
+    std::fs::create_dir_all(site.at("usr/local/bin")).expect("made");
+    std::fs::write(&own[0], format!("{COPIED}[Service]\nExecStart=/usr/local/bin/pcfarm-worker --config x\n"))
+        .expect("written");
+    std::fs::write(&own[1], "an old one").expect("written");
+    std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o600)).expect("closed");
     let second = package(&packages, "1.0.1").await;
     site.dpkg(&["--install".as_ref(), second.as_os_str()]).await;
     assert_eq!((site.identity(), site.installed()), (identity, files));
+    let mode = std::fs::metadata(&config).expect("settings").permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
     assert_eq!(std::fs::read_to_string(&config).expect("settings"), text);
 
     // Removed, its settings are left; purged, nothing is.

@@ -63,6 +63,8 @@ impl Programs {
         let area = Area::open(&base).map_err(|source| SettingsError::WorkDir { path: base, source })?;
         let mut hidden = settings.hide.clone();
         hidden.extend([settings.state_dir.clone(), area.path().to_owned()]);
+        // The agent may read what people type, to know that they do; nobody's program may.
+        hidden.extend([settings.presence.dev.join("input"), PathBuf::from("/dev/input")]);
         // Supervisors have another working directory.
         let hidden: Vec<PathBuf> = hidden.into_iter().map(|path| path.canonicalize().unwrap_or(path)).collect();
         let area = Arc::new(area);

@@ -1,12 +1,12 @@
 //! Makes an agent a service of the system, and a workstation of the farm, in one go.
 //!
-//! Owns the order: it joins in a directory aside, and puts no file anywhere before a server has let it in. What it has made
-//! when something fails it takes away again. What cannot be taken back, the use of a token, comes after all that may fail
-//! for this machine's sake.
+//! Owns the order: it joins in a directory aside, and puts no file anywhere before a server has let it in. Files that were not there
+//! before it takes away again when something fails; what it had replaced by then stays so. The use of a token cannot be taken
+//! back.
 
 use std::fs;
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -303,7 +303,7 @@ async fn look(endpoints: &[Endpoint], visitor: &Visitor) -> Result<(), InstallEr
     Err(InstallError::Unreachable(Box::new(Report::of(findings))))
 }
 
-/// What is taken away again, unless all came well.
+/// What was not there before and is taken away again, unless all came well.
 struct Made<'a> {
     places: &'a Places,
     /// The service's user was not there before.
@@ -322,8 +322,12 @@ impl Made<'_> {
             fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
             // Aside and renamed: a program that runs is not written to.
             let aside = path.with_extension("new");
-            fs::write(&aside, content)?;
-            fs::set_permissions(&aside, fs::Permissions::from_mode(mode))?;
+            uninstall::remove(&aside)?;
+            // Closed from the beginning: who has opened a key that is closed later reads on.
+            let mut to = fs::OpenOptions::new().write(true).create_new(true).mode(mode & 0o600).open(&aside)?;
+            to.write_all(content)?;
+            to.set_permissions(fs::Permissions::from_mode(mode))?;
+            to.sync_all()?;
             fs::rename(&aside, path)
         };
         if !path.exists() {
@@ -374,6 +378,8 @@ fn put(plan: &Plan, joined: &Joined, (uid, gid): (u32, u32), made: &mut Made<'_>
     }
     if places.packaged_unit().is_none() {
         done.push(put_unit(places, made)?);
+    } else {
+        done.extend(uninstall::give_way(places)?);
     }
     if let Some(size) = &plan.memory_max {
         let path = places.drop_ins().join("memory.conf");
@@ -384,7 +390,8 @@ fn put(plan: &Plan, joined: &Joined, (uid, gid): (u32, u32), made: &mut Made<'_>
     if let Some(aside) = &joined.aside {
         if !state.exists() {
             made.paths.push(state.clone());
-            fs::create_dir_all(&state).with_context(|| format!("making {}", state.display()))?;
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&state);
+            made.with_context(|| format!("making {}", state.display()))?;
         }
         for name in FILES.iter().filter(|name| aside.0.join(name).exists()) {
             let mode = if *name == "authority.pem" { 0o644 } else { 0o600 };

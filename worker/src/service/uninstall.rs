@@ -20,6 +20,12 @@ pub fn uninstall(root: Option<&Path>, purge: bool) -> anyhow::Result<Vec<String>
         ensure!(rustix::process::geteuid().is_root(), "only root may do this: sudo pcfarm-worker uninstall");
     }
     let packaged = places.packaged_unit();
+    if packaged.is_some() {
+        let gone = give_way(&places)?;
+        if !gone.is_empty() {
+            return Ok(gone);
+        }
+    }
     ensure!(
         packaged.is_none(),
         "a package brought it, and takes it away: apt remove pcfarm-worker, or apt purge pcfarm-worker"
@@ -55,6 +61,22 @@ pub fn uninstall(root: Option<&Path>, purge: bool) -> anyhow::Result<Vec<String>
     }
     if done.is_empty() {
         done.push("nothing was there".to_owned());
+    }
+    Ok(done)
+}
+
+/// Before there was a package an installation may have put a unit and a program of its own there, which go before the package's:
+/// no upgrade would ever be of use.
+pub fn give_way(places: &Places) -> anyhow::Result<Vec<String>> {
+    let Some(program) = own_program(places) else { return Ok(Vec::new()) };
+    let mut done = Vec::new();
+    for path in [places.own_unit(), program] {
+        if remove(&path).with_context(|| format!("removing {}", path.display()))? {
+            done.push(format!("removed {}, for there is a package", path.display()));
+        }
+    }
+    if places.is_system() && system::is_run_by_systemd() {
+        system::systemctl(&["daemon-reload"])?;
     }
     Ok(done)
 }

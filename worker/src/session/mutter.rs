@@ -48,6 +48,8 @@ async fn watch(agent: &mut Agent) -> Result<Never, Ended> {
     let bus = answer(Connection::session()).await?;
     let monitor = answer(IdleMonitorProxy::new(&bus)).await?;
     let mut fired = answer(monitor.receive_watch_fired()).await?;
+    // Each is kept until it fires: the monitor would pile them up otherwise.
+    let mut watch: Option<u32> = None;
     loop {
         let idle = Duration::from_millis(answer(monitor.get_idletime()).await?);
         agent.hear(&Sight { source: SOURCE, idle: Ok(idle), full_screen: None })?;
@@ -55,23 +57,29 @@ async fn watch(agent: &mut Agent) -> Result<Never, Ended> {
             tokio::time::sleep(ASK_EVERY).await;
             continue;
         }
-        // A touch before there is a watch shows when it is asked again.
-        let watch = answer(monitor.add_user_active_watch()).await?;
-        let idle_before = idle;
-        let idle = Duration::from_millis(answer(monitor.get_idletime()).await?);
-        if idle < idle_before {
-            continue;
-        }
+        let watched = match watch {
+            Some(watched) => watched,
+            None => {
+                let watched = *watch.insert(answer(monitor.add_user_active_watch()).await?);
+                // A touch before there was a watch.
+                if Duration::from_millis(answer(monitor.get_idletime()).await?) < idle {
+                    continue;
+                }
+                watched
+            }
+        };
         let told = async {
             while let Some(signal) = fired.next().await {
-                if signal.args().is_ok_and(|args| args.id == watch) {
+                if signal.args().is_ok_and(|args| args.id == watched) {
                     return true;
                 }
             }
             false
         };
-        if timeout(SPEAK_EVERY, told).await == Ok(false) {
-            return Err(Ended::SessionGone("the session's bus is gone".to_owned()));
+        match timeout(SPEAK_EVERY, told).await {
+            Ok(true) => watch = None,
+            Ok(false) => return Err(Ended::SessionGone("the session's bus is gone".to_owned())),
+            Err(_) => {}
         }
     }
 }

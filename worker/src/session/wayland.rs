@@ -108,7 +108,11 @@ impl Compositor {
         if dispatched(self.queue.dispatch_pending(&mut self.seats))? > 0 {
             return Ok(());
         }
-        self.connection.flush().map_err(failed)?;
+        match self.connection.flush() {
+            Ok(()) => {}
+            Err(WaylandError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(failed(error)),
+        }
         let Some(guard) = self.queue.prepare_read() else { return Ok(()) };
         let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) };
         let fd = guard.connection_fd();
