@@ -21,6 +21,22 @@ fn are_there(programs: &[&str]) -> bool {
     missing.is_empty()
 }
 
+/// It ends with its test.
+fn unheard(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    command.spawn().expect("it starts")
+}
+
+/// The same, once it has said a line.
+async fn told_by(command: &mut Command) -> (Child, String) {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+    let mut child = command.spawn().expect("it starts");
+    let mut line = String::new();
+    let mut said = tokio::io::BufReader::new(child.stdout.take().expect("a pipe"));
+    tokio::io::AsyncBufReadExt::read_line(&mut said, &mut line).await.expect("it says a line");
+    (child, line)
+}
+
 /// A session with nobody before it yet.
 trait Seat {
     const SOURCE: &'static str;
@@ -42,17 +58,9 @@ impl Display {
         if !are_there(&["Xvfb", "xdotool"]) {
             return None;
         }
-        let mut server = Command::new("Xvfb")
-            .args(["-displayfd", "1", "-screen", "0", "640x480x24", "-nolisten", "tcp"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("it starts");
-        let mut number = String::new();
-        let mut told = tokio::io::BufReader::new(server.stdout.take().expect("a pipe"));
-        tokio::io::AsyncBufReadExt::read_line(&mut told, &mut number).await.expect("it says its number");
+        let mut command = Command::new("Xvfb");
+        command.args(["-displayfd", "1", "-screen", "0", "640x480x24", "-nolisten", "tcp"]);
+        let (server, number) = told_by(&mut command).await;
         Some(Display { name: format!(":{}", number.trim()), server })
     }
 }
@@ -97,18 +105,13 @@ impl Sway {
         if is_root {
             command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "sway"]);
         }
-        let compositor = command
+        command
             .args(["--config", "/dev/null"])
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("XDG_RUNTIME_DIR", runtime.path())
-            .envs([("WLR_BACKENDS", "headless"), ("WLR_RENDERER", "pixman"), ("WLR_LIBINPUT_NO_DEVICES", "1")])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("it starts");
+            .envs([("WLR_BACKENDS", "headless"), ("WLR_RENDERER", "pixman"), ("WLR_LIBINPUT_NO_DEVICES", "1")]);
+        let compositor = unheard(&mut command);
         let socket = socket_in(runtime.path()).await;
         Some(Sway { runtime, socket, compositor })
     }
@@ -181,27 +184,13 @@ impl Mutter {
         }
         let runtime = tempfile::tempdir().expect("a temporary directory");
         let address = format!("unix:path={}", runtime.path().join("bus").display());
-        let mut bus = Command::new("dbus-daemon")
-            .args(["--session", "--nofork", "--print-address=1", "--address", &address])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("it starts");
-        let mut said = String::new();
-        let mut listens = tokio::io::BufReader::new(bus.stdout.take().expect("a pipe"));
-        tokio::io::AsyncBufReadExt::read_line(&mut listens, &mut said).await.expect("it says where it listens");
-        let compositor = Command::new("mutter")
-            .args(["--headless", "--wayland", "--no-x11", "--virtual-monitor", "640x480"])
-            .env("XDG_RUNTIME_DIR", runtime.path())
-            .env("DBUS_SESSION_BUS_ADDRESS", &address)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("it starts");
+        let mut command = Command::new("dbus-daemon");
+        command.args(["--session", "--nofork", "--print-address=1", "--address", &address]);
+        let (bus, _) = told_by(&mut command).await; // it listens
+        let mut command = Command::new("mutter");
+        command.args(["--headless", "--wayland", "--no-x11", "--virtual-monitor", "640x480"]);
+        command.env("XDG_RUNTIME_DIR", runtime.path()).env("DBUS_SESSION_BUS_ADDRESS", &address);
+        let compositor = unheard(&mut command);
         let socket = socket_in(runtime.path()).await;
         Some(Mutter { runtime, address, socket, bus, compositor })
     }
