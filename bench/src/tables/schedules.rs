@@ -231,22 +231,29 @@ async fn peers(context: &Context, report: &mut Report, figures: &mut Figures) ->
     Ok(())
 }
 
-/// The last step of the ladder that is in time, for each number of servers.
+/// The last step of the ladder that is in time, for each number of servers. One more server is tried first where one less
+/// ended, and up or down from there.
 async fn highest(context: &Context, report: &mut Report, figures: &mut Figures) -> anyhow::Result<()> {
     for (name, due, bound) in [("spread", Due::Spread, SPREAD_MS), ("at_once", Due::AtOnce, AT_ONCE_MS)] {
+        let mut held = 0; // steps, from the lowest
         for servers in 1..=MOST_SERVERS {
-            let mut best = 0.0;
-            for count in LADDER {
+            let mut step = held.max(1);
+            let mut rising = None;
+            while (1..=LADDER.len()).contains(&step) {
+                let count = LADDER[step - 1];
                 let load = Load { count, due, seconds: STEP_SECONDS, servers, kill: false };
                 let taken = measure(context, load).await?;
                 report.processed(taken.account.triggers as u64);
                 context.progress(&format!("{servers} servers, {count} schedules {name}: {taken:?}"));
-                if taken.p99_ms > bound || taken.account.lost > 0 {
+                let in_time = taken.p99_ms <= bound && taken.account.lost == 0;
+                held = if in_time { step } else { step - 1 };
+                if *rising.get_or_insert(in_time) != in_time {
                     break;
                 }
-                best = count as f64 / EVERY_SECONDS as f64;
+                step = if in_time { step + 1 } else { step - 1 };
             }
-            figures.add(format!("{name}_highest_{servers}_servers_per_second"), best);
+            let rate = held.checked_sub(1).map_or(0.0, |k| LADDER[k] as f64 / EVERY_SECONDS as f64);
+            figures.add(format!("{name}_highest_{servers}_servers_per_second"), rate);
         }
     }
     Ok(())
