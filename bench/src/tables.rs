@@ -10,6 +10,7 @@ pub mod load;
 pub mod peers;
 pub mod pools;
 pub mod recovery;
+pub mod replicas;
 pub mod scale;
 pub mod schedules;
 pub mod snapshot;
@@ -33,6 +34,7 @@ pub const TABLES: &[&str] = &[
     "fairness",
     "enrolment",
     "schedules",
+    "replicas",
     "pools",
 ];
 
@@ -52,6 +54,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "fairness" => fairness::run(context, report).await,
         "enrolment" => enrolment::run(context, report).await,
         "schedules" => schedules::run(context, report).await,
+        "replicas" => replicas::run(context, report).await,
         "pools" => pools::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }

@@ -13,9 +13,12 @@ use pcfarm_bench::light::{Delivered, Herd, Pace, Work};
 use pcfarm_bench::program::Program;
 use pcfarm_bench::schedules::{self, Due};
 use pcfarm_faults::CrashPoint;
+use pcfarm_proto::files::{FILE_PIECE_BYTES, FileHash};
 use pcfarm_proto::v1;
+use pcfarm_proto::v1::file_service_client::FileServiceClient;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::problem_result::Outcome;
+use pcfarm_proto::v1::{PutFile, put_file};
 use receiver::Receiver;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
@@ -70,6 +73,12 @@ crashes! {
     an_agent_that_has_solved_problems: ProblemsSolved by an_agent;
     an_agent_that_has_delivered_results: ResultsDelivered by an_agent;
     an_agent_that_was_told_that_its_results_are_stored: AcknowledgementCame by an_agent;
+    a_server_that_has_stored_a_piece_of_a_file: FilePieceStored by a_server_that_is_given_a_file;
+    a_server_that_has_stored_a_file: FileStored by a_server_that_is_given_a_file;
+    a_server_that_has_stored_a_piece_of_what_a_problem_made: FilePieceStored by a_server_of_problems_that_make_files;
+    a_server_that_has_stored_what_a_problem_made: FileStored by a_server_of_problems_that_make_files;
+    an_agent_that_has_fetched_a_file: FileFetched by an_agent_of_problems_that_make_files;
+    an_agent_that_has_sent_what_a_problem_made: OutputSent by an_agent_of_problems_that_make_files;
 }
 
 #[test]
@@ -290,6 +299,110 @@ async fn a_server_of_an_agent_that_never_got_a_checkout(point: CrashPoint) {
     server.start().await;
     farm.submit_sleeps("plain", 50, 1, 5).await;
     all_is_well(&farm).await;
+}
+
+/// Two pieces and a bit.
+fn model() -> Vec<u8> {
+    (0..2_500_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+async fn put(server: &Server) -> Result<v1::File, tonic::Status> {
+    let beginning = PutFile { part: Some(put_file::Part::Beginning(put_file::Beginning::default())) };
+    let content = model();
+    let pieces = content.chunks(FILE_PIECE_BYTES).map(|piece| put_file::Part::Content(piece.to_vec().into()));
+    let messages: Vec<PutFile> =
+        std::iter::once(beginning).chain(pieces.map(|part| PutFile { part: Some(part) })).collect();
+    let client = FileServiceClient::connect(server.url()).await;
+    let mut client = client.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+    Ok(client.put(tokio_stream::iter(messages)).await?.into_inner())
+}
+
+async fn a_server_that_is_given_a_file(point: CrashPoint) {
+    let farm = a_farm().await;
+    let Server { program, port } = farm.server("a", &[]);
+    let mut server = Server { program: crashing(program, point), port };
+    server.start().await;
+    put(&server).await.expect_err("it was not acknowledged");
+    crashed(&mut server.program, point, SOON).await;
+    server.program = server.program.without_environment("PCFARM_CRASH_AT");
+    server.start().await;
+    let again = put(&server).await.expect("put");
+    assert_eq!(again.repeated, point == CrashPoint::FileStored);
+    assert_eq!(farm.number("select count(*) from pcfarm.file where sha256 is not null").await, 1);
+    assert_eq!(farm.number("select bytes from pcfarm.file_usage").await, 2_500_000);
+    // What was left half done is nobody's, and goes.
+    farm.run("update pcfarm.file set touched_at = touched_at - interval '2 hours'").await;
+    farm.until(LONG, "select count(*) = 1 from pcfarm.file").await;
+    assert_eq!(farm.number("select count(*) from pcfarm.file_piece").await, 3);
+}
+
+/// A job whose problems read a file and make two each, and an agent with the program for it.
+async fn of_files(farm: &Farm, server: &Server) -> Program {
+    let settings = farm.path("programs.toml");
+    let program = "[[program]]\nname = \"make\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\noutputs = [\"*.out\"]\ntrusted = true\n\
+        args = [\"-c\", 'cp model.bin same.out && echo \"$1\" > own.out', \"make\", \"{key}\"]\n";
+    std::fs::write(&settings, program).expect("written");
+    let file = put(server).await.expect("put");
+    let hash = FileHash::try_from(&file.sha256[..]).expect("a hash").to_string();
+    farm.job_type("makes", "exec:make", json!({"max_attempts": 20})).await;
+    farm.run(&format!(
+        "select pcfarm.create_job('files', 'makes', '{{\"files\": {{\"model.bin\": \"{hash}\"}}}}');
+         select pcfarm.load(max(job_id), 'select g::text as key, to_jsonb(g) as payload from generate_series(1, 12) g', 3),
+             pcfarm.open_job(max(job_id)) from pcfarm.job"
+    ))
+    .await;
+    let agent = farm.agent("makes", &[server]);
+    agent
+        .arguments(["--config".as_ref(), settings.as_os_str()])
+        .arguments(["--work-dir".as_ref(), farm.path("makes.work").as_os_str()])
+}
+
+/// All that solutions name is there, under their problems.
+async fn files_are_all_there(farm: &Farm) {
+    all_is_well(farm).await;
+    let named = "select count(*) from pcfarm.result r cross join lateral jsonb_each(r.solution -> 'files') f";
+    assert_eq!(farm.number(named).await, 2 * 12, "{}", farm.state().await);
+    let missing = "
+        where not exists (
+            select from pcfarm.output o join pcfarm.file x on x.sha256 = o.sha256
+            where o.job_id = r.job_id and o.problem_id = r.problem_id and o.name = f.key
+                and encode(o.sha256, 'hex') = f.value ->> 'sha256' and x.bytes = (f.value ->> 'bytes')::bigint
+                and x.bytes = (select sum(length(p.content)) from pcfarm.file_piece p where p.file_id = x.file_id))";
+    assert_eq!(farm.number(&format!("{named} {missing}")).await, 0);
+    let counted = "
+        select (select sum(bytes) from pcfarm.file_usage)::bigint
+            - (select sum(bytes) from (select bytes from pcfarm.output union all select bytes from pcfarm.file_holder) x)::bigint";
+    assert_eq!(farm.number(counted).await, 0);
+}
+
+async fn a_server_of_problems_that_make_files(point: CrashPoint) {
+    let farm = a_farm().await;
+    let mut server = farm.serving("a", &[]).await;
+    let mut agent = of_files(&farm, &server).await;
+    server.program.kill();
+    server.program = crashing(server.program, point);
+    server.start().await;
+    agent.start();
+    for _ in 0..2 {
+        crashed(&mut server.program, point, SOON).await;
+        server.program.kill(); // it is gone; this forgets how
+        server.start().await;
+    }
+    crashed(&mut server.program, point, SOON).await;
+    server.program = server.program.without_environment("PCFARM_CRASH_AT");
+    server.start().await;
+    files_are_all_there(&farm).await;
+}
+
+async fn an_agent_of_problems_that_make_files(point: CrashPoint) {
+    let farm = a_farm().await;
+    let server = farm.serving("a", &[]).await;
+    let mut agent = crashing(of_files(&farm, &server).await, point);
+    agent.start();
+    crashed(&mut agent, point, SOON).await;
+    let mut agent = agent.without_environment("PCFARM_CRASH_AT");
+    agent.start();
+    files_are_all_there(&farm).await;
 }
 
 /// One that has an agent's work to requeue, with servers that leave that to it.

@@ -337,6 +337,9 @@ pub struct ResultsArgs {
     /// Write to a file, which appears when it is complete
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Get the files that problems have made, too: each as DIR/KEY/NAME. What is there already is not got again
+    #[arg(long, value_name = "DIR")]
+    pub files: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

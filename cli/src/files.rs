@@ -35,7 +35,7 @@ pub async fn run(farm: &Farm, verb: FilesVerb, output: Output) -> Result<()> {
             }
             output.print(|| FilesJson { files: put.iter().map(json).collect() }, || names(&put))
         }
-        FilesVerb::Get { hash, to } => get(farm, hash, to.as_deref()).await,
+        FilesVerb::Get { hash, to } => download(farm, hash, to.as_deref()).await,
         FilesVerb::List => {
             let found = list(farm).await?;
             output.print(|| FilesJson { files: found.iter().map(json).collect() }, || table(&found))
@@ -88,7 +88,7 @@ pub async fn upload(farm: &Farm, path: &Path) -> Result<File> {
 }
 
 /// To a file, which is there whole or not at all, or to standard output.
-async fn get(farm: &Farm, hash: FileHash, to: Option<&Path>) -> Result<()> {
+pub async fn download(farm: &Farm, hash: FileHash, to: Option<&Path>) -> Result<()> {
     let doing = format!("getting file {hash}");
     let mut sink = Sink::create(to)?;
     farm.unhurried(&doing, async {

@@ -1,5 +1,7 @@
 //! `pcfarm job results`: every outcome of a job, streamed, so that memory does not grow with the job.
 
+mod made;
+
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -17,6 +19,7 @@ use crate::args::ResultsArgs;
 use crate::exit::{self, Failure};
 use crate::farm::Farm;
 use crate::output::{self, Format};
+use crate::results::made::Made;
 use crate::{jobs, text};
 
 /// The forms that results have.
@@ -46,6 +49,7 @@ pub async fn results(farm: &Farm, args: &ResultsArgs, form: Form) -> Result<()> 
     let job = jobs::get(farm, args.id).await?;
     let bar = progress(args.out.is_some() || !io::stdout().is_terminal(), job.done + job.failed);
     let mut sink = Sink::create(args.out.as_deref())?;
+    let mut made = args.files.as_deref().map(Made::to).transpose()?;
     let fetch = async {
         let mut client = farm.jobs();
         let call = client.results(Request::new(JobRequest { job_id: args.id.0 }));
@@ -56,6 +60,9 @@ pub async fn results(farm: &Farm, args: &ResultsArgs, form: Form) -> Result<()> 
         while let Some(chunk) = chunks.message().await.map_err(|status| farm.refused(&doing, &status))? {
             for outcome in &chunk.outcomes {
                 writer.write(outcome).map_err(|error| sink_error(args, error))?;
+                if let Some(made) = &mut made {
+                    made.get(farm, outcome).await?;
+                }
             }
             count += chunk.outcomes.len() as i64;
             bar.inc(chunk.outcomes.len() as u64);
@@ -68,6 +75,9 @@ pub async fn results(farm: &Farm, args: &ResultsArgs, form: Form) -> Result<()> 
     sink.finish()?;
     if let Some(path) = &args.out {
         output::note(&format!("{} in {}", text::counted(count, "result"), path.display()));
+    }
+    if let Some(made) = made {
+        output::note(&format!("{} in {}", text::counted(made.count, "file"), made.directory.display()));
     }
     Ok(())
 }

@@ -54,6 +54,54 @@ async fn files_come_back_as_they_were_put() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn files_that_problems_make_are_their_owners() -> Result<()> {
+    let mut farm = Farm::start().await?;
+    let directory = farm.directory.path().to_owned();
+    let settings = farm.file(
+        "agent.toml",
+        "[[program]]\nname = \"draw\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\noutputs = [\"*.svg\"]\ntrusted = true\n\
+         args = [\"-c\", 'for n in \"$@\"; do seq $n > $n.svg; done', \"draw\", \"{payload[]}\"]\n",
+    )?;
+    let mut agent = program("pcfarm-worker")?;
+    agent.args(["--config", &settings, "--server", &farm.url, "--cores", "2", "--hostname", "one", "--state-dir"]);
+    agent.arg(directory.join("one")).arg("--work-dir").arg(directory.join("work"));
+    let log = fs::File::create(directory.join("one.log"))?;
+    let agent = Running(agent.stdout(Stdio::null()).stderr(log).spawn()?);
+    farm.ends(0, "types set draw --controller exec:draw").await?;
+    let problems = "{\"key\": \"a/1\", \"payload\": [\"3\", \"400000\"]}\n{\"key\": \"b\", \"payload\": [\"3\"]}\n\
+                    {\"key\": \"none\", \"payload\": []}\n";
+    let problems = farm.file("draw.ndjson", problems)?;
+    farm.ends(0, &format!("job load {problems} --name draw --type draw")).await?;
+    let waited = farm.run("job wait 1 --timeout 60s").await?;
+    ensure!(waited.code == Some(0), "{waited:?}, {}", fs::read_to_string(directory.join("one.log"))?);
+
+    let to = directory.join("made").display().to_string();
+    let written = |n: u32| (1..=n).map(|n| format!("{n}\n")).collect::<String>();
+    for _ in 0..2 {
+        // Again, behind a copy that is damaged.
+        let told = farm.run(&format!("job results 1 --out {to}.json --files {to}")).await?;
+        ensure!(told.code == Some(0) && told.stderr.contains("3 files in"), "{told:?}");
+        for (path, n) in [("a%2f1/3.svg", 3), ("a%2f1/400000.svg", 400_000), ("b/3.svg", 3)] {
+            let path = Path::new(&to).join(path);
+            ensure!(fs::read_to_string(&path)? == written(n), "{}", path.display());
+            fs::write(&path, "damaged")?;
+        }
+        ensure!(!Path::new(&to).join("none").exists());
+    }
+    // Kept once, and as long as the job.
+    ensure!(farm.number("select count(*) from pcfarm.file where sha256 is not null").await? == 2);
+    ensure!(farm.number("select count(*) from pcfarm.output").await? == 3);
+    let outcomes = farm.json("job results 1").await?;
+    let small = &outcomes["outcomes"][1]["result"]["files"]["3.svg"];
+    ensure!(small["bytes"] == 6, "{outcomes}");
+    farm.ends(0, &format!("files get {} --to /dev/null", small["sha256"].as_str().context("a hash")?)).await?;
+    ensure!(hashes(&farm.json("files list").await?).is_empty(), "nobody has put them there");
+    drop(agent);
+    farm.kill_agents();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_module_of_the_examples_solves_a_job() -> Result<()> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/programs/c/primes.c");
     let mut farm = Farm::start().await?;

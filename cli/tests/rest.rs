@@ -340,6 +340,49 @@ async fn a_submission_is_stored_loaded_and_fetched_again() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn files_are_put_listed_got_and_let_go_of() -> Result<()> {
+    let farm = Farm::start().await?;
+    let client = Client::of(&farm);
+    let content: Vec<u8> = (0..2_500_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let headers = [("content-type", "application/octet-stream"), ("idempotency-key", "f1")];
+    let put = client.send("POST", "/api/v1/files?name=model.bin", &headers, Some(content.clone())).await?.is(201)?;
+    let file = put.json()?;
+    let hash = text(&file, "sha256")?;
+    ensure!(file["bytes"] == 2_500_000 && file["name"] == "model.bin", "{file}");
+    let path = format!("/api/v1/files/{hash}");
+    ensure!(put.header("location") == Some(path.as_str()));
+    client.send("POST", "/api/v1/files", &headers, Some(content.clone())).await?.is(200)?;
+    let got = client.get(&path).await?.is(200)?;
+    ensure!(got.body == content && got.header("etag") == Some(format!("\"{hash}\"").as_str()));
+    // Empty, with its hash known before; and with another's.
+    let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    client.post(&format!("/api/v1/files?sha256={empty}"), "text/plain", "").await?.is(201)?;
+    ensure!(client.get(&format!("/api/v1/files/{empty}")).await?.is(200)?.body.is_empty());
+    client.post(&format!("/api/v1/files?sha256={empty}"), "text/plain", "x").await?.is(400)?;
+    ensure!(client.post("/api/v1/files?sha256=0badc0de", "text/plain", "x").await?.is(400)?.field()? == "sha256");
+    // Page by page, the newest first.
+    let mut names = Vec::new();
+    let mut next = "/api/v1/files?limit=1".to_owned();
+    while names.len() < 3 {
+        let page = client.get(&next).await?.is(200)?.json()?;
+        let Some(item) = page["items"].get(0) else { break };
+        names.push(text(item, "sha256")?);
+        next = format!("/api/v1/files?limit=1&cursor={}", text(&page, "next")?);
+    }
+    ensure!(names == [empty, &hash], "{names:?}");
+    // A job may need it.
+    let job = json!({"name": "needs", "job_type": "echo", "files": {"model.bin": hash}});
+    client.json("POST", "/api/v1/jobs", job).await?.is(201)?;
+    ensure!(farm.number("select count(*) from pcfarm.job_file").await? == 1);
+    client.send("DELETE", &path, &[], None).await?.is(204)?;
+    for missing in [path.as_str(), "/api/v1/files/0badc0de"] {
+        client.get(missing).await?.is(404)?;
+        client.send("DELETE", missing, &[], None).await?.is(404)?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_was_stored_is_loaded_by_the_next_server() -> Result<()> {
     let mut farm = Farm::start().await?;
     let client = Client::of(&farm);
@@ -637,6 +680,7 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
     let standing = text(&ana.json("POST", "/api/v1/jobs", standing).await?.is(201)?.json()?, "job_id")?;
     let schedule = json!({"name": SECRET, "recurrence": "every 7 days", "job_id": standing, "payload": SECRET});
     let schedule = text(&ana.json("POST", "/api/v1/schedules", schedule).await?.is(201)?.json()?, "schedule_id")?;
+    let file = text(&ana.post("/api/v1/files", "text/plain", SECRET).await?.is(201)?.json()?, "sha256")?;
     let stolen = json!({"name": "x", "recurrence": "every 7 days", "job_id": standing});
     ensure!((400..500).contains(&mia.json("POST", "/api/v1/schedules", stolen).await?.status));
     let query = json!({"job_type": "echo", "loads": [{"query": "select 1"}]});
@@ -656,6 +700,7 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
             .replace("{submission_id}", &submission)
             .replace("{subscription_id}", &subscription)
             .replace("{schedule_id}", &schedule)
+            .replace("{sha256}", &file)
             .replace("{name}", "ana")
             .replace("{hostname}", "pc1")
             .replace("{job_type}", "echo")
@@ -677,6 +722,7 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
         let is_anas = path.contains("{job_id}")
             || path.contains("{submission_id}")
             || path.contains("{schedule_id}")
+            || path.contains("{sha256}")
             || path.contains("{subscription_id}");
         ensure!(
             !is_anas || (400..500).contains(&answer.status),
@@ -708,6 +754,7 @@ async fn two_users_see_and_touch_nothing_of_each_other() -> Result<()> {
     let after = ana.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?;
     ensure!(before == after, "{before}\n{after}");
     ana.get(&format!("/api/v1/submissions/{submission}/original")).await?.is(200)?;
+    ensure!(ana.get(&format!("/api/v1/files/{file}")).await?.is(200)?.text() == SECRET);
     // Operators see all, and are not administrators.
     ensure!(olga.get(&format!("/api/v1/jobs/{job}")).await?.is(200)?.json()?["title"] == SECRET);
     olga.json("PATCH", "/api/v1/limits", json!({"concurrency": 1})).await?.is(403)?;

@@ -9,6 +9,12 @@ pub const FILE_BYTES_LIMIT: u64 = 1 << 30;
 /// Most bytes of a file in one message; each piece but the last has so many where it is kept.
 pub const FILE_PIECE_BYTES: usize = 1 << 20;
 
+/// Most characters of a name that a job or a problem knows a file by.
+pub const FILE_NAME_LIMIT: usize = 100;
+
+/// Most files that a problem may make.
+pub const OUTPUTS_LIMIT: usize = 100;
+
 /// What an agent says that it runs if it runs modules, whichever they are.
 pub const WASM: &str = "wasm";
 
@@ -60,6 +66,12 @@ impl TryFrom<&[u8]> for FileHash {
     }
 }
 
+/// Whether a job or a problem may know a file by this name: it becomes one in a directory, and is never a path, an option or hidden.
+pub fn is_file_name(name: &str) -> bool {
+    let sensible = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
+    (1..=FILE_NAME_LIMIT).contains(&name.len()) && name.bytes().all(sensible) && !name.starts_with(['.', '-'])
+}
+
 /// The module that a controller is, if it is one.
 pub fn module_of(controller: &str) -> Option<Result<FileHash, NotAHash>> {
     controller.strip_prefix(MODULE_PREFIX).map(str::parse)
@@ -85,6 +97,16 @@ mod tests {
             assert!(wrong.parse::<FileHash>().is_err(), "{wrong}");
         }
         assert!(FileHash::try_from(&hash.0[1..]).is_err());
+    }
+
+    #[test]
+    fn a_name_is_no_path_and_no_option() {
+        for name in ["a", "0", "_", "out.png", "a-b_c.tar.gz", &"x".repeat(100)] {
+            assert!(is_file_name(name), "{name}");
+        }
+        for name in ["", ".", "..", ".x", "-x", "a/b", "a b", "a\0", "é", &"x".repeat(101)] {
+            assert!(!is_file_name(name), "{name}");
+        }
     }
 
     #[test]

@@ -2,23 +2,25 @@
 //! the database is held while a peer is waited for.
 //!
 //! What a server or a client leaves unfinished has no hash, is nobody's, and is removed within the hour. A file gets its name,
-//! and its holder, in the one transaction that is acknowledged.
+//! and whose it is, in the one transaction that is acknowledged.
 
+use crate::access::Caller;
 use crate::access::places::{Full, Holder, Place, Places};
-use crate::access::{Caller, Peer};
-use crate::grpc::status_code;
+use crate::grpc::{status_code, too_slow};
 use crate::rest::pace::Span;
 use bytes::{Bytes, BytesMut};
 use deadpool_postgres::{Object, Pool};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, stream};
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::files::{FILE_BYTES_LIMIT, FILE_PIECE_BYTES, FileHash};
+use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
-use pcfarm_sql::files::{self, Content};
+use pcfarm_sql::files::{self, Content, Output};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use tokio::time::Instant;
-use tonic::{Status, Streaming};
+use tonic::Status;
 use tracing::{info, warn};
 
 /// Files that are on their way at a time, each way, and those of one user, workstation, or address without a token.
@@ -27,6 +29,17 @@ const UNDER_WAY_OF_ONE: usize = 16;
 
 /// A file's pieces, as they are sent.
 pub type Pieces = BoxStream<'static, Result<v1::FilePiece, Status>>;
+
+/// What comes of a file behind its beginning. A call that sends anything else but content there is refused.
+pub type Coming = BoxStream<'static, Result<Bytes, Status>>;
+
+/// Whose a file is that comes.
+pub enum For {
+    /// The caller's, by this name.
+    Caller(Box<Caller>, String),
+    /// A problem's.
+    Problem(Output),
+}
 
 pub struct Files {
     pool: Pool,
@@ -87,20 +100,16 @@ impl Files {
     /// Stores what comes, whole, before it is acknowledged.
     pub async fn receive(
         &self,
-        caller: &Caller,
-        peer: &Peer,
-        beginning: v1::put_file::Beginning,
-        pieces: Streaming<v1::PutFile>,
+        holder: &Holder,
+        whose: For,
+        expected: Option<FileHash>,
+        pieces: Coming,
     ) -> Result<Put, Status> {
-        let _place = taken(&self.coming, &Holder::of(caller, peer))?;
-        let expected = match beginning.sha256.is_empty() {
-            true => None,
-            false => Some(hash(&beginning.sha256)?),
-        };
+        let _place = taken(&self.coming, holder)?;
         let client = self.client().await?;
         let file = files::begin(&client).await.map_err(status_code::of)?;
         drop(client);
-        let put = self.store(caller, file, expected, &beginning.name, pieces).await;
+        let put = self.store(file, whose, expected, pieces).await;
         if put.is_err() {
             self.clear(file).await;
         }
@@ -109,33 +118,26 @@ impl Files {
 
     async fn store(
         &self,
-        caller: &Caller,
         file: i64,
+        whose: For,
         expected: Option<FileHash>,
-        name: &str,
-        mut pieces: Streaming<v1::PutFile>,
+        mut pieces: Coming,
     ) -> Result<Put, Status> {
         let mut span = Span::of_people();
         let (mut digest, mut bytes, mut number, mut gathered) = (Sha256::new(), 0_u64, 0, BytesMut::new());
         loop {
             let began = Instant::now();
-            let next = tokio::time::timeout(span.left(), pieces.message()).await;
+            let next = tokio::time::timeout(span.left(), pieces.next()).await;
             let came = match &next {
-                Ok(Ok(Some(v1::PutFile { part: Some(v1::put_file::Part::Content(content)) }))) => content.len(),
+                Ok(Some(Ok(content))) => content.len(),
                 Ok(_) | Err(_) => 0,
             };
             // A file that has ended may have been as slow as it likes.
-            if !matches!(next, Ok(Ok(None))) {
-                span.came(began.elapsed(), came).map_err(|slow| Status::deadline_exceeded(slow.to_string()))?;
+            if !matches!(next, Ok(None)) {
+                span.came(began.elapsed(), came).map_err(|slow| too_slow(&slow.to_string()))?;
             }
             let Ok(piece) = next else { continue };
-            let content = match piece?.map(|piece| piece.part) {
-                None => break,
-                Some(Some(v1::put_file::Part::Content(content))) => content,
-                Some(Some(v1::put_file::Part::Beginning(_)) | None) => {
-                    return Err(Status::invalid_argument("behind its beginning a file has content alone"));
-                }
-            };
+            let Some(content) = piece.transpose()? else { break };
             bytes += content.len() as u64;
             if bytes > FILE_BYTES_LIMIT {
                 let most = FILE_BYTES_LIMIT >> 20;
@@ -156,11 +158,31 @@ impl Files {
         }
         let bytes = bytes.cast_signed();
         let client = self.client().await?;
-        caller.act(&client).await?;
-        let whole = files::is_whole(&client, file, hash, bytes, name).await.map_err(status_code::of)?;
-        let repeated = whole.ok_or_else(given_up)?;
+        let repeated = match whose {
+            For::Caller(caller, name) => {
+                caller.act(&client).await?;
+                let whole = files::is_whole(&client, file, hash, bytes, &name).await.map_err(status_code::of)?;
+                whole.ok_or_else(given_up)?
+            }
+            For::Problem(output) => {
+                let checkout = output.checkout;
+                let output = Output { hash, bytes, ..output };
+                if !files::output_is_whole(&client, file, &output).await.map_err(status_code::of)? {
+                    return Err(not_live(checkout));
+                }
+                false
+            }
+        };
+        crash_point(CrashPoint::FileStored);
         info!(file = %hash, bytes, repeated, "a file was put");
         Ok(Put { hash, bytes, repeated })
+    }
+
+    /// Whether a file's content is wanted; if not, it is the problem's now.
+    pub async fn offered(&self, output: &Output) -> Result<bool, Status> {
+        let client = self.client().await?;
+        let wanted = files::begin_output(&client, output).await.map_err(status_code::of)?;
+        wanted.ok_or_else(|| not_live(output.checkout))
     }
 
     async fn add(&self, file: i64, number: &mut i32, piece: &[u8]) -> Result<(), Status> {
@@ -168,6 +190,7 @@ impl Files {
         if !files::add_piece(&client, file, *number, piece).await.map_err(status_code::of)? {
             return Err(given_up());
         }
+        crash_point(CrashPoint::FilePieceStored);
         *number += 1;
         Ok(())
     }
@@ -189,6 +212,10 @@ fn taken(places: &Arc<Places>, holder: &Holder) -> Result<Place, Status> {
         Full::Own(most) => Status::resource_exhausted(format!("{most} files at a time are under way: try again")),
         Full::All => Status::resource_exhausted("as many files as can be are under way here: try again"),
     })
+}
+
+fn not_live(checkout: CheckoutId) -> Status {
+    Status::not_found(format!("checkout {checkout} is not live"))
 }
 
 fn given_up() -> Status {

@@ -28,6 +28,13 @@ pub(crate) const TOO_SLOW: &str = "pcfarm-too-slow";
 pub(crate) const FIELD: &str = "pcfarm-field";
 
 /// What is wrong with a field of a request.
+/// What came, came too slowly.
+pub(crate) fn too_slow(message: &str) -> Status {
+    let mut status = Status::deadline_exceeded(message);
+    status.metadata_mut().insert(TOO_SLOW, MetadataValue::from_static("true"));
+    status
+}
+
 pub(crate) fn about_field(field: &'static str, message: String) -> Status {
     let mut status = Status::invalid_argument(format!("{field}: {message}"));
     status.metadata_mut().insert(FIELD, MetadataValue::from_static(field));

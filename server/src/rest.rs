@@ -7,6 +7,7 @@ mod accounts;
 mod alerts;
 mod events;
 mod extract;
+mod files;
 mod health;
 mod idempotency;
 mod job_types;
@@ -39,9 +40,11 @@ use crate::access::lasting::{self, Ending, Going, Over};
 use crate::access::places::{Full, Holder, Place, Places};
 use crate::access::{self, Caller, Peer};
 use crate::farm::Farm;
+use crate::files::Files;
 use crate::grpc::access::AccessApi;
 use crate::grpc::alerts::AlertsApi;
 use crate::grpc::farm::FarmApi;
+use crate::grpc::files::FilesApi;
 use crate::grpc::jobs::JobsApi;
 use crate::grpc::queue::QueueApi;
 use crate::grpc::schedules::SchedulesApi;
@@ -86,6 +89,7 @@ pub struct Services {
     pub alerts: AlertsApi,
     pub workstations: WorkstationsApi,
     pub status: FarmApi,
+    pub files: FilesApi,
     pub originals: Arc<Originals>,
     quick: Arc<Places>,
     slow: Arc<Places>,
@@ -97,7 +101,12 @@ pub struct Services {
 pub type Api = Arc<Services>;
 
 impl Services {
-    pub fn new(farm: Arc<Farm>, jobs: Arc<JobsApi>, originals: Arc<Originals>, warnings: Vec<String>) -> Api {
+    pub fn new(
+        farm: Arc<Farm>,
+        (jobs, files): (Arc<JobsApi>, Arc<Files>),
+        originals: Arc<Originals>,
+        warnings: Vec<String>,
+    ) -> Api {
         let pool = farm.pool.clone();
         Arc::new(Services {
             jobs,
@@ -107,6 +116,7 @@ impl Services {
             alerts: AlertsApi::new(pool.clone()),
             workstations: WorkstationsApi::new(pool.clone()),
             status: FarmApi::new(pool, farm.rhythm.lease, warnings),
+            files: FilesApi::new(farm.clone(), files),
             originals,
             quick: Places::new(REQUESTS, REQUESTS_OF_ONE),
             slow: Places::new(SLOW_REQUESTS, SLOW_REQUESTS_OF_ONE),
@@ -136,6 +146,7 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .merge(submissions::routes())
         .merge(schedules::routes())
         .merge(usage::routes())
+        .merge(files::routes())
         .route_layer(middleware::from_fn_with_state(api.clone(), idempotency::once))
         .route_layer(middleware::from_fn_with_state(api.clone(), in_time))
         .route_layer(middleware::from_fn_with_state(api.clone(), admitted));
@@ -145,6 +156,7 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .merge(results::slow_routes())
         .merge(events::slow_routes())
         .merge(submissions::slow_routes())
+        .merge(files::slow_routes())
         .route_layer(middleware::from_fn_with_state(api.clone(), in_turn))
         .route_layer(middleware::from_fn_with_state(api.clone(), admitted));
     let (router, document) = OpenApiRouter::with_openapi(openapi::heading()).merge(quick).merge(slow).split_for_parts();

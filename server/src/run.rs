@@ -3,6 +3,7 @@
 use crate::access::{self, Access};
 use crate::authority::Tls;
 use crate::farm::{Farm, Parts};
+use crate::files::Files;
 use crate::grpc::accept::Incoming;
 use crate::grpc::jobs::JobsApi;
 use crate::originals::{Originals, Store};
@@ -159,14 +160,15 @@ async fn serve(
     }
     let mut serving = JoinSet::new();
     let jobs = Arc::new(JobsApi::new(farm.clone()));
+    let files = Files::new(farm.pool.clone());
     let originals = Originals::new(farm.clone(), jobs.clone(), settings.originals.clone());
     parts.spawn(originals.clone().sweep());
     if let Some(listener) = http {
-        let api = rest::Services::new(farm.clone(), jobs.clone(), originals, facts.warnings.clone());
+        let api = rest::Services::new(farm.clone(), (jobs.clone(), files.clone()), originals, facts.warnings.clone());
         let incoming = Incoming::http1(listener, connections, farm.tls.clone());
         serving.spawn(rest::serve(api, incoming, stopping.clone()));
     }
-    serving.spawn(grpc::serve::serve(farm.clone(), jobs, listener, connections, facts.warnings));
+    serving.spawn(grpc::serve::serve(farm.clone(), (jobs, files), listener, connections, facts.warnings));
     watchdog::ready(&address.to_string());
     // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
     let outcome = tokio::select! {

@@ -10,6 +10,8 @@ create table pcfarm.file (
     constraint whole_with_its_hash check ((sha256 is null) = (bytes is null))
 );
 create index file_touched on pcfarm.file (touched_at);
+comment on column pcfarm.file.touched_at is
+    'While it comes, when the last of it came; then when it was last put, or seen to be needed; infinity for what problems have made.';
 
 create table pcfarm.file_piece (
     file_id bigint not null references pcfarm.file on delete cascade,
@@ -26,6 +28,7 @@ create table pcfarm.file_holder (
     file_id   bigint not null references pcfarm.file on delete cascade,
     owner     name not null,
     name      text not null constraint file_name_length check (length(name) <= 255),
+    bytes     bigint not null,
     put_at    timestamptz not null default clock_timestamp(),
     constraint held_once unique (file_id, owner)
 );
@@ -48,6 +51,59 @@ create table pcfarm.job_file (
     primary key (job_id, name)
 );
 create index job_file_by_hash on pcfarm.job_file (sha256);
+
+-- What problems have made: the files that a program left, sent under the checkout that held the problem, before its result.
+-- They belong to the job's owner, and go with the problem. Of two attempts the later one's stands, as its result does.
+create table pcfarm.output (
+    job_id     bigint not null,
+    problem_id bigint not null,
+    name       text not null constraint output_name check (name ~ '^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$'),
+    sha256     bytea not null constraint output_is_a_file references pcfarm.file (sha256),
+    bytes      bigint not null,
+    owner      name not null,
+    primary key (job_id, problem_id, name)
+);
+create index output_by_hash on pcfarm.output (sha256);
+
+-- What each user has of both, in bytes. Whoever adds to it has its row until the end of the transaction, so that two
+-- at a time cannot have more than one may.
+create table pcfarm.file_usage (
+    owner name primary key,
+    bytes bigint not null
+);
+
+create function pcfarm.count_file_bytes()
+returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if tg_op <> 'INSERT' then
+        update pcfarm.file_usage u set bytes = u.bytes - old.bytes where u.owner = old.owner;
+    end if;
+    if tg_op <> 'DELETE' then
+        insert into pcfarm.file_usage as u values (new.owner, new.bytes)
+        on conflict (owner) do update set bytes = u.bytes + excluded.bytes;
+    end if;
+    return null;
+end $$;
+create trigger count_held_bytes after insert or delete on pcfarm.file_holder
+    for each row execute function pcfarm.count_file_bytes();
+create trigger count_output_bytes after insert or update or delete on pcfarm.output
+    for each row execute function pcfarm.count_file_bytes();
+
+-- A file that a problem has made is not looked at until the last of those problems goes: there may be millions.
+create function pcfarm.keep_output()
+returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if tg_op <> 'DELETE' then
+        update pcfarm.file f set touched_at = 'infinity' where f.sha256 = new.sha256 and f.touched_at < 'infinity';
+    end if;
+    if tg_op = 'DELETE' or tg_op = 'UPDATE' and old.sha256 <> new.sha256 then
+        update pcfarm.file f set touched_at = clock_timestamp()
+        where f.sha256 = old.sha256 and not exists (select from pcfarm.output o where o.sha256 = old.sha256);
+    end if;
+    return null;
+end $$;
+create trigger keep_output after insert or update or delete on pcfarm.output
+    for each row execute function pcfarm.keep_output();
 
 -- In the transaction that makes the job. Whoever has not put a file there cannot name it.
 create function pcfarm.set_job_files(job bigint, files jsonb)
@@ -130,15 +186,10 @@ begin
     return made;
 end $$;
 
--- All of it is here: from now on it is there, for whoever has put it. What was there before is kept, and this copy of it goes.
--- Nothing is returned if it took so long that it was given up.
-create function pcfarm.file_is_whole(file bigint, hash bytea, size bigint, title text, out repeated boolean)
-returns setof boolean language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-declare
-    whose name := pcfarm.acting_user();
-    most  bigint := (select i.most_file_bytes from pcfarm.intake i);
-    has   bigint;
-    kept  bigint;
+-- Gives a file that has come its name. What was there before is kept, and this copy of it goes. Returns which is kept, and
+-- whether it was there before; nothing if it took so long that it was given up.
+create function pcfarm.name_file(file bigint, hash bytea, size bigint, out kept bigint, out repeated boolean)
+language plpgsql as $$
 begin
     perform from pcfarm.file f where f.file_id = file and f.sha256 is null for update;
     if not found then
@@ -160,17 +211,102 @@ begin
     if repeated then
         delete from pcfarm.file f where f.file_id = file;
     end if;
-    update pcfarm.file f set touched_at = clock_timestamp() where f.file_id = kept;
-    insert into pcfarm.file_holder as h (file_id, owner, name) values (kept, whose, title)
-    on conflict on constraint held_once do update set name = excluded.name, put_at = excluded.put_at;
-    select coalesce(sum(f.bytes), 0) into has
-    from pcfarm.file_holder h join pcfarm.file f on f.file_id = h.file_id where h.owner = whose;
+    update pcfarm.file f set touched_at = greatest(f.touched_at, clock_timestamp()) where f.file_id = kept;
+end $$;
+
+-- Behind what adds to it, in the same transaction.
+create function pcfarm.check_file_bytes(whose name)
+returns void language plpgsql as $$
+declare
+    most bigint := (select i.most_file_bytes from pcfarm.intake i);
+    has  bigint := (select u.bytes from pcfarm.file_usage u where u.owner = whose);
+begin
     if has > most then
         raise exception '% would have % bytes of files, and may have %', whose, has, most
-            using errcode = 'configuration_limit_exceeded',
-                  hint = 'Remove some: `pcfarm files remove`. An administrator sets most_file_bytes in pcfarm.intake.';
+            using errcode = 'configuration_limit_exceeded', constraint = 'most_file_bytes',
+                  hint = 'Remove some: `pcfarm files remove`; what jobs have made goes with them. '
+                         'An administrator sets most_file_bytes in pcfarm.intake.';
+    end if;
+end $$;
+
+-- All of it is here: from now on it is there, for whoever has put it.
+create function pcfarm.file_is_whole(file bigint, hash bytea, size bigint, title text)
+returns setof boolean language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    whose name := pcfarm.acting_user();
+    named record;
+begin
+    select n.* into named from pcfarm.name_file(file, hash, size) n;
+    if named.kept is null then
+        return;
+    end if;
+    insert into pcfarm.file_holder as h (file_id, owner, name, bytes) values (named.kept, whose, title, size)
+    on conflict on constraint held_once do update set name = excluded.name, put_at = excluded.put_at;
+    perform pcfarm.check_file_bytes(whose);
+    return next named.repeated;
+end $$;
+
+-- A problem has made a file of this content, says the agent that has it in hands under a live checkout. True: its owner has
+-- that content already, and it is the problem's now. False: it is to be sent. Nothing is returned if there is no such checkout.
+create function pcfarm.begin_output(
+    checkout bigint, secret bigint, problem bigint, title text, hash bytea, out there boolean)
+returns setof boolean language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    of_job pcfarm.job;
+    size   bigint;
+begin
+    of_job := pcfarm.job_of_output(checkout, secret);
+    if of_job.job_id is null then
+        return;
+    end if;
+    -- Shared: it stays while this transaction says that it is needed.
+    select f.bytes into size from pcfarm.file f
+    where f.sha256 = hash
+        and (exists (select from pcfarm.file_holder h where h.file_id = f.file_id and h.owner = of_job.owner)
+            or exists (select from pcfarm.output o where o.sha256 = hash and o.owner = of_job.owner))
+    for key share;
+    there := found;
+    if there then
+        perform pcfarm.add_output(of_job, problem, title, hash, size);
     end if;
     return next;
+end $$;
+
+-- It has come. Nothing is returned if the checkout is not live any more, or it took so long that it was given up.
+create function pcfarm.output_is_whole(
+    file bigint, checkout bigint, secret bigint, problem bigint, title text, hash bytea, size bigint)
+returns setof boolean language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    of_job pcfarm.job;
+    named  record;
+begin
+    of_job := pcfarm.job_of_output(checkout, secret);
+    if of_job.job_id is null then
+        return;
+    end if;
+    select n.* into named from pcfarm.name_file(file, hash, size) n;
+    if named.kept is null then
+        return;
+    end if;
+    perform pcfarm.add_output(of_job, problem, title, hash, size);
+    return next named.repeated;
+end $$;
+
+-- Shared: neither the checkout nor, therefore, its job is forgotten while this transaction goes on.
+create function pcfarm.job_of_output(checkout bigint, secret bigint)
+returns pcfarm.job language sql as $$
+    select j.* from pcfarm.checkout c join pcfarm.job j on j.job_id = c.job_id
+    where c.checkout_id = checkout and c.token = secret and c.ended_at is null
+    for key share of c
+$$;
+
+create function pcfarm.add_output(of_job pcfarm.job, problem bigint, title text, hash bytea, size bigint)
+returns void language plpgsql as $$
+begin
+    insert into pcfarm.output as o (job_id, problem_id, name, sha256, bytes, owner)
+    values (of_job.job_id, problem, title, hash, size, of_job.owner)
+    on conflict (job_id, problem_id, name) do update set sha256 = excluded.sha256, bytes = excluded.bytes;
+    perform pcfarm.check_file_bytes(of_job.owner);
 end $$;
 
 -- Removes what nobody goes on sending, and files that nothing needs any more, at most ten. What is needed is said to be so once
@@ -193,16 +329,21 @@ begin
             and (f.sha256 is null and f.touched_at < clock_timestamp() - interval '1 hour'
                 or f.sha256 is not null and f.touched_at < clock_timestamp() - keep
                     and not exists (select from pcfarm.job_type_module m where m.sha256 = f.sha256)
-                    and not exists (select from pcfarm.job_file j where j.sha256 = f.sha256))
+                    and not exists (select from pcfarm.job_file j where j.sha256 = f.sha256)
+                    and not exists (select from pcfarm.output o where o.sha256 = f.sha256))
         order by f.touched_at limit 10 for update skip locked) o;
     -- Nobody can begin to need them now; whoever has before is seen by this statement.
     delete from pcfarm.file f
     where f.file_id = any (old) and not exists (select from pcfarm.job_type_module m where m.sha256 = f.sha256)
-        and not exists (select from pcfarm.job_file j where j.sha256 = f.sha256);
+        and not exists (select from pcfarm.job_file j where j.sha256 = f.sha256)
+        and not exists (select from pcfarm.output o where o.sha256 = f.sha256);
     get diagnostics gone = row_count;
     return gone;
 end $$;
 
 -- What nobody calls by hand is nobody's to call.
-revoke all on function pcfarm.begin_file(), pcfarm.file_is_whole(bigint, bytea, bigint, text), pcfarm.forget_files(),
-    pcfarm.job_type_has_module(), pcfarm.set_job_files(bigint, jsonb) from public;
+revoke all on function pcfarm.begin_file(), pcfarm.name_file(bigint, bytea, bigint), pcfarm.check_file_bytes(name),
+    pcfarm.file_is_whole(bigint, bytea, bigint, text), pcfarm.begin_output(bigint, bigint, bigint, text, bytea),
+    pcfarm.output_is_whole(bigint, bigint, bigint, bigint, text, bytea, bigint), pcfarm.job_of_output(bigint, bigint),
+    pcfarm.add_output(pcfarm.job, bigint, text, bytea, bigint), pcfarm.count_file_bytes(), pcfarm.keep_output(),
+    pcfarm.forget_files(), pcfarm.job_type_has_module(), pcfarm.set_job_files(bigint, jsonb) from public;

@@ -147,8 +147,9 @@ begin
     end if;
     for part in
         -- What is folded meanwhile comes again.
-        select * from (values ('progress', ''), ('result', ''), ('checkout', 'order by o.lane_id desc, o.from_order desc'), ('requeued', ''),
-            ('problem', ''), ('lane', '')) as p(name, in_order)
+        -- Files behind checkouts: what is sent under one has come, or comes too late, when that is gone.
+        select * from (values ('progress', ''), ('result', ''), ('checkout', 'order by o.lane_id desc, o.from_order desc'), ('output', ''),
+            ('requeued', ''), ('problem', ''), ('lane', '')) as p(name, in_order)
     loop
         execute format('delete from pcfarm.%I r where r.ctid = any (array(
             select o.ctid from pcfarm.%1$I o where o.job_id = $1 %s limit $2))', part.name, part.in_order) using job, batch;
@@ -285,6 +286,7 @@ begin
     delete from pcfarm.problem p
     where p.job_id = job and p.lane_id = lane and p.batch_order >= forget_problems.from_order
         and p.problem_id = any (forget_problems.problems);
+    delete from pcfarm.output o where o.job_id = job and o.problem_id = any (forget_problems.problems);
     update pcfarm.lane l set problems = l.problems - cardinality(forget_problems.problems)
     where l.job_id = job and l.lane_id = lane;
 end $$;

@@ -3,7 +3,7 @@
 use crate::checkout::Queries;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::files::FileHash;
-use pcfarm_proto::ids::{CheckoutId, JobId};
+use pcfarm_proto::ids::{CheckoutId, JobId, ProblemId};
 use std::time::SystemTime;
 use tokio_postgres::{Error, Row};
 
@@ -53,7 +53,44 @@ pub async fn for_checkout(
 ) -> Result<Option<Content>, Error> {
     let statement = include_str!("../queries/file_for_checkout.sql");
     let rows = client.run(statement, &[&checkout, &token, &&hash.0[..]]).await?;
-    rows.first().map(|row| Ok(Content { file: row.try_get(0)?, bytes: row.try_get(1)? })).transpose()
+    rows.first().map(content).transpose()
+}
+
+/// A file that a problem of a checkout has made.
+#[derive(Clone, Debug)]
+pub struct Output {
+    pub checkout: CheckoutId,
+    pub token: i64,
+    pub problem: ProblemId,
+    pub name: String,
+    pub hash: FileHash,
+    pub bytes: i64,
+}
+
+/// Whether its content is to be sent; otherwise it is the problem's now. None: there is no such live checkout.
+pub async fn begin_output(client: &ClientWrapper, output: &Output) -> Result<Option<bool>, Error> {
+    let Output { checkout, token, problem, name, hash, bytes: _ } = output;
+    let statement = include_str!("../queries/begin_output.sql");
+    let rows = client.run(statement, &[checkout, token, problem, name, &&hash.0[..]]).await?;
+    rows.first().map(|row| row.try_get(0).map(|there: bool| !there)).transpose()
+}
+
+/// All of it is here, and is the problem's now. False: the checkout is not live any more, or the file was given up.
+pub async fn output_is_whole(client: &ClientWrapper, file: i64, output: &Output) -> Result<bool, Error> {
+    let Output { checkout, token, problem, name, hash, bytes } = output;
+    let statement = include_str!("../queries/output_is_whole.sql");
+    let rows = client.run(statement, &[&file, checkout, token, problem, name, &&hash.0[..], bytes]).await?;
+    Ok(!rows.is_empty())
+}
+
+/// A file that problems of one user, or of anybody, have made.
+pub async fn made(client: &ClientWrapper, owner: Option<&str>, hash: FileHash) -> Result<Option<Content>, Error> {
+    let rows = client.run(include_str!("../queries/output_by_hash.sql"), &[&owner, &&hash.0[..]]).await?;
+    rows.first().map(content).transpose()
+}
+
+fn content(row: &Row) -> Result<Content, Error> {
+    Ok(Content { file: row.try_get("file_id")?, bytes: row.try_get("bytes")? })
 }
 
 /// What a job's problems need: names, in order, and files.
@@ -104,7 +141,7 @@ fn of_row(row: &Row) -> Result<Held, Error> {
     let hash: &[u8] = row.try_get("sha256")?;
     Ok(Held {
         holder_id: row.try_get("holder_id")?,
-        content: Content { file: row.try_get("file_id")?, bytes: row.try_get("bytes")? },
+        content: content(row)?,
         hash: FileHash::try_from(hash).expect("the row's CHECK says so"),
         name: row.try_get("name")?,
         owner: row.try_get("owner")?,

@@ -4,11 +4,12 @@
 mod queue;
 
 use deadpool_postgres::ClientWrapper;
+use files::Output;
 use pcfarm_proto::files::FileHash;
-use pcfarm_proto::ids::JobId;
+use pcfarm_proto::ids::{JobId, ProblemId};
 use pcfarm_sql::access::Rights;
 use pcfarm_sql::files;
-use queue::{Queue, queue};
+use queue::{Held, Queue, queue};
 
 fn hash(n: u8) -> FileHash {
     FileHash([n; 32])
@@ -224,4 +225,110 @@ async fn a_job_names_files_that_its_owner_has_and_its_checkouts_fetch_them() {
     queue.run(age).await;
     assert_eq!(files::forget(&client).await.expect("forgotten"), 2);
     assert_eq!(number_of_files(&queue).await, (0, 0));
+}
+
+fn output(held: &Held, name: &str, n: u8) -> Output {
+    let problem = ProblemId(held.problems[0].problem_id.0);
+    let (checkout, token) = (held.checkout_id, held.token);
+    Output { checkout, token, problem, name: name.to_owned(), hash: hash(n), bytes: 5 }
+}
+
+/// Offers it, and sends it if it is wanted. Whether it was; none: the checkout is not live.
+async fn make(client: &ClientWrapper, output: &Output, n: u8) -> Option<bool> {
+    let wanted = files::begin_output(client, output).await.expect("offered")?;
+    if wanted {
+        let file = coming(client, n).await;
+        assert!(files::output_is_whole(client, file, output).await.expect("put"));
+    }
+    Some(wanted)
+}
+
+#[tokio::test]
+async fn what_problems_make_is_their_owners_and_goes_with_them() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    act_as(&client, "ana").await;
+    put(&client, 1).await;
+    act_as(&client, "mia").await;
+    put(&client, 2).await;
+    let job = JobId(client.query_one("select pcfarm.create_job('j', 't')", &[]).await.expect("made").get(0));
+    queue
+        .run(&format!(
+            "select pcfarm.load({job}, 'select g::text as key, to_jsonb(g) as payload from generate_series(1, 2) g', 1);
+             select pcfarm.open_job({job})"
+        ))
+        .await;
+    let [held, other] =
+        [queue.take(job, false, 1).await, queue.take(job, false, 1).await].map(|held| held.expect("held"));
+    let sees = async |owner: &str, n| files::made(&client, Some(owner), hash(n)).await.expect("asked").is_some();
+
+    // Whose content another has put there must send it: to know a hash is not to have the file.
+    assert_eq!(make(&client, &output(&held, "a", 1), 1).await, Some(true));
+    assert_eq!(make(&client, &output(&other, "a", 1), 1).await, Some(false), "her own job has made it before");
+    assert_eq!(make(&client, &output(&held, "b", 2), 2).await, Some(false), "she has put it there herself");
+    assert_eq!(make(&client, &output(&held, "c", 3), 3).await, Some(true));
+    assert_eq!(number_of_files(&queue).await, (3, 6), "kept once");
+    assert!(sees("mia", 1).await && sees("mia", 3).await && !sees("ana", 3).await);
+    assert_eq!(queue.number("select bytes from pcfarm.file_usage where owner = 'mia'").await, 5 + 4 * 5);
+
+    // A later attempt's stands.
+    assert_eq!(make(&client, &output(&held, "c", 4), 4).await, Some(true));
+    let made = "select string_agg(name || get_byte(sha256, 0), chr(32) order by problem_id, name) from pcfarm.output";
+    assert_eq!(queue.text(made).await, "a1 b2 c4 a1");
+    let wrong_token = Output { token: held.token ^ 1, ..output(&held, "d", 5) };
+    assert_eq!(make(&client, &wrong_token, 5).await, None);
+
+    // Nobody has more than may be, by either way.
+    queue.run("update pcfarm.intake set most_file_bytes = 27").await;
+    let too_many = coming(&client, 5).await;
+    let refused = files::output_is_whole(&client, too_many, &output(&held, "d", 5)).await.expect_err("too many bytes");
+    assert!(refused.as_db_error().expect("a refusal").message().contains("mia would have 30 bytes"), "{refused:?}");
+    files::begin_output(&client, &output(&held, "d", 2)).await.expect_err("what is there counts, too");
+    files::drop_unfinished(&client, too_many).await.expect("dropped");
+    assert_eq!(make(&client, &output(&held, "c", 3), 3).await, Some(true), "in another's place");
+
+    // A checkout that is not live makes nothing any more, even what was on its way.
+    let late = coming(&client, 6).await;
+    queue.finish(&held).await;
+    assert!(!files::output_is_whole(&client, late, &output(&held, "late", 6)).await.expect("asked"));
+    assert_eq!(files::begin_output(&client, &output(&held, "late", 6)).await.expect("asked"), None);
+    files::drop_unfinished(&client, late).await.expect("dropped");
+    queue.finish(&other).await;
+
+    // They stay while the job does, and then for their time.
+    let age = "update pcfarm.file set touched_at = touched_at - interval '8 days'";
+    queue.run(age).await;
+    assert_eq!(files::forget(&client).await.expect("forgotten"), 1, "what c was for a while");
+    queue
+        .run("update pcfarm.job_type set retention = '0' where name = 't'; update pcfarm.progress set counted = true")
+        .await;
+    queue
+        .run(&format!(
+            "update pcfarm.job set state = 'done', ended_at = now() where job_id = {job} and ended_at is null"
+        ))
+        .await;
+    while queue.number("select pcfarm.forget_old_job()").await > 0 {}
+    assert_eq!(queue.number("select count(*) from pcfarm.output").await, 0);
+    assert_eq!(files::forget(&client).await.expect("forgotten"), 0);
+    queue.run(age).await;
+    files::forget(&client).await.expect("forgotten");
+    assert_eq!(number_of_files(&queue).await, (0, 0));
+    assert_eq!(queue.number("select coalesce(sum(bytes), 0)::bigint from pcfarm.file_usage").await, 0);
+}
+
+/// Both add to what the user has: the second counts what the first has put.
+#[tokio::test]
+async fn two_at_a_time_cannot_have_more_than_one_may() {
+    let queue = queue().await;
+    let second = queue.server().await;
+    queue.run("update pcfarm.intake set most_file_bytes = 7").await;
+    let (ours, theirs) = (coming(&second, 1).await, coming(&second, 2).await);
+    queue.run("begin").await;
+    queue.run(&format!("select * from pcfarm.file_is_whole({ours}, decode('{}', 'hex'), 5, 'first')", hash(1))).await;
+    let backend = queue::backend(&second).await;
+    let (put, ()) = tokio::join!(files::is_whole(&second, theirs, hash(2), 5, "second"), async {
+        queue.until_blocked(backend).await;
+        queue.run("commit").await;
+    });
+    put.expect_err("ten bytes of seven");
 }

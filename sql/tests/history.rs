@@ -288,6 +288,13 @@ async fn what_ended_in_a_standing_job_is_forgotten_load_by_load() {
         .await;
     load(2, "").await;
     finish_all().await;
+    // Each problem that has ended has made a file.
+    queue
+        .run(
+            "insert into pcfarm.file (sha256, bytes) values (sha256(''), 0);
+             insert into pcfarm.output select r.job_id, r.problem_id, 'f', sha256(''), 1, 'mia' from pcfarm.result r",
+        )
+        .await;
     upkeep::exhaust_lanes(&*queue.server().await).await.expect("exhausted");
     upkeep::count_progress(&*queue.server().await).await.expect("counted");
     queue.check().await;
@@ -319,6 +326,8 @@ async fn what_ended_in_a_standing_job_is_forgotten_load_by_load() {
     assert_eq!(first + second + gone, 5 + 2 + 3);
     let count = async |table: &str| queue.number(&format!("select count(*) from pcfarm.{table}")).await;
     assert_eq!([count("problem").await, count("result").await, count("requeued").await], [4 + 2, 2 + 2, 0]);
+    assert_eq!(count("output").await, 2 + 2);
+    assert_eq!(queue.number("select bytes from pcfarm.file_usage where owner = 'mia'").await, 2 + 2);
     let lanes = "select string_agg(concat_ws(chr(47), kind, problems), chr(32) order by lane_id) from pcfarm.lane";
     assert_eq!(queue.text(lanes).await, "retry/0 load/4 load/2");
     assert_eq!(queue.number("select done from pcfarm.job_progress").await, 4);

@@ -25,6 +25,7 @@
 //! - `controller`: problems to programs, on the cores of the agent.
 //! - `instance`: the agent's end of one supervisor.
 //! - `directory`: where programs work, and that nothing stays there.
+//! - `outputs`: the files that a program has made for the farm.
 //! - `supervisor`, `running`: one program and its tree, from start to end.
 //! - `tree`: finding and ending all that descends from a process.
 //! - `launcher`, `fence`: what is given up before the program is.
@@ -35,6 +36,7 @@ mod directory;
 mod fence;
 mod instance;
 mod launcher;
+mod outputs;
 mod plan;
 mod running;
 pub mod settings;

@@ -7,6 +7,8 @@
 mod download;
 #[cfg_attr(not(feature = "wasm"), allow(dead_code, reason = "only modules are looked at again"))]
 mod shelf;
+#[cfg(target_os = "linux")]
+mod upload;
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::files::FileHash;
 use tokio::runtime::Handle;
 use tonic::transport::Endpoint;
@@ -25,6 +28,8 @@ use crate::credentials::Credentials;
 use crate::work::CheckoutKey;
 use download::Download;
 use shelf::{Found, Shelf};
+#[cfg(target_os = "linux")]
+pub use upload::{Made, UploadError, Uploaded};
 
 /// How often who waits asks whether it is still wanted.
 const STEP: Duration = Duration::from_millis(20);
@@ -177,6 +182,7 @@ impl Files {
         self.changed.notify_all();
         match fetched {
             Ok(bytes) => {
+                crash_point(CrashPoint::FileFetched);
                 info!(file = %hash, bytes, "a file was fetched");
                 Ok(Kept { files: self, hash, path })
             }
@@ -190,6 +196,12 @@ impl Files {
                 Err(error)
             }
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    /// Sends a file that a problem has made. Not for threads of the runtime, as [`Files::get`].
+    pub fn put(&self, made: &Made, file: fs::File, cancelled: &dyn Fn() -> bool) -> Result<Uploaded, UploadError> {
+        upload::upload(&self.farm, made, file, cancelled)
     }
 
     /// Programs of other users may pass through the directory above, to their own.

@@ -525,6 +525,90 @@ async fn a_jobs_files_are_in_each_problems_directory() {
     desk.wait_until("processes are left", || desk.processes().is_empty()).await;
 }
 
+/// Writes what a payload says into the problem's directory, and names it as the payload says.
+const WRITER: &str = "import json, os, sys\n\
+    for line in sys.stdin:\n\
+    \x20   q = json.loads(line)\n\
+    \x20   p = q['payload']\n\
+    \x20   for name, text in p.get('write', {}).items():\n\
+    \x20       open(q['directory'] + '/' + name, 'w').write(text * p.get('times', 1))\n\
+    \x20   for name, to in p.get('link', {}).items():\n\
+    \x20       os.symlink(to, q['directory'] + '/' + name)\n\
+    \x20   print(json.dumps({'result': 7, 'files': p['files']}), flush=True)\n";
+
+fn sha256(content: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test]
+async fn files_that_programs_make_are_the_farms() {
+    let mut desk = Desk::empty().await;
+    let files = std::sync::Arc::clone(&desk.server.files);
+    let script = desk.file("writer.py", WRITER);
+    desk.program(&format!("name = \"fed\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [\"{script}\"]"));
+    desk.program(
+        "name = \"once\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\noutputs = [\"out.txt\", \"part-*\"]\n\
+         args = [\"-c\", 'for name in \"$@\"; do echo $name > $name; done; echo done', \"sh\", \"{payload[]}\"]",
+    );
+    let (mut agent, mut session) = desk.agent(1).await;
+    let of_farm = |content: &[u8]| json!({"sha256": sha256(content), "bytes": content.len()});
+    let large = "0123456789".repeat(300_000);
+
+    // A fed program names them; what breaks off is sent again, and what is there is not sent.
+    files.puts_break_off.store(2, Ordering::Relaxed);
+    let there = files.put(b"known");
+    let made = json!({"write": {"a.txt": "0123456789"}, "times": 300_000, "files": ["a.txt"]});
+    let known = json!({"write": {"b": "known", "not-named": "x"}, "files": ["b"]});
+    let results = run(&mut session, 1, "fed", &[made, known, json!({"files": []})]).await;
+    let results: Vec<Value> = results.iter().map(|json| serde_json::from_str(json).expect("JSON")).collect();
+    assert_eq!(results[0], json!({"result": 7, "files": {"a.txt": of_farm(large.as_bytes())}}));
+    assert_eq!(results[1], json!({"result": 7, "files": {"b": {"sha256": there, "bytes": 5}}}));
+    assert_eq!(results[2], json!({"result": 7, "files": {}}));
+    let outputs = std::mem::take(&mut *files.outputs.lock().expect("no panic"));
+    let sent: Vec<(&str, Option<usize>)> =
+        outputs.iter().map(|(_, name, content)| (name.as_str(), content.as_ref().map(Vec::len))).collect();
+    assert_eq!(sent, [("a.txt", Some(large.len())), ("b", None)]);
+
+    // Of a one-shot program those that its owner lists.
+    let results =
+        run(&mut session, 2, "once", &[json!(["out.txt", "part-2", "part-1", "rest"]), json!(["part-1"])]).await;
+    let first: Value = serde_json::from_str(&results[0]).expect("JSON");
+    assert_eq!(first["result"], "done");
+    assert_eq!(first["files"].as_object().expect("files").keys().collect::<Vec<_>>(), ["out.txt", "part-1", "part-2"]);
+    assert_eq!(results[1], "failed: the program has left no file out.txt in its directory");
+
+    // What is not the program's own, or is no name, or the farm does not take, fails that problem alone.
+    let secret = desk.file("secret", "the agent's");
+    let refused = tonic::Status::failed_precondition("mia would have too many bytes");
+    for (payload, expected) in [
+        (json!({"files": ["../../secret"]}), "names a file \"../../secret\""),
+        (json!({"files": ["*"]}), "names a file \"*\""),
+        (json!({"link": {"s": secret}, "files": ["s"]}), "file s is a link"),
+        (json!({"files": ["nothing"]}), "left no file nothing"),
+        (json!({"files": 7}), "cannot be used"),
+    ] {
+        let results = run(&mut session, 3, "fed", &[payload, json!({"files": []})]).await;
+        assert!(results[0].starts_with("failed: ") && results[0].contains(expected), "{results:?}");
+        assert_eq!(results[1], r#"{"result":7,"files":{}}"#);
+    }
+    *files.refuses.lock().expect("no panic") = Some(refused);
+    let results = run(&mut session, 4, "fed", &[json!({"write": {"c": "c"}, "files": ["c"]})]).await;
+    assert_eq!(results, ["failed: file c: the farm does not take it: mia would have too many bytes"]);
+    assert!(files.outputs.lock().expect("no panic").iter().all(|(_, name, _)| name != "c"));
+
+    // A farm that cannot take it now is waited for, until the problem is not wanted any more.
+    *files.refuses.lock().expect("no panic") = Some(tonic::Status::unavailable("no database"));
+    session.check_out(5, "exec:fed", [json!({"write": {"d": "d"}, "files": ["d"]}).to_string()]).await;
+    desk.wait_until("it works on it", || desk.problems_in_hand() == 1).await;
+    session.revoke(5).await;
+    desk.wait_until("it lets go of it", || desk.problems_in_hand() == 0).await;
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
 #[tokio::test]
 async fn a_one_shot_program_ends_well_or_says_how_it_did_not() {
     let mut desk = Desk::empty().await;

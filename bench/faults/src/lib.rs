@@ -101,6 +101,10 @@ named! {
         TickCommitted = "tick-committed",
         ScheduleLoaded = "schedule-loaded",
         AcknowledgementCame = "acknowledgement-came",
+        FilePieceStored = "file-piece-stored",
+        FileStored = "file-stored",
+        FileFetched = "file-fetched",
+        OutputSent = "output-sent",
     }
 }
 

@@ -1,5 +1,5 @@
-//! Table `schedules`: how late triggers are, whether all of them come once, and how many a second can be sustained, with one
-//! to five servers on one database. From SQL alone: due times against the commit of what was enqueued.
+//! Table `schedules`: how late triggers are, and whether all of them come once. From SQL alone: due times against the commit
+//! of what was enqueued.
 
 use crate::context::Context;
 use crate::farm::{Farm, Server};
@@ -15,23 +15,17 @@ use std::time::Duration;
 /// As published.
 const SCHEDULES: u64 = 40_000;
 const QUICK_SCHEDULES: u64 = 1_000;
-const EVERY_SECONDS: i64 = 5;
+pub const EVERY_SECONDS: i64 = 5;
 
-/// Of the target, and of each step towards the highest rate.
 const SECONDS: u64 = 900;
 const QUICK_SECONDS: u64 = 30;
-const STEP_SECONDS: u64 = 30;
 
 /// Servers are killed so often.
 const KILL_EVERY: Duration = Duration::from_secs(20);
 
 /// What a trigger may be late by, of 99 %.
-const SPREAD_MS: f64 = 500.0;
-const AT_ONCE_MS: f64 = 2_000.0;
-
-/// Schedules of the search for the highest rate; each five seconds.
-const LADDER: [u64; 7] = [40_000, 60_000, 80_000, 100_000, 125_000, 150_000, 200_000];
-const MOST_SERVERS: usize = 5;
+pub const SPREAD_MS: f64 = 500.0;
+pub const AT_ONCE_MS: f64 = 2_000.0;
 
 /// Of a peer, from its first trigger on.
 const PEER_SECONDS: u64 = 60;
@@ -39,8 +33,12 @@ const PEER_SECONDS: u64 = 60;
 /// With its index entries and history.
 const BYTES_EACH: u64 = 500;
 
-/// The first due time is then.
-const LEAD_SECONDS: i64 = 5;
+/// The first due time is then, and later where there are more schedules: it takes its time to make them, some 10,000 a second.
+const LEAD_SECONDS: u64 = 5;
+
+fn lead_seconds(count: u64) -> u64 {
+    LEAD_SECONDS + count.saturating_sub(SCHEDULES) / 4_000
+}
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let count = context.scaled(SCHEDULES, QUICK_SCHEDULES);
@@ -60,9 +58,6 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             let taken = measure(context, load).await?;
             report.processed(taken.account.triggers as u64);
             taken.add("killed", &mut figures);
-            if run == 0 {
-                highest(context, report, &mut figures).await?;
-            }
         }
         if run == 0 {
             peers(context, report, &mut figures).await?;
@@ -76,7 +71,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     report.promise_at_most("spread_p99_ms", SPREAD_MS);
     report.promise_at_most("at_once_p99_ms", AT_ONCE_MS);
     if context.quick {
-        report.skip("the highest rates, and killed servers", "--quick");
+        report.skip("killed servers", "--quick");
     }
     Ok(())
 }
@@ -90,9 +85,6 @@ fn notes(report: &mut Report, count: u64, seconds: u64) {
         "lateness: from the due time to the commit of the problem, by PostgreSQL's own clock (track_commit_timestamp)",
     );
     report.note("lost: due times up to the last one of their schedule without a problem; doubled: problems of a due time that has another");
-    report.note(format!(
-        "highest: schedules of {EVERY_SECONDS} s, {LADDER:?} of them, {STEP_SECONDS} s each: the last step of which 99 % are in time"
-    ));
     report.note(
         "as published, on other machines: a replicated scheduler in Java 2,050 a second with one replica and about twice that \
          with seven; Celery's scheduler 1,403",
@@ -100,19 +92,19 @@ fn notes(report: &mut Report, count: u64, seconds: u64) {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Load {
-    count: u64,
-    due: Due,
-    seconds: u64,
-    servers: usize,
-    kill: bool,
+pub struct Load {
+    pub count: u64,
+    pub due: Due,
+    pub seconds: u64,
+    pub servers: usize,
+    pub kill: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Taken {
-    account: Account,
+pub struct Taken {
+    pub account: Account,
     p50_ms: f64,
-    p99_ms: f64,
+    pub p99_ms: f64,
     most_ms: f64,
     per_second: f64,
     ticks_per_second: f64,
@@ -130,7 +122,7 @@ impl Taken {
     }
 }
 
-async fn measure(context: &Context, load: Load) -> anyhow::Result<Taken> {
+pub async fn measure(context: &Context, load: Load) -> anyhow::Result<Taken> {
     let cluster = context.cluster_with(&[("track_commit_timestamp", "on")]).await?;
     let taken = on(context, &cluster, load).await;
     // Its files go with it.
@@ -148,9 +140,10 @@ async fn on(context: &Context, cluster: &Cluster, load: Load) -> anyhow::Result<
         servers.push(farm.serving(&format!("server{n}"), &["--lease", "20", "--heartbeat", "5"]).await);
     }
     let job = schedules::standing_job(&farm).await;
-    schedules::make(&farm, job, load.count as i64, EVERY_SECONDS, load.due, LEAD_SECONDS).await;
+    let lead = lead_seconds(load.count);
+    schedules::make(&farm, job, load.count as i64, EVERY_SECONDS, load.due, lead as i64).await;
     farm.run("analyze pcfarm.schedule, pcfarm.schedule_next").await;
-    let mut left = Duration::from_secs(load.seconds + LEAD_SECONDS.unsigned_abs());
+    let mut left = Duration::from_secs(load.seconds + lead);
     let mut victim = 0;
     while !left.is_zero() {
         let nap = if load.kill { KILL_EVERY.min(left) } else { left };
@@ -226,34 +219,6 @@ async fn peers(context: &Context, report: &mut Report, figures: &mut Figures) ->
                 }
                 Err(error) => report.skip(&peer.name, format!("its program failed: {error:#}")),
             }
-        }
-    }
-    Ok(())
-}
-
-/// The last step of the ladder that is in time, for each number of servers. One more server is tried first where one less
-/// ended, and up or down from there.
-async fn highest(context: &Context, report: &mut Report, figures: &mut Figures) -> anyhow::Result<()> {
-    for (name, due, bound) in [("spread", Due::Spread, SPREAD_MS), ("at_once", Due::AtOnce, AT_ONCE_MS)] {
-        let mut held = 0; // steps, from the lowest
-        for servers in 1..=MOST_SERVERS {
-            let mut step = held.max(1);
-            let mut rising = None;
-            while (1..=LADDER.len()).contains(&step) {
-                let count = LADDER[step - 1];
-                let load = Load { count, due, seconds: STEP_SECONDS, servers, kill: false };
-                let taken = measure(context, load).await?;
-                report.processed(taken.account.triggers as u64);
-                context.progress(&format!("{servers} servers, {count} schedules {name}: {taken:?}"));
-                let in_time = taken.p99_ms <= bound && taken.account.lost == 0;
-                held = if in_time { step } else { step - 1 };
-                if *rising.get_or_insert(in_time) != in_time {
-                    break;
-                }
-                step = if in_time { step + 1 } else { step - 1 };
-            }
-            let rate = held.checked_sub(1).map_or(0.0, |k| LADDER[k] as f64 / EVERY_SECONDS as f64);
-            figures.add(format!("{name}_highest_{servers}_servers_per_second"), rate);
         }
     }
     Ok(())

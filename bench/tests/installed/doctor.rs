@@ -204,6 +204,17 @@ impl AgentService for Newer {
         Err(Status::failed_precondition("another version"))
     }
 
+    async fn offer_output(&self, _: Request<v1::Output>) -> Result<Response<v1::OfferOutputResponse>, Status> {
+        Err(Status::failed_precondition("another version"))
+    }
+
+    async fn put_output(
+        &self,
+        _: Request<Streaming<v1::PutOutputRequest>>,
+    ) -> Result<Response<v1::PutOutputResponse>, Status> {
+        Err(Status::failed_precondition("another version"))
+    }
+
     async fn check(&self, _: Request<v1::CheckRequest>) -> Result<Response<v1::CheckResponse>, Status> {
         Ok(Response::new(v1::CheckResponse {
             protocol_version: PROTOCOL_VERSION + 1,

@@ -22,6 +22,8 @@ const WORK: Need = Need::Scope(Scope::Work);
 pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.AgentService/Work", WORK),
     ("/pcfarm.v1.AgentService/Fetch", WORK),
+    ("/pcfarm.v1.AgentService/OfferOutput", WORK),
+    ("/pcfarm.v1.AgentService/PutOutput", WORK),
     ("/pcfarm.v1.AgentService/Check", WORK),
     // One's own files, unless one operates.
     ("/pcfarm.v1.FileService/Put", SUBMIT),
@@ -132,6 +134,11 @@ pub const ROUTES: &[(&str, &str, Need)] = &[
     ("DELETE", "/api/v1/join-tokens/{join_token_id}", ADMINISTER),
     ("GET", "/api/v1/credentials", OPERATE),
     ("DELETE", "/api/v1/credentials/{identity}", OPERATE),
+    // One's own files, unless one operates.
+    ("GET", "/api/v1/files", SUBMIT),
+    ("POST", "/api/v1/files", SUBMIT),
+    ("GET", "/api/v1/files/{sha256}", SUBMIT),
+    ("DELETE", "/api/v1/files/{sha256}", SUBMIT),
     ("GET", "/api/v1/jobs", SUBMIT),
     ("POST", "/api/v1/jobs", SUBMIT),
     ("GET", "/api/v1/jobs/{job_id}", SUBMIT),

@@ -5,19 +5,24 @@ use crate::access::{Caller, Kind, Peer};
 use crate::deliver::Delivered;
 use crate::dispatch::Event;
 use crate::farm::Farm;
-use crate::files::{self, Files, Pieces};
+use crate::files::{self, Coming, Files, For, Pieces};
+use crate::grpc::files::BEGINNING_DEADLINE;
 use crate::grpc::status_code;
 use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
+use futures_util::StreamExt;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
-use pcfarm_proto::ids::{CheckoutId, slot_identity};
+use pcfarm_proto::files::{FILE_BYTES_LIMIT, FILE_NAME_LIMIT, is_file_name};
+use pcfarm_proto::ids::{CheckoutId, ProblemId, slot_identity};
 use pcfarm_proto::labels;
 use pcfarm_proto::v1::agent_message::Message;
+use pcfarm_proto::v1::put_output_request::Part;
 use pcfarm_proto::v1::{self, WorkstationState, server_message};
 use pcfarm_proto::version::Version;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT};
 use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
+use pcfarm_sql::files::Output;
 use pcfarm_sql::presence::{self, Connection, Introduction};
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -25,7 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{Instrument, info, info_span, warn};
 use uuid::Uuid;
 
@@ -129,6 +134,45 @@ impl v1::agent_service_server::AgentService for AgentApi {
         Ok(Response::new(self.files.send(content, offset, &Holder::of(&caller, &peer))?))
     }
 
+    async fn offer_output(&self, request: Request<v1::Output>) -> Result<Response<v1::OfferOutputResponse>, Status> {
+        let wanted = self.files.offered(&output(request.into_inner())?).await.map_err(beyond_quota)?;
+        Ok(Response::new(v1::OfferOutputResponse { wanted }))
+    }
+
+    async fn put_output(
+        &self,
+        request: Request<Streaming<v1::PutOutputRequest>>,
+    ) -> Result<Response<v1::PutOutputResponse>, Status> {
+        let holder = Holder::of(&Caller::of(&request)?, &Peer::of(&request));
+        let mut pieces = request.into_inner();
+        let first = tokio::time::timeout(BEGINNING_DEADLINE, pieces.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("no file began"))??;
+        let Some(v1::PutOutputRequest { part: Some(Part::Output(offered)) }) = first else {
+            return Err(Status::invalid_argument("the first message of a file says what it is"));
+        };
+        let made = output(offered)?;
+        // Before a gigabyte comes.
+        if !self.files.offered(&made).await.map_err(beyond_quota)? {
+            return Ok(Response::new(v1::PutOutputResponse {}));
+        }
+        let coming: Coming = pieces
+            .map(|piece| match piece?.part {
+                Some(Part::Content(content)) => Ok(content),
+                Some(Part::Output(_)) | None => {
+                    Err(Status::invalid_argument("behind what it is a file has content alone"))
+                }
+            })
+            .boxed();
+        let files = self.files.clone();
+        // A call that is cut off must not leave something half done on a pooled connection: it is a task of its own.
+        let task = self.farm.tasks.spawn(async move {
+            let expected = Some(made.hash);
+            files.receive(&holder, For::Problem(made), expected, coming).await.map_err(beyond_quota)
+        });
+        task.await.map_err(|error| Status::internal(error.to_string()))??;
+        Ok(Response::new(v1::PutOutputResponse {}))
+    }
+
     async fn check(&self, request: Request<v1::CheckRequest>) -> Result<Response<v1::CheckResponse>, Status> {
         let caller = Caller::of(&request)?;
         let identity = uuid("identity", &request.into_inner().identity)?;
@@ -139,6 +183,34 @@ impl v1::agent_service_server::AgentService for AgentApi {
             now: Some(SystemTime::now().into()),
         }))
     }
+}
+
+fn output(output: v1::Output) -> Result<Output, Status> {
+    let held = output.checkout.unwrap_or_default();
+    if !is_file_name(&output.name) {
+        return Err(Status::invalid_argument(format!(
+            "a file's name has 1 to {FILE_NAME_LIMIT} letters, digits and _ . -, the first no dot or dash; this is {:?}",
+            output.name
+        )));
+    }
+    if output.bytes > FILE_BYTES_LIMIT {
+        let most = FILE_BYTES_LIMIT >> 20;
+        return Err(Status::invalid_argument(format!("a file has at most {most} MiB, and {} has more", output.name)));
+    }
+    Ok(Output {
+        checkout: CheckoutId(held.checkout_id),
+        token: held.token.cast_signed(),
+        problem: ProblemId(output.problem_id),
+        hash: files::hash(&output.sha256)?,
+        name: output.name,
+        bytes: output.bytes.cast_signed(),
+    })
+}
+
+/// Trying again does not help: the problem has failed.
+fn beyond_quota(status: Status) -> Status {
+    let is_quota = status.code() == Code::ResourceExhausted && status_code::is_about(&status, "most_file_bytes");
+    if is_quota { Status::failed_precondition(status.message()) } else { status }
 }
 
 fn uuid(name: &str, text: &str) -> Result<Uuid, Status> {

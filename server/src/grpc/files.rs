@@ -4,20 +4,22 @@ use super::status_code;
 use crate::access::places::Holder;
 use crate::access::{Caller, Peer};
 use crate::farm::Farm;
-use crate::files::{Files, Pieces, hash};
+use crate::files::{Coming, Files, For, Pieces, hash};
+use futures_util::StreamExt;
 use pcfarm_proto::files::FileHash;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::put_file::Part;
-use pcfarm_sql::files::{self, Held};
+use pcfarm_sql::files::{self, Content, Held};
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Files of a page.
 const PAGE: u32 = 200;
+const PAGE_LIMIT: u32 = 1000;
 
 /// A file begins at once.
-const BEGINNING_DEADLINE: Duration = Duration::from_secs(10);
+pub const BEGINNING_DEADLINE: Duration = Duration::from_secs(10);
 
 pub struct FilesApi {
     farm: Arc<Farm>,
@@ -27,6 +29,20 @@ pub struct FilesApi {
 impl FilesApi {
     pub fn new(farm: Arc<Farm>, files: Arc<Files>) -> FilesApi {
         FilesApi { farm, files }
+    }
+
+    pub fn files(&self) -> Arc<Files> {
+        self.files.clone()
+    }
+
+    /// One that the caller has put, or problems of the caller's jobs have made; whoever sees everybody's may have any.
+    async fn seen(&self, caller: &Caller, hash: FileHash) -> Result<Content, Status> {
+        let client = self.files.client().await?;
+        if let Some(made) = files::made(&client, caller.only_own(), hash).await.map_err(status_code::of)? {
+            return Ok(made);
+        }
+        drop(client);
+        Ok(self.held(caller, hash).await?.content)
     }
 
     /// One that the caller has; of whoever sees everybody's, the newest of that content.
@@ -48,8 +64,18 @@ impl v1::file_service_server::FileService for FilesApi {
             return Err(Status::invalid_argument("the first message of a file is its beginning"));
         };
         let (files, mut named) = (self.files.clone(), v1::File { name: beginning.name.clone(), ..v1::File::default() });
+        let expected = (!beginning.sha256.is_empty()).then(|| hash(&beginning.sha256)).transpose()?;
+        let (holder, whose) = (Holder::of(&caller, &peer), For::Caller(Box::new(caller), beginning.name));
+        let coming: Coming = pieces
+            .map(|piece| match piece?.part {
+                Some(Part::Content(content)) => Ok(content),
+                Some(Part::Beginning(_)) | None => {
+                    Err(Status::invalid_argument("behind its beginning a file has content alone"))
+                }
+            })
+            .boxed();
         // A call that is cut off must not leave something half done on a pooled connection: it is a task of its own.
-        let task = self.farm.tasks.spawn(async move { files.receive(&caller, &peer, beginning, pieces).await });
+        let task = self.farm.tasks.spawn(async move { files.receive(&holder, whose, expected, coming).await });
         let put = task.await.map_err(|error| Status::internal(error.to_string()))??;
         named.sha256 = put.hash.0.to_vec().into();
         named.bytes = put.bytes.cast_unsigned();
@@ -61,14 +87,14 @@ impl v1::file_service_server::FileService for FilesApi {
 
     async fn get(&self, request: Request<v1::GetFile>) -> Result<Response<Pieces>, Status> {
         let (caller, peer) = (Caller::of(&request)?, Peer::of(&request));
-        let held = self.held(&caller, hash(&request.get_ref().sha256)?).await?;
-        Ok(Response::new(self.files.send(held.content, 0, &Holder::of(&caller, &peer))?))
+        let content = self.seen(&caller, hash(&request.get_ref().sha256)?).await?;
+        Ok(Response::new(self.files.send(content, 0, &Holder::of(&caller, &peer))?))
     }
 
     async fn list(&self, request: Request<v1::ListFiles>) -> Result<Response<v1::ListFilesResponse>, Status> {
         let caller = Caller::of(&request)?;
         let (before, limit) = (request.get_ref().before, request.get_ref().limit);
-        let limit = if limit == 0 { PAGE } else { limit.min(PAGE) };
+        let limit = if limit == 0 { PAGE } else { limit.min(PAGE_LIMIT) };
         let client = self.files.client().await?;
         let before = Some(before).filter(|&before| before > 0);
         let found = files::files(&client, caller.only_own(), before, None, limit).await.map_err(status_code::of)?;

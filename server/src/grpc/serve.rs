@@ -38,7 +38,7 @@ const SMALL_MESSAGE_BYTES: usize = 64 << 10;
 /// Serves until the farm stops, then lets calls end.
 pub async fn serve(
     farm: Arc<Farm>,
-    jobs: Arc<JobsApi>,
+    (jobs, files): (Arc<JobsApi>, Arc<Files>),
     listener: TcpListener,
     connections: Limits,
     warnings: Vec<String>,
@@ -60,7 +60,6 @@ pub async fn serve(
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .context("building the reflection service")?;
-    let files = Files::new(farm.pool.clone());
     let (pool, lease) = (farm.pool.clone(), farm.rhythm.lease);
     Server::builder()
         .max_concurrent_streams(32)

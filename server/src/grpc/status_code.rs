@@ -76,6 +76,11 @@ fn status(failed: &Error, doing: Option<&str>) -> Status {
     status
 }
 
+/// Whether it names this field, which [`field`] has.
+pub fn is_about(status: &Status, field: &str) -> bool {
+    status.metadata().get(FIELD).is_some_and(|named| named == field)
+}
+
 fn is_lost_update(failed: &Error) -> bool {
     failed.code().is_some_and(|state| state.code() == sharing::LOST_UPDATE)
 }
@@ -98,9 +103,11 @@ fn field(constraint: &str) -> Option<&'static str> {
         "job_type_resources" | "tokens_positive" => "resources",
         "labels" => "labels",
         "require" => "require",
+        "files" | "job_file_name" => "files",
         "quota_period" => "period",
         "quota_problems" => "problems",
         "quota_cpu_seconds" => "cpu_seconds",
+        "most_file_bytes" => "most_file_bytes",
         _ => return None,
     })
 }

@@ -15,7 +15,8 @@ use pcfarm_proto::v1;
 use pcfarm_proto::v1::job_service_server::JobService;
 use pcfarm_proto::v1::submit_request::Part;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -91,6 +92,9 @@ struct NewJob {
     #[serde(default)]
     #[schema(max_items = 20, example = json!(["memory >= 8 GiB", "gpu"]))]
     require: Vec<String>,
+    /// What its problems need beside their payloads: SHA-256 of files that are there, by the names that programs find them under
+    #[serde(default)]
+    files: BTreeMap<String, String>,
     /// What its controllers and people say about it, an object
     #[schema(value_type = Option<Object>)]
     info: Option<Map<String, Value>>,
@@ -240,6 +244,7 @@ fn options(job: &NewJob, key: Option<(String, String)>) -> Map<String, Value> {
         ("standing", job.standing.then_some(Value::Bool(true))),
         ("parameters", job.parameters.as_ref().map(json)),
         ("require", Some(Value::from(job.require.clone())).filter(|_| !job.require.is_empty())),
+        ("files", Some(json!(job.files)).filter(|_| !job.files.is_empty())),
         ("info", job.info.clone().map(Value::Object)),
         ("after", ids(&job.after)),
         ("after_ended", ids(&job.after_ended)),

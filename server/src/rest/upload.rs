@@ -4,8 +4,8 @@
 use super::Api;
 use super::extract::Who;
 use super::problem_details::{Answer, Refusal};
-use crate::grpc::TOO_SLOW;
 use crate::grpc::jobs::Messages;
+use crate::grpc::too_slow;
 use axum::body::Bytes;
 use futures_util::{Stream, StreamExt};
 use pcfarm_intake::{ReadError, Shape, csv, json, ndjson};
@@ -18,7 +18,6 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tonic::Status;
-use tonic::metadata::MetadataValue;
 
 /// Pieces of a body that wait for the parser, and batches of problems that wait for the database. With the piece that is
 /// being parsed, an upload's memory.
@@ -195,12 +194,6 @@ fn read(
         drop(batches.send(end));
     }
     Ok(())
-}
-
-fn too_slow(message: &str) -> Status {
-    let mut status = Status::deadline_exceeded(message);
-    status.metadata_mut().insert(TOO_SLOW, MetadataValue::from_static("true"));
-    status
 }
 
 /// Whether a convoy can have so many problems.

@@ -3,13 +3,14 @@
 //! Owns the supervisors of one program, at most one for each core that works on it, and what its answers mean. Like any
 //! controller it is called on the agent's cores and asks whether its work is still wanted.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use pcfarm_proto::files::FileHash;
+use pcfarm_proto::files::{FileHash, is_file_name};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tracing::{debug, info, warn};
@@ -18,11 +19,12 @@ use crate::controller::{Controller, Problem};
 use crate::exec::arguments::{Values, fill};
 use crate::exec::directory::Area;
 use crate::exec::instance::{Asked, Instance};
+use crate::exec::outputs::{self, Wanted};
 use crate::exec::plan::{Ended, Plan, Question, Reply};
 use crate::exec::settings::{AnswerIs, Mode, Program, StdinIs};
 use crate::fed::failure::{Failure, cite, message};
 use crate::fed::lines::{self, storable, text};
-use crate::files::{Files, Kept};
+use crate::files::{Files, Kept, Made};
 use crate::settings::{Settings, SettingsError};
 use crate::solve::Controllers;
 use uuid::Uuid;
@@ -239,34 +241,59 @@ impl Exec {
     fn replied(
         &self,
         problem: &Problem<'_, Box<RawValue>>,
-        reply: Reply,
-        body: Vec<u8>,
+        (reply, body): (Reply, Vec<u8>),
+        directory: &Path,
     ) -> anyhow::Result<Box<RawValue>> {
+        let program = &self.program;
         match reply {
             Reply::Answer { exit_code, stderr } => {
                 self.note(false);
-                match self.program.mode {
-                    Mode::Fed => lines::answer(problem, &body, &stderr),
-                    Mode::OneShot => one_shot_answer(self.program.answer, exit_code, body, stderr),
+                let (result, wanted) = match program.mode {
+                    Mode::Fed => {
+                        let answer = lines::answer(problem, &body, &stderr)?;
+                        (answer.result, answer.files.map(named).transpose()?)
+                    }
+                    Mode::OneShot => {
+                        let result = one_shot_answer(program.answer, exit_code, body, stderr)?;
+                        (result, Some(program.outputs.clone()).filter(|outputs| !outputs.is_empty()))
+                    }
+                };
+                match wanted {
+                    Some(wanted) => self.with_outputs(problem, &result, &wanted, directory),
+                    None => Ok(result),
                 }
             }
             Reply::Failed { failure, stderr, ended } => {
                 let not_started = matches!(failure, Failure::NotStarted(_));
-                self.note(not_started || (self.program.mode == Mode::Fed && ended == Ended::BeforeAnyAnswer));
+                self.note(not_started || (program.mode == Mode::Fed && ended == Ended::BeforeAnyAnswer));
                 Err(anyhow!(message(&failure.to_string(), &stderr)))
             }
             Reply::Retired => bail!("the program's supervisor retired"),
         }
     }
 
+    /// Sends the files that the program has made, before the solution that names them.
+    fn with_outputs(
+        &self,
+        problem: &Problem<'_, Box<RawValue>>,
+        result: &RawValue,
+        wanted: &[Wanted],
+        directory: &Path,
+    ) -> anyhow::Result<Box<RawValue>> {
+        let mut sent = BTreeMap::new();
+        for (name, file) in outputs::collect(directory, wanted, self.program.user)? {
+            let made = Made { of: problem.checkout.key, problem: problem.problem_id(), name };
+            let uploaded = self.files.put(&made, file, &|| problem.cancelled())?;
+            sent.insert(made.name, uploaded);
+        }
+        outputs::with_files(result, &sent)
+    }
+
     /// The files that a problem's job has, in the agent's hands for as long as what is returned lives. They are fetched before
     /// the problem's time begins.
     fn fetch(&self, problem: &Problem<'_, Box<RawValue>>) -> anyhow::Result<Vec<(String, Kept<'_>)>> {
         let fetched = problem.checkout.files.iter().map(|file| {
-            // A name, and no path: it becomes one.
-            let sensible = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
-            let is_name = !file.name.starts_with('.') && file.name.bytes().all(sensible) && !file.name.is_empty();
-            ensure!(is_name, "{:?} is no name of a file", file.name);
+            ensure!(is_file_name(&file.name), "{:?} is no name of a file", file.name);
             let hash = FileHash::try_from(&file.sha256[..])?;
             let kept = self.files.get(hash, problem.checkout.key, &|| problem.cancelled())?;
             Ok((file.name.clone(), kept))
@@ -288,9 +315,10 @@ impl Exec {
             match instance.ask(&question, &body, || problem.cancelled()) {
                 Asked::Replied(Reply::Retired, _) => debug!(program = self.program.name, "supervisor retired"),
                 Asked::Replied(reply, answer) => {
+                    let solved = self.replied(problem, (reply, answer), directory.path());
                     drop(directory);
                     self.idle().push(instance);
-                    return self.replied(problem, reply, answer);
+                    return solved;
                 }
                 Asked::Cancelled => bail!("cancelled"),
                 Asked::Lost(why) => {
@@ -301,6 +329,15 @@ impl Exec {
         }
         bail!("the program's supervisors retire again and again")
     }
+}
+
+/// What an answer names, name by name.
+fn named(names: Vec<String>) -> anyhow::Result<Vec<Wanted>> {
+    let exact = |name: String| match Wanted::parse(&name).filter(|_| !name.contains('*')) {
+        Some(wanted) => Ok(wanted),
+        None => Err(anyhow!("the program's answer names a file {name:?}: letters, digits and _ . - are names")),
+    };
+    names.into_iter().map(exact).collect()
 }
 
 fn one_shot_answer(answer: AnswerIs, exit_code: i32, output: Vec<u8>, stderr: String) -> anyhow::Result<Box<RawValue>> {

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::exec::arguments::{Template, TemplateError};
 use crate::exec::fence;
+use crate::exec::outputs::Wanted;
 use crate::exec::plan::{Limits, User};
 
 /// What job types call the controller of a program by: this and its name.
@@ -55,6 +56,9 @@ pub struct ProgramSettings {
     /// Exit codes of a one-shot program that are not failures. SAT solvers say 10 and 20.
     #[serde(default = "only_zero", rename = "exit_codes")]
     pub exit_codes: Vec<i32>,
+    /// Files that a one-shot program leaves in its directory for the farm: names, or forms of names with `*`.
+    #[serde(default)]
+    pub outputs: Vec<String>,
     /// Seconds for one problem; without it only the job type's limit holds.
     #[serde(rename = "time_limit")]
     pub time_limit: Option<f64>,
@@ -145,6 +149,8 @@ pub enum ProgramError {
     FedArgument(String),
     #[error("{0} is for one-shot programs")]
     OneShotOnly(&'static str),
+    #[error("outputs: {0:?} is neither a file's name (letters, digits and _ . -, at most 100) nor one with * in it")]
+    Output(String),
     #[error("{0} is more than zero")]
     Positive(&'static str),
     #[error("PCFARM_* variables are not for programs")]
@@ -170,6 +176,7 @@ pub struct Program {
     pub stdin: StdinIs,
     pub answer: AnswerIs,
     pub exit_codes: Vec<i32>,
+    pub outputs: Vec<Wanted>,
     pub time_limit: Option<Duration>,
     pub limits: Limits,
     pub environment: Vec<(String, String)>,
@@ -242,6 +249,7 @@ fn ready(settings: &ProgramSettings, machine: &Machine) -> Result<Program, Progr
         stdin: s.stdin,
         answer: s.answer,
         exit_codes: s.exit_codes.clone(),
+        outputs: outputs(s)?,
         time_limit: s.time_limit.map(|seconds| duration(seconds, "time_limit")).transpose()?,
         limits: limits(s, machine)?,
         environment: environment(s)?,
@@ -261,6 +269,7 @@ fn check_mode(s: &ProgramSettings) -> Result<(), ProgramError> {
         ("stdin", s.stdin != StdinIs::default()),
         ("answer", s.answer != AnswerIs::default()),
         ("exit_codes", s.exit_codes != only_zero()),
+        ("outputs", !s.outputs.is_empty()),
     ] {
         if differs {
             return Err(ProgramError::OneShotOnly(name));
@@ -278,6 +287,10 @@ fn arguments(s: &ProgramSettings) -> Result<Vec<Template>, ProgramError> {
         }
     };
     s.args.iter().map(parse).collect()
+}
+
+fn outputs(s: &ProgramSettings) -> Result<Vec<Wanted>, ProgramError> {
+    s.outputs.iter().map(|text| Wanted::parse(text).ok_or_else(|| ProgramError::Output(text.clone()))).collect()
 }
 
 fn limits(s: &ProgramSettings, machine: &Machine) -> Result<Limits, ProgramError> {
@@ -387,6 +400,8 @@ mod tests {
             ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\nargs = [\"{key}\"]", "no meaning in its arguments"),
             ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\nanswer = \"json\"", "answer is for one-shot"),
             ("path = \"/bin/cat\"\nmode = \"one-shot\"\ntrusted = true\nargs = [\"{kye}\"]", "no placeholder"),
+            ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\noutputs = [\"a\"]", "outputs is for one-shot"),
+            ("path = \"/bin/cat\"\nmode = \"one-shot\"\ntrusted = true\noutputs = [\"../a\"]", "neither a file's name"),
             ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\ntime_limit = 0", "time_limit is more than zero"),
             ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\nmemory_mib = 0", "memory_mib is more than zero"),
             ("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\nversion = \"new\"", "as 2.8.5 has three, and not"),

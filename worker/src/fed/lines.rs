@@ -65,6 +65,15 @@ struct FedAnswer {
     enqueue: Vec<Enqueued>,
     #[serde(default)]
     info: Option<serde_json::Map<String, Value>>,
+    #[serde(default)]
+    files: Option<Vec<String>>,
+}
+
+/// What a problem has come to.
+pub struct Answer {
+    pub result: Box<RawValue>,
+    /// Names of files that it has made, if it says so.
+    pub files: Option<Vec<String>>,
 }
 
 /// A problem that it enqueues.
@@ -84,7 +93,7 @@ struct Enqueued {
 }
 
 /// The solution that an answer is, with what it brings beside it; or why the problem fails.
-pub fn answer(problem: &Problem<'_, Box<RawValue>>, line: &[u8], stderr: &str) -> anyhow::Result<Box<RawValue>> {
+pub fn answer(problem: &Problem<'_, Box<RawValue>>, line: &[u8], stderr: &str) -> anyhow::Result<Answer> {
     let wrong = |error| anyhow!(message(&format!("the program's answer cannot be used: {error}"), stderr));
     let answer: FedAnswer = serde_json::from_slice(line).map_err(wrong)?;
     if let Some(error) = answer.error {
@@ -96,7 +105,7 @@ pub fn answer(problem: &Problem<'_, Box<RawValue>>, line: &[u8], stderr: &str) -
     if let Some(patch) = answer.info {
         problem.update_info(&patch)?;
     }
-    storable(answer.result.unwrap_or_else(null))
+    Ok(Answer { result: storable(answer.result.unwrap_or_else(null))?, files: answer.files })
 }
 
 fn null() -> Box<RawValue> {

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{anyhow, bail};
+use anyhow::{anyhow, bail, ensure};
 use pcfarm_proto::files::{WASM, module_of};
 use serde_json::value::RawValue;
 use tracing::info;
@@ -118,7 +118,9 @@ impl Controller for Wasm {
                 } else if can_go_on {
                     drop(self.waiting.put(convoy, instance, self.most_waiting));
                 }
-                lines::answer(problem, &line, &words)
+                let answer = lines::answer(problem, &line, &words)?;
+                ensure!(answer.files.is_none(), "a module has no files, and its answer names some");
+                Ok(answer.result)
             }
             Asked::Failed(trouble) => Err(anyhow!(message(&trouble.to_string(), &words))),
             Asked::Cancelled => bail!("cancelled"),

@@ -40,6 +40,9 @@ pub struct Session {
     sequence: AtomicU64,
 }
 
+/// What a problem has made: problem and name, and content if it was sent.
+pub type Made = (i64, String, Option<Vec<u8>>);
+
 /// What it has of files, and how it gives them.
 #[derive(Default)]
 pub struct Files {
@@ -47,6 +50,11 @@ pub struct Files {
     /// Pieces that are sent before a stream breaks off.
     pub breaks_after: AtomicU64,
     pub fetches: AtomicU64,
+    pub outputs: Mutex<Vec<Made>>,
+    /// So many of the next files that are sent break off.
+    pub puts_break_off: AtomicU64,
+    /// Why the next files are not taken.
+    pub refuses: Mutex<Option<Status>>,
 }
 
 /// Small, so that files have many.
@@ -83,6 +91,45 @@ impl AgentService for Service {
 
     async fn check(&self, _: Request<v1::CheckRequest>) -> Result<Response<v1::CheckResponse>, Status> {
         Err(Status::unimplemented("nobody looks for faults here"))
+    }
+
+    async fn offer_output(&self, request: Request<v1::Output>) -> Result<Response<v1::OfferOutputResponse>, Status> {
+        let output = request.into_inner();
+        let checkout = output.checkout.expect("an agent says which");
+        assert_eq!(checkout.token, 7 * checkout.checkout_id.unsigned_abs());
+        if let Some(status) = self.files.refuses.lock().expect("no panic").clone() {
+            return Err(status);
+        }
+        let wanted = !self.files.by_hash.lock().expect("no panic").contains_key(&output.sha256[..]);
+        if !wanted {
+            self.files.outputs.lock().expect("no panic").push((output.problem_id, output.name, None));
+        }
+        Ok(Response::new(v1::OfferOutputResponse { wanted }))
+    }
+
+    async fn put_output(
+        &self,
+        request: Request<Streaming<v1::PutOutputRequest>>,
+    ) -> Result<Response<v1::PutOutputResponse>, Status> {
+        let mut pieces = request.into_inner();
+        let first = pieces.message().await?.expect("a first message");
+        let Some(v1::put_output_request::Part::Output(output)) = first.part else { panic!("{first:?}") };
+        let breaks = |left: u64| left.checked_sub(1);
+        if self.files.puts_break_off.fetch_update(Ordering::Relaxed, Ordering::Relaxed, breaks).is_ok() {
+            return Err(Status::unavailable("the server stops"));
+        }
+        let mut content = Vec::new();
+        while let Some(piece) = pieces.message().await? {
+            let Some(v1::put_output_request::Part::Content(more)) = piece.part else { panic!("{piece:?}") };
+            content.extend_from_slice(&more);
+        }
+        assert_eq!(content.len() as u64, output.bytes);
+        if Sha256::digest(&content)[..] != output.sha256[..] {
+            return Err(Status::invalid_argument("other content than its hash says"));
+        }
+        self.files.put(&content);
+        self.files.outputs.lock().expect("no panic").push((output.problem_id, output.name, Some(content)));
+        Ok(Response::new(v1::PutOutputResponse {}))
     }
 
     type FetchStream = ReceiverStream<Result<v1::FilePiece, Status>>;
