@@ -358,7 +358,7 @@ async fn files_are_put_listed_got_and_let_go_of() -> Result<()> {
     let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     client.post(&format!("/api/v1/files?sha256={empty}"), "text/plain", "").await?.is(201)?;
     ensure!(client.get(&format!("/api/v1/files/{empty}")).await?.is(200)?.body.is_empty());
-    client.post(&format!("/api/v1/files?sha256={empty}"), "text/plain", "x").await?.is(400)?;
+    client.post(&format!("/api/v1/files?sha256={empty}"), "text/plain", "x").await?.is(422)?;
     ensure!(client.post("/api/v1/files?sha256=0badc0de", "text/plain", "x").await?.is(400)?.field()? == "sha256");
     // Page by page, the newest first.
     let mut names = Vec::new();

@@ -65,22 +65,22 @@ create table pcfarm.output (
 );
 create index output_by_hash on pcfarm.output (sha256);
 
--- What each user has of both, in bytes. Whoever adds to it has its row until the end of the transaction, so that two
--- at a time cannot have more than one may.
+-- What each user has of both, in bytes: the sum of these rows, which are folded now and then. Whoever removes something does not
+-- wait for those who add.
 create table pcfarm.file_usage (
-    owner name primary key,
+    owner name not null,
     bytes bigint not null
 );
+create index file_usage_by_owner on pcfarm.file_usage (owner);
 
 create function pcfarm.count_file_bytes()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     if tg_op <> 'INSERT' then
-        update pcfarm.file_usage u set bytes = u.bytes - old.bytes where u.owner = old.owner;
+        insert into pcfarm.file_usage values (old.owner, -old.bytes);
     end if;
     if tg_op <> 'DELETE' then
-        insert into pcfarm.file_usage as u values (new.owner, new.bytes)
-        on conflict (owner) do update set bytes = u.bytes + excluded.bytes;
+        insert into pcfarm.file_usage values (new.owner, new.bytes);
     end if;
     return null;
 end $$;
@@ -214,13 +214,16 @@ begin
     update pcfarm.file f set touched_at = greatest(f.touched_at, clock_timestamp()) where f.file_id = kept;
 end $$;
 
--- Behind what adds to it, in the same transaction.
+-- Behind what adds to it, in the same transaction, and the last thing in it: of two at a time the second counts what the first
+-- has put.
 create function pcfarm.check_file_bytes(whose name)
 returns void language plpgsql as $$
 declare
     most bigint := (select i.most_file_bytes from pcfarm.intake i);
-    has  bigint := (select u.bytes from pcfarm.file_usage u where u.owner = whose);
+    has  bigint;
 begin
+    perform pg_advisory_xact_lock(hashtext('pcfarm.file_usage'), hashtext(whose));
+    select sum(u.bytes) into has from pcfarm.file_usage u where u.owner = whose;
     if has > most then
         raise exception '% would have % bytes of files, and may have %', whose, has, most
             using errcode = 'configuration_limit_exceeded', constraint = 'most_file_bytes',
@@ -318,6 +321,9 @@ declare
     old  bigint[];
     gone integer;
 begin
+    with several as (select u.owner from pcfarm.file_usage u group by u.owner having count(*) > 1),
+    gone as (delete from pcfarm.file_usage u using several s where u.owner = s.owner returning u.owner, u.bytes)
+    insert into pcfarm.file_usage select g.owner, sum(g.bytes) from gone g group by g.owner;
     -- An agent may still have a checkout from before.
     delete from pcfarm.job_type_module m where m.replaced_at < clock_timestamp() - interval '1 day';
     update pcfarm.file f set touched_at = clock_timestamp()

@@ -327,7 +327,7 @@ async fn what_ended_in_a_standing_job_is_forgotten_load_by_load() {
     let count = async |table: &str| queue.number(&format!("select count(*) from pcfarm.{table}")).await;
     assert_eq!([count("problem").await, count("result").await, count("requeued").await], [4 + 2, 2 + 2, 0]);
     assert_eq!(count("output").await, 2 + 2);
-    assert_eq!(queue.number("select bytes from pcfarm.file_usage where owner = 'mia'").await, 2 + 2);
+    assert_eq!(queue.number("select sum(bytes)::bigint from pcfarm.file_usage where owner = 'mia'").await, 2 + 2);
     let lanes = "select string_agg(concat_ws(chr(47), kind, problems), chr(32) order by lane_id) from pcfarm.lane";
     assert_eq!(queue.text(lanes).await, "retry/0 load/4 load/2");
     assert_eq!(queue.number("select done from pcfarm.job_progress").await, 4);
