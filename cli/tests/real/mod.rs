@@ -44,6 +44,10 @@ pub struct Extra {
 pub struct Running(pub Child);
 
 impl Running {
+    pub fn runs(&mut self) -> bool {
+        self.0.try_wait().is_ok_and(|ended| ended.is_none())
+    }
+
     /// Most memory that it has had so far: bytes.
     pub fn peak(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;

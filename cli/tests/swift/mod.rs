@@ -23,12 +23,12 @@ const SIGNED_FOR: Duration = Duration::from_secs(600);
 
 /// Debian's: its modules are there for its own Python.
 const PYTHON: &str = "/usr/bin/python3";
-const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/swift/swift.py");
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/swift/serve.py");
 
 /// Ends with the test.
 pub struct Swift {
     proxy: Option<Running>,
-    _storage: Running,
+    storage: Running,
     port: u16,
     agent: ureq::Agent,
     directory: TempDir,
@@ -51,7 +51,7 @@ impl Swift {
         let numbers: Vec<String> = ports[..3].iter().map(u16::to_string).collect();
         let storage = run(directory.path(), "storage", &numbers)?;
         let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
-        let mut swift = Swift { proxy: None, _storage: storage, port: ports[3], agent, directory };
+        let mut swift = Swift { proxy: None, storage, port: ports[3], agent, directory };
         swift.go_on()?;
         let bucket = swift.bucket();
         let make = bucket.create_bucket(&credentials()).sign(SIGNED_FOR).to_string();
@@ -60,10 +60,11 @@ impl Swift {
             let agent = swift.agent.clone();
             let url = make.clone();
             let made = tokio::task::spawn_blocking(move || agent.put(url.as_str()).send_empty()).await?;
-            match made {
-                Ok(answer) if answer.status().is_success() => return Ok(Some(swift)),
-                _ => ensure!(Instant::now() < deadline, "swift does not serve: {made:?}\n{}", swift.log()),
+            if made.as_ref().is_ok_and(|answer| answer.status().is_success()) {
+                return Ok(Some(swift));
             }
+            let runs = swift.storage.runs() && swift.proxy.as_mut().is_none_or(Running::runs);
+            ensure!(runs && Instant::now() < deadline, "swift does not serve: {made:?}\n{}", swift.log());
             tokio::time::sleep(BETWEEN_LOOKS).await;
         }
     }
@@ -86,11 +87,8 @@ impl Swift {
     /// What a server is told.
     pub fn extra(&self) -> Extra {
         let endpoint = self.endpoint();
-        let environment = [
-            ("AWS_ENDPOINT_URL", endpoint.as_str()),
-            ("AWS_ACCESS_KEY_ID", KEY),
-            ("AWS_SECRET_ACCESS_KEY", SECRET),
-        ];
+        let environment =
+            [("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)];
         Extra {
             flags: ["--originals".to_owned(), format!("s3://{BUCKET}/farm/uploads")].to_vec(),
             environment: environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
@@ -168,7 +166,7 @@ fn log_of(directory: &Path, what: &str) -> PathBuf {
 fn run(directory: &Path, what: &str, more: &[String]) -> Result<Running> {
     let log = std::fs::File::options().create(true).append(true).open(log_of(directory, what))?;
     let mut command = Command::new(PYTHON);
-    command.arg(PROGRAM).arg(what).arg(directory).args(more).env("SWIFT_DIR", directory).current_dir(directory);
+    command.arg(PROGRAM).arg(what).arg(directory).args(more).current_dir(directory);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     Ok(Running(command.spawn().context("starting Python")?))
 }

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from swift.common.ring.builder import RingBuilder
+from swift.common.utils import set_swift_dir
 from swift.common.wsgi import run_wsgi
 
 KINDS = {"account": "swift.account.server", "container": "swift.container.server", "object": "swift.obj.server"}
@@ -27,6 +28,7 @@ def serve(directory, kind, **more):
 
 
 directory = sys.argv[2]
+set_swift_dir(directory)
 if sys.argv[1] == "proxy":
     serve(directory, "proxy")
 for kind, port in zip(KINDS, sys.argv[3:]):
