@@ -391,8 +391,8 @@ begin
         when 'account' then
             perform from pcfarm.account a where a.user_name = expect_version.name::name for no key update;
     end case;
-    if case when version = '*' then pcfarm.version_of(what, name) is null
-        else coalesce(pcfarm.version_of(what, name), 'none') <> version end
+    if coalesce(pcfarm.version_of(what, name), 'none') <> version
+        and (version <> '*' or pcfarm.version_of(what, name) is null)
     then
         raise exception '% % is not of the version that this was meant for', what, quote_literal(name)
             using errcode = 'PF412', hint = 'Somebody else has changed it: read it again.';

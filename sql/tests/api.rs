@@ -92,7 +92,7 @@ async fn a_submission_is_loaded_once() {
         let again = begin(Some("k")).await;
         let ended = submissions::stored(&client, again, hash, 6).await.expect("ended");
         assert_eq!(ended, Ended::Before { id: first, same });
-        submissions::drop_unfinished(&client, again).await.expect("dropped");
+        submissions::drop_unfinished(&*client, again).await.expect("dropped");
     }
     submissions::set_intake(&client, true, "tonight").await.expect("paused");
     assert!(claim(&client, 9, 9).await.is_empty());

@@ -198,7 +198,7 @@ fn configure(directory: &Path, ports: &[u16]) -> Result<()> {
     // Tokens are not used, and so there need be no memcached.
     let text = format!(
         "{}[pipeline:main]\npipeline = catch_errors cache s3api tempauth slo proxy-server\n\
-         [app:proxy-server]\nuse = egg:swift#proxy\naccount_autocreate = true\n{patient}\
+         [app:proxy-server]\nuse = egg:swift#proxy\naccount_autocreate = true\nerror_suppression_limit = 1000000\n{patient}\
          [filter:catch_errors]\nuse = egg:swift#catch_errors\n\
          [filter:cache]\nuse = egg:swift#memcache\nmemcache_servers = 127.0.0.1:1\n\
          [filter:s3api]\nuse = egg:swift#s3api\nlocation = {REGION}\n\
