@@ -16,6 +16,8 @@ use swift::{BUCKET, SECRET, Swift};
 
 /// What the store takes at a time.
 const PART_BYTES: usize = 8 << 20;
+/// What is sent first of an upload that is to be in its second part: the server writes whole mebibytes.
+const BEGINNING: usize = PART_BYTES + (3 << 20);
 const SUBMIT: &str = "/api/v1/submissions?name=x&job_type=echo";
 const QUEUED: &str = "select count(*) from pcfarm.submission where state = 'queued'";
 const RECEIVING: &str = "select count(*) from pcfarm.submission where state = 'receiving'";
@@ -119,7 +121,7 @@ async fn a_store_that_is_away_for_a_while_loses_nothing() -> Result<()> {
     // Away in the middle of an upload, and back soon: it goes on.
     let (count, content) = problems(2 * PART_BYTES);
     let content = String::from_utf8(content)?;
-    let (begins, ends) = content.split_at(PART_BYTES + 1_000_000);
+    let (begins, ends) = content.split_at(BEGINNING);
     let request = "POST /api/v1/submissions?format=ndjson&name=y&job_type=echo";
     let mut line = Line::begin(&client, request, content.len(), begins).await?;
     swift.until_begun(1).await?;
@@ -175,7 +177,7 @@ async fn what_a_killed_server_left_in_the_store_is_removed() -> Result<()> {
     let whole = Line::begin(&client, request, 6, "key\na\n").await?;
     swift.until_objects(1).await?;
     // And one that is on its way.
-    let begins = format!("key\n{}\n", "x".repeat(PART_BYTES + 1_000_000));
+    let begins = format!("key\n{}\n", "x".repeat(BEGINNING));
     let part = Line::begin(&client, request, 2 * PART_BYTES, &begins).await?;
     swift.until_begun(1).await?;
     farm.server.0.kill()?;
@@ -201,7 +203,7 @@ async fn an_upload_that_breaks_off_leaves_nothing() -> Result<()> {
     let Some(swift) = Swift::start().await? else { return Ok(()) };
     let farm = Farm::start_with(swift.extra()).await?;
     let client = Client::of(&farm);
-    let begins = format!("key\n{}\n", "x".repeat(PART_BYTES + 1_000_000));
+    let begins = format!("key\n{}\n", "x".repeat(BEGINNING));
     let line = Line::begin(&client, "POST /api/v1/submissions?name=x&job_type=echo", 2 * PART_BYTES, &begins).await?;
     swift.until_begun(1).await?;
     drop(line);

@@ -4,7 +4,7 @@ use super::Store;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::{HeaderMap, RANGE, USER_AGENT};
+use hyper::header::{CONTENT_LENGTH, HeaderMap, RANGE, USER_AGENT};
 use hyper::{Request, Response, StatusCode};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy;
@@ -215,6 +215,10 @@ impl Store {
             .method(call.method.to_str())
             .uri(url.as_str())
             .header(USER_AGENT, concat!("pcfarm/", env!("CARGO_PKG_VERSION")));
+        if matches!(call.method, Method::Put | Method::Post) {
+            // Stores insist on it, and of an empty body hyper says none.
+            request = request.header(CONTENT_LENGTH, body.len());
+        }
         if call.from > 0 {
             request = request.header(RANGE, format!("bytes={}-", call.from));
         }
