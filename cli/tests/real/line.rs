@@ -20,9 +20,10 @@ impl Line {
     pub async fn begin(client: &Client, request: &str, length: usize, beginning: &str) -> Result<Line> {
         let address = client.base.strip_prefix("http://").context("an address")?;
         let mut socket = TcpStream::connect(address).await?;
-        let token = client.token.as_deref().unwrap_or_default();
+        let token = client.token.as_ref();
+        let who = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
         let header = format!(
-            "{request} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\nContent-Type: text/csv\r\n\
+            "{request} HTTP/1.1\r\nHost: {address}\r\n{who}Content-Type: text/csv\r\n\
              Content-Length: {length}\r\nConnection: close\r\n\r\n{beginning}"
         );
         socket.write_all(header.as_bytes()).await?;
