@@ -28,6 +28,7 @@ const REMOVING: usize = 8;
 
 /// Where uploads are to be kept.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
 pub enum Choice {
     Database,
     /// Of all servers, if there are several.
