@@ -4,7 +4,7 @@
 #[allow(dead_code, reason = "shared by tests that use different parts of it")]
 mod real;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use real::Farm;
 use real::http::{Client, PASSWORD, text};
 use real::line::Line;
