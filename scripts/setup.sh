@@ -108,3 +108,9 @@ ensure_display() {
     { command -v mutter && command -v dbus-daemon; } >/dev/null ||
         (install_packages "mutter dbus-daemon" "" "") || say "mutter was not installed: sessions of GNOME will not be tested."
 }
+
+# A store that speaks S3, for tests of uploads: OpenStack Swift without its services. Without it they are left out.
+ensure_swift() {
+    if /usr/bin/python3 -c 'import swift.proxy.server' 2>/dev/null || ! command -v apt-get >/dev/null; then return 0; fi
+    (install_packages python3-swift "" "") || say "python3-swift was not installed: uploads in a store will not be tested."
+}

@@ -506,20 +506,12 @@ async fn upload_of(bytes: usize, growth: u64) -> Result<()> {
     let path = format!("/api/v1/jobs/{}/problems", text(&made, "job_id")?);
     let line = format!("{{\"key\": \"k\", \"payload\": \"{}\"}}\n", "x".repeat(10_000));
     let count = bytes / line.len();
-    let before = peak(&farm)?;
+    let before = farm.server.peak()?;
     let loaded = client.post(&path, "application/x-ndjson", line.repeat(count)).await?.is(201)?.json()?;
     ensure!(loaded["problems"] == count, "{loaded}");
-    let grown = peak(&farm)?.saturating_sub(before);
+    let grown = farm.server.peak()?.saturating_sub(before);
     ensure!(grown < growth, "{bytes} bytes took {grown} of memory");
     Ok(())
-}
-
-/// Most memory that the server has had so far.
-fn peak(farm: &Farm) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", farm.server.0.id()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib << 10)
 }
 
 /// docs/rest.md runs as it is written, block after block.

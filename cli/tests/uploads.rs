@@ -4,18 +4,11 @@
 #[allow(dead_code, reason = "shared by tests that use different parts of it")]
 mod real;
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use real::Farm;
 use real::http::{Client, PASSWORD, text};
+use real::line::Line;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
-
-/// For anything that takes a moment, on a machine that is busy with other tests. Longer than a body may be silent.
-const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A farm with an administrator and users of these names.
 async fn farm_of(users: &[&str]) -> Result<(Farm, Client, Vec<Client>)> {
@@ -30,50 +23,6 @@ async fn farm_of(users: &[&str]) -> Result<(Farm, Client, Vec<Client>)> {
         clients.push(nobody.login(user).await?);
     }
     Ok((farm, root, clients))
-}
-
-/// A request that is written by hand, as slowly as one likes.
-struct Line(TcpStream);
-
-impl Line {
-    /// With its header, and the beginning of a body of so many bytes.
-    async fn begin(client: &Client, request: &str, length: usize, beginning: &str) -> Result<Line> {
-        let address = client.base.strip_prefix("http://").context("an address")?;
-        let mut socket = TcpStream::connect(address).await?;
-        let token = client.token.as_deref().unwrap_or_default();
-        let header = format!(
-            "{request} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\nContent-Type: text/csv\r\n\
-             Content-Length: {length}\r\nConnection: close\r\n\r\n{beginning}"
-        );
-        socket.write_all(header.as_bytes()).await?;
-        Ok(Line(socket))
-    }
-
-    async fn send(&mut self, text: &str) -> Result<()> {
-        Ok(self.0.write_all(text.as_bytes()).await?)
-    }
-
-    /// What comes until this is in it.
-    async fn until(&mut self, wanted: &str) -> Result<String> {
-        let mut seen = Vec::new();
-        let reading = async {
-            while !String::from_utf8_lossy(&seen).contains(wanted) {
-                ensure!(self.0.read_buf(&mut seen).await? > 0, "it ended");
-            }
-            Ok(())
-        };
-        let outcome = timeout(PATIENCE, reading).await.context("nothing came").flatten();
-        outcome.with_context(|| format!("{wanted} did not come, but {}", String::from_utf8_lossy(&seen)))?;
-        Ok(String::from_utf8_lossy(&seen).into_owned())
-    }
-
-    /// All that comes until the other side ends it.
-    async fn rest(mut self) -> Result<String> {
-        let mut seen = Vec::new();
-        // It may be cut.
-        drop(timeout(PATIENCE, self.0.read_to_end(&mut seen)).await.context("it goes on")?);
-        Ok(String::from_utf8_lossy(&seen).into_owned())
-    }
 }
 
 /// A job that is loading, whose row somebody has locked until that connection commits.

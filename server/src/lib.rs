@@ -6,8 +6,8 @@
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
 //! - what is measured: [`instruments`]; what the service manager is told: [`watchdog`]
-//! - what is stored before it is loaded: [`originals`]; files by their hashes: [`files`]
-//! - telling people what they asked to be told: [`alerts`]; what is to be done when: [`schedules`]
+//! - what is stored before it is loaded: [`originals`], and where: [`s3`]; files by their hashes: [`files`]
+//! - telling people what they asked to be told: [`alerts`]; others by HTTP: [`outward`]; what is to be done when: [`schedules`]
 //! - who may do what: [`access`]; certificates: [`authority`], [`init`]; the edges: [`grpc`], and [`rest`] over it
 
 pub mod access;
@@ -23,11 +23,13 @@ pub mod init;
 pub mod instruments;
 pub mod members;
 pub mod originals;
+mod outward;
 pub mod problem;
 pub mod reads;
 pub mod registrar;
 pub mod rest;
 pub mod run;
+pub mod s3;
 pub mod schedules;
 pub mod session;
 pub mod settings;

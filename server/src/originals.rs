@@ -1,6 +1,7 @@
 //! Submissions: what is uploaded is stored, whole and with its hash, before it is acknowledged, and loaded into a job
 //! afterwards ([`loading`]).
 
+pub mod kept;
 mod loading;
 
 use crate::access::places::{Full, Holder, Places};
@@ -10,8 +11,9 @@ use crate::grpc::jobs::JobsApi;
 use crate::grpc::status_code;
 use crate::rest::upload::Pieces;
 use anyhow::Context;
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use futures_util::{StreamExt, stream};
+use kept::{Sink, Store};
 use pcfarm_proto::PAYLOAD_BYTES_LIMIT;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::submissions::{self, Ended, KeptIn};
@@ -19,12 +21,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
 use tracing::warn;
 
@@ -33,8 +33,9 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Uploads that are received at a time, and those of one user, or one address without a token.
 const RECEIVING: usize = 32;
 const RECEIVING_OF_ONE: usize = 8;
-/// While a directory takes an upload, the database hears this often that it is still coming.
-const TOUCH: Duration = Duration::from_secs(60);
+/// What cannot be removed by then is left to those who remove what is left, and those try again: they hold a transaction.
+const CLEAR_LIMIT: Duration = Duration::from_secs(5);
+const FORGET_LIMIT: Duration = Duration::from_secs(30);
 
 /// All of it is here, and the database does not say whether it is stored: it is asked again for so long.
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(15);
@@ -73,14 +74,6 @@ pub enum ContentForm {
     Csv,
     /// All of it is one problem, whatever it is.
     One,
-}
-
-/// Where uploads are kept.
-#[derive(Clone, Debug)]
-pub enum Store {
-    Database,
-    /// Of all servers, if there are several.
-    Directory(PathBuf),
 }
 
 /// Why an upload was not stored.
@@ -154,17 +147,14 @@ impl Originals {
                 return Err(Status::unavailable("this server receives as many uploads as it can: try again").into());
             }
         };
-        let kept_in = match self.store {
-            Store::Database => KeptIn::Database,
-            Store::Directory(_) => KeptIn::Directory,
-        };
         let told = RawJson(serde_json::to_vec(asked).map_err(|error| Status::internal(error.to_string()))?.into());
         let client = self.client().await?;
         caller.act(&client).await?;
-        let begun = submissions::begin(&client, &told, content_type, kept_in, key).await;
+        let begun = submissions::begin(&client, &told, content_type, self.store.kept_in(), key).await;
         let id = begun.map_err(status_code::of)?;
         drop(client);
-        let limit = if asked.form == ContentForm::One { ONE_PROBLEM_LIMIT } else { usize::MAX };
+        let most = self.store.most_bytes();
+        let limit = if asked.form == ContentForm::One { ONE_PROBLEM_LIMIT.min(most) } else { most };
         let (sha256, bytes) = match self.write(id, pieces, limit).await {
             Ok(written) => written,
             Err(failed) => {
@@ -217,24 +207,25 @@ impl Originals {
     }
 
     async fn clear(&self, id: i64) {
-        if let Err(error) = self.drop_unfinished(id).await {
+        let dropped = timeout(CLEAR_LIMIT, self.drop_unfinished(id)).await;
+        if let Err(error) = dropped.context("it takes too long").flatten() {
             warn!(submission_id = id, error = format!("{error:#}"), "an upload is removed within the hour");
         }
     }
 
-    /// Its file goes only with its row: it may be stored although nobody was told. What is left is removed within an hour.
+    /// It goes only with its row, and its row only with it: it may be stored although nobody was told, and what is left is
+    /// found by its row.
     async fn drop_unfinished(&self, id: i64) -> anyhow::Result<()> {
-        let client = self.farm.pool.get().await.context("getting a connection")?;
-        let dropped = submissions::drop_unfinished(&client, id).await.context("dropping an upload")?;
-        if let (true, Store::Directory(directory)) = (dropped, &self.store) {
-            drop(tokio::fs::remove_file(part(directory, id)).await);
-            drop(tokio::fs::remove_file(file(directory, id)).await);
+        let mut client = self.farm.pool.get().await.context("getting a connection")?;
+        let transaction = client.transaction().await.context("beginning to drop an upload")?;
+        if submissions::drop_unfinished(&transaction, id).await.context("dropping an upload")? {
+            self.store.remove(&[id]).await?;
         }
-        Ok(())
+        transaction.commit().await.context("dropping an upload")
     }
 
     async fn write(&self, id: i64, mut pieces: Pieces, limit: usize) -> Result<(Vec<u8>, i64), NotStored> {
-        let mut sink = Sink::open(self, id).await.map_err(failed)?;
+        let mut sink = Sink::open(self, id).await?;
         let (mut hash, mut bytes, mut gathered) = (Sha256::new(), 0, BytesMut::new());
         loop {
             let Some(piece) = pieces.next().await else { break };
@@ -253,42 +244,19 @@ impl Originals {
             }
         }
         sink.write(gathered.freeze()).await?;
-        sink.finish().await.map_err(failed)?;
+        sink.finish().await?;
         Ok((hash.finalize().to_vec(), bytes as i64))
     }
 
-    /// What was uploaded, as it came.
-    pub fn pieces(&self, id: i64, kept_in: KeptIn) -> Pieces {
-        match (kept_in, &self.store) {
-            (KeptIn::Database, _) => {
-                let pool = self.farm.pool.clone();
-                stream::try_unfold((pool, 0), move |(pool, number)| async move {
-                    let client = pool.get().await.map_err(io::Error::other)?;
-                    let piece = submissions::piece(&client, id, number).await.map_err(io::Error::other)?;
-                    drop(client);
-                    Ok(piece.map(|piece| (Bytes::from(piece), (pool, number + 1))))
-                })
-                .boxed()
-            }
-            (KeptIn::Directory, Store::Directory(directory)) => {
-                let path = file(directory, id);
-                stream::try_unfold(None, move |open| {
-                    let path = path.clone();
-                    async move {
-                        let mut file = match open {
-                            Some(file) => file,
-                            None => tokio::fs::File::open(path).await?,
-                        };
-                        let mut piece = BytesMut::with_capacity(64 << 10);
-                        let read = file.read_buf(&mut piece).await?;
-                        io::Result::Ok((read > 0).then(|| (piece.freeze(), Some(file))))
-                    }
-                })
-                .boxed()
-            }
-            (KeptIn::Directory, Store::Database) => {
-                let say = "this server has no directory of uploads: start it with --originals DIR";
-                stream::iter([Err(io::Error::other(say))]).boxed()
+    /// What was uploaded, as it came. Who asks may be told whether the first of it is there.
+    pub async fn begun(&self, id: i64, kept_in: KeptIn) -> Result<Pieces, Status> {
+        let mut pieces = self.store.pieces(&self.farm, id, kept_in);
+        match pieces.next().await {
+            None => Ok(pieces),
+            Some(Ok(first)) => Ok(stream::iter([Ok(first)]).chain(pieces).boxed()),
+            Some(Err(error)) => {
+                warn!(submission_id = id, %error, "an upload could not be read");
+                Err(Status::unavailable("where this upload is kept, it cannot be read now: try again later"))
             }
         }
     }
@@ -298,13 +266,8 @@ impl Originals {
         pcfarm_sql::requests::forget(&client).await.context("forgetting requests")?;
         // Files go first: of a server that dies in between, the next one finds what is to be removed again.
         let transaction = client.transaction().await.context("beginning to forget uploads")?;
-        let gone = submissions::forget(&transaction).await.context("forgetting uploads")?;
-        if let Store::Directory(directory) = &self.store {
-            for id in gone {
-                drop(tokio::fs::remove_file(file(directory, id)).await);
-                drop(tokio::fs::remove_file(part(directory, id)).await);
-            }
-        }
+        let gone = submissions::forget(&transaction, self.store.kept_in()).await.context("forgetting uploads")?;
+        timeout(FORGET_LIMIT, self.store.remove(&gone)).await.context("removing uploads takes too long")??;
         transaction.commit().await.context("forgetting uploads")?;
         Ok(())
     }
@@ -312,69 +275,4 @@ impl Originals {
 
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn file(directory: &Path, id: i64) -> PathBuf {
-    directory.join(id.to_string())
-}
-
-fn part(directory: &Path, id: i64) -> PathBuf {
-    directory.join(format!("{id}.part"))
-}
-
-fn failed(error: io::Error) -> NotStored {
-    warn!(%error, "an upload could not be written");
-    NotStored::Failed(Status::unavailable("the upload could not be stored: try again"))
-}
-
-/// Where an upload is written to.
-enum Sink<'a> {
-    Database { of: &'a Originals, id: i64, number: i32 },
-    File { of: &'a Originals, id: i64, directory: &'a Path, file: tokio::fs::File, touched: Instant },
-}
-
-impl<'a> Sink<'a> {
-    async fn open(of: &'a Originals, id: i64) -> io::Result<Sink<'a>> {
-        match &of.store {
-            Store::Database => Ok(Sink::Database { of, id, number: 0 }),
-            Store::Directory(directory) => {
-                let file = tokio::fs::File::create(part(directory, id)).await?;
-                Ok(Sink::File { of, id, directory, file, touched: Instant::now() })
-            }
-        }
-    }
-
-    async fn write(&mut self, piece: Bytes) -> Result<(), NotStored> {
-        if piece.is_empty() {
-            return Ok(());
-        }
-        match self {
-            Sink::Database { of, id, number } => {
-                let client = of.client().await?;
-                submissions::add_piece(&client, *id, *number, &piece).await.map_err(status_code::of)?;
-                *number += 1;
-            }
-            Sink::File { of, id, file, touched, .. } => {
-                file.write_all(&piece).await.map_err(failed)?;
-                if touched.elapsed() > TOUCH {
-                    *touched = Instant::now();
-                    let client = of.client().await?;
-                    submissions::touch(&client, *id).await.map_err(status_code::of)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// It is there from now on, whatever loses its power.
-    async fn finish(self) -> io::Result<()> {
-        match self {
-            Sink::Database { .. } => Ok(()),
-            Sink::File { id, directory, file: written, .. } => {
-                written.sync_all().await?;
-                tokio::fs::rename(part(directory, id), file(directory, id)).await?;
-                tokio::fs::File::open(directory).await?.sync_all().await
-            }
-        }
-    }
 }

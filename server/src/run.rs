@@ -6,7 +6,8 @@ use crate::farm::{Farm, Parts};
 use crate::files::Files;
 use crate::grpc::accept::Incoming;
 use crate::grpc::jobs::JobsApi;
-use crate::originals::{Originals, Store};
+use crate::originals::Originals;
+use crate::originals::kept::Store;
 use crate::reads::Reads;
 use crate::settings::{Database, HttpListen, Settings};
 use crate::{
@@ -101,14 +102,13 @@ async fn serve(
     stopping: CancellationToken,
 ) -> anyhow::Result<()> {
     instruments::install();
-    if let Store::Directory(directory) = &settings.originals {
-        std::fs::create_dir_all(directory).with_context(|| format!("making {} for uploads", directory.display()))?;
-    }
     // Before anything else: what is missing is the administrator's to make.
     let tls = match &settings.tls {
         Some(files) => Some(Arc::new(Tls::load(files.clone(), settings.certificate_lifetime)?)),
         None => None,
     };
+    let Some(uploads) = stopping.run_until_cancelled(Store::open(&settings.originals)).await else { return Ok(()) };
+    let uploads = uploads?;
     let facts = prepare_database(&config, &stopping).await?;
     let mut connections = settings.connections;
     connections.total = descriptors::make_room(connections.total);
@@ -161,7 +161,7 @@ async fn serve(
     let mut serving = JoinSet::new();
     let jobs = Arc::new(JobsApi::new(farm.clone()));
     let files = Files::new(farm.pool.clone());
-    let originals = Originals::new(farm.clone(), jobs.clone(), settings.originals.clone());
+    let originals = Originals::new(farm.clone(), jobs.clone(), uploads);
     parts.spawn(originals.clone().sweep());
     if let Some(listener) = http {
         let api = rest::Services::new(farm.clone(), (jobs.clone(), files.clone()), originals, facts.warnings.clone());

@@ -5,7 +5,8 @@ use crate::alerts::mail::Mailer;
 use crate::authority::Files;
 use crate::farm::Rhythm;
 use crate::grpc::accept::Limits;
-use crate::originals::Store;
+use crate::originals::kept::Choice;
+use crate::s3;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
@@ -157,9 +158,18 @@ struct Flags {
     /// This server's name, for people [default: the host's name]
     #[arg(long, env = "PCFARM_NAME", value_name = "NAME")]
     name: Option<String>,
-    /// Keep uploads in this directory, which all servers share, and not in the database
-    #[arg(long, env = "PCFARM_ORIGINALS", value_name = "DIR")]
-    originals: Option<PathBuf>,
+    /// Keep uploads in a directory that all servers share, or in s3://BUCKET/PREFIX, and not in the database
+    #[arg(long, env = "PCFARM_ORIGINALS", value_name = "WHERE")]
+    originals: Option<String>,
+    /// The store of that bucket [default: Amazon's of the region]
+    #[arg(long, env = "AWS_ENDPOINT_URL", value_name = "URL")]
+    s3_endpoint: Option<String>,
+    /// The region of that bucket [default: us-east-1 where an endpoint is named]
+    #[arg(long, env = "AWS_REGION", value_name = "REGION")]
+    s3_region: Option<String>,
+    /// A file with keys to that bucket [default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY]
+    #[arg(long, env = "AWS_SHARED_CREDENTIALS_FILE", value_name = "FILE")]
+    s3_credentials: Option<PathBuf>,
     /// Leave recycling to pcfarm-recycler or to other servers
     #[arg(long, env = "PCFARM_NO_RECYCLER", value_parser = clap::builder::BoolishValueParser::new())]
     no_recycler: bool,
@@ -194,7 +204,10 @@ struct File {
     connections: Option<usize>,
     connections_per_address: Option<usize>,
     name: Option<String>,
-    originals: Option<PathBuf>,
+    originals: Option<String>,
+    s3_endpoint: Option<String>,
+    s3_region: Option<String>,
+    s3_credentials: Option<PathBuf>,
     no_recycler: Option<bool>,
     smtp_url: Option<String>,
     mail_from: Option<String>,
@@ -227,7 +240,7 @@ pub struct Settings {
     pub connections: Limits,
     pub name: String,
     pub recycler: bool,
-    pub originals: Store,
+    pub originals: Choice,
     /// None: this server mails nothing.
     pub mailer: Option<Arc<Mailer>>,
 }
@@ -418,6 +431,12 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         (Some(_), None) => return Err("smtp_url: mails need a sender, too: say mail_from".to_owned()),
         (None, Some(_)) => return Err("mail_from: mails need a relay, too: say smtp_url".to_owned()),
     };
+    let originals = originals(
+        arguments.originals.or(file.originals),
+        arguments.s3_endpoint.or(file.s3_endpoint),
+        arguments.s3_region.or(file.s3_region),
+        arguments.s3_credentials.or(file.s3_credentials),
+    )?;
     Ok(Settings {
         database,
         listen,
@@ -430,10 +449,30 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(10),
         connections,
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
-        originals: arguments.originals.or(file.originals).map_or(Store::Database, Store::Directory),
+        originals,
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
         mailer,
     })
+}
+
+/// What is in the environment for other programs is no harm where uploads are kept elsewhere.
+fn originals(
+    given: Option<String>,
+    endpoint: Option<String>,
+    region: Option<String>,
+    credentials: Option<PathBuf>,
+) -> Result<Choice, String> {
+    match given {
+        None => Ok(Choice::Database),
+        Some(address) if address.starts_with("s3://") => {
+            let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+            let (endpoint, region) = (said(&endpoint), said(&region));
+            let place = s3::Keys::find(credentials)
+                .and_then(|keys| s3::Place::parse(&address, endpoint.as_deref(), region.as_deref(), keys));
+            place.map(Choice::S3).map_err(|wrong| format!("originals: {address:?}: {wrong}"))
+        }
+        Some(directory) => Ok(Choice::Directory(PathBuf::from(directory))),
+    }
 }
 
 fn http_listen(given: Option<String>, listen: SocketAddr) -> Result<HttpListen, String> {
@@ -541,6 +580,24 @@ mod tests {
         assert!(read(&[], "smtp_url = \"smtp://u:hidden@h\"").expect_err("refused").contains("mail_from"));
         let settings = read(&["--mail-from", "a@b.c"], "smtp_url = \"smtp://u:hidden@h\"").expect("sensible");
         assert!(settings.mailer.is_some() && !format!("{settings:?}").contains("hidden"));
+    }
+
+    #[test]
+    fn uploads_are_kept_where_it_is_said() {
+        assert!(matches!(read(&[], "").expect("sensible").originals, Choice::Database));
+        assert!(matches!(
+            read(&["--originals", "/srv/uploads"], "").expect("sensible").originals,
+            Choice::Directory(_)
+        ));
+        let file = "originals = \"s3://farm/uploads\"\ns3_endpoint = \"https://store.example.org\"\n\
+            s3_credentials = \"/etc/pcfarm/s3\"";
+        let settings = read(&[], file).expect("sensible");
+        let Choice::S3(place) = &settings.originals else { panic!("{:?}", settings.originals) };
+        assert_eq!(place.to_string(), "s3://farm/uploads/ at https://store.example.org (us-east-1)");
+        let of = |flags: &[&str]| read(&[&["--originals", "s3://farm", "--s3-credentials", "/x"], flags].concat(), "");
+        assert!(of(&[]).expect_err("refused").contains("s3_region"));
+        assert!(of(&["--s3-region", "eu-central-1"]).is_ok());
+        assert!(of(&["--s3-endpoint", "store.example.org"]).expect_err("refused").contains("s3_endpoint"));
     }
 
     mod fuzz {

@@ -128,8 +128,8 @@ create table pcfarm.submission (
     content_type    text not null,
     state           text not null default 'receiving' constraint submission_state
                     check (state in ('receiving', 'stored', 'queued', 'refused')),
-    -- Where the upload is: in submission_piece, or in a directory of the servers.
-    kept_in         text not null constraint submission_kept_in check (kept_in in ('database', 'directory')),
+    -- Where the upload is: in submission_piece, in a directory of the servers, or in a store that speaks S3.
+    kept_in         text not null constraint submission_kept_in check (kept_in in ('database', 'directory', 's3')),
     bytes           bigint,
     sha256          bytea,
     job_id          bigint,
@@ -369,8 +369,8 @@ returns text language sql stable as $$
     end
 $$;
 
--- Refuses (PF412) what is meant for another version than that which there is; an empty version is any, and none is that of
--- what is not there. Whoever comes by a server for the same thing takes turns from here to the end of the transaction, and
+-- Refuses (PF412) what is meant for another version than that which there is; an empty version is any, * is any of what is
+-- there, and none is that of what is not there. Whoever comes by a server for the same thing takes turns from here to the end of the transaction, and
 -- whoever comes by SQL waits at the row: statements call this in their WHERE, so that what they do comes after it.
 create function pcfarm.expect_version(what text, name text, version text)
 returns boolean language plpgsql as $$
@@ -391,7 +391,9 @@ begin
         when 'account' then
             perform from pcfarm.account a where a.user_name = expect_version.name::name for no key update;
     end case;
-    if coalesce(pcfarm.version_of(what, name), 'none') <> version then
+    if coalesce(pcfarm.version_of(what, name), 'none') <> version
+        and (version <> '*' or pcfarm.version_of(what, name) is null)
+    then
         raise exception '% % is not of the version that this was meant for', what, quote_literal(name)
             using errcode = 'PF412', hint = 'Somebody else has changed it: read it again.';
     end if;
@@ -450,8 +452,8 @@ end $$;
 comment on function pcfarm.set_job_type is
     'Makes a job type or changes one. Options: controller, and those of pcfarm.create_job_type. What is not named stays.';
 
--- Its profile goes with it, and what users may have of it. Whoever makes a job or a subscription of it meanwhile waits for
--- this, and is refused then; a schedule that is made at the very moment says at each trigger that there is no such job type.
+-- Its profile goes with it, and what users may have of it. Whoever makes a job, a schedule or a subscription of it meanwhile
+-- waits for this, and is refused then.
 create function pcfarm.delete_job_type(name text)
 returns void language plpgsql as $$
 declare

@@ -394,6 +394,8 @@ begin
         into wrong
         from pcfarm.job j where j.job_id = changed.job_id;
     elsif changed.template is not null and changed.template is distinct from before.template then
+        -- Whoever removes it waits for this, or this for them; the next statement sees what came of it.
+        perform from pcfarm.job_type t where t.name = changed.template ->> 'job_type' for key share;
         wrong := pcfarm.wrong_template(changed.template);
     end if;
     if changed.job_id is null and changed.template is null then

@@ -112,7 +112,8 @@ pub async fn details(client: &ClientWrapper, name: Option<&str>) -> Result<Vec<D
 }
 
 /// Makes a job type, or changes one. `options`: a JSON object, as `pcfarm.set_job_type` takes it. `anew`: what it does not name
-/// is as of a new one. `version`: that which it is meant for; empty: any; `none`: there must be none yet. True: there was none.
+/// is as of a new one. `version`: that which it is meant for; empty: any; `*`: any, but there must be one; `none`: there must be
+/// none yet. True: there was none.
 ///
 /// # Errors
 /// [`crate::sharing::LOST_UPDATE`] if it is of another version by now: nothing is changed.

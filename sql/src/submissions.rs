@@ -13,6 +13,7 @@ use tokio_postgres::{Error, Row};
 pub enum KeptIn {
     Database,
     Directory,
+    S3,
 }
 
 impl KeptIn {
@@ -20,12 +21,17 @@ impl KeptIn {
         match self {
             KeptIn::Database => "database",
             KeptIn::Directory => "directory",
+            KeptIn::S3 => "s3",
         }
     }
 
-    /// The row's CHECK admits these two.
+    /// The row's CHECK admits these three.
     fn of_row(text: &str) -> KeptIn {
-        if text == "directory" { KeptIn::Directory } else { KeptIn::Database }
+        match text {
+            "directory" => KeptIn::Directory,
+            "s3" => KeptIn::S3,
+            _ => KeptIn::Database,
+        }
     }
 }
 
@@ -86,7 +92,7 @@ pub async fn stored(client: &ClientWrapper, id: i64, sha256: &[u8], bytes: i64) 
 }
 
 /// It does not come to its end. False: it has.
-pub async fn drop_unfinished(client: &ClientWrapper, id: i64) -> Result<bool, Error> {
+pub async fn drop_unfinished(client: &impl Queries, id: i64) -> Result<bool, Error> {
     Ok(!client.run(include_str!("../queries/drop_submission.sql"), &[&id]).await?.is_empty())
 }
 
@@ -229,16 +235,17 @@ fn of_row(row: &Row) -> Result<Submission, Error> {
     })
 }
 
-/// Removes uploads that are kept no longer, and what nobody goes on sending. Returns those of a directory.
-pub async fn forget(client: &impl Queries) -> Result<Vec<i64>, Error> {
-    let rows = client.run(include_str!("../queries/forget_uploads.sql"), &[]).await?;
-    let mut in_directory = Vec::new();
+/// Removes uploads that are kept no longer, and what nobody goes on sending, from the database and from `elsewhere`. Returns
+/// those that are to be removed there before this commits.
+pub async fn forget(client: &impl Queries, elsewhere: KeptIn) -> Result<Vec<i64>, Error> {
+    let rows = client.run(include_str!("../queries/forget_uploads.sql"), &[&elsewhere.as_str()]).await?;
+    let mut there = Vec::new();
     for row in &rows {
-        if KeptIn::of_row(row.try_get("kept_in")?) == KeptIn::Directory {
-            in_directory.push(row.try_get("submission_id")?);
+        if KeptIn::of_row(row.try_get("kept_in")?) == elsewhere {
+            there.push(row.try_get("submission_id")?);
         }
     }
-    Ok(in_directory)
+    Ok(there)
 }
 
 /// Since when, and why, what is stored is not loaded.

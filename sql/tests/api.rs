@@ -92,7 +92,7 @@ async fn a_submission_is_loaded_once() {
         let again = begin(Some("k")).await;
         let ended = submissions::stored(&client, again, hash, 6).await.expect("ended");
         assert_eq!(ended, Ended::Before { id: first, same });
-        submissions::drop_unfinished(&client, again).await.expect("dropped");
+        submissions::drop_unfinished(&*client, again).await.expect("dropped");
     }
     submissions::set_intake(&client, true, "tonight").await.expect("paused");
     assert!(claim(&client, 9, 9).await.is_empty());
@@ -111,7 +111,7 @@ async fn a_submission_is_loaded_once() {
     assert_eq!(twice.code().map(|code| code.code()), Some("40001"));
     // What is kept no longer is removed, and the row stays.
     queue.run("update pcfarm.intake set keep = '0'").await;
-    submissions::forget(&*client).await.expect("forgotten");
+    submissions::forget(&*client, KeptIn::Database).await.expect("forgotten");
     assert_eq!(queue.number("select count(*) from pcfarm.submission_piece").await, 0);
     let one =
         submissions::submissions(&client, None, Some(first), None, None, 1).await.expect("read").pop().expect("there");

@@ -179,6 +179,48 @@ async fn a_job_that_comes_while_its_type_is_removed_is_refused() {
     assert_eq!(queue.number("select count(*) from pcfarm.job").await, 0);
 }
 
+/// Nor does a schedule come to be whose job type is not there.
+#[tokio::test]
+async fn a_schedule_that_comes_while_its_jobs_type_is_removed_is_refused() {
+    let queue = queue().await;
+    set(&queue, "a", r#"{"controller": "c"}"#, false).await;
+    queue.run("begin; select pcfarm.delete_job_type('a')").await;
+    let other = queue.database.client().await;
+    let waiting = backend(&other).await;
+    let create = "select pcfarm.create_schedule('nightly', '@daily',
+        '{\"template\": {\"job_type\": \"a\", \"loads\": [{\"query\": \"select 1\"}]}}')";
+    let (created, ()) = tokio::join!(other.batch_execute(create), async {
+        queue.until_blocked(waiting).await;
+        queue.run("commit").await;
+    });
+    let refused = created.expect_err("refused");
+    assert!(
+        refused.as_db_error().expect("by the database").message().contains("there is no job type a"),
+        "{refused:?}"
+    );
+    assert_eq!(queue.number("select count(*) from pcfarm.schedule").await, 0);
+}
+
+/// Whoever changes one that is being removed does not make another by it.
+#[tokio::test]
+async fn a_change_of_what_is_removed_makes_nothing() {
+    let queue = queue().await;
+    set(&queue, "a", r#"{"controller": "c"}"#, false).await;
+    queue.run("begin; select pcfarm.delete_job_type('a')").await;
+    let other = queue.server().await;
+    let waiting = backend(&other).await;
+    let options = RawJson(r#"{"controller": "d"}"#.to_owned().into());
+    let (changed, ()) = tokio::join!(job_types::set(&other, "a", &options, false, "*"), async {
+        queue.until_blocked(waiting).await;
+        queue.run("commit").await;
+    });
+    assert_eq!(state(changed), LOST_UPDATE);
+    assert_eq!(queue.number("select count(*) from pcfarm.job_type where name = 'a'").await, 0);
+    set(&queue, "a", r#"{"controller": "c"}"#, false).await;
+    assert!(!job_types::set(&other, "a", &options, false, "*").await.expect("there is one"));
+    assert_eq!(shown(&queue, "a").await.controller, "d");
+}
+
 #[tokio::test]
 async fn a_change_is_made_to_the_version_that_it_was_meant_for() {
     let queue = queue().await;

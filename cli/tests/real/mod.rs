@@ -1,6 +1,7 @@
 //! A whole farm for a test: a database of its own, the real server, real agents.
 
 pub mod http;
+pub mod line;
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -29,10 +30,32 @@ pub struct Farm {
     pub sql: Client,
     pub database: TestDatabase,
     pub directory: TempDir,
+    extra: Extra,
+}
+
+/// What a farm's servers are told beside the usual.
+#[derive(Clone, Default)]
+pub struct Extra {
+    pub flags: Vec<String>,
+    pub environment: Vec<(String, String)>,
 }
 
 /// A program that is killed when nobody holds it any more.
 pub struct Running(pub Child);
+
+impl Running {
+    pub fn runs(&mut self) -> bool {
+        self.0.try_wait().is_ok_and(|ended| ended.is_none())
+    }
+
+    /// Most memory that it has had so far: bytes.
+    pub fn peak(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
+        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+        Ok(kib << 10)
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -44,9 +67,12 @@ impl Drop for Running {
 impl Farm {
     /// With job types `echo`, `nap` and `fail`, and no agent yet.
     pub async fn start() -> Result<Farm> {
+        Farm::start_with(Extra::default()).await
+    }
+
+    pub async fn start_with(extra: Extra) -> Result<Farm> {
         let database = database().await;
-        let mut command = program("pcfarm-server")?;
-        command.args(["--database-url", &database.url(), "--listen", "127.0.0.1:0", "--heartbeat", "1s"]);
+        let command = server_of(&database, &extra)?;
         let (server, address, rest) = tokio::task::spawn_blocking(move || start_server(command)).await??;
         let sql = database.client().await;
         sql.batch_execute(
@@ -64,13 +90,13 @@ impl Farm {
             sql,
             database,
             directory: tempfile::tempdir()?,
+            extra,
         })
     }
 
     /// Another server on the same database, in place of one that has gone.
     pub async fn start_server_again(&mut self) -> Result<()> {
-        let mut command = program("pcfarm-server")?;
-        command.args(["--database-url", &self.database.url(), "--listen", "127.0.0.1:0", "--heartbeat", "1s"]);
+        let command = server_of(&self.database, &self.extra)?;
         let (server, address, rest) = tokio::task::spawn_blocking(move || start_server(command)).await??;
         (self.server, self.url, self.rest) = (server, format!("http://{address}"), format!("http://{rest}"));
         Ok(())
@@ -236,12 +262,19 @@ pub fn program(name: &str) -> Result<Command> {
 fn without_settings(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        if ["PCFARM_", "XDG_", "PG", "DATABASE_URL", "RUST_LOG"].iter().any(|prefix| text.starts_with(prefix)) {
+        if ["PCFARM_", "AWS_", "XDG_", "PG", "DATABASE_URL", "RUST_LOG"].iter().any(|prefix| text.starts_with(prefix)) {
             command.env_remove(&name);
         }
     }
     // Nobody sits here: agents are to work.
     command.env("HOME", "/nowhere").env("NO_COLOR", "1").env("PCFARM_UNATTENDED", "true");
+}
+
+pub fn server_of(database: &TestDatabase, extra: &Extra) -> Result<Command> {
+    let mut command = program("pcfarm-server")?;
+    command.args(["--database-url", &database.url(), "--listen", "127.0.0.1:0", "--heartbeat", "1s"]);
+    command.args(&extra.flags).envs(extra.environment.iter().cloned());
+    Ok(command)
 }
 
 /// Reads the address from the log, and then the rest of it, lest the server's standard error fill.

@@ -2,26 +2,22 @@
 //! check it with a library.
 
 use super::{Failure, text};
+use crate::outward::{chain, connector};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use http_body_util::Full;
 use hyper::{Request, StatusCode, Uri, header};
-use hyper_rustls::builderstates::WantsSchemes;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use pcfarm_sql::alerts::Claimed;
-use rustls::crypto::ring;
-use rustls::{ClientConfig, RootCertStore};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use sha2::Sha256;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tracing::warn;
 
 pub struct Poster {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -55,21 +51,6 @@ impl Poster {
     }
 }
 
-/// Trusts whom the system trusts: a department's own authority is among them.
-fn connector() -> HttpsConnectorBuilder<WantsSchemes> {
-    match HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider()) {
-        Ok(builder) => builder,
-        Err(error) => {
-            warn!(%error, "this system has no certificates to trust: no webhook with https will be reached");
-            let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .expect("ring knows TLS 1.2 and 1.3");
-            let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
-            HttpsConnectorBuilder::new().with_tls_config(config)
-        }
-    }
-}
-
 fn request(alert: &Claimed, secret: &str, now: SystemTime) -> Result<Request<Full<Bytes>>, String> {
     let uri: Uri = alert.target.parse().map_err(|error| format!("its target is no URL: {error}"))?;
     let data: &RawValue = serde_json::from_slice(&alert.body.0).map_err(|error| format!("its body: {error}"))?;
@@ -93,17 +74,6 @@ fn sign(secret: &str, id: &str, timestamp: u64, body: &str) -> Result<String, St
     let mut mac = Hmac::<Sha256>::new_from_slice(&key).map_err(|error| error.to_string())?;
     mac.update(format!("{id}.{timestamp}.{body}").as_bytes());
     Ok(format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())))
-}
-
-/// An error with what caused it; the outermost says little.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -171,7 +171,7 @@ impl Originals {
             open: asked.job_id.is_none(),
         };
         let failed = Arc::new(AtomicBool::new(false));
-        let pieces = watched(self.pieces(next.attempt.id, next.kept_in), next.bytes, failed.clone());
+        let pieces = watched(self.store.pieces(&self.farm, next.attempt.id, next.kept_in), next.bytes, failed.clone());
         let shape =
             Shape { key: asked.key.clone(), group: asked.group, strings: asked.strings, asked: Words::Parameters };
         let messages = match asked.form {

@@ -193,6 +193,8 @@ async fn update(
     if found.iter().all(|job_type| job_type.name != name) {
         return Err(Refusal::not_found(format!("there is no job type {name:?}")));
     }
+    // And it may have been removed since.
+    let version = if version.is_empty() { "*".to_owned() } else { version };
     let made = api.queue.set_job_type(who.ask(change.request(name, false, version))).await?.into_inner();
     Ok(shown(made.job_type.unwrap_or_default()))
 }

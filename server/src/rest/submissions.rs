@@ -7,7 +7,7 @@ use super::shown::{Outcome, Show, Time};
 use super::{Api, idempotency, pace, upload};
 use crate::access::Caller;
 use crate::grpc::status_code;
-use crate::originals::{Asked, ContentForm, NotStored, Received, hex};
+use crate::originals::{Asked, ContentForm, NotStored, ONE_PROBLEM_LIMIT, Received, hex};
 use axum::Json as Body;
 use axum::body::Body as Stream;
 use axum::extract::{Request, State};
@@ -280,9 +280,15 @@ fn not_stored(failed: NotStored) -> Refusal {
                  Idempotency-Key the same request may be sent again"
             ),
         ),
+        NotStored::TooLarge(ONE_PROBLEM_LIMIT) => Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!(
+                "as one problem it has at most {ONE_PROBLEM_LIMIT} bytes: send problems as NDJSON, JSON or CSV, with ?format="
+            ),
+        ),
         NotStored::TooLarge(limit) => Refusal::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("as one problem it has at most {limit} bytes: send problems as NDJSON, JSON or CSV, with ?format="),
+            format!("where uploads are kept, one has at most {limit} bytes: send several"),
         ),
         NotStored::OtherUnderKey => Refusal::about(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -407,7 +413,8 @@ async fn original(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answe
         (X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
         (ETAG, format!("\"{}\"", hex(sha256))),
     ];
-    Ok((headers, Stream::from_stream(api.originals.pieces(id, found.kept_in))).into_response())
+    let pieces = api.originals.begun(id, found.kept_in).await?;
+    Ok((headers, Stream::from_stream(pieces)).into_response())
 }
 
 /// Whether what is stored is loaded
