@@ -6,6 +6,8 @@ use crate::authority::Files;
 use crate::farm::Rhythm;
 use crate::grpc::accept::Limits;
 use crate::originals::Store;
+use crate::traces;
+use crate::traces::settings::Wanted;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
@@ -169,6 +171,9 @@ struct Flags {
     /// Whom mails are from: farm@example.org, or 'PC Farm <farm@example.org>'
     #[arg(long, env = "PCFARM_MAIL_FROM", value_name = "ADDRESS")]
     mail_from: Option<String>,
+    /// Send traces to this collector, by OTLP over gRPC: http://collector:4317, or none [default: OTEL_EXPORTER_OTLP_ENDPOINT]
+    #[arg(long, env = "PCFARM_TRACES", value_name = "URL")]
+    traces: Option<String>,
 }
 
 /// The file's form of the same.
@@ -198,6 +203,7 @@ struct File {
     no_recycler: Option<bool>,
     smtp_url: Option<String>,
     mail_from: Option<String>,
+    traces: Option<String>,
 }
 
 /// Which database.
@@ -230,6 +236,8 @@ pub struct Settings {
     pub originals: Store,
     /// None: this server mails nothing.
     pub mailer: Option<Arc<Mailer>>,
+    /// None: no spans are made.
+    pub traces: Option<Wanted>,
 }
 
 /// Where REST, metrics and health are.
@@ -418,6 +426,9 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         (Some(_), None) => return Err("smtp_url: mails need a sender, too: say mail_from".to_owned()),
         (None, Some(_)) => return Err("mail_from: mails need a relay, too: say smtp_url".to_owned()),
     };
+    // A variable that is no text is none that OpenTelemetry knows.
+    let traces = arguments.traces.or(file.traces);
+    let traces = traces::settings::wanted(traces.as_deref(), |name| std::env::var(name).ok())?;
     Ok(Settings {
         database,
         listen,
@@ -433,6 +444,7 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         originals: arguments.originals.or(file.originals).map_or(Store::Database, Store::Directory),
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
         mailer,
+        traces,
     })
 }
 
