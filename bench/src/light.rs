@@ -555,6 +555,7 @@ impl Agent {
                     finished: true,
                     give_back_reason: String::new(),
                     busy: (BUSY * u32::try_from(held.problems.len()).unwrap_or(u32::MAX)).try_into().ok(),
+                    worked: None,
                 }
             })
             .collect();

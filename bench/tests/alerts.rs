@@ -55,6 +55,7 @@ async fn a_webhook_is_posted_until_it_is_taken() {
     let job = cancelled(&farm).await;
     let first = receiver.next().await;
     assert_eq!((first.path.as_str(), &first.body["type"]), ("/hook", &json!("job.cancelled")));
+    assert_eq!(first.trace_parent, "", "nothing is traced here");
     let data = &first.body["data"];
     assert_eq!((&data["job_id"], &data["problems"], &data["done"]), (&json!(job.to_string()), &json!(3), &json!(0)));
     let refused = "select message like '%answered 500%' and state = 'waiting' from pcfarm.alert_status";

@@ -62,7 +62,13 @@ async fn keep_token(settings: &Settings, output: Output) -> Result<()> {
     let text = if std::io::stdin().is_terminal() { prompted("Token: ")? } else { lines_of(Path::new("-"))?.remove(0) };
     let token: Token = text.trim().parse().map_err(|wrong| Failure::usage(format!("{wrong}")))?;
     let revealed = token.reveal();
-    let shown = Settings { token: Some(token), server: settings.server.clone(), ca: settings.ca.clone(), ..*settings };
+    let shown = Settings {
+        token: Some(token),
+        server: settings.server.clone(),
+        ca: settings.ca.clone(),
+        trace: settings.trace.clone(),
+        ..*settings
+    };
     let farm = Farm::connect(&shown).await?;
     let mut client = farm.access();
     let who = farm.call("asking who this token is", client.who_am_i(farm.request(WhoAmIRequest {}))).await?;

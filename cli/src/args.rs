@@ -57,6 +57,9 @@ pub struct Global {
     /// Show a token to a server that is not this machine's although it is spoken to in the clear
     #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_INSECURE", value_parser = clap::builder::BoolishValueParser::new())]
     pub insecure: bool,
+    /// Trace what this sets off, if the server sends traces somewhere; prints the trace's id [TRACEPARENT: a part of that one]
+    #[arg(long, global = true, help_heading = "Everywhere")]
+    pub trace: bool,
     /// Form of the output [default: table; for `job results` ndjson]
     #[arg(long, short, global = true, help_heading = "Everywhere", value_enum, value_name = "FORM")]
     pub output: Option<Format>,

@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status};
 use crate::exit::{self, Exit, Failure};
 use crate::settings::Settings;
 use crate::text;
+use crate::trace::TRACE_PARENT;
 
 /// For one question and one answer; a person is waiting.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,14 +33,20 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Shows the token with every call.
+/// Shows the token with every call, and what it is a part of.
 #[derive(Clone)]
-pub struct Bearer(Option<MetadataValue<Ascii>>);
+pub struct Bearer {
+    token: Option<MetadataValue<Ascii>>,
+    trace: Option<MetadataValue<Ascii>>,
+}
 
 impl Interceptor for Bearer {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(value) = &self.0 {
+        if let Some(value) = &self.token {
             request.metadata_mut().insert("authorization", value.clone());
+        }
+        if let Some(value) = &self.trace {
+            request.metadata_mut().insert(TRACE_PARENT, value.clone());
         }
         Ok(request)
     }
@@ -75,13 +82,14 @@ impl Farm {
             Ok(Err(error)) => return Err(not_there(&settings.server, &innermost(&error))),
             Err(_) => return Err(not_there(&settings.server, "it does not answer")),
         };
-        let bearer = settings.token.as_ref().map(|token| {
+        let token = settings.token.as_ref().map(|token| {
             let value: Result<MetadataValue<Ascii>, _> = format!("Bearer {}", token.reveal()).parse();
             let mut value = value.expect("a token is ASCII");
             value.set_sensitive(true);
             value
         });
-        let channel = InterceptedService::new(channel, Bearer(bearer));
+        let trace = settings.trace.as_ref().and_then(|trace| trace.parse().ok());
+        let channel = InterceptedService::new(channel, Bearer { token, trace });
         Ok(Farm { channel, server: settings.server.clone(), timeout: settings.timeout })
     }
 

@@ -1,7 +1,7 @@
 //! `pcfarm`: the admin CLI, a client of the server's gRPC services.
 //!
 //! - [`args`]: the command line; [`settings`]: what else decides which server is asked.
-//! - [`farm`]: the connection; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
+//! - [`farm`]: the connection; [`trace`]: whose doing it is a part of; [`exit`]: how errors end; [`output`], [`text`]: how answers look.
 //! - A module per noun or verb: [`status`], [`workstations`], [`jobs`], [`wait`], [`results`], [`problems`],
 //!   [`users`], [`types`], [`files`], [`profiles`], [`resources`], [`queue`], [`explain`],
 //!   [`events`], [`alerts`], [`access`], [`schedules`], [`top`].
@@ -32,6 +32,7 @@ mod statistics;
 mod status;
 mod text;
 mod top;
+mod trace;
 mod types;
 mod up;
 mod usage;

@@ -14,13 +14,16 @@ use tokio_postgres::{Client, NoTls};
 use crate::args::{Global, LoadArgs};
 use crate::exit::{Exit, Failure};
 use crate::output::{self, Output};
-use crate::{jobs, load, text};
+use crate::{jobs, load, text, trace};
 
 /// For the word that a query is to stop to reach the database.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub async fn load(args: &LoadArgs, global: &Global, output: Output) -> Result<()> {
-    let submission = submission(args)?;
+    let mut submission = submission(args)?;
+    if let Target::New { options, .. } = &mut submission.target {
+        *options = trace::in_options(std::mem::take(options), trace::wanted(global).as_deref())?;
+    }
     let settings = DatabaseSettings::resolve(args.database_url.as_deref())
         .map_err(|error| Failure::usage(format!("{:#}", anyhow::Error::new(error))))?;
     for warning in &settings.warnings {

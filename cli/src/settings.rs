@@ -10,6 +10,7 @@ use pcfarm_proto::secrets::Token;
 
 use crate::args::Global;
 use crate::exit::Failure;
+use crate::trace;
 
 pub const DEFAULT_SERVER: &str = "http://127.0.0.1:7070";
 
@@ -25,6 +26,8 @@ pub struct Settings {
     pub ca: Option<PathBuf>,
     /// Secrets may be told in the clear.
     pub insecure: bool,
+    /// What calls are a part of.
+    pub trace: Option<String>,
 }
 
 /// What the TOML file may say. A misspelt key is an error instead of a setting that is silently not there.
@@ -57,7 +60,7 @@ impl Settings {
         let server = server_url(&server)?;
         let token = token(global.token_file.clone().or(file.token_file), &server)?;
         let ca = global.ca.clone().or(file.ca);
-        let settings = Settings { server, timeout, token, ca, insecure: global.insecure };
+        let settings = Settings { server, timeout, token, ca, insecure: global.insecure, trace: trace::wanted(global) };
         if settings.token.is_some() {
             settings.secret_may_be_told()?;
         }
@@ -230,6 +233,7 @@ mod tests {
             token_file: None,
             ca: None,
             insecure: false,
+            trace: false,
         }
     }
 

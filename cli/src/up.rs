@@ -120,6 +120,7 @@ async fn healthy(url: &str, server: &mut Program) -> Result<()> {
         token: None,
         ca: None,
         insecure: false,
+        trace: None,
     };
     let deadline = Instant::now() + HEALTHY_TIMEOUT;
     loop {

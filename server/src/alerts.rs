@@ -8,10 +8,13 @@ mod text;
 mod webhook;
 
 use crate::farm::Farm;
+use crate::traces::Traces;
+use crate::traces::context::Place;
 use anyhow::Context;
 use deadpool_postgres::{Object, Pool};
 use desk::Desk;
 use mail::Mailer;
+use opentelemetry::trace::SpanKind;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::JobId;
 use pcfarm_sql::alerts::{self, Channel, Claimed};
@@ -53,7 +56,8 @@ enum Failure {
 
 /// Delivers until the server stops.
 pub async fn run(farm: Arc<Farm>, mailer: Option<Arc<Mailer>>) {
-    let courier = Arc::new(Courier { pool: farm.pool.clone(), poster: Poster::new(), mailer });
+    let (pool, traces) = (farm.pool.clone(), farm.traces.clone());
+    let courier = Arc::new(Courier { pool, poster: Poster::new(), mailer, traces });
     let mut deliveries = Deliveries::default();
     let mut rounds = Rounds::default();
     let mut tick = tokio::time::interval(LOOK);
@@ -183,15 +187,25 @@ struct Courier {
     pool: Pool,
     poster: Poster,
     mailer: Option<Arc<Mailer>>,
+    traces: Traces,
 }
 
 /// Delivers one and notes how that went. False: its place does not work as it should.
 async fn deliver(courier: Arc<Courier>, alert: Claimed) -> bool {
     let deadline = if alert.channel == Channel::Email { MAIL_DEADLINE } else { DEADLINE };
-    let outcome = match tokio::time::timeout(deadline, courier.carry(&alert)).await {
+    let place = alert.job_id.and_then(|job| courier.traces.of_job(alert.trace_parent.as_deref(), job));
+    let mut span = courier.traces.under(place, format!("alert {}", alert.channel.name())).of_kind(SpanKind::Client);
+    let outcome = match tokio::time::timeout(deadline, courier.carry(&alert, span.place())).await {
         Ok(outcome) => outcome,
         Err(_) => Err(Failure::Again(format!("no answer within {} s", deadline.as_secs()))),
     };
+    span.set("pcfarm.alert.id", alert.alert_id.0)
+        .set("pcfarm.alert.what", alert.what.clone())
+        .set("pcfarm.attempt", i64::from(alert.attempts));
+    if let Err(Failure::Again(message) | Failure::InVain(message)) = &outcome {
+        span.failed(message.clone());
+    }
+    drop(span);
     crash_point(CrashPoint::AlertDelivered);
     if let Err(error) = courier.note(&alert, &outcome).await {
         warn!(alert_id = %alert.alert_id, error = format!("{error:#}"), "what came of an alert was not noted: it comes again");
@@ -209,9 +223,10 @@ impl Courier {
         self.pool.get().await.context("getting a connection")
     }
 
-    async fn carry(&self, alert: &Claimed) -> Result<(), Failure> {
+    /// `place`: what the receiver's own trace may go on from.
+    async fn carry(&self, alert: &Claimed, place: Option<Place>) -> Result<(), Failure> {
         match (alert.channel, &self.mailer, &alert.secret) {
-            (Channel::Webhook, _, Some(secret)) => self.poster.post(alert, secret).await,
+            (Channel::Webhook, _, Some(secret)) => self.poster.post(alert, secret, place).await,
             (Channel::Email, Some(mailer), _) => mailer.send(alert).await,
             (Channel::Email, None, _) => Err(Failure::Again(NO_MAIL.to_owned())),
             (Channel::Webhook, _, None) | (Channel::Notify, _, _) => {

@@ -14,6 +14,7 @@ use crate::dispatch;
 use crate::farm::{Farm, Held};
 use crate::members::{Listed, Members};
 use crate::session::Session;
+use crate::traces::path::{self, AcceptCall};
 use anyhow::Context;
 use batch::Batch;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
@@ -26,7 +27,7 @@ use pcfarm_sql::pool::Kept;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_postgres::error::SqlState;
@@ -39,6 +40,7 @@ pub struct Delivered {
     pub delivery: v1::Delivery,
     /// Made by the server itself (a related read failed): nobody waits for an acknowledgement.
     pub from_agent: bool,
+    pub came: SystemTime,
 }
 
 /// Deliveries on their way to the acceptor, and those that wait there for a line. Each is bounded by the message size.
@@ -191,9 +193,10 @@ async fn accept_all(farm: &Arc<Farm>, line: &mut Kept, mut deliveries: Vec<Deliv
         tokio::time::sleep(RETRY[1]).await;
     }
     loop {
+        let began = Instant::now();
         match try_accept_all(farm, line, &deliveries).await {
             Ok(verdicts) => {
-                acknowledge(farm, deliveries, &verdicts).await;
+                acknowledge(farm, deliveries, &verdicts, began.elapsed()).await;
                 return crash_point(CrashPoint::ResultsAcknowledged);
             }
             Err(error) if is_outdated(&error) && tries < TRIES_IN_LINE => {
@@ -239,8 +242,9 @@ async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
             () = tokio::time::sleep(ASIDE_RETRY) => {}
         }
         let alone = [delivered];
+        let began = Instant::now();
         match try_accept_all(&farm, &mut line, &alone).await {
-            Ok(verdicts) => return acknowledge(&farm, alone.into(), &verdicts).await,
+            Ok(verdicts) => return acknowledge(&farm, alone.into(), &verdicts, began.elapsed()).await,
             Err(error) => warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again"),
         }
         [delivered] = alone;
@@ -351,6 +355,9 @@ async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result
             job_id: fact.job_id,
             job_type: fact.job_type,
             workstation_id: fact.workstation_id,
+            trace: farm
+                .traces
+                .of_checkout(fact.trace_parent.as_deref(), fact.job_id, fact.token, || fact.checked_out_at),
             members: Members::listed(members.remove(&fact.checkout_id).unwrap_or_default()),
         };
         farm.remember(fact.checkout_id, held);
@@ -390,14 +397,21 @@ fn acknowledge_unstored(delivered: &Delivered) {
     drop(session.out.try_send(Ok(message)));
 }
 
-/// Tells agents what became of their deliveries, and forgets what is over.
-async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Verdicts) {
-    for Delivered { session, delivery, from_agent } in deliveries {
+/// Tells agents what became of their deliveries, which the database took so long for, and forgets what is over.
+async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Verdicts, database: Duration) {
+    let call = farm.traces.are_on().then(|| {
+        let results = deliveries.iter().flat_map(|delivered| &delivered.delivery.checkouts);
+        AcceptCall { database, traced: path::traced(farm, results) }
+    });
+    for Delivered { session, delivery, from_agent, came } in deliveries {
         let mut answers = Vec::new();
         for results in &delivery.checkouts {
             let id = CheckoutId(results.checkout_id);
             let Some(verdict) = verdicts.get(&(id, results.token.cast_signed())) else { continue };
             measure(farm, &session, results);
+            if let Some(call) = &call {
+                path::delivered(farm, results, verdict, came, call);
+            }
             if verdict.kind != VerdictKind::Accepted && !results.results.is_empty() {
                 let refused = i64::try_from(results.results.len()).unwrap_or(i64::MAX);
                 if verdict.kind != VerdictKind::AlreadyAccepted {

@@ -17,6 +17,7 @@ pub mod size;
 use crate::farm::Farm;
 use crate::instruments;
 use crate::session::Session;
+use crate::traces::path::{CheckoutTrace, HandOutCall};
 use anyhow::ensure;
 use choose::Choice;
 use convoys::Taken;
@@ -34,7 +35,7 @@ use queue::Queue;
 use requirement::RequirementId;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -92,6 +93,7 @@ struct Decision {
     hand_out: HandOut,
     /// It is under a limit.
     limited: bool,
+    trace: Option<Box<CheckoutTrace>>,
 }
 
 struct Dispatcher {
@@ -322,7 +324,9 @@ impl Dispatcher {
                 self.waiting.leave(&waiting.session);
             }
             let session = waiting.session;
-            decisions.push(Decision { session, choice, lane: open, taken, hand_out, limited: room.is_some() });
+            let (trace_parent, token) = (open.trace_parent.as_deref(), hand_out.token);
+            let trace = self.farm.traces.of_checkout(trace_parent, open.job_id, token, SystemTime::now);
+            decisions.push(Decision { session, choice, lane: open, taken, hand_out, limited: room.is_some(), trace });
         }
         Ok(decisions)
     }
@@ -363,6 +367,7 @@ impl Dispatcher {
             let client = self.committing.client().await?;
             // What was read may be of a database that this one is not.
             ensure!(self.farm.epoch.number() == self.epoch, "this is another database than before");
+            let began = Instant::now();
             let mut ids = check_out(client, &free, false).await?;
             // What is committed is sent, whatever becomes of the rest.
             let within_limits = check_out(client, &limited, true).await;
@@ -376,14 +381,14 @@ impl Dispatcher {
                     Err(error)
                 }
             };
-            anyhow::Ok((ids, failed))
+            anyhow::Ok((ids, failed, began.elapsed()))
         };
         let reading = self.lanes.read_on(&unread, &mut self.reading);
         crash_point(CrashPoint::CheckOutDecided);
         let (outcome, read) = tokio::join!(committing, reading);
         crash_point(CrashPoint::CheckOutCommitted);
         free.append(&mut limited);
-        let (ids, failed) = match outcome {
+        let (ids, failed, database) = match outcome {
             Ok(outcome) => outcome,
             Err(error) => {
                 // Nobody knows: what was handed out is given back as never received.
@@ -392,9 +397,11 @@ impl Dispatcher {
             }
         };
         let mut refused = Vec::new();
+        let traced = free.iter().filter_map(|decision| Some(decision.trace.as_ref()?.checkout)).collect();
+        let call = HandOutCall { checkouts: free.len(), database, traced };
         for (decision, id) in free.into_iter().zip(ids) {
             match id {
-                Some(id) => self.ship(id, decision),
+                Some(id) => self.ship(id, decision, &call),
                 None => refused.push(decision),
             }
         }
@@ -442,11 +449,14 @@ impl Dispatcher {
         self.waiting.join(decision.session, self.lanes.requirements());
     }
 
-    fn ship(&self, checkout_id: CheckoutId, decision: Decision) {
+    fn ship(&self, checkout_id: CheckoutId, decision: Decision, call: &HandOutCall) {
         // A job type that is gone meanwhile: what was handed out comes back as never received.
         let Some(job_type) = self.farm.job_type(&decision.lane.job_type) else { return };
         debug!(%checkout_id, job_id = %decision.lane.job_id, workstation_id = %decision.session.workstation_id,
             problems = decision.hand_out.problems, from = %decision.hand_out.from, "checked out");
+        if let Some(trace) = &decision.trace {
+            self.farm.traces.handed_out(trace, decision.hand_out.problems, call);
+        }
         let shipment = send::Shipment::new(checkout_id, job_type, decision);
         shipment.announce(&self.farm);
         self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));

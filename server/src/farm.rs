@@ -8,6 +8,8 @@ use crate::members::Members;
 use crate::registrar;
 use crate::schedules::Ticking;
 use crate::session::Session;
+use crate::traces::Traces;
+use crate::traces::path::CheckoutTrace;
 use crate::watchdog::Rounds;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
@@ -42,6 +44,8 @@ pub struct Held {
     pub job_type: String,
     pub workstation_id: WorkstationId,
     pub members: Members,
+    /// If its job is traced.
+    pub trace: Option<Box<CheckoutTrace>>,
 }
 
 pub struct Farm {
@@ -57,6 +61,7 @@ pub struct Farm {
     pub acceptor: mpsc::Sender<Delivered>,
     pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
+    pub traces: Traces,
     /// Something ended: jobs may be over.
     pub upkeep: Notify,
     /// Something is to be told.
@@ -133,6 +138,7 @@ pub struct Parts {
     pub acceptor: mpsc::Sender<Delivered>,
     pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
+    pub traces: Traces,
     pub stopping: CancellationToken,
 }
 
@@ -149,6 +155,7 @@ impl Farm {
             acceptor: parts.acceptor,
             registrar: parts.registrar,
             reads: parts.reads,
+            traces: parts.traces,
             upkeep: Notify::new(),
             alerts: Notify::new(),
             ticking: Ticking::default(),

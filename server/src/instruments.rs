@@ -1,6 +1,7 @@
 //! What is measured, for Prometheus. Never labelled by job, user or host: a farm has too many of them.
 
 use crate::farm::Farm;
+use crate::traces;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use pcfarm_sql::farm;
@@ -47,13 +48,19 @@ fn describe() {
     describe_counter!("pcfarm_results_total", "Results that this server has stored");
     describe_counter!("pcfarm_refused_results_total", "Results refused by this server");
     describe_histogram!("pcfarm_database_seconds", Unit::Seconds, "Time of hot statements, waiting included");
+    describe_counter!(
+        "pcfarm_trace_spans_total",
+        "Spans of traces: sent, not_sent (the collector was away) or dropped"
+    );
     describe_counter!("pcfarm_http_requests_total", "Requests of REST, by route");
     describe_histogram!("pcfarm_http_request_seconds", Unit::Seconds, "Time to the beginning of an answer, by route");
 }
 
 /// A hot statement came back.
 pub fn timed(statement: &'static str, began: Instant) {
-    histogram!("pcfarm_database_seconds", "statement" => statement).record(began.elapsed().as_secs_f64());
+    let took = began.elapsed();
+    histogram!("pcfarm_database_seconds", "statement" => statement).record(took.as_secs_f64());
+    traces::note_statement(statement, took);
 }
 
 /// Checkouts of so many problems each.

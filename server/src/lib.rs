@@ -5,7 +5,7 @@
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
-//! - what is measured: [`instruments`]; what the service manager is told: [`watchdog`]
+//! - what is measured: [`instruments`]; what became of a submission: [`traces`]; what the service manager is told: [`watchdog`]
 //! - what is stored before it is loaded: [`originals`], and where: [`s3`]; files by their hashes: [`files`]
 //! - telling people what they asked to be told: [`alerts`]; others by HTTP: [`outward`]; what is to be done when: [`schedules`]
 //! - who may do what: [`access`]; certificates: [`authority`], [`init`]; the edges: [`grpc`], and [`rest`] over it
@@ -33,6 +33,7 @@ pub mod s3;
 pub mod schedules;
 pub mod session;
 pub mod settings;
+pub mod traces;
 pub mod upkeep;
 pub mod watch;
 pub mod watchdog;

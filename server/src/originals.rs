@@ -63,6 +63,9 @@ pub struct Asked {
     /// Whoever asked may touch what belongs to others.
     #[serde(default)]
     pub everybodys: bool,
+    /// Where it came from, if somebody wants to see its path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_parent: Option<String>,
 }
 
 /// How problems are read from it.

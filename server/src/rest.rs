@@ -50,6 +50,7 @@ use crate::grpc::queue::QueueApi;
 use crate::grpc::schedules::SchedulesApi;
 use crate::grpc::workstations::WorkstationsApi;
 use crate::originals::Originals;
+use crate::traces::{self, calls};
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::request::Parts;
@@ -168,7 +169,7 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
         .fallback(no_route)
         .method_not_allowed_fallback(other_method)
         .layer(middleware::from_fn(unread::read))
-        .layer(middleware::from_fn(measured))
+        .layer(middleware::from_fn_with_state(api.clone(), measured))
         .with_state(api);
     (router, document)
 }
@@ -256,8 +257,8 @@ fn busy(full: Full) -> Response {
     .into_response()
 }
 
-/// Counts requests by route: never by what is in a path.
-async fn measured(request: Request, next: Next) -> Response {
+/// Counts requests by route, never by what is in a path, and traces them.
+async fn measured(State(api): State<Api>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
     let method = match *request.method() {
         Method::GET => "GET",
@@ -269,7 +270,10 @@ async fn measured(request: Request, next: Next) -> Response {
         _ => "other",
     };
     let began = Instant::now();
-    let response = next.run(request).await;
+    let mut span = calls::of_route(&api.farm.traces, method, &route, request.headers());
+    let response = traces::within(&mut span, next.run(request)).await;
+    calls::answered_with(&mut span, response.status().as_u16());
+    drop(span);
     let status = response.status().as_str().to_owned();
     metrics::counter!("pcfarm_http_requests_total", "method" => method, "route" => route.clone(), "status" => status)
         .increment(1);

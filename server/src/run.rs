@@ -10,6 +10,7 @@ use crate::originals::Originals;
 use crate::originals::kept::Store;
 use crate::reads::Reads;
 use crate::settings::{Database, HttpListen, Settings};
+use crate::traces::Traces;
 use crate::{
     alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, watch, watchdog,
 };
@@ -118,6 +119,7 @@ async fn serve(
     let http = listen_for_rest(settings.http_listen)?;
     let (pool, epoch) = pool::pool_with_epoch(config.clone(), settings.pool_size, "pcfarm-server");
     let server_id = patiently(&stopping, async || register(settings, &pool, &address.to_string()).await).await?;
+    let (traces, sender) = Traces::start(settings.traces.as_ref(), &settings.name)?;
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
     let (acceptor, inbox) = mpsc::channel(deliver::INBOX_LIMIT);
     let (registrar, entries) = mpsc::channel(registrar::ENTRIES_LIMIT);
@@ -133,11 +135,13 @@ async fn serve(
         acceptor,
         registrar,
         reads: Reads::new(config.clone(), passwords),
+        traces,
         stopping: stopping.clone(),
     });
     patiently(&stopping, async || farm.reload_job_types().await.context("reading the job types")).await?;
     info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
-        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, tls = farm.tls.is_some(), asks = ?settings.asks, mail = ?settings.mailer, "serving");
+        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, tls = farm.tls.is_some(), asks = ?settings.asks, mail = ?settings.mailer,
+        traces = settings.traces.as_ref().map_or("none", |traces| traces.endpoint.as_str()), "serving");
 
     let mut parts = JoinSet::new();
     parts.spawn(dispatch::run(farm.clone(), events));
@@ -183,6 +187,9 @@ async fn serve(
     stopping.cancel();
     watchdog::stopping();
     stop(&farm, parts, serving).await;
+    if let Some(sender) = sender {
+        sender.finish().await;
+    }
     outcome
 }
 

@@ -7,6 +7,8 @@ use crate::farm::Rhythm;
 use crate::grpc::accept::Limits;
 use crate::originals::kept::Choice;
 use crate::s3;
+use crate::traces;
+use crate::traces::settings::Wanted;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
@@ -179,6 +181,9 @@ struct Flags {
     /// Whom mails are from: farm@example.org, or 'PC Farm <farm@example.org>'
     #[arg(long, env = "PCFARM_MAIL_FROM", value_name = "ADDRESS")]
     mail_from: Option<String>,
+    /// Send traces to this collector, by OTLP over gRPC: http://collector:4317, or none [default: OTEL_EXPORTER_OTLP_ENDPOINT]
+    #[arg(long, env = "PCFARM_TRACES", value_name = "URL")]
+    traces: Option<String>,
 }
 
 /// The file's form of the same.
@@ -211,6 +216,7 @@ struct File {
     no_recycler: Option<bool>,
     smtp_url: Option<String>,
     mail_from: Option<String>,
+    traces: Option<String>,
 }
 
 /// Which database.
@@ -243,6 +249,8 @@ pub struct Settings {
     pub originals: Choice,
     /// None: this server mails nothing.
     pub mailer: Option<Arc<Mailer>>,
+    /// None: no spans are made.
+    pub traces: Option<Wanted>,
 }
 
 /// Where REST, metrics and health are.
@@ -437,6 +445,9 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         arguments.s3_region.or(file.s3_region),
         arguments.s3_credentials.or(file.s3_credentials),
     )?;
+    // A variable that is no text is none that OpenTelemetry knows.
+    let traces = arguments.traces.or(file.traces);
+    let traces = traces::settings::wanted(traces.as_deref(), |name| std::env::var(name).ok())?;
     Ok(Settings {
         database,
         listen,
@@ -452,6 +463,7 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         originals,
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
         mailer,
+        traces,
     })
 }
 

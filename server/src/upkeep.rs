@@ -1,9 +1,10 @@
 //! What a server does now and then, each step repeatable: ends empty jobs, recycles, folds counts.
 
 use crate::farm::Farm;
+use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{CrashPoint, crash_point};
-use pcfarm_proto::ids::LaneId;
+use pcfarm_proto::ids::{JobId, LaneId};
 use pcfarm_sql::{files, profiles, upkeep};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,10 +62,13 @@ async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
     upkeep::exhaust_lanes(&*client).await.context("marking exhausted lanes")?;
     crash_point(CrashPoint::LanesExhausted);
     for jobs in upkeep::maybe_empty_jobs(&*client).await.context("looking for empty jobs")?.chunks(JOBS_AT_ONCE) {
-        for (job_id, state) in upkeep::end_jobs_if_empty(&*client, jobs).await.context("ending jobs")? {
+        let ended = upkeep::end_jobs_if_empty(&*client, jobs).await.context("ending jobs")?;
+        for (job_id, state) in &ended {
             crash_point(CrashPoint::JobEnded);
             info!(%job_id, state, "job ended");
         }
+        let ended: Vec<JobId> = ended.into_iter().map(|(job_id, _)| job_id).collect();
+        path::jobs_ended(&farm.traces, &*client, &ended).await;
     }
     Ok(())
 }

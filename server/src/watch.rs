@@ -4,6 +4,7 @@
 
 use crate::dispatch;
 use crate::farm::Farm;
+use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
@@ -145,7 +146,7 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
     if !owners.is_empty() {
         let ids: Vec<CheckoutId> = owners.keys().copied().collect();
         for (id, reason) in checkout::revoked(&client, &ids).await.context("reading what was revoked")? {
-            farm.forget(id);
+            path::revoked(farm, id, &reason);
             if let Some(session) = owners.get(&id).and_then(|w| farm.session(*w)) {
                 session.forget(id);
                 let revoke = v1::Revoke { revoked: vec![v1::Revocation { checkout_id: id.0, reason }] };
@@ -275,7 +276,7 @@ async fn take_back_unreceived(
             session.add_credit(1);
             drop(farm.dispatcher.try_send(dispatch::Event::Credit(session)));
         }
-        farm.forget(closed.checkout_id);
+        path::revoked(farm, closed.checkout_id, "never received by its workstation");
     }
     crash_point(CrashPoint::UnreceivedTakenBack);
     Ok(())

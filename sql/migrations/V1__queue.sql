@@ -123,6 +123,9 @@ create table pcfarm.job (
     submitted       jsonb,
     -- A user has one job of each: whoever asks for another gets the first, or is refused.
     unique_key      text,
+    -- Where it came from, if its path is traced, as W3C's Trace Context writes it.
+    trace_parent    text constraint job_trace_parent
+                    check (trace_parent ~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'),
     created_at      timestamptz not null default clock_timestamp(),
     opened_at       timestamptz,
     ended_at        timestamptz,

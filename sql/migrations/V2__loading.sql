@@ -182,15 +182,15 @@ begin
         raise exception 'options must be a JSON object' using errcode = 'invalid_parameter_value';
     end if;
     if options <> '{}' then
-        -- Of its alerts, which have secrets, a hash.
+        -- Of its alerts, which have secrets, a hash. A repetition is traced as what it is.
         asked_for := jsonb_build_object('name', create_job.name, 'job_type', create_job.job_type,
-            'options', options || case when options ? 'alerts' then jsonb_build_object('alerts',
+            'options', options - 'trace_parent' || case when options ? 'alerts' then jsonb_build_object('alerts',
                 encode(sha256(convert_to(options ->> 'alerts', 'UTF8')), 'hex')) else '{}' end);
         select string_agg(quote_literal(o.key), ', ') into unknown
         from jsonb_object_keys(options) as o(key)
         where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
                             'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended',
-                            'info', 'files', 'alerts', 'require');
+                            'info', 'files', 'alerts', 'require', 'trace_parent');
     end if;
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
@@ -198,6 +198,7 @@ begin
                   hint = 'Options are title, priority, deadline, not_before, standing, parameters, info, files (names and hashes), '
                          'require (conditions on workstations), '
                          'after and after_ended (ids of jobs), alerts (as pcfarm.subscribe takes them), unique_key, on_duplicate, '
+                         'trace_parent (as W3C''s Trace Context has it), '
                          'idempotency_key and idempotency_digest (of what else a repetition must have equal).';
     end if;
     if coalesce(options ->> 'on_duplicate', 'return') not in ('return', 'refuse') then
@@ -206,7 +207,7 @@ begin
                   hint = 'It is "return", for the first job of that unique_key, or "refuse".';
     end if;
     insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters, requirement,
-        idempotency_key, submitted, unique_key)
+        idempotency_key, submitted, unique_key, trace_parent)
     select create_job.name, t.name, coalesce(options ->> 'title', ''),
         coalesce((options ->> 'priority')::integer, t.default_priority),
         coalesce((options ->> 'deadline')::timestamptz, clock_timestamp() + t.default_duration),
@@ -214,7 +215,7 @@ begin
         coalesce((options ->> 'standing')::boolean, false),
         options -> 'parameters', case when options ? 'require' then pcfarm.requirement(options -> 'require') end,
         options ->> 'idempotency_key',
-        case when options ? 'idempotency_key' then asked_for end, options ->> 'unique_key'
+        case when options ? 'idempotency_key' then asked_for end, options ->> 'unique_key', options ->> 'trace_parent'
     from pcfarm.job_type t
     where t.name = create_job.job_type
     on conflict do nothing
@@ -1062,7 +1063,8 @@ comment on function pcfarm.submit is
 -- the caller's connection is wanted by others. Returns what its server needs to hand it out without looking: the lane, the
 -- payloads as they are stored, in order, and what the job's rows say; ready if it may be handed out now.
 create type pcfarm.job_facts as (
-    owner name, name text, job_type text, priority integer, deadline timestamptz, parameters jsonb, ready boolean);
+    owner name, name text, job_type text, priority integer, deadline timestamptz, parameters jsonb, ready boolean,
+    trace_parent text);
 
 create function pcfarm.submit_problems(
     job bigint, name text, job_type text, options jsonb, keys text[], payloads jsonb[], convoy integer, open boolean,
@@ -1118,7 +1120,8 @@ begin
             and j.requirement is null
             and not exists (
                 select from pcfarm.job_type t where t.name = j.job_type
-                    and (t.suspended_since is not null or t.requirement is not null or t.labels <> '{}'))
+                    and (t.suspended_since is not null or t.requirement is not null or t.labels <> '{}')),
+        j.trace_parent
     into facts
     from pcfarm.job j where j.job_id = into_job;
 end $$;

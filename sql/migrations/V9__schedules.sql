@@ -154,7 +154,7 @@ $$;
 create function pcfarm.trigger_schedules(
     server bigint, trigger_ids bigint[], trigger_dues timestamptz[],
     ids bigint[], seen bigint[], counts integer[], last_dues timestamptz[], next_dues timestamptz[], next_wakes timestamptz[],
-    out triggered bigint, out refused bigint, out postponed bigint)
+    traced_by text, out triggered bigint, out refused bigint, out postponed bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC'
 -- Everything here is found by its key, however many schedules there are; and nothing is joined that has no key.
 set plan_cache_mode = force_generic_plan set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off
@@ -256,7 +256,8 @@ begin
             from placed l join pcfarm.job j on j.job_id = l.job_id
             where l.new_lane is not null),
         made as (
-            insert into pcfarm.job (job_id, name, job_type, owner, title, priority, deadline, parameters, requirement, unique_key)
+            insert into pcfarm.job (job_id, name, job_type, owner, title, priority, deadline, parameters, requirement, unique_key,
+                trace_parent)
             overriding system value
             select g.made_job, coalesce(g.template ->> 'name', g.name), k.name, g.owner, coalesce(g.template ->> 'title', ''),
                 coalesce((g.template ->> 'priority')::integer, k.default_priority),
@@ -264,7 +265,7 @@ begin
                 coalesce(g.template -> 'parameters', '{}')
                     || pcfarm.schedule_envelope(g.name, g.sequence, g.due_at, g.payload),
                 pcfarm.requirement(g.template -> 'require'),
-                pcfarm.schedule_job_key(g.schedule_id, g.due_at)
+                pcfarm.schedule_job_key(g.schedule_id, g.due_at), traced_by
             from placed g
             join pcfarm.job_type k on k.name = g.template ->> 'job_type'
             where g.made_job is not null
@@ -538,8 +539,8 @@ begin
     return true;
 end $$;
 
--- Once more, now, whatever its times are. Returns the trigger's sequence number.
-create function pcfarm.trigger_schedule_now(schedule bigint)
+-- Once more, now, whatever its times are; a job that it makes is traced as told. Returns the trigger's sequence number.
+create function pcfarm.trigger_schedule_now(schedule bigint, traced_by text default null)
 returns bigint language plpgsql as $$
 declare
     held    pcfarm.schedule_next;
@@ -552,7 +553,7 @@ begin
     end if;
     select t.* into outcome
     from pcfarm.trigger_schedules(null, array[schedule], array[moment], array[schedule], array[held.sequence],
-        array[1], array[moment], array[held.due_at], array[held.wake_at]) t;
+        array[1], array[moment], array[held.due_at], array[held.wake_at], traced_by) t;
     if outcome.postponed > 0 then
         raise exception 'somebody is changing the job of schedule %', schedule
             using errcode = 'lock_not_available', hint = 'Try again.';

@@ -28,4 +28,4 @@ from due d
 join pcfarm.subscription s on s.subscription_id = d.subscription_id
 where a.alert_id = d.alert_id
 returning a.alert_id, a.message_id::text as message_id, a.attempts, a.what, a.place, a.body, a.created_at, s.channel, s.target,
-    s.secret
+    s.secret, a.job_id, (select j.trace_parent from pcfarm.job j where j.job_id = a.job_id) as trace_parent

@@ -15,4 +15,5 @@ left join pcfarm.job j on j.job_id = d.job_id
 left join pcfarm.job_type t on t.name = j.job_type
 where l.job_id = d.job_id and l.number = d.number
 returning l.job_id, l.number, l.due_at, l.query, l.convoy, extract(epoch from l.time_limit)::float8 as time_limit, l.attempts,
-    coalesce(j.state = 'loading', false) as wanted, t.read_role::text as read_role
+    coalesce(j.state = 'loading', false) as wanted, t.read_role::text as read_role,
+    j.trace_parent

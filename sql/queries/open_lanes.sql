@@ -6,7 +6,7 @@ select s.* from (
         j.parameters, l.lane_id, l.job_type, nullif(j.job_type, l.job_type) as of_type, l.priority as urgency,
         l.kind = 'retry' as came_back, t.retry_first, coalesce(p.to_order, 0) as next_extraction,
         case l.kind when 'retry' then coalesce(r.batch_order + 1, 0) else l.next_insertion end as next_insertion,
-        l.problems,
+        l.problems, j.trace_parent,
         -- To put together what most have one of, or none, would cost more than all the rest.
         case when t.labels = '{}' and j.requirement is null then t.requirement
             when t.labels = '{}' and t.requirement is null then j.requirement

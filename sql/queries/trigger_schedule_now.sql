@@ -1,1 +1,1 @@
-select pcfarm.trigger_schedule_now($1)
+select pcfarm.trigger_schedule_now($1, $2)

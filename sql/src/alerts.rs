@@ -90,6 +90,9 @@ pub struct Claimed {
     pub channel: Channel,
     pub target: String,
     pub secret: Option<String>,
+    pub job_id: Option<JobId>,
+    /// The job's, if that is traced.
+    pub trace_parent: Option<String>,
 }
 
 /// Options as `pcfarm.subscribe` takes them. Returns the secret of a webhook, which is told this once.
@@ -213,6 +216,8 @@ pub async fn claim(
                 channel: Channel::named(row.try_get("channel")?),
                 target: row.try_get("target")?,
                 secret: row.try_get("secret")?,
+                job_id: row.try_get("job_id")?,
+                trace_parent: row.try_get("trace_parent")?,
             })
         })
         .collect()

@@ -6,6 +6,7 @@ use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, LaneId, ProblemId, WorkstationId};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -345,6 +346,9 @@ pub struct CheckoutFacts {
     pub job_type: String,
     pub problems: i32,
     pub workstation_id: WorkstationId,
+    pub checked_out_at: SystemTime,
+    /// The job's, if that is traced.
+    pub trace_parent: Option<String>,
 }
 
 pub async fn facts(client: &ClientWrapper, checkouts: &[CheckoutId]) -> Result<Vec<CheckoutFacts>, Error> {
@@ -359,6 +363,8 @@ pub async fn facts(client: &ClientWrapper, checkouts: &[CheckoutId]) -> Result<V
                 job_type: row.try_get("job_type")?,
                 problems: row.try_get("problems")?,
                 workstation_id: row.try_get("workstation_id")?,
+                checked_out_at: row.try_get("checked_out_at")?,
+                trace_parent: row.try_get("trace_parent")?,
             })
         })
         .collect()

@@ -42,6 +42,8 @@ pub struct OpenLane {
     pub has_info: bool,
     /// Its problems need files.
     pub has_files: bool,
+    /// The job's, if that is traced.
+    pub trace_parent: Option<Box<str>>,
 }
 
 /// All of them, in the dispatcher's order; at most 10,000.
@@ -72,6 +74,7 @@ pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> 
                 requirement: row.try_get("requirement")?,
                 has_info: row.try_get("has_info")?,
                 has_files: row.try_get("has_files")?,
+                trace_parent: row.try_get("trace_parent")?,
             })
         })
         .collect()

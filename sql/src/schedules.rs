@@ -9,6 +9,7 @@ use deadpool_postgres::{ClientWrapper, Object};
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{JobId, ProblemId, ScheduleId, ServerId};
 use std::time::{Duration, SystemTime};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
 /// Most that one page holds.
@@ -218,9 +219,14 @@ pub async fn remove(client: &impl Queries, schedule: ScheduleId, version: Option
     client.run(include_str!("../queries/remove_schedule.sql"), &[&schedule, &version]).await?[0].try_get(0)
 }
 
-/// Once more, whatever its times are. Returns the trigger's sequence number.
-pub async fn trigger_now(client: &impl Queries, schedule: ScheduleId) -> Result<i64, Error> {
-    client.run(include_str!("../queries/trigger_schedule_now.sql"), &[&schedule]).await?[0].try_get(0)
+/// Once more, whatever its times are; a job that it makes is traced under `trace_parent`. Returns the trigger's sequence
+/// number.
+pub async fn trigger_now(
+    client: &impl Queries,
+    schedule: ScheduleId,
+    trace_parent: Option<&str>,
+) -> Result<i64, Error> {
+    client.run(include_str!("../queries/trigger_schedule_now.sql"), &[&schedule, &trace_parent]).await?[0].try_get(0)
 }
 
 /// One trigger, and what came of it.
@@ -371,8 +377,13 @@ impl<'a> Tick<'a> {
         rows.iter().map(schedule).collect()
     }
 
-    /// Triggers, and writes the next times.
-    pub async fn write(&self, server: ServerId, outcomes: &[Outcome]) -> Result<Ticked, Error> {
+    /// Triggers, and writes the next times. Jobs that are made are traced under `trace_parent`.
+    pub async fn write(
+        &self,
+        server: ServerId,
+        outcomes: &[Outcome],
+        trace_parent: Option<&str>,
+    ) -> Result<Ticked, Error> {
         let triggers = || outcomes.iter().flat_map(|o| o.triggers.iter().map(|due| (o.due.schedule_id.0, *due)));
         let (trigger_ids, trigger_dues): (Vec<i64>, Vec<SystemTime>) = triggers().unzip();
         let ids: Vec<i64> = outcomes.iter().map(|o| o.due.schedule_id.0).collect();
@@ -382,10 +393,9 @@ impl<'a> Tick<'a> {
         let dues: Vec<Option<SystemTime>> = outcomes.iter().map(|o| o.next_due).collect();
         let wakes: Vec<Option<SystemTime>> = outcomes.iter().map(|o| o.next_wake).collect();
         let text = include_str!("../queries/trigger_schedules.sql");
-        let rows = self
-            .client()
-            .run(text, &[&server, &trigger_ids, &trigger_dues, &ids, &seen, &counts, &last_dues, &dues, &wakes])
-            .await?;
+        let parameters: [&(dyn ToSql + Sync); 10] =
+            [&server, &trigger_ids, &trigger_dues, &ids, &seen, &counts, &last_dues, &dues, &wakes, &trace_parent];
+        let rows = self.client().run(text, &parameters).await?;
         Ok(Ticked {
             triggered: rows[0].try_get("triggered")?,
             refused: rows[0].try_get("refused")?,
@@ -435,6 +445,8 @@ pub struct Load {
     pub wanted: bool,
     /// As whom the query runs.
     pub read_role: Option<String>,
+    /// The job's, if that is traced.
+    pub trace_parent: Option<String>,
 }
 
 pub async fn claim_load(client: &impl Queries) -> Result<Option<Load>, Error> {
@@ -451,6 +463,7 @@ pub async fn claim_load(client: &impl Queries) -> Result<Option<Load>, Error> {
         attempts: row.try_get("attempts")?,
         wanted: row.try_get("wanted")?,
         read_role: row.try_get("read_role")?,
+        trace_parent: row.try_get("trace_parent")?,
     }))
 }
 

@@ -3,6 +3,7 @@
 
 use crate::checkout::Queries;
 use pcfarm_proto::ids::{CheckoutId, JobId, LaneId, WorkstationId};
+use std::time::SystemTime;
 use tokio_postgres::Error;
 
 /// Revokes every checkout if this is another PostgreSQL than the one that handed them out: a restored copy, or a
@@ -124,4 +125,37 @@ pub async fn fold_progress(client: &impl Queries) -> Result<(), Error> {
 /// Writes events of jobs that no workstation could ever run, and of those of which that is not so any more. Returns how many.
 pub async fn note_nowhere(client: &impl Queries) -> Result<i64, Error> {
     client.run(include_str!("../queries/note_nowhere.sql"), &[]).await?[0].try_get(0)
+}
+
+/// A job that has ended and whose path is traced.
+#[derive(Clone, Debug)]
+pub struct EndedTrace {
+    pub job_id: JobId,
+    pub name: String,
+    pub job_type: String,
+    pub state: String,
+    pub trace_parent: String,
+    pub created_at: SystemTime,
+    pub opened_at: Option<SystemTime>,
+    pub ended_at: SystemTime,
+}
+
+/// Those of these jobs, by id.
+pub async fn ended_traces(client: &impl Queries, of: &[JobId]) -> Result<Vec<EndedTrace>, Error> {
+    let ids: Vec<i64> = of.iter().map(|job| job.0).collect();
+    let rows = client.run(include_str!("../queries/ended_traces.sql"), &[&ids]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(EndedTrace {
+                job_id: row.try_get("job_id")?,
+                name: row.try_get("name")?,
+                job_type: row.try_get("job_type")?,
+                state: row.try_get("state")?,
+                trace_parent: row.try_get("trace_parent")?,
+                created_at: row.try_get("created_at")?,
+                opened_at: row.try_get("opened_at")?,
+                ended_at: row.try_get("ended_at")?,
+            })
+        })
+        .collect()
 }

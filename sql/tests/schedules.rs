@@ -56,7 +56,7 @@ async fn tick(queue: &Queue) -> (usize, Ticked) {
     let mut line = line(queue);
     let tick = Tick::begin(&mut line).await.expect("begun");
     let (due, _) = tick.claim(None, 1000).await.expect("claimed");
-    let ticked = tick.write(SERVER, &minutely(&due)).await.expect("written");
+    let ticked = tick.write(SERVER, &minutely(&due), None).await.expect("written");
     tick.commit().await.expect("committed");
     (due.len(), ticked)
 }
@@ -139,14 +139,14 @@ async fn what_was_not_committed_was_not_triggered() {
     let mut line = line(&queue);
     let lost = Tick::begin(&mut line).await.expect("begun");
     let (claimed, _) = lost.claim(None, 10).await.expect("claimed");
-    assert_eq!(lost.write(SERVER, &minutely(&claimed)).await.expect("written").triggered, 1);
+    assert_eq!(lost.write(SERVER, &minutely(&claimed), None).await.expect("written").triggered, 1);
     drop(lost);
     queue.run("select from pcfarm.schedule_next for update").await;
     assert_eq!(queue.number("select count(*) from pcfarm.problem").await, 0);
     // What another has triggered meanwhile is not triggered once more by whoever has seen it before.
     let stale = Tick::begin(&mut line).await.expect("begun");
     let again = minutely(&[Due { sequence: 7, ..claimed[0] }]);
-    let error = stale.write(SERVER, &again).await.expect_err("it is at 0");
+    let error = stale.write(SERVER, &again, None).await.expect_err("it is at 0");
     assert_eq!(error.code().map(|code| code.code()), Some("40001"));
     drop(stale);
     assert_eq!(tick(&queue).await.1.triggered, 1);
@@ -170,7 +170,7 @@ async fn a_change_in_the_middle_of_a_trigger_loses_neither() {
         while queue.number(waiting).await == 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(tick.write(SERVER, &minutely(&claimed)).await.expect("written").triggered, 1);
+        assert_eq!(tick.write(SERVER, &minutely(&claimed), None).await.expect("written").triggered, 1);
         tick.commit().await.expect("committed");
     };
     let (changed, ()) = tokio::join!(changing, triggering);
@@ -303,7 +303,7 @@ async fn history_goes_from_tick_to_tick() {
                 Outcome { due: *due, triggers, next_due: next, next_wake: next }
             })
             .collect();
-        assert_eq!(tick.write(SERVER, &outcomes).await.expect("written").triggered, 4);
+        assert_eq!(tick.write(SERVER, &outcomes, None).await.expect("written").triggered, 4);
         tick.commit().await.expect("committed");
     }
     let client = queue.server().await;
@@ -316,7 +316,7 @@ async fn history_goes_from_tick_to_tick() {
     assert_eq!(sequences(id, Some(11), 5).await, [10, 9, 8, 7, 6]);
     assert_eq!(sequences(other, None, 100).await, [4, 3, 2, 1]);
     // By hand, and what is old is forgotten.
-    assert_eq!(schedules::trigger_now(&*client, id).await.expect("triggered"), 13);
+    assert_eq!(schedules::trigger_now(&*client, id, None).await.expect("triggered"), 13);
     queue.run("update pcfarm.schedule_tick set ticked_at = ticked_at - interval '8 days' where tick_id < 4").await;
     assert_eq!(schedules::forget_ticks(&client, Duration::from_secs(7 * 86_400)).await.expect("forgotten"), 3);
     assert_eq!(sequences(id, None, 100).await, [13, 12, 11, 10]);

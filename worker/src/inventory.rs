@@ -261,8 +261,8 @@ impl Inventory {
             Event::Connected => self.greet(now),
             Event::Received(message) => self.receive(now, message),
             Event::Disconnected => self.disconnected(now),
-            Event::Computed(Report::Started(key)) => self.started(key),
-            Event::Computed(Report::Results(batch)) => self.computed(batch),
+            Event::Computed(Report::Started(key)) => self.started(now, key),
+            Event::Computed(Report::Results(batch)) => self.computed(now, batch),
             // The driver's: it has fetched them.
             Event::Computed(Report::Waiting) => {}
             Event::HeldUp(held_up) => self.note_held_up(held_up),
@@ -615,17 +615,17 @@ impl Inventory {
 
     // What the cores say
 
-    fn started(&mut self, key: CheckoutKey) {
+    fn started(&mut self, now: Duration, key: CheckoutKey) {
         if let Some(held) = self.held_mut(key) {
-            held.start();
+            held.start(now);
         }
     }
 
-    fn computed(&mut self, batch: Batch) {
+    fn computed(&mut self, now: Duration, batch: Batch) {
         crash_point(CrashPoint::ProblemsSolved);
         let cores = self.profile.hello.cores.max(1);
         let Some(held) = self.held_mut(batch.key).filter(|held| held.is_computing()) else { return };
-        held.add(batch);
+        held.add(batch, now);
         if let Some(took) = held.took() {
             let took = took / cores;
             let checkout = Arc::clone(&held.checkout);

@@ -35,6 +35,8 @@ pub struct Checkout {
     pub problems: Vec<v1::Problem>,
     /// The next problem is released when the server has acknowledged the last one's result.
     pub one_by_one: bool,
+    /// The server wants to know when it was worked on.
+    pub traced: bool,
     /// Of one problem; none: no limit.
     pub time_limit: Option<Duration>,
     related_reads: Mutex<Vec<v1::RelatedRead>>,
@@ -76,6 +78,7 @@ impl Checkout {
             files: message.files,
             released: AtomicUsize::new(if message.one_by_one { 1 } else { message.problems.len() }),
             one_by_one: message.one_by_one,
+            traced: message.traced,
             time_limit: message.time_limit.and_then(|limit| Duration::try_from(limit).ok()),
             problems: message.problems,
             related_reads: Mutex::new(message.related),

@@ -45,6 +45,8 @@ pub struct Post {
     pub id: String,
     pub path: String,
     pub body: Value,
+    /// What it is a part of; empty: of nothing that is traced.
+    pub trace_parent: String,
 }
 
 /// It answers with what is scripted, and then with 204 for ever.
@@ -148,7 +150,8 @@ async fn answer(
     assert_eq!((head.method.as_str(), header("content-type").as_str()), ("POST", "application/json"));
     let body = serde_json::from_slice(&body).expect("JSON");
     let answer = script.lock().unwrap_or_else(PoisonError::into_inner).pop_front().unwrap_or(Answer::Status(204));
-    let _ = tell.send(Post { id, path: head.uri.path().to_owned(), body }); // the test may be over
+    let (path, trace_parent) = (head.uri.path().to_owned(), header("traceparent"));
+    let _ = tell.send(Post { id, path, body, trace_parent }); // the test may be over
     match answer {
         Answer::Status(status) => {
             // Where it leads to must not matter.

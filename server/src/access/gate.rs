@@ -3,6 +3,7 @@
 use super::lasting::{self, Ending, Going, Over};
 use super::{Access, Caller, Peer, Refusal, Scopes, may, table};
 use crate::grpc::accept::ConnectInfo;
+use crate::traces::{self, Traces, calls};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,11 +18,12 @@ use tower_layer::Layer;
 #[derive(Clone)]
 pub struct Gate {
     access: Arc<Access>,
+    traces: Traces,
 }
 
 impl Gate {
-    pub fn new(access: Arc<Access>) -> Gate {
-        Gate { access }
+    pub fn new(access: Arc<Access>, traces: Traces) -> Gate {
+        Gate { access, traces }
     }
 }
 
@@ -29,7 +31,7 @@ impl<S> Layer<S> for Gate {
     type Service = Guarded<S>;
 
     fn layer(&self, inner: S) -> Guarded<S> {
-        Guarded { access: self.access.clone(), inner }
+        Guarded { access: self.access.clone(), traces: self.traces.clone(), inner }
     }
 }
 
@@ -37,6 +39,7 @@ impl<S> Layer<S> for Gate {
 #[derive(Clone)]
 pub struct Guarded<S> {
     access: Arc<Access>,
+    traces: Traces,
     inner: S,
 }
 
@@ -61,7 +64,8 @@ where
         let peer = request.extensions().get::<ConnectInfo>().map(ConnectInfo::peer).unwrap_or_default();
         request.extensions_mut().insert(peer);
         let shown = shown(&request);
-        Box::pin(async move {
+        let mut span = calls::of_method(&self.traces, request.uri().path(), request.headers());
+        let answered = async move {
             match admitted(&access, shown, &peer).await {
                 Ok((caller, need)) => {
                     let mut over = Over::of(&access, &caller, need);
@@ -76,6 +80,16 @@ where
                 }
                 Err(refusal) => Ok(Status::from(refusal).into_http()),
             }
+        };
+        if span.place().is_none() {
+            return Box::pin(answered);
+        }
+        Box::pin(async move {
+            let answer: Result<Response<Body>, S::Error> = traces::within(&mut span, answered).await;
+            if let Ok(answer) = &answer {
+                calls::answered(&mut span, answer.headers());
+            }
+            answer
         })
     }
 }

@@ -3,11 +3,13 @@
 
 use super::{Failure, text};
 use crate::outward::{chain, connector};
+use crate::traces::context::{Place, TRACE_PARENT};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use http_body_util::Full;
+use hyper::header::HeaderValue;
 use hyper::{Request, StatusCode, Uri, header};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
@@ -40,8 +42,11 @@ impl Poster {
     }
 
     /// Redirects are not followed, and of the answer its status is all that counts.
-    pub async fn post(&self, alert: &Claimed, secret: &str) -> Result<(), Failure> {
-        let request = request(alert, secret, SystemTime::now()).map_err(Failure::InVain)?;
+    pub async fn post(&self, alert: &Claimed, secret: &str, place: Option<Place>) -> Result<(), Failure> {
+        let mut request = request(alert, secret, SystemTime::now()).map_err(Failure::InVain)?;
+        if let Some(value) = place.and_then(|place| HeaderValue::from_str(&place.to_string()).ok()) {
+            request.headers_mut().insert(TRACE_PARENT, value);
+        }
         let answer = self.client.request(request).await.map_err(|error| Failure::Again(chain(&error)))?;
         match answer.status() {
             status if status.is_success() => Ok(()),

@@ -204,6 +204,7 @@ mod tests {
             job_type: "t".to_owned(),
             workstation_id: WorkstationId(1),
             members: Members::listed(problems.iter().map(member).collect()),
+            trace: None,
         }
     }
 

@@ -524,6 +524,7 @@ mod tests {
             has_info: false,
             has_files: false,
             requirement: None,
+            trace_parent: None,
         };
         let mut lane =
             Lane { open: Arc::new(open), candidate, ahead: Ahead::default(), next: BatchOrder(0), at_end: false };

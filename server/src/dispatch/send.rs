@@ -6,6 +6,7 @@ use crate::farm::{Farm, Held};
 use crate::members::Members;
 use crate::reads::Related;
 use crate::session::Session;
+use crate::traces::path::CheckoutTrace;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{CheckoutId, JobId};
@@ -16,7 +17,8 @@ use pcfarm_sql::jobs;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
 use tracing::debug;
 
 /// A committed checkout on its way.
@@ -30,6 +32,7 @@ pub struct Shipment {
     suspect: bool,
     has_info: bool,
     has_files: bool,
+    trace: Option<Box<CheckoutTrace>>,
 }
 
 impl Shipment {
@@ -46,6 +49,7 @@ impl Shipment {
             parameters: lane.parameters.clone().unwrap_or_default().0,
             time_limit: job_type.time_limit.and_then(|limit| prost_types::Duration::try_from(limit).ok()),
             one_by_one: first.alone && first.grouped,
+            traced: decision.trace.is_some(),
             ..v1::Checkout::default()
         };
         Shipment {
@@ -58,6 +62,7 @@ impl Shipment {
             header,
             problems: decision.taken.problems,
             suspect: decision.taken.suspect,
+            trace: decision.trace,
         }
     }
 
@@ -75,6 +80,7 @@ impl Shipment {
                 job_type: self.job_type.name.clone(),
                 workstation_id: self.session.workstation_id,
                 members: Members::of(&self.problems, self.job_type.writes_back),
+                trace: self.trace.clone(),
             },
         );
     }
@@ -85,10 +91,13 @@ impl Shipment {
 pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
     let mut problems: Vec<v1::Problem> = std::mem::take(&mut shipment.problems).into_iter().map(message).collect();
     let session = shipment.session.clone();
+    let mut span = farm.traces.under(shipment.trace.as_ref().map(|trace| trace.checkout), "send");
+    let began = Instant::now();
     let mut related = tokio::select! {
         related = farm.reads.related(&shipment.job_type, &problems) => related,
-        () = session.ended.cancelled() => return,
+        () = session.ended.cancelled() => return span.failed(NOT_SENT),
     };
+    span.set("pcfarm.related_reads.seconds", began.elapsed().as_secs_f64());
     for problem in &problems {
         if problem.payload.len() > TEXT_LIMIT {
             let message = format!("the payload has {} bytes as text, too many for a message", problem.payload.len());
@@ -119,13 +128,19 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
         problems.retain(|p| !related.failures.contains_key(&p.problem_id));
         fail(&farm, &shipment, &related, problems.is_empty()).await;
     }
-    if !problems.is_empty()
-        && let Some(sequence) = send_parts(&shipment, problems, related.reads).await
-    {
-        session.sent(shipment.checkout_id, sequence);
-        crash_point(CrashPoint::CheckOutSent);
+    if problems.is_empty() {
+        return span.failed("no problem is left of it");
+    }
+    match send_parts(&shipment, problems, related.reads).await {
+        Some(sequence) => {
+            session.sent(shipment.checkout_id, sequence);
+            crash_point(CrashPoint::CheckOutSent);
+        }
+        None => span.failed(NOT_SENT),
     }
 }
+
+const NOT_SENT: &str = "the agent's connection has ended";
 
 /// Longest that reading a job's info, or what files it has, may take.
 const INFO_DEADLINE: Duration = Duration::from_secs(10);
@@ -171,9 +186,11 @@ async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
             finished: all,
             give_back_reason: String::new(),
             busy: None,
+            worked: None,
         }],
     };
-    let delivered = Delivered { session: shipment.session.clone(), delivery, from_agent: false };
+    let delivered =
+        Delivered { session: shipment.session.clone(), delivery, from_agent: false, came: SystemTime::now() };
     if all {
         shipment.session.add_credit(1);
     }

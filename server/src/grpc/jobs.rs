@@ -9,6 +9,7 @@ use crate::access::Caller;
 use crate::dispatch::Event;
 use crate::farm::Farm;
 use crate::problem;
+use crate::traces::path;
 use bytes::Bytes;
 use chunks::Chunks;
 use deadpool_postgres::{Object, Pool};
@@ -261,6 +262,7 @@ impl JobService for JobsApi {
         let client = self.client_for(&caller, job_id).await?;
         jobs::cancel(&client, job_id).await.map_err(status_code::of)?;
         crash_point(CrashPoint::JobChanged);
+        path::jobs_ended(&self.farm.traces, &*client, &[job_id]).await;
         self.job(&client, job_id).await
     }
 

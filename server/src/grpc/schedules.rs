@@ -5,6 +5,7 @@ use super::status_code;
 use crate::access::{Caller, Scope};
 use crate::problem;
 use crate::schedules::plan::{Definition, Impossible, timestamp};
+use crate::traces;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::{JobId, ScheduleId};
 use pcfarm_proto::v1::schedule_definition::Target;
@@ -193,7 +194,9 @@ impl SchedulesApi {
     async fn triggered(&self, caller: &Caller, asked: ScheduleRequest) -> Result<TriggerScheduleResponse, Status> {
         let client = self.client(caller).await?;
         let found = self.find(caller, &*client, Some(asked)).await?;
-        let sequence = schedules::trigger_now(&*client, found.schedule.schedule_id).await.map_err(status_code::of)?;
+        let place = traces::current().map(|place| place.to_string());
+        let triggered = schedules::trigger_now(&*client, found.schedule.schedule_id, place.as_deref()).await;
+        let sequence = triggered.map_err(status_code::of)?;
         Ok(TriggerScheduleResponse { sequence })
     }
 

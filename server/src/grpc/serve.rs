@@ -70,7 +70,7 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)
-        .layer(Gate::new(farm.access.clone()))
+        .layer(Gate::new(farm.access.clone(), farm.traces.clone()))
         .add_service(health_service)
         .add_service(reflection)
         .add_service(limit(AgentServiceServer::new(AgentApi::new(farm.clone(), files.clone()))))

@@ -6,6 +6,7 @@
 use super::{Asked, ContentForm, Originals, hex};
 use crate::access::{Caller, Scope, Scopes};
 use crate::rest::upload::{self, Format, Pieces};
+use crate::traces;
 use anyhow::Context;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -158,6 +159,22 @@ impl Originals {
     async fn load(&self, next: &ToLoad) -> Result<SubmitResponse, Status> {
         let asked: Asked =
             serde_json::from_slice(&next.asked.0).map_err(|error| Status::internal(error.to_string()))?;
+        let place = self.farm.traces.kept(asked.trace_parent.as_deref());
+        let mut span = self.farm.traces.under(place, "load");
+        span.set("pcfarm.submission.id", next.attempt.id)
+            .set("pcfarm.submission.bytes", next.bytes)
+            .set("pcfarm.attempt", i64::from(next.attempt.number));
+        let outcome = traces::within(&mut span, self.load_as_asked(next, asked)).await;
+        match &outcome {
+            Ok(loaded) => {
+                span.set("pcfarm.job.id", loaded.job_id).set("pcfarm.problems", loaded.problems);
+            }
+            Err(status) => span.failed(status.message().to_owned()),
+        }
+        outcome
+    }
+
+    async fn load_as_asked(&self, next: &ToLoad, asked: Asked) -> Result<SubmitResponse, Status> {
         let header = SubmitHeader {
             job_id: asked.job_id.unwrap_or(0),
             name: asked.name.unwrap_or_default(),

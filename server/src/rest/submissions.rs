@@ -8,6 +8,7 @@ use super::{Api, idempotency, pace, upload};
 use crate::access::Caller;
 use crate::grpc::status_code;
 use crate::originals::{Asked, ContentForm, NotStored, ONE_PROBLEM_LIMIT, Received, hex};
+use crate::traces;
 use axum::Json as Body;
 use axum::body::Body as Stream;
 use axum::extract::{Request, State};
@@ -200,6 +201,7 @@ impl SubmitParams {
             group: self.group,
             strings: self.strings,
             everybodys: caller.only_own().is_none(),
+            trace_parent: traces::current().map(|place| place.to_string()),
         })
     }
 }

@@ -67,7 +67,13 @@ async fn work(farm: &Farm) -> anyhow::Result<Option<f64>> {
         if !load.wanted {
             continue;
         }
+        let mut span = farm.traces.under(farm.traces.of_job(load.trace_parent.as_deref(), load.job_id), "load");
+        span.set("pcfarm.job.id", load.job_id.0).set("pcfarm.attempt", i64::from(load.attempts));
         let outcome = farm.stopping.run_until_cancelled(attempt(farm, &load)).await;
+        if let Some(Err(error)) = &outcome {
+            span.failed(format!("{error:#}"));
+        }
+        drop(span);
         let (job_id, number, attempts) = (load.job_id, load.number, load.attempts);
         match outcome {
             // The next server has it when its time is over.

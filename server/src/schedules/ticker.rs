@@ -4,8 +4,10 @@
 
 use super::plan::{Definition, Plan, timestamp};
 use crate::farm::Farm;
+use crate::traces::Span;
 use anyhow::Context;
 use jiff::Timestamp;
+use opentelemetry::trace::SpanKind;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::ScheduleId;
 use pcfarm_sql::pool::Kept;
@@ -160,6 +162,7 @@ impl Ticker {
             tick.commit().await.context("ending a tick without work")?;
             return self.rest(floor, took).await;
         };
+        let span = self.farm.traces.begin("schedules", SpanKind::Internal, None);
         let unknown: Vec<ScheduleId> = due
             .iter()
             .filter(|due| self.known.get(&due.schedule_id).is_none_or(|(version, _)| *version != due.version))
@@ -198,7 +201,10 @@ impl Ticker {
         let claimed = to_plan.len() + broken.len();
         let at = timestamp(now)?;
         let outcomes = compute(&self.computing, move || plan_all(&to_plan, at)).await?;
-        let ticked = tick.write(self.farm.server_id, &outcomes).await.context("triggering")?;
+        let place = span.place().map(|place| place.to_string());
+        let writing = Instant::now();
+        let ticked = tick.write(self.farm.server_id, &outcomes, place.as_deref()).await.context("triggering")?;
+        let write = writing.elapsed();
         if !broken.is_empty() {
             tick.break_off(&broken).await.context("noting what cannot be triggered")?;
             warn!(schedules = ?broken, "schedules that nobody can compute");
@@ -206,6 +212,12 @@ impl Ticker {
         crash_point(CrashPoint::SchedulesTriggered);
         tick.commit().await.context("committing a tick")?;
         crash_point(CrashPoint::TickCommitted);
+        if place.is_some() {
+            trace(
+                span,
+                &Traced { ticked, claimed, late: lateness(&outcomes, now), took: began.elapsed(), claim: took, write },
+            );
+        }
         self.tell(ticked, claimed, began.elapsed());
         self.seen.all(to, floor, took);
         // There may be more at once. Else what comes next is asked when nothing was due.
@@ -242,6 +254,35 @@ impl Ticker {
         let until = next.map_or(LONGEST_SLEEP, |next| next.duration_since(now).unwrap_or(Duration::ZERO));
         Ok(until.min(self.seen.until_full_look()).clamp(GATHER, LONGEST_SLEEP))
     }
+}
+
+/// What is told of a tick that is traced.
+struct Traced {
+    ticked: Ticked,
+    claimed: usize,
+    /// The latest trigger.
+    late: Duration,
+    took: Duration,
+    claim: Duration,
+    write: Duration,
+}
+
+fn trace(mut span: Span, of: &Traced) {
+    span.set("pcfarm.schedules.due", of.claimed as i64)
+        .set("pcfarm.schedules.triggered", of.ticked.triggered)
+        .set("pcfarm.schedules.refused", of.ticked.refused)
+        .set("pcfarm.schedules.postponed", of.ticked.postponed)
+        .set("pcfarm.lateness.seconds", of.late.as_secs_f64())
+        .set("pcfarm.database.claim_schedules.seconds", of.claim.as_secs_f64())
+        .set("pcfarm.database.trigger_schedules.seconds", of.write.as_secs_f64());
+    if let Some(began) = SystemTime::now().checked_sub(of.took) {
+        drop(span.since(began));
+    }
+}
+
+fn lateness(outcomes: &[Outcome], now: SystemTime) -> Duration {
+    let first = outcomes.iter().filter_map(|outcome| outcome.triggers.first());
+    first.filter_map(|due| now.duration_since(*due).ok()).max().unwrap_or_default()
 }
 
 fn plan_all(due: &[(Due, Arc<Definition>)], now: Timestamp) -> Vec<Outcome> {

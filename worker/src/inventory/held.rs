@@ -35,6 +35,15 @@ pub struct Held {
     spent: Duration,
     /// No more problems are taken than these.
     taken: Option<usize>,
+    times: Times,
+}
+
+/// When what happened to it, for whoever traces it.
+struct Times {
+    arrived: Duration,
+    began: Option<Duration>,
+    /// Its newest result was there.
+    ended: Duration,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -67,6 +76,7 @@ impl Held {
             busy: Duration::ZERO,
             spent: Duration::ZERO,
             taken: None,
+            times: Times { arrived: now, began: None, ended: now },
         }
     }
 
@@ -96,8 +106,9 @@ impl Held {
         self.partial_since().is_some_and(|since| full || now >= since + PARTIAL_DELIVERY_EVERY)
     }
 
-    pub fn start(&mut self) {
+    pub fn start(&mut self, now: Duration) {
         if self.is_waiting() {
+            self.times.began = Some(now);
             self.stage = Stage::Computing { started: true };
         }
     }
@@ -115,11 +126,13 @@ impl Held {
     }
 
     /// Results that come after it was given back are too late.
-    pub fn add(&mut self, batch: Batch) {
+    pub fn add(&mut self, batch: Batch, now: Duration) {
         if !self.is_computing() {
             return;
         }
-        self.start();
+        // Of the quickest nobody says that they have begun.
+        self.start(now.saturating_sub(batch.busy).max(self.times.arrived));
+        self.times.ended = now;
         self.unsolved = self.unsolved.saturating_sub(batch.results.len());
         self.pending_bytes += batch.results.iter().map(bytes_of).sum::<usize>();
         self.busy += batch.busy;
@@ -171,6 +184,7 @@ impl Held {
             finished: false,
             give_back_reason: String::new(),
             busy: prost_types::Duration::try_from(busy).ok(),
+            worked: None,
         };
         if self.pending.is_empty()
             && let Stage::Ready { give_back_reason } = &mut self.stage
@@ -178,8 +192,29 @@ impl Held {
             part.finished = true;
             part.give_back_reason = std::mem::take(give_back_reason);
             self.stage = Stage::Closing;
+            part.worked = self.checkout.traced.then(|| self.worked(now));
         }
         (part, bytes + RESULT_FRAME_BYTES)
+    }
+
+    fn worked(&self, now: Duration) -> v1::Worked {
+        let ago = |at: Duration| prost_types::Duration::try_from(now.saturating_sub(at)).ok();
+        let problems = self.checkout.problems.len() - self.unsolved;
+        v1::Worked {
+            arrived_ago: ago(self.times.arrived),
+            began_ago: self.times.began.and_then(ago),
+            ended_ago: ago(self.times.ended),
+            problems: u32::try_from(problems).unwrap_or(u32::MAX),
+            busy: prost_types::Duration::try_from(self.spent).ok(),
+        }
+    }
+}
+
+/// What was sent in vain says of an earlier time how long ago it was.
+pub fn age(worked: &mut v1::Worked, by: Duration) {
+    for ago in [&mut worked.arrived_ago, &mut worked.began_ago, &mut worked.ended_ago] {
+        let before = ago.take().and_then(|ago| Duration::try_from(ago).ok());
+        *ago = before.and_then(|before| prost_types::Duration::try_from(before.saturating_add(by)).ok());
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::v1;
 
-use super::held::bytes_of;
+use super::held::{age, bytes_of};
 use crate::work::CheckoutKey;
 
 /// Deliveries that wait for acknowledgement at a time. A few hide the round trip; with more, what completes
@@ -27,6 +27,8 @@ struct Entry {
     delivery: v1::Delivery,
     /// When it was sent in this session.
     sent: Option<Duration>,
+    /// What it says of times is as of then.
+    as_of: Duration,
 }
 
 impl Outbox {
@@ -47,7 +49,7 @@ impl Outbox {
         self.last_id += 1;
         let delivery = v1::Delivery { delivery_id: self.last_id, checkouts };
         self.bytes += weight(&delivery);
-        self.entries.push_back(Entry { delivery: delivery.clone(), sent: Some(now) });
+        self.entries.push_back(Entry { delivery: delivery.clone(), sent: Some(now), as_of: now });
         delivery
     }
 
@@ -63,6 +65,8 @@ impl Outbox {
     pub fn next_to_send(&mut self, now: Duration) -> Option<v1::Delivery> {
         let entry = self.entries.iter_mut().find(|entry| entry.sent.is_none())?;
         entry.sent = Some(now);
+        let by = now.saturating_sub(std::mem::replace(&mut entry.as_of, now));
+        entry.delivery.checkouts.iter_mut().filter_map(|part| part.worked.as_mut()).for_each(|worked| age(worked, by));
         Some(entry.delivery.clone())
     }
 

@@ -6,6 +6,7 @@ use pcfarm_proto::v1::problem_result::Outcome;
 use super::*;
 
 mod leaving;
+mod worked;
 
 const SECOND: Duration = Duration::from_secs(1);
 

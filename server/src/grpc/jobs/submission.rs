@@ -8,7 +8,10 @@ use crate::access::Caller;
 use crate::access::places::{Full, Holder, Places};
 use crate::dispatch::Event;
 use crate::grpc::{status_code, time};
+use crate::instruments;
 use crate::problem::{self, json};
+use crate::traces;
+use crate::traces::context::Place;
 use deadpool_postgres::{Object, Pool};
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
@@ -21,12 +24,13 @@ use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Kept};
 use pcfarm_sql::submissions::Attempt;
 use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Submitted, Target};
-use std::collections::VecDeque;
+use serde_json::value::RawValue;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::Status;
 
 /// What comes, from a call or from elsewhere.
@@ -105,7 +109,9 @@ impl Submissions {
         let backend = line.backend().await.map_err(status_code::of_pool)?;
         let unheard = Unheard::from_now_on(&self.submitter, backend);
         let client = line.client().await.map_err(status_code::of_pool)?;
+        let began = Instant::now();
         let submitted = submit::at_once(client, &wanted.by, &wanted.target, wanted.convoy, wanted.open, problems).await;
+        instruments::timed("submit", began);
         let mut kept = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         // Under the lock, so that it is always of the line that is kept.
         unheard.for_good(backend);
@@ -316,7 +322,19 @@ fn target(header: SubmitHeader) -> Result<Target, Status> {
     }
     let options = if header.options.is_empty() { "{}".into() } else { header.options };
     let options = json(&options).map_err(|wrong| Status::invalid_argument(format!("the options: {wrong}")))?.to_owned();
+    let options = match traces::current() {
+        // What is no object is left for the database to refuse.
+        Some(place) => traced(&options, place).unwrap_or(options),
+        None => options,
+    };
     Ok(Target::New { name: header.name, job_type: header.job_type, options })
+}
+
+/// Options of a job whose path somebody wants to see.
+fn traced(options: &str, place: Place) -> Option<String> {
+    let mut fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(options).ok()?;
+    fields.insert("trace_parent".to_owned(), serde_json::value::to_raw_value(&place.to_string()).ok()?);
+    serde_json::to_string(&fields).ok()
 }
 
 fn checked_all(arrived: i64, problems: Vec<SubmitProblem>) -> Result<Vec<NewProblem>, Status> {
