@@ -18,7 +18,7 @@ use pcfarm_proto::ids::JobId;
 use crate::output::Format;
 use access::{CreateUserArgs, CredentialsVerb, JoinTokenVerb, LoginArgs, PasswordArgs, Role, TokensVerb};
 use files::FilesVerb;
-use fleet::{CHOSEN_HELP, ChosenArgs, DrainArgs, ForgetArgs, NoteArgs};
+use fleet::{CHOSEN_HELP, DrainArgs, ForgetArgs, NoteArgs, UndrainArgs};
 use schedules::SchedulesVerb;
 use sharing::{ProfilesVerb, QueueVerb, QuotaArgs, ResourcesVerb, SetLimitsArgs};
 use types::TypesVerb;
@@ -113,7 +113,7 @@ pub enum Verb {
     /// Let workstations finish what they hold and take no more
     Drain(DrainArgs),
     /// Let drained workstations work again
-    Undrain(ChosenArgs),
+    Undrain(UndrainArgs),
     /// Remember something about workstations, for whoever looks at them
     Note(NoteArgs),
     /// Remove workstations that are gone for good, with their certificates

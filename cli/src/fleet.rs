@@ -9,7 +9,7 @@ use pcfarm_proto::v1::{
 };
 use serde::Serialize;
 
-use crate::args::fleet::{ChosenArgs, DrainArgs, ForgetArgs, NoteArgs};
+use crate::args::fleet::{DrainArgs, ForgetArgs, NoteArgs, UndrainArgs};
 use crate::exit::Failure;
 use crate::farm::Farm;
 use crate::output::{self, Output};
@@ -23,7 +23,7 @@ const NAMED: usize = 8;
 pub async fn drain(farm: &Farm, args: DrainArgs, output: Output) -> Result<()> {
     let DrainArgs { chosen, deadline, now, reason, undo, yes } = args;
     if undo {
-        return undrain(farm, ChosenArgs { chosen }, output).await;
+        return undrain(farm, UndrainArgs { chosen, release: false }, output).await;
     }
     let meant = meant(farm, &chosen.workstations).await?;
     if meant.len() > 1 {
@@ -31,13 +31,15 @@ pub async fn drain(farm: &Farm, args: DrainArgs, output: Output) -> Result<()> {
     }
     let deadline =
         if now { Some(prost_types::Duration::default()) } else { deadline.map(proto_duration).transpose()? };
-    let request = DrainWorkstationsRequest { workstation_ids: ids(&meant), undo: false, reason, deadline };
+    let request =
+        DrainWorkstationsRequest { workstation_ids: ids(&meant), undo: false, reason, deadline, release: false };
     change(farm, "draining", request, output).await
 }
 
-pub async fn undrain(farm: &Farm, args: ChosenArgs, output: Output) -> Result<()> {
+pub async fn undrain(farm: &Farm, args: UndrainArgs, output: Output) -> Result<()> {
     let meant = meant(farm, &args.chosen.workstations).await?;
-    let request = DrainWorkstationsRequest { workstation_ids: ids(&meant), undo: true, ..Default::default() };
+    let (undo, release) = (true, args.release);
+    let request = DrainWorkstationsRequest { workstation_ids: ids(&meant), undo, release, ..Default::default() };
     change(farm, "undoing the drain of", request, output).await
 }
 

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::{
-    Drained, ListWorkstationsRequest, Names, SetSelectionRequest, Workstation, WorkstationCheckout, WorkstationSpeed,
-    WorkstationState,
+    Drained, Evidence, ListWorkstationsRequest, Names, Quarantine, SetSelectionRequest, Workstation,
+    WorkstationCheckout, WorkstationSpeed, WorkstationState,
 };
 use serde::Serialize;
 
@@ -195,9 +195,9 @@ const NOTHING: &str = "–";
 type Aside = (&'static str, &'static str, fn(&Workstation) -> String);
 
 const ASIDES: [Aside; 3] = [
-    ("IDLE BY", "idle by", |one| or_nothing(&one.idle_source, 14)),
+    ("IDLE BY", "idle by:", |one| or_nothing(&one.idle_source, 14)),
     ("POWER", "power:", |one| or_nothing(&one.power, 8)),
-    ("AGENT", "agent", |one| or_nothing(&one.agent_version, 12)),
+    ("AGENT", "agent:", |one| or_nothing(&one.agent_version, 12)),
 ];
 
 fn or_nothing(text: &str, limit: usize) -> String {
@@ -285,6 +285,7 @@ struct WorkstationJson<'a> {
     power: Option<&'a str>,
     speed: Option<SpeedJson<'a>>,
     drained: Option<DrainedJson<'a>>,
+    quarantine: Option<QuarantineJson<'a>>,
     note: Option<&'a str>,
 }
 
@@ -293,6 +294,21 @@ struct SpeedJson<'a> {
     job_type: &'a str,
     problems_per_second: f64,
     measured_at: Option<String>,
+}
+
+#[derive(Serialize)]
+struct QuarantineJson<'a> {
+    job_type: &'a str,
+    problems: i64,
+    evidence: Vec<EvidenceJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct EvidenceJson<'a> {
+    job_id: Option<String>,
+    problem_id: Option<String>,
+    message: &'a str,
+    solved_on: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -339,6 +355,7 @@ fn json(one: &Workstation) -> WorkstationJson<'_> {
         power: given(&one.power),
         speed: one.speed.as_ref().map(speed_json),
         drained: one.drained.as_ref().map(drained_json),
+        quarantine: one.quarantine.as_ref().map(quarantine_json),
         note: given(&one.note),
     }
 }
@@ -352,6 +369,20 @@ fn speed_json(speed: &WorkstationSpeed) -> SpeedJson<'_> {
         job_type: &speed.job_type,
         problems_per_second: speed.problems_per_second,
         measured_at: text::rfc3339(speed.measured_at.as_ref()),
+    }
+}
+
+fn quarantine_json(quarantine: &Quarantine) -> QuarantineJson<'_> {
+    let Quarantine { job_type, problems, evidence } = quarantine;
+    QuarantineJson { job_type, problems: *problems, evidence: evidence.iter().map(evidence_json).collect() }
+}
+
+fn evidence_json(one: &Evidence) -> EvidenceJson<'_> {
+    EvidenceJson {
+        job_id: output::id(one.job_id),
+        problem_id: output::id(one.problem_id),
+        message: &one.message,
+        solved_on: output::id(one.solved_on),
     }
 }
 
@@ -446,7 +477,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].contains("POWER") && !lines[0].contains("AGENT") && !lines[0].contains("IDLE"), "{text}");
         assert!(lines[2].contains("battery"), "{text}");
-        assert_eq!(lines[4], "idle by evdev; agent 0.1.0");
+        assert_eq!(lines[4], "idle by: evdev; agent: 0.1.0");
     }
 
     #[test]

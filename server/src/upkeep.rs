@@ -91,6 +91,11 @@ async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
         memory.analyzed = newest;
     }
     upkeep::note_nowhere(&*client).await.context("looking for jobs that nothing can run")?;
+    let quarantined =
+        fleet::quarantine(&*client).await.context("looking for workstations that fail what others solve")?;
+    if quarantined > 0 {
+        warn!(quarantined, "workstations that fail what others solve were quarantined");
+    }
     note_speeds(farm, &client).await.context("noting speeds")?;
     profiles::sample_signals(&client).await.context("sampling signals")?;
     profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;

@@ -12,7 +12,8 @@ end $$;
 create function pcfarm.drain_reason(by text, why text, deadline timestamptz)
 returns text language sql stable as $$
     select 'drained by ' || coalesce(by, 'an administrator') || case when why <> '' then ': ' || why else '' end
-        || case when deadline is not null then '; what is not finished at '
+        -- A time that is over when it begins is none that anybody needs to know.
+        || case when deadline is not null and by is distinct from 'the farm' then '; what is not finished at '
             || to_char(deadline at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC is given back' else '' end
 $$;
 
@@ -57,6 +58,71 @@ begin
         returning w.workstation_id, w.hostname;
 end $$;
 
+-- Quarantines workstations that fail what others solve: such as have failed so many problems within an hour, each since
+-- solved by another, and for each of their cores at least three times as many as all others together for each of theirs; what
+-- fails here and there fails everywhere about alike. Starts from what failed, the newest first, and looks each up by key. What
+-- they hold is given back. Of several servers one is at it. Returns how many there are.
+create function pcfarm.quarantine_workstations()
+returns bigint language plpgsql set enable_seqscan = off as $$
+declare
+    enough      constant integer := (select f.quarantine_after from pcfarm.farm f);
+    quarantined bigint;
+begin
+    if enough is null or not pg_try_advisory_xact_lock(hashtextextended('pcfarm.quarantine_workstations', 0)) then
+        return 0;
+    end if;
+    with failed as materialized (
+        select q.failed_on, q.job_id, q.problem_id, q.message, q.requeued_at from pcfarm.requeued q
+        where q.failed_on is not null and q.requeued_at > clock_timestamp() - interval '1 hour'
+        order by q.requeued_at desc
+        limit 5000),
+    solved as materialized (
+        select distinct on (f.failed_on, f.job_id, f.problem_id)
+            f.failed_on, f.job_id, f.problem_id, f.message, f.requeued_at, c.workstation_id as solved_on, c.job_type
+        from failed f
+        cross join lateral (
+            select r.checkout_id from pcfarm.result r
+            where r.job_id = f.job_id and r.problem_id = f.problem_id and not r.failed offset 0) r
+        cross join lateral (
+            select c.workstation_id, c.job_type from pcfarm.checkout c where c.checkout_id = r.checkout_id offset 0) c
+        where c.workstation_id <> f.failed_on
+        order by f.failed_on, f.job_id, f.problem_id, f.requeued_at desc),
+    counted as (
+        select w.workstation_id, w.drain, greatest(w.cores, 1) as cores, count(s.problem_id) as problems,
+            jsonb_agg(jsonb_build_object('job_id', s.job_id, 'problem_id', s.problem_id, 'message', left(s.message, 200),
+                'solved_on', s.solved_on) order by s.requeued_at desc) as evidence,
+            mode() within group (order by s.job_type) as job_type
+        from pcfarm.workstation w
+        left join solved s on s.failed_on = w.workstation_id and s.requeued_at > coalesce(w.trusted_since, '-infinity')
+        where w.state <> 'dead'
+        group by w.workstation_id, w.drain, w.cores),
+    compared as (
+        select k.*, sum(k.problems) over () - k.problems as others_problems, sum(k.cores) over () - k.cores as others_cores
+        from counted k),
+    guilty as materialized (
+        select w.workstation_id, k.problems, k.evidence, k.job_type
+        from compared k
+        join pcfarm.workstation w on w.workstation_id = k.workstation_id
+        where k.problems >= enough and not k.drain
+            and k.problems::float8 / k.cores >= 3 * coalesce(k.others_problems::float8 / nullif(k.others_cores, 0), 0)
+        order by w.workstation_id
+        for update of w)
+    update pcfarm.workstation w set drain = true, drained_by = 'the farm', drained_since = clock_timestamp(),
+        drained_why = g.why, drain_deadline = clock_timestamp(), state = 'draining',
+        reason = pcfarm.drain_reason('the farm', g.why, null), since = clock_timestamp(),
+        quarantine = jsonb_build_object('job_type', g.job_type, 'problems', g.problems,
+            'evidence', jsonb_path_query_array(g.evidence, '$[0 to 9]'))
+    from (
+        select g.*, format('quarantined: it failed %s problems that others solved', g.problems) as why from guilty g) g
+    where w.workstation_id = g.workstation_id and w.state <> 'dead';
+    get diagnostics quarantined = row_count;
+    if quarantined > 0 then
+        perform pg_notify('pcfarm', 'drain');
+    end if;
+    return quarantined;
+end $$;
+
+revoke all on routine pcfarm.quarantine_workstations() from public;
 revoke all on routine pcfarm.drainer(), pcfarm.drain_reason(text, text, timestamptz),
     pcfarm.forget_workstations(bigint[], boolean) from public;
 do $$

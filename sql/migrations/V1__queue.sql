@@ -222,9 +222,12 @@ create table pcfarm.requeued (
     grouped     boolean not null,
     message     text,
     requeued_at timestamptz not null default clock_timestamp(),
+    -- The workstation on which it failed; null: it came back for another reason.
+    failed_on   bigint,
     primary key (job_id, lane_id, batch_order, problem_id)
 );
 create index requeued_by_problem on pcfarm.requeued (job_id, problem_id, batch_order desc);
+create index requeued_failed on pcfarm.requeued (requeued_at) where failed_on is not null;
 
 -- What may not be handed out yet: problems that were loaded with a time of theirs, and failed ones between attempts. When
 -- they are due they go to their retry lanes, many at a time.
@@ -239,6 +242,7 @@ create table pcfarm.delayed (
     alone      boolean not null default false,
     grouped    boolean not null,
     message    text,
+    failed_on  bigint,
     primary key (job_id, problem_id)
 );
 create index delayed_by_due on pcfarm.delayed (due_at);
@@ -294,6 +298,10 @@ create table pcfarm.workstation (
     drained_since  timestamptz,
     drained_why    text not null default '',
     drain_deadline timestamptz,
+    -- What it failed that others solved, if that is why it is drained: {"job_type", "problems": how many, "evidence": [{"job_id",
+    -- "problem_id", "message", "solved_on"}, …]: some of them}. What was before trusted_since is not held against it.
+    quarantine     jsonb,
+    trusted_since  timestamptz,
     -- What administrators want to remember about it.
     note           text not null default '',
     -- What its agent tells by that nobody is there, in words, and what it runs on: mains, battery; empty: it has not said.
@@ -307,6 +315,7 @@ create table pcfarm.workstation (
     registered_at  timestamptz not null default clock_timestamp(),
     connected_at   timestamptz not null default clock_timestamp(),
     constraint no_deadline_without_drain check (drain or drain_deadline is null),
+    constraint quarantined_is_drained check (drain or quarantine is null),
     constraint note_at_most_1000 check (length(note) <= 1000),
     constraint drain_reason_at_most_200 check (length(drained_why) <= 200)
 );
@@ -412,6 +421,8 @@ create table pcfarm.failed_attempt (
     checkout_id bigint not null,
     problem_id  bigint not null,
     message     text not null,
+    -- It was solved, and what it was to be stored with or into failed: no fault of a workstation.
+    when_stored boolean not null default false,
     primary key (job_id, checkout_id, problem_id)
 );
 

@@ -51,13 +51,15 @@ begin
     values ('workstation ' || case
             when tg_op = 'INSERT' then 'registered'
             when tg_op = 'DELETE' then 'forgotten'
+            when new.quarantine is not null and old.quarantine is null then 'quarantined'
+            when old.quarantine is not null and new.quarantine is null then 'released'
             when new.drain and not old.drain then 'drained'
             when old.drain and not new.drain then 'drain undone'
             when new.note <> old.note then 'note'
             when old.state = 'dead' then 'back'
             else new.state end,
         its.workstation_id, its.hostname, jsonb_strip_nulls(jsonb_build_object('reason', nullif(its.reason, ''),
-            'why', nullif(its.drained_why, ''), 'deadline', its.drain_deadline, 'note', nullif(its.note, ''))));
+            'why', nullif(its.drained_why, ''), 'deadline', its.drain_deadline, 'note', nullif(its.note, ''), 'quarantine', its.quarantine)));
     return null;
 end $$;
 create trigger note_registration after insert on pcfarm.workstation for each row execute function pcfarm.note_workstation();

@@ -59,6 +59,7 @@ pub struct Workstation {
     pub server: Option<String>,
     pub holds: Vec<Held>,
     pub drained: Option<Drained>,
+    pub quarantine: Option<Quarantine>,
     /// What administrators want to remember about it.
     pub note: String,
     pub signs: Signs,
@@ -73,6 +74,24 @@ pub struct Drained {
     pub why: String,
     /// When what is not finished is given back.
     pub deadline: Option<SystemTime>,
+}
+
+/// What a workstation failed that others solved, as `pcfarm.quarantine_workstations` writes it.
+#[derive(Clone, Debug)]
+pub struct Quarantine {
+    /// Of most of them.
+    pub job_type: String,
+    pub problems: i64,
+    /// Some of them, the newest first.
+    pub evidence: Vec<Evidence>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    pub job_id: i64,
+    pub problem_id: i64,
+    pub message: String,
+    pub solved_on: i64,
 }
 
 /// As it was measured last.
@@ -180,6 +199,7 @@ fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error>
         server: row.try_get("server_name")?,
         holds,
         drained: drained_of_row(row)?,
+        quarantine: quarantine_of_row(row)?,
         note: row.try_get("note")?,
         signs: Signs { idle_source: row.try_get("idle_source")?, power: row.try_get("power")? },
         speed: speed_of_row(row)?,
@@ -197,6 +217,19 @@ fn drained_of_row(row: &Row) -> Result<Option<Drained>, Error> {
         why: row.try_get("drained_why")?,
         deadline: row.try_get("drain_deadline")?,
     }))
+}
+
+fn quarantine_of_row(row: &Row) -> Result<Option<Quarantine>, Error> {
+    let Some(problems) = row.try_get("quarantine_problems")? else { return Ok(None) };
+    let (jobs, problem_ids): (Vec<i64>, Vec<i64>) = (row.try_get("evidence_jobs")?, row.try_get("evidence_problems")?);
+    let (messages, solved_on): (Vec<String>, Vec<i64>) =
+        (row.try_get("evidence_messages")?, row.try_get("evidence_solved_on")?);
+    let evidence = jobs.into_iter().zip(problem_ids).zip(messages.into_iter().zip(solved_on));
+    let evidence = evidence
+        .map(|((job_id, problem_id), (message, solved_on))| Evidence { job_id, problem_id, message, solved_on })
+        .collect();
+    let job_type: Option<String> = row.try_get("quarantine_job_type")?;
+    Ok(Some(Quarantine { job_type: job_type.unwrap_or_default(), problems, evidence }))
 }
 
 fn speed_of_row(row: &Row) -> Result<Option<Speed>, Error> {
@@ -356,6 +389,18 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
         WorkstationState::Suspended => reasons.push(format!(
             "It has been suspended for {since}: {reason}. It takes work again when that is over; its agent decides."
         )),
+        WorkstationState::Draining if workstation.quarantine.is_some() => {
+            reasons.push(format!(
+                "It has been in quarantine for {since}: {reason}. When what is wrong with it is mended, `pcfarm undrain --release \
+                 {id}` lets it take work again."
+            ));
+            reasons.extend(workstation.quarantine.iter().flat_map(|quarantine| &quarantine.evidence).map(|one| {
+                let Evidence { job_id, problem_id, message, solved_on } = one;
+                format!(
+                    "Problem {problem_id} of job {job_id} failed here ({message}); workstation {solved_on} solved it."
+                )
+            }));
+        }
         WorkstationState::Draining if prospects.drain => reasons.push(format!(
             "It has been draining for {since}: {reason}. `pcfarm undrain {id}` lets it take work again."
         )),
@@ -458,6 +503,7 @@ mod tests {
             last_heard: None,
             server: None,
             drained: None,
+            quarantine: None,
             note: String::new(),
             signs: Signs::default(),
             speed: None,

@@ -33,10 +33,14 @@ pub async fn drain(
     judged(client, &ids, changed.len()).await
 }
 
-/// Lets them take work again.
-pub async fn undrain(client: &ClientWrapper, workstations: &[WorkstationId]) -> Result<Result<(), Unknown>, Error> {
+/// Lets them take work again; those in quarantine if they are released.
+pub async fn undrain(
+    client: &ClientWrapper,
+    workstations: &[WorkstationId],
+    release: bool,
+) -> Result<Result<(), Unknown>, Error> {
     let ids = ids(workstations);
-    let changed = client.run(include_str!("../queries/undrain_workstations.sql"), &[&ids]).await?;
+    let changed = client.run(include_str!("../queries/undrain_workstations.sql"), &[&ids, &release]).await?;
     notify(client, "drain").await?;
     judged(client, &ids, changed.len()).await
 }
@@ -61,6 +65,11 @@ pub async fn forget(
 ) -> Result<Vec<(WorkstationId, String)>, Error> {
     let rows = client.run(include_str!("../queries/forget_workstations.sql"), &[&ids(workstations), &force]).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// Quarantines workstations that fail what others solve; returns how many there are.
+pub async fn quarantine(client: &impl Queries) -> Result<i64, Error> {
+    client.run(include_str!("../queries/quarantine_workstations.sql"), &[]).await?[0].try_get(0)
 }
 
 /// Writes down what a server has measured: of each the job type, and problems a second.

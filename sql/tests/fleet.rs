@@ -3,7 +3,8 @@
 
 mod queue;
 
-use pcfarm_proto::ids::{CheckoutId, ServerId, WorkstationId};
+use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
+use pcfarm_sql::checkout::Closing;
 use pcfarm_sql::fleet::{self, Drain, Unknown};
 use pcfarm_sql::presence::{self, Introduction, Signs, StateChange};
 use pcfarm_sql::{farm, jobs, upkeep};
@@ -30,7 +31,7 @@ async fn many_are_drained_or_none() {
     for (asked, missing) in [(&[1, 99][..], &[99][..]), (&[98, 99], &[98, 99])] {
         let unknown = Err(Unknown(ids(missing)));
         assert_eq!(fleet::drain(&client, &ids(asked), &fan).await.expect("asked"), unknown);
-        assert_eq!(fleet::undrain(&client, &ids(asked)).await.expect("asked"), unknown);
+        assert_eq!(fleet::undrain(&client, &ids(asked), false).await.expect("asked"), unknown);
         assert_eq!(fleet::note(&client, &ids(asked), "x").await.expect("asked"), unknown);
     }
     assert_eq!(states(&queue).await, untouched);
@@ -53,7 +54,7 @@ async fn many_are_drained_or_none() {
 
     // It is remembered of the dead, too; and undone, both are as others.
     assert_eq!(queue.number("select count(*) from pcfarm.workstation where drain").await, 2);
-    assert_eq!(fleet::undrain(&client, &ids(&[1, 2, 3])).await.expect("undone"), Ok(()));
+    assert_eq!(fleet::undrain(&client, &ids(&[1, 2, 3]), true).await.expect("undone"), Ok(()));
     assert_eq!(states(&queue).await, "pc1 waiting, pc2 dead, pc3 waiting");
     let left =
         "select count(*) from pcfarm.workstation where drain or drained_by is not null or drained_since is not null
@@ -200,5 +201,97 @@ async fn who_is_forgotten_is_gone_and_what_it_did_is_not() {
     let lost = upkeep::lost_checkouts(&*client, CheckoutId(0)).await.expect("read");
     let lost: Vec<_> = lost.iter().map(|lost| (lost.checkout_id, lost.hostname.as_str(), lost.dead)).collect();
     assert_eq!(lost, [(late.checkout_id, "pc1", true)]);
+    queue.check().await;
+}
+
+/// Problems fail on one workstation, each time with a message, or are solved there.
+async fn turn(queue: &Queue, job: JobId, came_back: bool, on: i64, told: Result<&str, &str>) {
+    let lane = queue.lane(job, came_back).await.expect("a lane");
+    let held = queue::take(&*queue.server().await, &lane, 1, WorkstationId(on)).await.expect("handed out");
+    let told: Vec<_> = (0..held.problems.len()).map(|n| (n, told)).collect();
+    queue.deliver(&held, &told, false).await;
+    queue.close(&held, Closing::Finished).await;
+}
+
+#[tokio::test]
+async fn who_fails_what_others_solve_is_quarantined_until_it_is_released() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let job = queue.job(20, 10).await;
+    turn(&queue, job, false, 1, Err("no such library")).await;
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0, "nobody has solved any of it");
+    for solved in 0..10 {
+        // What it tries itself again says nothing of others.
+        let on = if solved == 0 { 1 } else { 2 };
+        turn(&queue, job, true, on, Ok("1")).await;
+        let expected = i64::from(solved == 5);
+        assert_eq!(fleet::quarantine(&*client).await.expect("looked"), expected, "{solved}");
+    }
+    let one = farm::workstation(&client, WorkstationId(1)).await.expect("read").expect("there");
+    let evidence = one.quarantine.expect("quarantined");
+    assert_eq!((evidence.problems, evidence.evidence.len(), evidence.job_type.as_str()), (5, 5, "t"));
+    let first = &evidence.evidence[0];
+    assert_eq!((first.job_id, first.message.as_str(), first.solved_on), (job.0, "no such library", 2));
+    assert_eq!(one.reason, "drained by the farm: quarantined: it failed 5 problems that others solved");
+    let told = farm::explain_workstation(&client, WorkstationId(1)).await.expect("asked").expect("there").join("\n");
+    assert!(told.contains("`pcfarm undrain --release 1`") && told.contains("failed here (no such library)"), "{told}");
+    let row = presence::session_states(&client, &ids(&[1])).await.expect("read").remove(0);
+    assert!(row.drain && row.drain_left.is_some_and(|left| left <= 0.0), "what it holds is given back: {row:?}");
+
+    let all = ids(&[1, 2, 3]);
+    assert_eq!(fleet::undrain(&client, &all, false).await.expect("asked"), Ok(()));
+    assert_eq!(queue.number("select count(*) from pcfarm.workstation where drain").await, 1, "it stays");
+    assert_eq!(fleet::undrain(&client, &all, true).await.expect("asked"), Ok(()));
+    assert_eq!(queue.number("select count(*) from pcfarm.workstation where drain").await, 0);
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0, "what was before is not held against it");
+    let events = "select string_agg(what || ' ' || workstation_id, ', ' order by event_id) from pcfarm.event
+        where what in ('workstation quarantined', 'workstation released')";
+    assert_eq!(queue.text(events).await, "workstation quarantined 1, workstation released 1");
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn what_fails_here_and_there_quarantines_nobody() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    // Each of two fails some of what the other one solves: they are no worse than each other.
+    let job = queue.job(12, 6).await;
+    turn(&queue, job, false, 1, Err("flaky")).await;
+    turn(&queue, job, false, 2, Err("flaky")).await;
+    for solved in 0..12 {
+        turn(&queue, job, true, if solved < 6 { 2 } else { 1 }, Ok("1")).await;
+    }
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0);
+    // The same, had only one of them failed; but not where it is never done.
+    queue.run("update pcfarm.requeued set failed_on = 1 where failed_on = 2").await;
+    queue.run("update pcfarm.result r set checkout_id = (select max(c.checkout_id) filter (where c.workstation_id = 2) from pcfarm.checkout c)").await;
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": null}')").await;
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0);
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": 12}')").await;
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 1);
+}
+
+#[tokio::test]
+async fn a_problem_that_fails_wherever_it_goes_is_failed() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    queue.run("select pcfarm.create_job_type('patient', 'c', '{\"max_attempts\": 20}')").await;
+    let job = queue.job_of("patient", 1, 1).await;
+    turn(&queue, job, false, 1, Err("first")).await;
+    // Twice on the same one is one workstation.
+    for (on, message) in [(1, "again"), (2, "second"), (3, "third")] {
+        assert_eq!(queue.number("select count(*) from pcfarm.result").await, 0, "before {message}");
+        turn(&queue, job, true, on, Err(message)).await;
+    }
+    let ended = "select concat_ws(' ', attempts, failed, message) from pcfarm.result";
+    assert_eq!(queue.text(ended).await, "4 t failed on 3 workstations, the last time: third");
+    assert_eq!(queue.end(job).await.as_deref(), Some("failed"));
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0);
+    // With fresh attempts it begins anew.
+    queue.run(&format!("select pcfarm.retry_job({job})")).await;
+    turn(&queue, job, true, 3, Err("once more")).await;
+    assert_eq!(queue.number("select count(*) from pcfarm.result").await, 0);
+    turn(&queue, job, true, 1, Ok("1")).await;
+    assert_eq!(queue.end(job).await.as_deref(), Some("done"));
     queue.check().await;
 }

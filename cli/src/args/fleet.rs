@@ -23,9 +23,12 @@ pub struct Chosen {
 
 #[derive(Debug, Args)]
 #[command(after_help = CHOSEN_HELP)]
-pub struct ChosenArgs {
+pub struct UndrainArgs {
     #[command(flatten)]
     pub chosen: Chosen,
+    /// Those in quarantine, too, which stay there otherwise
+    #[arg(long)]
+    pub release: bool,
 }
 
 #[derive(Debug, Args)]

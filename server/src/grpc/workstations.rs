@@ -6,10 +6,10 @@ use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
-    ChangedWorkstations, DrainWorkstationsRequest, Drained, ForgetWorkstationsRequest, ForgetWorkstationsResponse,
-    ForgottenWorkstation, ListSlotsRequest, ListSlotsResponse, ListWorkstationsRequest, ListWorkstationsResponse,
-    NoteWorkstationsRequest, SetSelectionRequest, SetSelectionResponse, SetSlotRequest, SetSlotResponse, Slot,
-    Workstation, WorkstationCheckout, WorkstationSpeed, WorkstationState,
+    ChangedWorkstations, DrainWorkstationsRequest, Drained, Evidence, ForgetWorkstationsRequest,
+    ForgetWorkstationsResponse, ForgottenWorkstation, ListSlotsRequest, ListSlotsResponse, ListWorkstationsRequest,
+    ListWorkstationsResponse, NoteWorkstationsRequest, Quarantine, SetSelectionRequest, SetSelectionResponse,
+    SetSlotRequest, SetSlotResponse, Slot, Workstation, WorkstationCheckout, WorkstationSpeed, WorkstationState,
 };
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::{access, farm, fleet, presence};
@@ -108,7 +108,7 @@ impl WorkstationsApi {
         let ids = named(&asked.workstation_ids)?;
         let client = self.client(caller).await?;
         let done = if asked.undo {
-            fleet::undrain(&client, &ids).await
+            fleet::undrain(&client, &ids, asked.release).await
         } else {
             let deadline = asked.deadline.map(Duration::try_from).transpose();
             let deadline = deadline.map_err(|_| Status::invalid_argument("a deadline is a time from now on"))?;
@@ -241,6 +241,7 @@ fn message(one: farm::Workstation) -> Workstation {
         power: one.signs.power,
         speed: one.speed.map(speed),
         drained: one.drained.map(drained),
+        quarantine: one.quarantine.map(quarantine),
         note: one.note,
     }
 }
@@ -248,6 +249,20 @@ fn message(one: farm::Workstation) -> Workstation {
 fn speed(speed: farm::Speed) -> WorkstationSpeed {
     let farm::Speed { job_type, problems_per_second, measured_at } = speed;
     WorkstationSpeed { job_type, problems_per_second, measured_at: Some(measured_at.into()) }
+}
+
+fn quarantine(quarantine: farm::Quarantine) -> Quarantine {
+    let farm::Quarantine { job_type, problems, evidence } = quarantine;
+    let evidence = evidence
+        .into_iter()
+        .map(|farm::Evidence { job_id, problem_id, message, solved_on }| Evidence {
+            job_id,
+            problem_id,
+            message,
+            solved_on,
+        })
+        .collect();
+    Quarantine { job_type, problems, evidence }
 }
 
 fn drained(drained: farm::Drained) -> Drained {

@@ -361,6 +361,22 @@ shown! {
         /// When what is not finished is given back; null: it is finished
         deadline: Option<Time>,
     }
+    /// Of a workstation that failed what others solved
+    Quarantine of v1::Quarantine {
+        /// Of most of them
+        job_type: String,
+        /// How many, within an hour
+        problems: i64,
+        /// Some of them, the newest first
+        evidence: Vec<Evidence>,
+    }
+    /// A problem that failed on one workstation, and was solved on another
+    Evidence of v1::Evidence {
+        job_id: Id,
+        problem_id: Id,
+        message: String,
+        solved_on: Id,
+    }
     ForgottenWorkstation of v1::ForgottenWorkstation {
         workstation_id: Id,
         hostname: String,
@@ -496,6 +512,8 @@ pub struct Workstation {
     pub speed: Option<WorkstationSpeed>,
     /// By an administrator; null: it is not
     pub drained: Option<Drained>,
+    /// What it failed that others solved, if that is why it is drained
+    pub quarantine: Option<Quarantine>,
     /// What administrators want to remember about it
     pub note: Option<String>,
 }
@@ -511,6 +529,7 @@ impl Show<v1::Workstation> for Workstation {
             power: Show::show(from.power),
             speed: Show::show(from.speed),
             drained: Show::show(from.drained),
+            quarantine: Show::show(from.quarantine),
             note: Show::show(from.note),
             since: Show::show(from.since),
             reason: from.reason,

@@ -95,7 +95,8 @@ async fn drain(
 ) -> Answer<Body<Workstation>> {
     let deadline = asked.deadline_seconds.map(seconds);
     let reason = asked.reason;
-    let asked = v1::DrainWorkstationsRequest { workstation_ids: vec![id], undo: false, reason, deadline };
+    let asked =
+        v1::DrainWorkstationsRequest { workstation_ids: vec![id], undo: false, reason, deadline, release: false };
     set_drain_of_one(&api, &who, asked).await
 }
 
@@ -130,8 +131,13 @@ async fn drain_many(
 ) -> Answer<Body<Page<Workstation>>> {
     let Draining { workstation_ids, reason, deadline_seconds } = asked;
     let deadline = deadline_seconds.map(seconds);
-    let asked =
-        v1::DrainWorkstationsRequest { workstation_ids: numbers(workstation_ids), undo: false, reason, deadline };
+    let asked = v1::DrainWorkstationsRequest {
+        workstation_ids: numbers(workstation_ids),
+        undo: false,
+        reason,
+        deadline,
+        release: false,
+    };
     Ok(Body(Page::whole(set_drain(&api, &who, asked).await?)))
 }
 
@@ -140,6 +146,9 @@ async fn drain_many(
 #[serde(deny_unknown_fields)]
 struct Undraining {
     workstation_ids: Vec<Id>,
+    /// Those in quarantine, too, which stay there otherwise
+    #[serde(default)]
+    release: bool,
 }
 
 /// Let drained workstations work again
@@ -148,10 +157,10 @@ struct Undraining {
 async fn undrain_many(
     State(api): State<Api>,
     who: Who,
-    Document(Undraining { workstation_ids }): Document<Undraining>,
+    Document(Undraining { workstation_ids, release }): Document<Undraining>,
 ) -> Answer<Body<Page<Workstation>>> {
     let workstation_ids = numbers(workstation_ids);
-    let asked = v1::DrainWorkstationsRequest { workstation_ids, undo: true, ..Default::default() };
+    let asked = v1::DrainWorkstationsRequest { workstation_ids, undo: true, release, ..Default::default() };
     Ok(Body(Page::whole(set_drain(&api, &who, asked).await?)))
 }
 
