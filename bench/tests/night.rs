@@ -115,7 +115,7 @@ async fn a_terminated_agent_hands_back_what_it_has_not_finished_at_no_cost() {
 
 #[tokio::test]
 async fn a_drained_workstation_finishes_and_takes_no_more_until_the_drain_is_over() {
-    use pcfarm_proto::v1::DrainWorkstationRequest;
+    use pcfarm_proto::v1::DrainWorkstationsRequest;
     use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
     let farm = Farm::new().await;
     farm.job_type("digest", "digest", json!({"max_attempts": 1})).await;
@@ -125,20 +125,59 @@ async fn a_drained_workstation_finishes_and_takes_no_more_until_the_drain_is_ove
     farm.finished(job, 10, SOON).await;
     let workstation_id = farm.number("select workstation_id from pcfarm.workstation").await;
     let mut client = WorkstationServiceClient::connect(server.url()).await.expect("the server answers");
-    let request = |undo| DrainWorkstationRequest { workstation_id, undo };
-    client.drain_workstation(request(false)).await.expect("drained");
+    let request = |undo| DrainWorkstationsRequest { workstation_ids: vec![workstation_id], undo, ..Default::default() };
+    client.drain_workstations(request(false)).await.expect("drained");
     farm.until(SOON, "select state = 'draining' and checkouts = 0 from pcfarm.workstation_status").await;
     let (done, failed, requeued) = farm.progress(job).await;
     assert!(done < 300, "too late to see anything");
     assert_eq!((failed, requeued), (0, 0), "what it held was finished");
     let _other = farm.working("other", &[&server]);
     farm.finished(job, done + 20, SOON).await;
-    client.drain_workstation(request(true)).await.expect("undrained");
+    client.drain_workstations(request(true)).await.expect("undrained");
     farm.until(
         SOON,
         "select state in ('waiting', 'processing') from pcfarm.workstation_status where hostname = 'drained'",
     )
     .await;
     assert_eq!(farm.ended(job, LONG).await, "done");
+    // What it solved has told how fast it is.
+    farm.until(LONG, "select exists (select from pcfarm.workstation_speed where problems_per_second > 0)").await;
+    farm.check(&[job]).await;
+}
+
+#[tokio::test]
+async fn what_is_not_finished_at_the_deadline_of_a_drain_is_given_back_at_no_cost() {
+    use pcfarm_proto::v1::DrainWorkstationsRequest;
+    use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({"max_attempts": 1})).await;
+    let mut server = farm.serving("a", &[]).await;
+    let mut drained = farm.working("drained", &[&server]);
+    // One convoy, of which it solves some before and others never: the last would take an hour.
+    let query =
+        "select i::text as key, jsonb_build_object('n', i, 'ms', case when i < 4 then 1 else 3600000 end) as payload
+        from generate_series(1, 6) i";
+    let job = farm.submit("digest", query, 6).await;
+    farm.finished(job, 3, SOON).await;
+    let workstation_id = farm.number("select workstation_id from pcfarm.workstation").await;
+    let mut client = WorkstationServiceClient::connect(server.url()).await.expect("the server answers");
+    let deadline = Some(prost_types::Duration { seconds: 0, nanos: 500_000_000 });
+    let request = DrainWorkstationsRequest { workstation_ids: vec![workstation_id], deadline, ..Default::default() };
+    client.drain_workstations(request).await.expect("drained");
+    farm.until(SOON, &format!("select count(*) = 0 from pcfarm.checkout where job_id = {job} and ended_at is null"))
+        .await;
+    let given_back = format!("select count(*) from pcfarm.checkout where job_id = {job} and ending = 'given_back'");
+    assert_eq!(farm.number(&given_back).await, 1, "by its agent, and not taken from it");
+    let back = format!("select count(*) from pcfarm.requeued where job_id = {job} and attempts + losses = 0");
+    assert_eq!((farm.number(&back).await, farm.progress(job).await), (3, (3, 0, 3)));
+    // It stays so when both are started anew.
+    let session = farm.number("select session from pcfarm.workstation").await;
+    drained.kill();
+    server.program.kill();
+    server.start().await;
+    let _again = farm.working("drained", &[&server]);
+    let connected = format!("select state = 'draining' and session > {session} from pcfarm.workstation");
+    farm.until(SOON, &connected).await;
+    assert_eq!(farm.number(&given_back).await, 1);
     farm.check(&[job]).await;
 }

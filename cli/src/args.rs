@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod files;
+pub mod fleet;
 pub mod schedules;
 pub mod sharing;
 pub mod types;
@@ -17,6 +18,7 @@ use pcfarm_proto::ids::JobId;
 use crate::output::Format;
 use access::{CreateUserArgs, CredentialsVerb, JoinTokenVerb, LoginArgs, PasswordArgs, Role, TokensVerb};
 use files::FilesVerb;
+use fleet::{CHOSEN_HELP, DrainArgs, ForgetArgs, NoteArgs, UndrainArgs};
 use schedules::SchedulesVerb;
 use sharing::{ProfilesVerb, QueueVerb, QuotaArgs, ResourcesVerb, SetLimitsArgs};
 use types::TypesVerb;
@@ -111,8 +113,14 @@ pub enum Verb {
     /// What is handed out at all: suspend and resume, park and unpark
     #[command(subcommand)]
     Queue(QueueVerb),
-    /// Let a workstation finish what it holds and take no more
+    /// Let workstations finish what they hold and take no more
     Drain(DrainArgs),
+    /// Let drained workstations work again
+    Undrain(UndrainArgs),
+    /// Remember something about workstations, for whoever looks at them
+    Note(NoteArgs),
+    /// Remove workstations that are gone for good, with their certificates
+    Forget(ForgetArgs),
     /// What workstations may take: users, job types, labels, size
     Select(SelectArgs),
     /// Slots: workstations beside an agent's own that share its cores, each with a selection of its own
@@ -142,7 +150,11 @@ pub enum Verb {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = CHOSEN_HELP)]
 pub struct WorkstationsArgs {
+    /// Those alone, dead ones, too: ids, 1-20, host names, 'lab-*', LABEL=VALUE, all
+    #[arg(value_name = "WORKSTATION", value_delimiter = ',')]
+    pub workstations: Vec<String>,
     /// Dead ones, too
     #[arg(long, short)]
     pub all: bool,
@@ -508,8 +520,8 @@ pub struct RequireArgs {
 
 #[derive(Debug, Args)]
 pub struct SelectArgs {
-    /// Host names, as `pcfarm workstations` shows them
-    #[arg(required = true, value_name = "HOST")]
+    /// Host names, of workstations that are still to come, too; or ids, 1-20, 'lab-*', LABEL=VALUE, all
+    #[arg(required = true, value_name = "HOST", value_delimiter = ',')]
     pub hostnames: Vec<String>,
     /// Work of these users and nobody else's; by commas, `none` for anybody's
     #[arg(long, value_name = "USERS", value_delimiter = ',')]
@@ -545,18 +557,9 @@ pub enum SlotsVerb {
 pub struct SlotArgs {
     /// What it is called, on each of the hosts
     pub name: String,
-    /// Host names, as `pcfarm workstations` shows them
-    #[arg(required = true, value_name = "HOST")]
+    /// Host names, of workstations that are still to come, too; or ids, 1-20, 'lab-*', LABEL=VALUE, all
+    #[arg(required = true, value_name = "HOST", value_delimiter = ',')]
     pub hostnames: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub struct DrainArgs {
-    /// Its id or host name
-    pub workstation: String,
-    /// Let it work again
-    #[arg(long)]
-    pub undo: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -16,6 +16,7 @@ mod exit;
 mod explain;
 mod farm;
 mod files;
+mod fleet;
 mod jobs;
 mod load;
 mod output;
@@ -26,6 +27,7 @@ mod queue;
 mod resources;
 mod results;
 mod schedules;
+mod selector;
 mod settings;
 mod slots;
 mod statistics;
@@ -131,7 +133,10 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Slots(SlotsVerb::List) => slots::list(&farm, output).await?,
         Verb::Slots(SlotsVerb::Start(args)) => slots::set(&farm, args, true, output).await?,
         Verb::Slots(SlotsVerb::Stop(args)) => slots::set(&farm, args, false, output).await?,
-        Verb::Drain(args) => workstations::drain(&farm, &args, output).await?,
+        Verb::Drain(args) => fleet::drain(&farm, args, output).await?,
+        Verb::Undrain(args) => fleet::undrain(&farm, args, output).await?,
+        Verb::Note(args) => fleet::note(&farm, args, output).await?,
+        Verb::Forget(args) => fleet::forget(&farm, args, output).await?,
         Verb::Explain(ExplainVerb::Job(args)) => explain::job(&farm, args.id, output).await?,
         Verb::Explain(ExplainVerb::Workstation { workstation }) => {
             explain::workstation(&farm, &workstation, output).await?;

@@ -134,6 +134,19 @@ fn reason_width(columns: &[Column], rows: &[Vec<String>], width: u16) -> u16 {
     u16::try_from(left.min(wanted)).unwrap_or(width).max(REASON_WIDTH)
 }
 
+/// With columns that could be left out beside it, a reason has at least this.
+const REASON_WIDTH_BESIDE: u16 = 30;
+
+/// Whether a column more leaves some words' width to the reason behind it.
+pub fn has_room(columns: &[(Column, Vec<String>)], more: &[String]) -> bool {
+    let width = |cells: &[String]| cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let heading = |column: &Column| match column {
+        Column::Text(name) | Column::Number(name) | Column::Reason(name) => name.len(),
+    };
+    let taken: usize = columns.iter().map(|(column, cells)| width(cells).max(heading(column)) + usize::from(GAP)).sum();
+    taken + width(more) + usize::from(2 * GAP + REASON_WIDTH_BESIDE) <= usize::from(terminal_width())
+}
+
 /// Lines of `name  value`, as for one thing shown in full.
 pub fn fields(rows: &[(&str, String)]) -> String {
     let rows = rows
@@ -147,6 +160,32 @@ pub fn fields(rows: &[(&str, String)]) -> String {
         table.drain(..=end);
     }
     table
+}
+
+/// The width of a terminal on which a table falls apart.
+pub fn narrow() -> Option<usize> {
+    let size = io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten()?;
+    (20..80).contains(&size.ws_col).then(|| size.ws_col.into())
+}
+
+/// Text in lines of at most so many characters, each behind this; words are broken only if they are longer than a line.
+pub fn wrapped(text: &str, before: &str, width: usize) -> String {
+    let room = width.saturating_sub(before.len()).max(1);
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        let mut rest: Vec<char> = word.chars().collect();
+        let used = lines.last().map_or(room, |line| line.chars().count());
+        if used > 0 && used + 1 + rest.len() <= room {
+            let line = lines.last_mut().expect("it is used");
+            line.push(' ');
+            line.extend(rest);
+            continue;
+        }
+        while !rest.is_empty() {
+            lines.push(rest.drain(..rest.len().min(room)).collect());
+        }
+    }
+    lines.iter().map(|line| format!("{before}{line}\n")).collect()
 }
 
 /// The terminal's width up to [`WIDTH`], but what can still hold a table: in less, words and numbers fall apart.
@@ -203,6 +242,20 @@ mod tests {
     fn fields_have_no_heading_and_no_empty_ones() {
         let text = fields(&[("job", "7".to_owned()), ("title", String::new())]);
         assert_eq!(text, "job  7");
+    }
+
+    #[test]
+    fn long_text_is_wrapped_at_words() {
+        let cases = [
+            ("", ""),
+            ("one two three", "  one two\n  three\n"),
+            ("1234567890123", "  12345678\n  90123\n"),
+            ("a 1234567890123 b", "  a\n  12345678\n  90123 b\n"),
+            ("12345678 x", "  12345678\n  x\n"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(wrapped(text, "  ", 10), expected, "{text}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use crate::args::SlotArgs;
 use crate::farm::Farm;
+use crate::fleet;
 use crate::output::{self, Column, Output};
 use crate::text::{self, ago, cut, plain};
 use pcfarm_proto::v1::{ListSlotsRequest, SetSlotRequest, Slot};
@@ -48,6 +49,7 @@ pub async fn list(farm: &Farm, output: Output) -> Result<()> {
 
 pub async fn set(farm: &Farm, args: SlotArgs, running: bool, output: Output) -> Result<()> {
     let SlotArgs { name, hostnames } = args;
+    let hostnames = fleet::hostnames(farm, &hostnames, false).await?;
     let doing = if running { "starting a slot" } else { "stopping a slot" };
     let request = SetSlotRequest { hostnames, name, running };
     let mut client = farm.workstations();

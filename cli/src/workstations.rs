@@ -1,24 +1,32 @@
-//! Workstations: what they do and why, what they may take, and draining them.
+//! Workstations: what they do and why, and what they may take.
 
 use anyhow::Result;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::{
-    DrainWorkstationRequest, ListWorkstationsRequest, Names, SetSelectionRequest, Workstation, WorkstationCheckout,
-    WorkstationState,
+    Drained, Evidence, ListWorkstationsRequest, Names, Quarantine, SetSelectionRequest, Workstation,
+    WorkstationCheckout, WorkstationSpeed, WorkstationState,
 };
 use serde::Serialize;
 
-use crate::args::{DrainArgs, SelectArgs, WorkstationsArgs};
-use crate::exit::{Exit, Failure};
+use crate::args::{SelectArgs, WorkstationsArgs};
 use crate::farm::Farm;
+use crate::fleet;
 use crate::output::{self, Column, Output};
+use crate::selector::{Selector, chosen};
 use crate::text::{self, ago, cut, plain};
 
 /// What a page asks for; the server's own default.
 const PAGE: u32 = 100;
 
 pub async fn list(farm: &Farm, args: &WorkstationsArgs, output: Output) -> Result<()> {
-    let workstations = get_all(farm, args.all, args.limit).await?;
+    let mut workstations = match args.workstations.as_slice() {
+        [] => get_all(farm, args.all, args.limit).await?,
+        words => {
+            let words: Vec<Selector> = words.iter().map(|word| Selector::parse(word)).collect::<Result<_>>()?;
+            chosen(&words, get_all(farm, true, u32::MAX).await?)?
+        }
+    };
+    workstations.truncate(args.limit as usize);
     if workstations.len() >= args.limit as usize {
         output::note(&format!("only the first {}: --limit shows more", args.limit));
     }
@@ -81,27 +89,13 @@ pub async fn find(farm: &Farm, name: &str) -> Result<WorkstationId> {
     if let Ok(id) = name.parse::<WorkstationId>() {
         return Ok(id);
     }
-    let all = get_all(farm, true, u32::MAX).await?;
-    let named: Vec<&Workstation> = all.iter().filter(|one| one.hostname == name).collect();
-    match named.as_slice() {
-        [one] => Ok(WorkstationId(one.workstation_id)),
-        [] => Err(Failure::of(
-            Exit::NotFound,
-            format!("no workstation is called `{}`; `pcfarm workstations --all` lists them", plain(name)),
-        )),
-        several => {
-            let ids: Vec<String> = several.iter().map(|one| one.workstation_id.to_string()).collect();
-            Err(Failure::usage(format!(
-                "several workstations are called `{}`: name one by its id, {}",
-                plain(name),
-                ids.join(" or ")
-            )))
-        }
-    }
+    let one = chosen(&[Selector::Host(name.to_owned())], get_all(farm, true, u32::MAX).await?)?.remove(0);
+    Ok(WorkstationId(one.workstation_id))
 }
 
 pub async fn select(farm: &Farm, args: SelectArgs, output: Output) -> Result<()> {
     let SelectArgs { hostnames, require, exclude, prefer, job_types, labels, largest } = args;
+    let hostnames = fleet::hostnames(farm, &hostnames, true).await?;
     let names = |given: Vec<String>| match given.as_slice() {
         [] => None,
         [none] if none == "none" => Some(Names::default()),
@@ -133,69 +127,121 @@ pub async fn select(farm: &Farm, args: SelectArgs, output: Output) -> Result<()>
     )
 }
 
-pub async fn drain(farm: &Farm, args: &DrainArgs, output: Output) -> Result<()> {
-    let id = find(farm, &args.workstation).await?;
-    let doing = if args.undo { "undoing the drain of" } else { "draining" };
-    let request = DrainWorkstationRequest { workstation_id: id.0, undo: args.undo };
-    let mut client = farm.workstations();
-    let call = client.drain_workstation(farm.request(request));
-    let drained = farm.call(&format!("{doing} workstation {id}"), call).await?;
+/// What has become of workstations that something was done with.
+pub fn print(changed: &[Workstation], output: Output) -> Result<()> {
+    let now = jiff::Timestamp::now();
     output.print(
-        || json(&drained),
-        || {
-            let reason = match drained.reason.as_str() {
-                "" => String::new(),
-                reason => format!(": {}", cut(reason, 400)),
-            };
-            let host = cut(&drained.hostname, 60);
-            format!("workstation {id} ({host}) is {}{reason}", state(&drained))
+        || WorkstationsJson { workstations: changed.iter().map(json).collect() },
+        || match changed {
+            [one] => {
+                let (id, host) = (one.workstation_id, cut(&one.hostname, 60));
+                format!("workstation {id} ({host}) is {}: {}", state(one), cut(&why(one), 400))
+            }
+            several => table(several, true, now),
         },
     )
 }
 
 pub fn table(workstations: &[Workstation], all: bool, now: jiff::Timestamp) -> String {
-    let columns = [
-        Column::Number("ID"),
-        Column::Text("HOST"),
-        Column::Text("STATE"),
-        Column::Text("SINCE"),
-        Column::Number("CORES"),
-        Column::Number("MEMORY"),
-        Column::Text("HOLDS"),
-        Column::Reason("REASON"),
-    ];
-    let rows = workstations
-        .iter()
-        .map(|one| {
-            vec![
-                one.workstation_id.to_string(),
-                cut(&one.hostname, 24),
-                state(one).to_owned(),
-                ago(one.since.as_ref(), now),
-                text::number(one.cores.into()),
-                text::bytes(one.memory_bytes),
-                holds(&one.holds),
-                cut(&one.reason, 120),
-            ]
-        })
-        .collect();
+    if let Some(width) = output::narrow().filter(|_| !workstations.is_empty()) {
+        return workstations.iter().map(|one| narrow(one, width, now)).collect();
+    }
     let none = if all { "no workstation has connected yet" } else { "no workstations; --all shows dead ones" };
-    output::table(&columns, rows, none)
+    let mut columns = vec![
+        (Column::Number("ID"), workstations.iter().map(|one| one.workstation_id.to_string()).collect::<Vec<_>>()),
+        (Column::Text("HOST"), workstations.iter().map(|one| cut(&one.hostname, 24)).collect()),
+        (Column::Text("STATE"), workstations.iter().map(|one| state(one).to_owned()).collect()),
+        (Column::Text("SINCE"), workstations.iter().map(|one| ago(one.since.as_ref(), now)).collect()),
+        (Column::Number("SPEED"), workstations.iter().map(|one| speed(one.speed.as_ref())).collect()),
+    ];
+    let mut remarks = Vec::new();
+    // What is the same of all is said once; what differs has a column as long as there is room.
+    for (heading, what, value) in ASIDES {
+        let values: Vec<String> = workstations.iter().map(value).collect();
+        let of_all = values.first().filter(|first| values.iter().all(|value| value == *first));
+        match of_all {
+            Some(same) if same == NOTHING => {}
+            Some(same) => remarks.push(format!("{what} {same}")),
+            None if output::has_room(&columns, &values) => columns.push((Column::Text(heading), values)),
+            None => remarks.push(format!("{what} several: --output json has them")),
+        }
+    }
+    let reasons = workstations.iter().map(|one| cut(&why(one), 160)).collect();
+    columns.push((Column::Reason("REASON"), reasons));
+    let rows = (0..workstations.len())
+        .map(|row| columns.iter_mut().map(|column| std::mem::take(&mut column.1[row])).collect());
+    let rows: Vec<Vec<String>> = rows.collect();
+    let headings: Vec<Column> = columns.iter().map(|column| column.0).collect();
+    let table = output::table(&headings, rows, none);
+    if remarks.is_empty() { table } else { format!("{table}\n\n{}", cut(&remarks.join("; "), 100)) }
 }
 
-/// `job 7: 200`, and how many jobs more.
-fn holds(held: &[WorkstationCheckout]) -> String {
+/// Where a table has no room: a line, and the rest below it.
+fn narrow(one: &Workstation, width: usize, now: jiff::Timestamp) -> String {
+    let (id, host) = (one.workstation_id, cut(&one.hostname, width / 2));
+    let asides = ASIDES.iter().map(|(_, what, value)| (what, value(one))).filter(|(_, value)| value != NOTHING);
+    let asides: Vec<String> = asides.map(|(what, value)| format!("{what} {value}")).collect();
+    let first = format!("{id} {host} {}, {}, {}", state(one), ago(one.since.as_ref(), now), speed(one.speed.as_ref()));
+    let mut text = output::wrapped(&first, "", width);
+    text.push_str(&output::wrapped(&cut(&why(one), 160), "    ", width));
+    text.push_str(&output::wrapped(&asides.join("; "), "    ", width));
+    text
+}
+
+/// Of an aside that is not known.
+const NOTHING: &str = "–";
+
+/// Heading, how it is said of all, and what it is of one.
+type Aside = (&'static str, &'static str, fn(&Workstation) -> String);
+
+const ASIDES: [Aside; 3] = [
+    ("IDLE BY", "idle by:", |one| or_nothing(&one.idle_source, 14)),
+    ("POWER", "power:", |one| or_nothing(&one.power, 8)),
+    ("AGENT", "agent:", |one| or_nothing(&one.agent_version, 12)),
+];
+
+fn or_nothing(text: &str, limit: usize) -> String {
+    if text.is_empty() { NOTHING.to_owned() } else { cut(text, limit) }
+}
+
+/// Problems in the largest unit of time in which there is at least one.
+fn speed(speed: Option<&WorkstationSpeed>) -> String {
+    let Some(speed) = speed.filter(|speed| speed.problems_per_second.is_finite()) else { return NOTHING.to_owned() };
+    let rate = speed.problems_per_second;
+    let units = [("s", 1.0), ("min", 60.0), ("h", 3_600.0), ("day", 86_400.0)];
+    let (unit, seconds) = units.into_iter().find(|(_, seconds)| rate * seconds >= 1.0).unwrap_or(("day", 86_400.0));
+    let many = rate * seconds;
+    if many >= 10.0 { format!("{}/{unit}", text::number(many as i64)) } else { format!("{many:.1}/{unit}") }
+}
+
+/// Why it is in its state, what it holds, and what is to be remembered.
+fn why(one: &Workstation) -> String {
+    let mut why = vec![one.reason.clone()];
+    match holds(&one.holds) {
+        None => {}
+        Some(held) if one.reason == CRUNCHES => why[0] = format!("crunches {held}"),
+        Some(held) => why.push(format!("holds {held}")),
+    }
+    if !one.note.is_empty() {
+        why.push(format!("note: {}", one.note));
+    }
+    why.retain(|part| !part.is_empty());
+    why.join("; ")
+}
+
+/// What a server says where an agent says nothing.
+const CRUNCHES: &str = "crunches what it holds";
+
+/// `200 of job 7`, and how many jobs more.
+fn holds(held: &[WorkstationCheckout]) -> Option<String> {
     let mut jobs = std::collections::BTreeMap::<i64, i64>::new();
     for checkout in held {
         let problems = jobs.entry(checkout.job_id).or_default();
         *problems = problems.saturating_add(checkout.problems);
     }
     let mut each = jobs.iter().map(|(job, problems)| format!("{} of job {job}", text::number(*problems)));
-    match (each.next(), each.len()) {
-        (None, _) => "–".to_owned(),
-        (Some(one), 0) => one,
-        (Some(one), more) => format!("{one}, +{more}"),
-    }
+    let first = each.next()?;
+    Some(if each.len() == 0 { first } else { format!("{first}, +{}", each.len()) })
 }
 
 fn state(workstation: &Workstation) -> &'static str {
@@ -235,6 +281,42 @@ struct WorkstationJson<'a> {
     holds: Vec<CheckoutJson<'a>>,
     last_heard: Option<String>,
     server: &'a str,
+    idle_source: Option<&'a str>,
+    power: Option<&'a str>,
+    speed: Option<SpeedJson<'a>>,
+    drained: Option<DrainedJson<'a>>,
+    quarantine: Option<QuarantineJson<'a>>,
+    note: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct SpeedJson<'a> {
+    job_type: &'a str,
+    problems_per_second: f64,
+    measured_at: Option<String>,
+}
+
+#[derive(Serialize)]
+struct QuarantineJson<'a> {
+    job_type: &'a str,
+    problems: i64,
+    evidence: Vec<EvidenceJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct EvidenceJson<'a> {
+    job_id: Option<String>,
+    problem_id: Option<String>,
+    message: &'a str,
+    solved_on: Option<String>,
+}
+
+#[derive(Serialize)]
+struct DrainedJson<'a> {
+    by: &'a str,
+    since: Option<String>,
+    why: Option<&'a str>,
+    deadline: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -269,6 +351,47 @@ fn json(one: &Workstation) -> WorkstationJson<'_> {
         holds: one.holds.iter().map(checkout_json).collect(),
         last_heard: text::rfc3339(one.last_heard.as_ref()),
         server: &one.server,
+        idle_source: given(&one.idle_source),
+        power: given(&one.power),
+        speed: one.speed.as_ref().map(speed_json),
+        drained: one.drained.as_ref().map(drained_json),
+        quarantine: one.quarantine.as_ref().map(quarantine_json),
+        note: given(&one.note),
+    }
+}
+
+fn given(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn speed_json(speed: &WorkstationSpeed) -> SpeedJson<'_> {
+    SpeedJson {
+        job_type: &speed.job_type,
+        problems_per_second: speed.problems_per_second,
+        measured_at: text::rfc3339(speed.measured_at.as_ref()),
+    }
+}
+
+fn quarantine_json(quarantine: &Quarantine) -> QuarantineJson<'_> {
+    let Quarantine { job_type, problems, evidence } = quarantine;
+    QuarantineJson { job_type, problems: *problems, evidence: evidence.iter().map(evidence_json).collect() }
+}
+
+fn evidence_json(one: &Evidence) -> EvidenceJson<'_> {
+    EvidenceJson {
+        job_id: output::id(one.job_id),
+        problem_id: output::id(one.problem_id),
+        message: &one.message,
+        solved_on: output::id(one.solved_on),
+    }
+}
+
+fn drained_json(drained: &Drained) -> DrainedJson<'_> {
+    DrainedJson {
+        by: &drained.by,
+        since: text::rfc3339(drained.since.as_ref()),
+        why: given(&drained.why),
+        deadline: text::rfc3339(drained.deadline.as_ref()),
     }
 }
 
@@ -295,13 +418,66 @@ mod tests {
     #[test]
     fn what_is_held_is_told_by_job() {
         let cases = [
-            (vec![], "–"),
-            (vec![held(7, 1_000), held(7, 500)], "1,500 of job 7"),
-            (vec![held(9, 1), held(7, 2), held(8, 3)], "2 of job 7, +2"),
+            ("no work for it", "", vec![], "no work for it"),
+            (CRUNCHES, "", vec![held(7, 1_000), held(7, 500)], "crunches 1,500 of job 7"),
+            (
+                "waits for a licence",
+                "",
+                vec![held(9, 1), held(7, 2), held(8, 3)],
+                "waits for a licence; holds 2 of job 7, +2",
+            ),
+            ("drained by ana", "fan", vec![held(7, 1)], "drained by ana; holds 1 of job 7; note: fan"),
         ];
-        for (checkouts, expected) in cases {
-            assert_eq!(holds(&checkouts), expected);
+        for (reason, note, holds, expected) in cases {
+            let (reason, note) = (reason.to_owned(), note.to_owned());
+            assert_eq!(why(&Workstation { reason, note, holds, ..Workstation::default() }), expected);
         }
+    }
+
+    #[test]
+    fn a_narrow_terminal_is_not_overrun() {
+        let one = Workstation {
+            workstation_id: 7,
+            hostname: "lab-7".to_owned(),
+            state: WorkstationState::Draining.into(),
+            reason: "drained by ana: new memory".to_owned(),
+            power: "mains".to_owned(),
+            ..Workstation::default()
+        };
+        let text = narrow(&one, 30, jiff::Timestamp::UNIX_EPOCH);
+        assert_eq!(text, "7 lab-7 draining, never, –\n    drained by ana: new memory\n    power: mains\n");
+        assert!(text.lines().all(|line| line.chars().count() <= 30));
+    }
+
+    #[test]
+    fn speeds_are_of_a_useful_time() {
+        let cases = [(12_345.6, "12,345/s"), (3.21, "3.2/s"), (0.5, "30/min"), (0.01, "36/h"), (0.0001, "8.6/day")];
+        for (problems_per_second, expected) in cases {
+            let measured = WorkstationSpeed { problems_per_second, ..WorkstationSpeed::default() };
+            assert_eq!(speed(Some(&measured)), expected);
+        }
+        assert_eq!(speed(None), "–");
+        let endless = WorkstationSpeed { problems_per_second: f64::INFINITY, ..WorkstationSpeed::default() };
+        assert_eq!(speed(Some(&endless)), "–");
+    }
+
+    #[test]
+    fn what_is_the_same_of_all_is_said_once() {
+        let one = |id: i64, power: &str, version: &str| Workstation {
+            workstation_id: id,
+            hostname: format!("pc{id}"),
+            state: WorkstationState::Waiting.into(),
+            reason: "no work for it".to_owned(),
+            idle_source: "evdev".to_owned(),
+            power: power.to_owned(),
+            agent_version: version.to_owned(),
+            ..Workstation::default()
+        };
+        let text = table(&[one(1, "mains", "0.1.0"), one(2, "battery", "0.1.0")], true, jiff::Timestamp::UNIX_EPOCH);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].contains("POWER") && !lines[0].contains("AGENT") && !lines[0].contains("IDLE"), "{text}");
+        assert!(lines[2].contains("battery"), "{text}");
+        assert_eq!(lines[4], "idle by: evdev; agent: 0.1.0");
     }
 
     #[test]

@@ -439,13 +439,20 @@ async fn a_farm_is_looked_at_and_drained() -> Test {
         }
         farm.json(line).await?;
     }
-    assert_eq!(farm.json("workstations").await?["workstations"][0]["reason"], json!("crunches what it holds"));
+    let one = farm.json("workstations").await?["workstations"][0].clone();
+    assert_eq!((&one["reason"], &one["idle_source"]), (&json!("crunches what it holds"), &json!("unattended")));
+    assert!(farm.ends(0, "workstations").await?.contains("crunches "), "of which job");
+    assert_eq!(farm.json("workstations pc*,1").await?["workstations"][0]["hostname"], json!("pc1"));
+    farm.ends(4, "workstations lab-*").await?;
 
     assert!(farm.ends(0, "drain pc1").await?.contains("workstation 1 (pc1) is draining: drained by an administrator"));
     farm.until("select count(*) from pcfarm.checkout where ended_at is null", 0).await?;
     let since = farm.json("workstations").await?["workstations"][0]["since"].clone();
-    assert_eq!(farm.json("drain 1").await?["since"], since, "drained already");
-    assert!(farm.ends(0, "explain workstation 1").await?.contains("`pcfarm drain 1 --undo`"));
+    let again = farm.json("drain 1 --reason fan").await?["workstations"][0].clone();
+    assert_eq!(again["since"], since, "drained already");
+    assert_eq!((&again["drained"]["by"], &again["drained"]["why"]), (&json!("an administrator"), &json!("fan")));
+    assert_eq!(again["reason"], json!("drained by an administrator: fan"));
+    assert!(farm.ends(0, "explain workstation 1").await?.contains("`pcfarm undrain 1`"));
     let undone = farm.ends(0, "drain pc1 --undo").await?;
     assert_eq!(undone, "workstation 1 (pc1) is waiting: no work for it\n");
 
@@ -455,7 +462,7 @@ async fn a_farm_is_looked_at_and_drained() -> Test {
     let suspend = "update pcfarm.workstation set state = 'suspended', reason = 'in use', drain = $1, since = 'epoch'";
     for drained in [false, true] {
         farm.sql.execute(suspend, &[&drained]).await?;
-        let undone = farm.json("drain pc1 --undo").await?;
+        let undone = farm.json("drain pc1 --undo").await?["workstations"][0].clone();
         assert_eq!((&undone["state"], &undone["reason"]), (&json!("suspended"), &json!("in use")));
         assert_eq!(undone["since"], json!("1970-01-01T00:00:00Z"));
     }

@@ -247,7 +247,30 @@ async fn every_resource_is_there() -> Result<()> {
     let path = format!("/api/v1/workstations/{}", text(&found, "workstation_id")?);
     let drained = client.send("PUT", &format!("{path}/drain"), &[], Some(Vec::new())).await?.is(200)?.json()?;
     ensure!(drained["state"] == "draining", "{drained}");
+    let drained = &drained["drained"];
+    ensure!(drained["by"] == "an administrator" && drained["deadline"].is_null(), "{drained}");
     client.send("DELETE", &format!("{path}/drain"), &[], None).await?.is(200)?;
+    let with = format!("{path}/drain?reason=fan&deadline_seconds=600");
+    let drained = client.send("PUT", &with, &[], None).await?.is(200)?.json()?;
+    ensure!(drained["drained"]["why"] == "fan" && drained["drained"]["deadline"].is_string(), "{drained}");
+    let ids = json!([found["workstation_id"]]);
+    let all = |more: Value| {
+        let mut body = json!({"workstation_ids": ids});
+        body.as_object_mut().into_iter().for_each(|body| body.extend(more.as_object().cloned().unwrap_or_default()));
+        body
+    };
+    let path_of = |verb: &str| format!("/api/v1/workstations/{verb}");
+    let undrained = client.json("POST", &path_of("undrain"), all(json!({}))).await?.is(200)?.json()?;
+    ensure!(undrained["items"][0]["drained"].is_null(), "{undrained}");
+    let drained = client.json("POST", &path_of("drain"), all(json!({"reason": "moving"}))).await?.is(200)?.json()?;
+    ensure!(drained["items"][0]["drained"]["why"] == "moving", "{drained}");
+    client.json("POST", &path_of("undrain"), all(json!({}))).await?.is(200)?;
+    let noted = client.json("POST", &path_of("note"), all(json!({"note": "in the cellar"}))).await?.is(200)?.json()?;
+    ensure!(noted["items"][0]["note"] == "in the cellar", "{noted}");
+    client.json("POST", &path_of("note"), json!({"workstation_ids": ["77"], "note": ""})).await?.is(404)?;
+    client.json("POST", &path_of("note"), json!({"workstation_ids": [], "note": ""})).await?.is(422)?;
+    client.json("POST", &path_of("forget"), all(json!({}))).await?.is(409)?;
+    client.json("POST", &path_of("forget"), json!({"workstation_ids": ["77"]})).await?.is(404)?;
     ensure!(client.get(&format!("{path}/explain")).await?.is(200)?.json()?["reasons"].is_array());
     client.json("PATCH", "/api/v1/hosts/pc1/selection", json!({"labels": ["big"]})).await?.is(204)?;
     client.get("/api/v1/slots").await?.is(200)?;

@@ -28,7 +28,11 @@ async fn what_is_shown_fits_and_is_harmless() -> Test {
         "job show 1",
         "workstations",
         "problems 1 --state in_progress",
+        "workstations all",
         "drain pc1",
+        "drain all --yes --reason moving",
+        "note fan all",
+        "forget all --yes",
         "explain job 7",
         "explain workstation pc1",
         "events",
@@ -69,7 +73,7 @@ async fn json_has_ids_as_strings_and_all_pages() -> Test {
     assert_eq!(some["problems"][0]["payload"]["x"], 1.1);
     let drained = farm.run(&["drain", "pc1", "-o", "json"]).await?;
     let drained: serde_json::Value = serde_json::from_str(&drained.stdout)?;
-    assert_eq!(drained["state"], "draining");
+    assert_eq!(drained["workstations"][0]["state"], "draining");
     Ok(())
 }
 
@@ -83,12 +87,41 @@ async fn refusals_have_exit_codes_and_words() -> Test {
         ("job create n --type unknown", 4, "error: creating job `n`: there is no job type 'unknown'\n"),
         ("drain nowhere", 4, "error: no workstation is called `nowhere`; `pcfarm workstations --all` lists them\n"),
         ("drain twin", 2, "error: several workstations are called `twin`: name one by its id, 2 or 3\n"),
+        ("drain lab-*", 4, "error: no workstation's host name is like `lab-*`\n"),
+        ("workstations 5-9", 4, "error: there is no workstation with an id from 5 to 9\n"),
+        (
+            "drain 1-3",
+            2,
+            "3 workstations: pc1, twin, twin\nerror: this would drain 3 workstations: pc1, twin, twin: if that is meant, say \
+             --yes\n",
+        ),
+        ("forget pc1", 2, "error: this would forget 1 workstation: pc1, for good: if that is meant, say --yes\n"),
         ("top -o json", 2, "error: top is for people; `pcfarm status --output json` is for programs\n"),
     ];
     for (line, code, words) in cases {
         let ran = farm.run(&line.split(' ').collect::<Vec<_>>()).await?;
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(code), words), "{line}");
     }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_are_drained_by_one_call() -> Test {
+    let farm = Farm::start().await?;
+    let ran = farm.run(&["drain", "tw*,1", "2-3", "--deadline", "10m", "--reason", "moving", "--yes"]).await?;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(ran.stderr, "3 workstations: pc1, twin, twin\n");
+    assert_eq!(farm.run(&["drain", "pc1", "--now"]).await?.code, Some(0));
+    assert_eq!(farm.run(&["undrain", "all"]).await?.code, Some(0));
+    let drains = farm.state.drains.lock().expect("no test panics with it").clone();
+    let told: Vec<_> = drains
+        .iter()
+        .map(|drain| (drain.workstation_ids.as_slice(), drain.undo, drain.deadline.map(|deadline| deadline.seconds)))
+        .collect();
+    let expected: [(&[i64], bool, Option<i64>); 3] =
+        [(&[1, 2, 3], false, Some(600)), (&[1], false, Some(0)), (&[1, 2, 3, 4], true, None)];
+    assert_eq!(told, expected);
+    assert_eq!(drains[0].reason, "moving");
     Ok(())
 }
 

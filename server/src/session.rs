@@ -23,6 +23,9 @@ const CREDIT_LIMIT: u32 = 64;
 /// Messages that wait to be written to one agent. Checkouts are bounded by credit; this bounds everything.
 pub const OUTGOING_LIMIT: usize = 256;
 
+/// A speed that differs by less is not written down anew.
+const SPEED_CHANGE: f64 = 0.1;
+
 pub type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
 
 /// An agent's connection.
@@ -78,6 +81,19 @@ struct Chosen {
     largest_problem: Option<u64>,
 }
 
+/// What follows for a session from what an administrator wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    AsBefore,
+    /// It takes no more, or for another reason than it was told.
+    Finishes,
+    /// What it has not finished is to go back now.
+    GivesBack,
+    /// It was told so then.
+    OverSince(Instant),
+    Undone,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     at: Instant,
@@ -103,6 +119,10 @@ struct State {
     leaving: bool,
     /// An administrator wants it to stop.
     drained: bool,
+    /// Why, as its agent was told.
+    drain_reason: String,
+    /// Since when its agent was told that the time for what it holds is over.
+    drain_is_over: Option<Instant>,
     heard: Instant,
     /// Marked in the database as not heard.
     silent: bool,
@@ -118,6 +138,9 @@ struct State {
     /// Results so far of checkouts that are not finished, and the cores' time that they took.
     measuring: HashMap<CheckoutId, (usize, Duration)>,
     speeds: HashMap<String, Speed>,
+    /// What it solved last, and what has been written down of that.
+    newest_speed: Option<(String, f64)>,
+    noted_speed: Option<(String, f64)>,
 }
 
 impl Selecting {
@@ -213,6 +236,8 @@ impl Session {
                 suspended: hello.state() == v1::WorkstationState::Suspended,
                 leaving: hello.state() == v1::WorkstationState::Draining,
                 drained: connection.drain,
+                drain_reason: connection.drain_reason.clone(),
+                drain_is_over: None,
                 heard: Instant::now(),
                 silent: false,
                 sequence: 0,
@@ -222,6 +247,8 @@ impl Session {
                 reported: None,
                 measuring: HashMap::new(),
                 speeds: HashMap::new(),
+                newest_speed: None,
+                noted_speed: None,
             }),
         }
     }
@@ -351,9 +378,27 @@ impl Session {
         self.state().leaving = leaving;
     }
 
-    /// True if that is a change.
-    pub fn set_drained(&self, drained: bool) -> bool {
-        std::mem::replace(&mut self.state().drained, drained) != drained
+    /// Takes note of what an administrator wants. `left`: the time that is left for what it holds, in seconds, if that is to end.
+    pub fn set_drained(&self, drained: bool, reason: &str, left: Option<f64>) -> Drained {
+        let mut state = self.state();
+        let was = std::mem::replace(&mut state.drained, drained);
+        if !drained {
+            return if was { Drained::Undone } else { Drained::AsBefore };
+        }
+        if left.is_some_and(|left| left <= 0.0) {
+            let before = state.drain_is_over;
+            let since = *state.drain_is_over.get_or_insert_with(Instant::now);
+            return if before.is_none() { Drained::GivesBack } else { Drained::OverSince(since) };
+        }
+        if state.drain_is_over.take().is_some() {
+            // It was given more time: what it gave back is gone, and it holds nothing that this would help.
+            state.drain_reason.clear();
+        }
+        if was && state.drain_reason == reason {
+            return Drained::AsBefore;
+        }
+        reason.clone_into(&mut state.drain_reason);
+        Drained::Finishes
     }
 
     /// Checkouts in its hands or on their way.
@@ -464,7 +509,21 @@ impl Session {
         let before = state.speeds.get(job_type).copied();
         if let Some(speed) = size::updated(before, problems, busy, self.cores) {
             state.speeds.insert(job_type.to_owned(), speed);
+            state.newest_speed = Some((job_type.to_owned(), speed.problems_per_second));
         }
+    }
+
+    /// What it solved last and how fast, if that is another job type, or a tenth faster or slower, than what was taken before.
+    pub fn take_speed(&self) -> Option<(String, f64)> {
+        let mut state = self.state();
+        let (job_type, rate) = state.newest_speed.as_ref()?;
+        let same = |(of, noted): &(String, f64)| of == job_type && (rate / noted - 1.0).abs() < SPEED_CHANGE;
+        if state.noted_speed.as_ref().is_some_and(same) {
+            return None;
+        }
+        let changed = state.newest_speed.clone();
+        state.noted_speed.clone_from(&changed);
+        changed
     }
 
     /// Ends the connection with a reason for the agent.
@@ -472,5 +531,56 @@ impl Session {
         // A full queue means that the agent does not read: it will notice the end by itself.
         drop(self.out.try_send(Err(status)));
         self.ended.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(drained: bool) -> Session {
+        let connection = Connection {
+            workstation_id: WorkstationId(1),
+            session: 1,
+            drain: drained,
+            drain_reason: if drained { "fan".to_owned() } else { String::new() },
+            same_instance: false,
+            was_dead: false,
+            selection: None,
+            slots: Vec::new(),
+        };
+        Session::new(&connection, &v1::Hello::default(), None, mpsc::channel(1).0, CancellationToken::new())
+    }
+
+    #[test]
+    fn a_drain_is_told_once_and_ended_when_its_time_is_over() {
+        let one = session(false);
+        assert_eq!(one.set_drained(false, "", None), Drained::AsBefore);
+        assert_eq!(one.set_drained(true, "fan", Some(5.0)), Drained::Finishes);
+        assert_eq!(one.set_drained(true, "fan", Some(4.0)), Drained::AsBefore);
+        assert_eq!(one.set_drained(true, "disk", Some(3.0)), Drained::Finishes);
+        assert_eq!(one.set_drained(true, "disk", Some(0.0)), Drained::GivesBack);
+        let Drained::OverSince(since) = one.set_drained(true, "disk", Some(-1.0)) else { panic!("it was told") };
+        assert_eq!(one.set_drained(true, "disk", Some(-2.0)), Drained::OverSince(since));
+        // Somebody gives it more time.
+        assert_eq!(one.set_drained(true, "disk", None), Drained::Finishes);
+        assert_eq!(one.set_drained(false, "", None), Drained::Undone);
+        // One that comes drained has been told why, but not that its time is over.
+        assert_eq!(session(true).set_drained(true, "fan", None), Drained::AsBefore);
+        assert_eq!(session(true).set_drained(true, "fan", Some(-9.0)), Drained::GivesBack);
+    }
+
+    #[test]
+    fn a_speed_is_news_if_it_is_another() {
+        let one = session(false);
+        let solve = |job_type: &str, problems: usize| {
+            one.measured(CheckoutId(1), job_type, problems, Duration::from_secs(1), true);
+            one.take_speed()
+        };
+        assert_eq!(one.take_speed(), None);
+        assert_eq!(solve("a", 100), Some(("a".to_owned(), 100.0)));
+        assert_eq!(solve("a", 105), None);
+        assert_eq!(solve("b", 100), Some(("b".to_owned(), 100.0)));
+        assert_eq!(solve("b", 200), Some(("b".to_owned(), 150.0)));
     }
 }

@@ -5,7 +5,7 @@ use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{JobId, LaneId};
-use pcfarm_sql::{files, profiles, upkeep};
+use pcfarm_sql::{files, fleet, profiles, upkeep};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -95,6 +95,12 @@ async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
         memory.analyzed = newest;
     }
     upkeep::note_nowhere(&*client).await.context("looking for jobs that nothing can run")?;
+    let quarantined =
+        fleet::quarantine(&*client).await.context("looking for workstations that fail what others solve")?;
+    if quarantined > 0 {
+        warn!(quarantined, "workstations that fail what others solve were quarantined");
+    }
+    note_speeds(farm, &client).await.context("noting speeds")?;
     profiles::sample_signals(&client).await.context("sampling signals")?;
     profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
     for _ in 0..FORGET_STEPS {
@@ -116,6 +122,16 @@ async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// For people: of its own workstations, those whose speed has changed. What is lost is measured again.
+async fn note_speeds(farm: &Farm, client: &deadpool_postgres::Object) -> Result<(), tokio_postgres::Error> {
+    let sessions = farm.sessions();
+    let speed = |session: &Arc<crate::session::Session>| {
+        session.take_speed().map(|(job_type, rate)| (session.workstation_id, job_type, rate))
+    };
+    let changed: Vec<_> = sessions.iter().filter_map(speed).collect();
+    if changed.is_empty() { Ok(()) } else { fleet::note_speeds(client, &changed).await }
 }
 
 /// Recycles every second; of several servers one does it at a time. A task of its own, so that what blocks it blocks

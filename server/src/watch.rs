@@ -4,6 +4,7 @@
 
 use crate::dispatch;
 use crate::farm::Farm;
+use crate::session::{Drained, Session};
 use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
@@ -36,6 +37,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(5);
 const LOOK_PAUSE_FACTOR: u32 = 10;
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long an agent has to give back what it holds once its time is over.
+const GIVE_BACK_WAIT: Duration = Duration::from_secs(10);
+
+/// A deadline is looked at so long after it.
+const DRAIN_MARGIN: Duration = Duration::from_millis(20);
 
 /// Pulses until the server stops.
 pub async fn pulse(farm: Arc<Farm>) {
@@ -115,28 +122,32 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool) -> anyhow::Result<()>
 pub async fn sessions(farm: Arc<Farm>) {
     let mut tick = tokio::time::interval(LOOK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut next = None;
     loop {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
             _ = tick.tick() => {}
             () = farm.look_at_sessions.notified() => {}
+            () = tokio::time::sleep(next.unwrap_or(LOOK)), if next.is_some() => {}
         }
         let began = Instant::now();
-        if let Err(error) = look(&farm).await {
+        next = look(&farm).await.unwrap_or_else(|error| {
             warn!(error = format!("{error:#}"), "looking after sessions failed: trying again");
-        }
+            None
+        });
         let pause = (began.elapsed() * LOOK_PAUSE_FACTOR).min(LOOK_PAUSE);
         farm.stopping.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 }
 
-async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
+/// Returns when to look again, if that is before it would be anyway.
+async fn look(farm: &Arc<Farm>) -> anyhow::Result<Option<Duration>> {
     let sessions = farm.sessions();
     farm.reload_job_types().await.context("reading the job types")?;
     mark_unconnected(farm, &sessions).await?;
     farm.forget_strangers();
     if sessions.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let client = farm.pool.get().await.context("getting a connection")?;
     let mut owners: HashMap<CheckoutId, WorkstationId> = HashMap::new();
@@ -158,13 +169,14 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
         }
     }
     look_at_credentials(&client, &sessions).await?;
-    look_at_rows(farm, &client, &sessions).await?;
-    take_back_unreceived(farm, &client, &sessions).await
+    let next = look_at_rows(farm, &client, &sessions).await?;
+    take_back_unreceived(farm, &client, &sessions).await?;
+    Ok(next)
 }
 
 /// Workstations whose rows name this server but that are not connected to it: their end could not be written down when
 /// it came, and nobody else looks after them.
-async fn mark_unconnected(farm: &Farm, sessions: &[Arc<crate::session::Session>]) -> anyhow::Result<()> {
+async fn mark_unconnected(farm: &Farm, sessions: &[Arc<Session>]) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     let connected: Vec<WorkstationId> = sessions.iter().map(|s| s.workstation_id).collect();
     let grace = farm.rhythm.heartbeat * 2;
@@ -175,12 +187,9 @@ async fn mark_unconnected(farm: &Farm, sessions: &[Arc<crate::session::Session>]
 
 /// Cuts off workstations whose certificates are worth nothing any more, and ends connections that have outlived theirs: who
 /// has renewed it connects again.
-async fn look_at_credentials(
-    client: &deadpool_postgres::Object,
-    sessions: &[Arc<crate::session::Session>],
-) -> anyhow::Result<()> {
+async fn look_at_credentials(client: &deadpool_postgres::Object, sessions: &[Arc<Session>]) -> anyhow::Result<()> {
     let now = SystemTime::now();
-    let mut by_identity: HashMap<Uuid, Vec<&Arc<crate::session::Session>>> = HashMap::new();
+    let mut by_identity: HashMap<Uuid, Vec<&Arc<Session>>> = HashMap::new();
     for session in sessions {
         match session.credential {
             Some((_, until)) if until <= now => {
@@ -203,13 +212,17 @@ async fn look_at_credentials(
     Ok(())
 }
 
+/// Returns how long it is until the next one's time to finish is over, if that is before the next look.
 async fn look_at_rows(
     farm: &Farm,
     client: &deadpool_postgres::Object,
-    sessions: &[Arc<crate::session::Session>],
-) -> anyhow::Result<()> {
+    sessions: &[Arc<Session>],
+) -> anyhow::Result<Option<Duration>> {
     let ids: Vec<WorkstationId> = sessions.iter().map(|s| s.workstation_id).collect();
+    let mut known = HashSet::new();
+    let mut next = f64::INFINITY;
     for row in presence::session_states(client, &ids).await.context("reading the workstations' rows")? {
+        known.insert(row.workstation_id);
         let Some(session) = farm.session(row.workstation_id) else { continue };
         tell_slots(&session, &row.slots);
         if row.session > session.number {
@@ -220,22 +233,58 @@ async fn look_at_rows(
         } else if session.select(row.selection.as_ref()) {
             info!(workstation_id = %row.workstation_id, "selection changed");
             drop(farm.dispatcher.try_send(dispatch::Event::Selection));
-        } else if session.set_drained(row.drain) {
-            info!(workstation_id = %row.workstation_id, drain = row.drain, "drain changed");
-            if row.drain {
-                let drain = v1::Drain { reason: "drained by an administrator".to_owned() };
-                let message = v1::ServerMessage { message: Some(server_message::Message::Drain(drain)) };
-                drop(session.out.try_send(Ok(message)));
-            } else {
-                session.end(Status::unavailable("the drain is over: connect again"));
+        } else {
+            let drained = session.set_drained(row.drain, &row.drain_reason, row.drain_left);
+            look_at_drain(farm, client, &session, &row, drained).await?;
+            next = next.min(row.drain_left.filter(|left| *left > 0.0).unwrap_or(f64::INFINITY));
+        }
+    }
+    for session in sessions.iter().filter(|session| !known.contains(&session.workstation_id)) {
+        session.end(Status::unavailable("this workstation was forgotten by an administrator: connect again"));
+    }
+    // A little later: it must have passed by the database's clock.
+    Ok((next < LOOK.as_secs_f64()).then(|| Duration::from_secs_f64(next) + DRAIN_MARGIN))
+}
+
+async fn look_at_drain(
+    farm: &Farm,
+    client: &deadpool_postgres::Object,
+    session: &Session,
+    row: &presence::SessionState,
+    drained: Drained,
+) -> anyhow::Result<()> {
+    let tell = |give_back| {
+        info!(workstation_id = %row.workstation_id, give_back, row.drain_reason, "draining");
+        let drain = v1::Drain { reason: row.drain_reason.clone(), give_back };
+        let message = v1::ServerMessage { message: Some(server_message::Message::Drain(drain)) };
+        if session.out.try_send(Ok(message)).is_err() {
+            session.end(Status::resource_exhausted("the agent does not read"));
+        }
+    };
+    match drained {
+        Drained::AsBefore => {}
+        Drained::Finishes => tell(false),
+        Drained::GivesBack => tell(true),
+        Drained::OverSince(told) if told.elapsed() > GIVE_BACK_WAIT && session.holds() > 0 => {
+            // It did not hear, or is of a version that does not know: then without its word, at no cost either. It is told
+            // by the next look.
+            for closed in checkout::close(&**client, &session.held(), Closing::Unreceived, &row.drain_reason).await? {
+                warn!(checkout_id = %closed.checkout_id, workstation_id = %closed.workstation_id,
+                    requeued = closed.requeued, "taken back: its workstation is drained, and did not give it back");
+                farm.forget(closed.checkout_id);
             }
+        }
+        Drained::OverSince(_) => {}
+        Drained::Undone => {
+            info!(workstation_id = %row.workstation_id, "the drain is over");
+            session.end(Status::unavailable("the drain is over: connect again"));
         }
     }
     Ok(())
 }
 
 /// Tells an agent what it is to run beside this session, if that has changed.
-fn tell_slots(session: &crate::session::Session, slots: &[String]) {
+fn tell_slots(session: &Session, slots: &[String]) {
     if session.set_slots(slots) {
         let slots = v1::Slots { names: slots.to_vec() };
         let message = v1::ServerMessage { message: Some(server_message::Message::Slots(slots)) };
@@ -249,7 +298,7 @@ fn tell_slots(session: &crate::session::Session, slots: &[String]) {
 async fn take_back_unreceived(
     farm: &Farm,
     client: &deadpool_postgres::Object,
-    sessions: &[Arc<crate::session::Session>],
+    sessions: &[Arc<Session>],
 ) -> anyhow::Result<()> {
     let grace = farm.rhythm.heartbeat * 2;
     let ids: Vec<WorkstationId> = sessions.iter().map(|s| s.workstation_id).collect();

@@ -225,9 +225,12 @@ create table pcfarm.requeued (
     grouped     boolean not null,
     message     text,
     requeued_at timestamptz not null default clock_timestamp(),
+    -- The workstation on which it failed; null: it came back for another reason.
+    failed_on   bigint,
     primary key (job_id, lane_id, batch_order, problem_id)
 );
 create index requeued_by_problem on pcfarm.requeued (job_id, problem_id, batch_order desc);
+create index requeued_failed on pcfarm.requeued (requeued_at) where failed_on is not null;
 
 -- What may not be handed out yet: problems that were loaded with a time of theirs, and failed ones between attempts. When
 -- they are due they go to their retry lanes, many at a time.
@@ -242,6 +245,7 @@ create table pcfarm.delayed (
     alone      boolean not null default false,
     grouped    boolean not null,
     message    text,
+    failed_on  bigint,
     primary key (job_id, problem_id)
 );
 create index delayed_by_due on pcfarm.delayed (due_at);
@@ -291,17 +295,56 @@ create table pcfarm.workstation (
                    check (state in ('waiting', 'suspended', 'draining', 'dead')),
     since          timestamptz not null default clock_timestamp(),
     reason         text not null default '',
+    -- To be drained: by whom, since when, why, and when what is not finished is given back. While it is dead, too.
     drain          boolean not null default false,
+    drained_by     text,
+    drained_since  timestamptz,
+    drained_why    text not null default '',
+    drain_deadline timestamptz,
+    -- What it failed that others solved, if that is why it is drained: {"job_type", "problems": how many, "evidence": [{"job_id",
+    -- "problem_id", "message", "solved_on"}, …]: some of them}. What was before trusted_since is not held against it.
+    quarantine     jsonb,
+    trusted_since  timestamptz,
+    -- What administrators want to remember about it.
+    note           text not null default '',
+    -- What its agent tells by that nobody is there, in words, and what it runs on: mains, battery; empty: it has not said.
+    idle_source    text not null default '',
+    power          text not null default '',
     -- The connection that speaks for it: what was handed out to an older one comes back as never received.
     session        bigint not null,
     server_id      bigint not null,
     -- Set by its server when it stops hearing it; null while it is heard.
     silent_since   timestamptz,
     registered_at  timestamptz not null default clock_timestamp(),
-    connected_at   timestamptz not null default clock_timestamp()
+    connected_at   timestamptz not null default clock_timestamp(),
+    constraint no_deadline_without_drain check (drain or drain_deadline is null),
+    constraint quarantined_is_drained check (drain or quarantine is null),
+    constraint note_at_most_1000 check (length(note) <= 1000),
+    constraint drain_reason_at_most_200 check (length(drained_why) <= 200)
 );
 create index workstation_not_dead on pcfarm.workstation (workstation_id) where state <> 'dead';
 create index workstation_dead on pcfarm.workstation (workstation_id) where state = 'dead';
+
+-- How fast a workstation was when it was measured last. Apart from its row: servers write those that have changed, all of
+-- their own with one statement, every few seconds.
+create table pcfarm.workstation_speed (
+    workstation_id      bigint primary key,
+    job_type            text not null,
+    problems_per_second double precision not null,
+    measured_at         timestamptz not null default clock_timestamp()
+) with (fillfactor = 50);
+
+-- Workstations that are gone for good, so that what they did still has a name.
+create table pcfarm.forgotten_workstation (
+    workstation_id bigint primary key,
+    identity       uuid not null,
+    hostname       text not null,
+    note           text not null,
+    registered_at  timestamptz not null,
+    forgotten_at   timestamptz not null default clock_timestamp(),
+    forgotten_by   name not null default pcfarm.acting_user()
+);
+create index forgotten_workstation_by_time on pcfarm.forgotten_workstation (forgotten_at);
 
 -- Checkouts -------------------------------------------------------------------------------------------------
 --
@@ -381,6 +424,8 @@ create table pcfarm.failed_attempt (
     checkout_id bigint not null,
     problem_id  bigint not null,
     message     text not null,
+    -- It was solved, and what it was to be stored with or into failed: no fault of a workstation.
+    when_stored boolean not null default false,
     primary key (job_id, checkout_id, problem_id)
 );
 

@@ -357,8 +357,8 @@ begin
     using unnest(failures) f
     where take_back_stored.attempts[f.place] + 1 < max_attempts
         and r.job_id = jobs[positions[f.place]] and r.problem_id = problem_ids[f.place];
-    insert into pcfarm.failed_attempt (job_id, checkout_id, problem_id, message)
-    select jobs[positions[f.place]], checkout_ids[positions[f.place]], problem_ids[f.place], f.message
+    insert into pcfarm.failed_attempt (job_id, checkout_id, problem_id, message, when_stored)
+    select jobs[positions[f.place]], checkout_ids[positions[f.place]], problem_ids[f.place], f.message, true
     from unnest(failures) f
     where take_back_stored.attempts[f.place] + 1 < max_attempts
     on conflict do nothing;
@@ -411,7 +411,12 @@ begin
         join pcfarm.job j on j.job_id = c.job_id
         where c.checkout_id = any (closed)),
     left_over as materialized (
-        select h.*, c.job_type, c.retry_lane, c.max_attempts, c.retry_delay, c.retry_delay_limit, c.cancelled, hl.grouped, f.message,
+        select h.*, c.job_type, c.retry_lane, c.retry_delay, c.retry_delay_limit, c.cancelled, hl.grouped,
+            -- One that fails wherever it goes has no attempt left.
+            case when e.is_its_fault then 1 else c.max_attempts end as max_attempts,
+            case when e.is_its_fault then format('failed on %s workstations, the last time: %s', e.workstations, f.message)
+                else f.message end as message,
+            case when f.message is not null and not f.when_stored then c.workstation_id end as failed_on,
             f.message is null and how = 'lost' as was_lost,
             c.problems = 1 and h.alone as was_alone,
             -- Run one by one: the first that is left was the one being run.
@@ -425,9 +430,19 @@ begin
         cross join lateral (
             select l.grouped from pcfarm.lane l where l.job_id = h.job_id and l.lane_id = h.home_lane offset 0) hl
         left join lateral (
-            select f.message from pcfarm.failed_attempt f
+            select f.message, f.when_stored from pcfarm.failed_attempt f
             where f.job_id = h.job_id and f.checkout_id = h.checkout_id and f.problem_id = h.problem_id
-            offset 0) f on true),
+            offset 0) f on true
+        left join lateral (
+            select k.workstations, k.workstations >= (select a.blame_after from pcfarm.farm a) as is_its_fault
+            from (
+                select count(distinct q.failed_on) + 1 as workstations from pcfarm.requeued q
+                where f.message is not null and not f.when_stored and h.came_back
+                    and q.job_id = h.job_id and q.problem_id = h.problem_id and q.failed_on <> c.workstation_id
+                    -- Since somebody gave it fresh attempts, if somebody did.
+                    and q.batch_order > coalesce((
+                        select max(n.batch_order) from pcfarm.requeued n
+                        where n.job_id = h.job_id and n.problem_id = h.problem_id and n.attempts = 0), -1)) k) e on true),
     numbered as (
         select o.*,
             count(*) over (partition by o.checkout_id, o.was_lost) as lost_together,
@@ -472,17 +487,17 @@ begin
         from (select distinct b.job_id, b.retry_lane from coming_back b) l),
     back as (
         insert into pcfarm.requeued as q (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts,
-            losses, alone, grouped, message)
+            losses, alone, grouped, message, failed_on)
         select b.job_id, b.retry_lane, e.base + b.rank - 1, b.problem_id, b.home_lane, b.home_order, b.attempts_now,
-            b.losses_now, b.alone_now, b.grouped, coalesce(b.message, why)
+            b.losses_now, b.alone_now, b.grouped, coalesce(b.message, why), b.failed_on
         from coming_back b join lane_end e on e.job_id = b.job_id and e.retry_lane = b.retry_lane
         -- A cancelled job's problems stay where they are.
         where not b.cancelled and b.due_at is null),
     back_later as (
         insert into pcfarm.delayed as d (job_id, problem_id, due_at, home_lane, home_order, attempts, losses, alone, grouped,
-            message)
+            message, failed_on)
         select b.job_id, b.problem_id, b.due_at, b.home_lane, b.home_order, b.attempts_now, b.losses_now, b.alone_now,
-            b.grouped, coalesce(b.message, why)
+            b.grouped, coalesce(b.message, why), b.failed_on
         from coming_back b
         where not b.cancelled and b.due_at is not null),
     noted as (
@@ -550,9 +565,9 @@ begin
         select l.job_id, l.lane_id, pcfarm.end_of_retry_lane(l.job_id, l.lane_id) as base
         from (select distinct p.job_id, p.lane_id from placed p) l)
     insert into pcfarm.requeued
-        (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped, message)
+        (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped, message, failed_on)
     select p.job_id, p.lane_id, e.base + p.rank, p.problem_id, p.home_lane, p.home_order, p.attempts, p.losses, p.alone,
-        p.grouped, p.message
+        p.grouped, p.message, p.failed_on
     from placed p join lane_end e on e.job_id = p.job_id and e.lane_id = p.lane_id;
     get diagnostics moved = row_count;
     if moved > 0 then

@@ -11,7 +11,11 @@ create table pcfarm.farm (
     -- For users who have none of their own; null: no limit.
     queue_limit      bigint constraint queue_limit_not_negative check (queue_limit >= 0),
     concurrency      bigint constraint concurrency_not_negative check (concurrency >= 0),
-    allocation       integer not null default 1 constraint allocation_range check (allocation between 0 and 1000000)
+    allocation       integer not null default 1 constraint allocation_range check (allocation between 0 and 1000000),
+    -- A workstation is quarantined when it has failed so many problems within an hour that others have solved; null: never.
+    quarantine_after integer default 5 constraint quarantine_after_positive check (quarantine_after > 0),
+    -- A problem that has failed on so many workstations is failed, whatever attempts it has left; null: it has all of them.
+    blame_after      integer default 3 constraint blame_after_range check (blame_after > 1)
 );
 insert into pcfarm.farm default values;
 
@@ -105,14 +109,20 @@ comment on function pcfarm.set_user_job_type is
 create function pcfarm.set_farm(options jsonb)
 returns void language plpgsql as $$
 begin
-    perform pcfarm.check_options(options, array['queue_limit', 'concurrency', 'allocation'], 'farm');
+    perform pcfarm.check_options(options, array['queue_limit', 'concurrency', 'allocation', 'quarantine_after', 'blame_after'],
+        'farm');
     update pcfarm.farm f set
         queue_limit = case when options ? 'queue_limit' then (options ->> 'queue_limit')::bigint else f.queue_limit end,
         concurrency = case when options ? 'concurrency' then (options ->> 'concurrency')::bigint else f.concurrency end,
+        quarantine_after = case when options ? 'quarantine_after' then (options ->> 'quarantine_after')::integer
+            else f.quarantine_after end,
+        blame_after = case when options ? 'blame_after' then (options ->> 'blame_after')::integer else f.blame_after end,
         allocation = coalesce((options ->> 'allocation')::integer, f.allocation);
     perform pg_notify('pcfarm', 'work');
 end $$;
-comment on function pcfarm.set_farm is 'What users have who have nothing of their own: queue_limit, concurrency, allocation.';
+comment on function pcfarm.set_farm is
+    'What users have who have nothing of their own: queue_limit, concurrency, allocation. And when what fails is a workstation''s '
+    'fault, or a problem''s: quarantine_after problems that others solve, blame_after workstations.';
 
 create function pcfarm.set_resource(name text, tokens bigint, description text default '')
 returns void language plpgsql as $$

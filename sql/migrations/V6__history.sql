@@ -39,21 +39,34 @@ create trigger note_state after update on pcfarm.job for each row
 
 create function pcfarm.note_workstation()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    its pcfarm.workstation;
 begin
+    if tg_op = 'DELETE' then
+        its := old;
+    else
+        its := new;
+    end if;
     insert into pcfarm.event (what, workstation_id, subject, details)
     values ('workstation ' || case
             when tg_op = 'INSERT' then 'registered'
+            when tg_op = 'DELETE' then 'forgotten'
+            when new.quarantine is not null and old.quarantine is null then 'quarantined'
+            when old.quarantine is not null and new.quarantine is null then 'released'
             when new.drain and not old.drain then 'drained'
             when old.drain and not new.drain then 'drain undone'
+            when new.note <> old.note then 'note'
             when old.state = 'dead' then 'back'
             else new.state end,
-        new.workstation_id, new.hostname, jsonb_strip_nulls(jsonb_build_object('reason', nullif(new.reason, ''))));
+        its.workstation_id, its.hostname, jsonb_strip_nulls(jsonb_build_object('reason', nullif(its.reason, ''),
+            'why', nullif(its.drained_why, ''), 'deadline', its.drain_deadline, 'note', nullif(its.note, ''), 'quarantine', its.quarantine)));
     return null;
 end $$;
 create trigger note_registration after insert on pcfarm.workstation for each row execute function pcfarm.note_workstation();
 create trigger note_state after update on pcfarm.workstation for each row
-    when (old.state is distinct from new.state or old.drain is distinct from new.drain)
+    when (old.state is distinct from new.state or old.drain is distinct from new.drain or old.note <> new.note)
     execute function pcfarm.note_workstation();
+create trigger note_end after delete on pcfarm.workstation for each row execute function pcfarm.note_workstation();
 
 -- What an administrator has set: what changed, and how. The arguments are what it is called and the column that names it.
 create function pcfarm.note_setting()

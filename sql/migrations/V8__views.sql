@@ -33,8 +33,11 @@ select w.workstation_id, w.hostname,
          when w.state = 'waiting' then 'no work for it' else w.reason end as reason,
     h.job_ids, h.batch_orders, coalesce(h.checkouts, 0) as checkouts, coalesce(h.problems, 0) as problems,
     w.cores, w.memory_bytes, w.system, w.system_name, w.arch, w.gpus, w.programs, w.agent_version, w.controllers, w.labels, z.selection, w.registered_at, w.connected_at,
-    coalesce(w.silent_since, s.heard_at) as last_heard, w.server_id, s.name as server_name
+    coalesce(w.silent_since, s.heard_at) as last_heard, w.server_id, s.name as server_name,
+    w.drain, w.drained_by, w.drained_since, w.drained_why, w.drain_deadline, w.quarantine, w.note, w.idle_source, w.power,
+    v.job_type as speed_job_type, v.problems_per_second, v.measured_at as speed_measured_at
 from pcfarm.workstation w
+left join pcfarm.workstation_speed v on v.workstation_id = w.workstation_id
 left join pcfarm.server s on s.server_id = w.server_id
 left join pcfarm.selection z on z.hostname = w.hostname
 left join lateral (

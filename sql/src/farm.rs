@@ -3,6 +3,7 @@
 
 use crate::checkout::Queries;
 use crate::jobs::reason::{age_of, counted};
+use crate::presence::Signs;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use std::collections::HashMap;
@@ -57,6 +58,48 @@ pub struct Workstation {
     pub last_heard: Option<SystemTime>,
     pub server: Option<String>,
     pub holds: Vec<Held>,
+    pub drained: Option<Drained>,
+    pub quarantine: Option<Quarantine>,
+    /// What administrators want to remember about it.
+    pub note: String,
+    pub signs: Signs,
+    pub speed: Option<Speed>,
+}
+
+/// That an administrator lets it take no more.
+#[derive(Clone, Debug)]
+pub struct Drained {
+    pub by: String,
+    pub since: SystemTime,
+    pub why: String,
+    /// When what is not finished is given back.
+    pub deadline: Option<SystemTime>,
+}
+
+/// What a workstation failed that others solved, as `pcfarm.quarantine_workstations` writes it.
+#[derive(Clone, Debug)]
+pub struct Quarantine {
+    /// Of most of them.
+    pub job_type: String,
+    pub problems: i64,
+    /// Some of them, the newest first.
+    pub evidence: Vec<Evidence>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    pub job_id: i64,
+    pub problem_id: i64,
+    pub message: String,
+    pub solved_on: i64,
+}
+
+/// As it was measured last.
+#[derive(Clone, Debug)]
+pub struct Speed {
+    pub job_type: String,
+    pub problems_per_second: f64,
+    pub measured_at: SystemTime,
 }
 
 /// A live checkout.
@@ -82,8 +125,14 @@ pub async fn workstations(
     read_workstations(client, all, after, limit.min(PAGE_LIMIT), None).await
 }
 
+/// These, in the order of their ids; those that are not there are left out.
+pub async fn workstations_of(client: &ClientWrapper, ids: &[WorkstationId]) -> Result<Vec<Workstation>, Error> {
+    let limit = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+    read_workstations(client, true, WorkstationId(0), limit, Some(ids)).await
+}
+
 pub async fn workstation(client: &ClientWrapper, id: WorkstationId) -> Result<Option<Workstation>, Error> {
-    Ok(read_workstations(client, true, WorkstationId(0), 1, Some(id)).await?.pop())
+    Ok(workstations_of(client, &[id]).await?.pop())
 }
 
 async fn read_workstations(
@@ -91,9 +140,10 @@ async fn read_workstations(
     all: bool,
     after: WorkstationId,
     limit: u32,
-    only: Option<WorkstationId>,
+    only: Option<&[WorkstationId]>,
 ) -> Result<Vec<Workstation>, Error> {
     let statement = include_str!("../queries/workstations.sql");
+    let only: Option<Vec<i64>> = only.map(|ids| ids.iter().map(|id| id.0).collect());
     let rows = client.run(statement, &[&after, &all, &i64::from(limit), &only]).await?;
     let ids: Vec<i64> = rows.iter().map(|row| row.try_get("workstation_id")).collect::<Result<_, _>>()?;
     let mut holds = held_by(client, &ids).await?;
@@ -148,7 +198,47 @@ fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error>
         last_heard: row.try_get("last_heard")?,
         server: row.try_get("server_name")?,
         holds,
+        drained: drained_of_row(row)?,
+        quarantine: quarantine_of_row(row)?,
+        note: row.try_get("note")?,
+        signs: Signs { idle_source: row.try_get("idle_source")?, power: row.try_get("power")? },
+        speed: speed_of_row(row)?,
     })
+}
+
+fn drained_of_row(row: &Row) -> Result<Option<Drained>, Error> {
+    if !row.try_get::<_, bool>("drain")? {
+        return Ok(None);
+    }
+    let by: Option<String> = row.try_get("drained_by")?;
+    Ok(Some(Drained {
+        by: by.unwrap_or_default(),
+        since: row.try_get::<_, Option<SystemTime>>("drained_since")?.map_or_else(|| row.try_get("since"), Ok)?,
+        why: row.try_get("drained_why")?,
+        deadline: row.try_get("drain_deadline")?,
+    }))
+}
+
+fn quarantine_of_row(row: &Row) -> Result<Option<Quarantine>, Error> {
+    let Some(problems) = row.try_get("quarantine_problems")? else { return Ok(None) };
+    let (jobs, problem_ids): (Vec<i64>, Vec<i64>) = (row.try_get("evidence_jobs")?, row.try_get("evidence_problems")?);
+    let (messages, solved_on): (Vec<String>, Vec<i64>) =
+        (row.try_get("evidence_messages")?, row.try_get("evidence_solved_on")?);
+    let evidence = jobs.into_iter().zip(problem_ids).zip(messages.into_iter().zip(solved_on));
+    let evidence = evidence
+        .map(|((job_id, problem_id), (message, solved_on))| Evidence { job_id, problem_id, message, solved_on })
+        .collect();
+    let job_type: Option<String> = row.try_get("quarantine_job_type")?;
+    Ok(Some(Quarantine { job_type: job_type.unwrap_or_default(), problems, evidence }))
+}
+
+fn speed_of_row(row: &Row) -> Result<Option<Speed>, Error> {
+    let Some(job_type) = row.try_get("speed_job_type")? else { return Ok(None) };
+    Ok(Some(Speed {
+        job_type,
+        problems_per_second: row.try_get("problems_per_second")?,
+        measured_at: row.try_get("speed_measured_at")?,
+    }))
 }
 
 /// Where the agent gave none: no state is shown without its reason.
@@ -299,8 +389,20 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
         WorkstationState::Suspended => reasons.push(format!(
             "It has been suspended for {since}: {reason}. It takes work again when that is over; its agent decides."
         )),
+        WorkstationState::Draining if workstation.quarantine.is_some() => {
+            reasons.push(format!(
+                "It has been in quarantine for {since}: {reason}. When what is wrong with it is mended, `pcfarm undrain --release \
+                 {id}` lets it take work again."
+            ));
+            reasons.extend(workstation.quarantine.iter().flat_map(|quarantine| &quarantine.evidence).map(|one| {
+                let Evidence { job_id, problem_id, message, solved_on } = one;
+                format!(
+                    "Problem {problem_id} of job {job_id} failed here ({message}); workstation {solved_on} solved it."
+                )
+            }));
+        }
         WorkstationState::Draining if prospects.drain => reasons.push(format!(
-            "It has been draining for {since}: {reason}. `pcfarm drain {id} --undo` lets it take work again."
+            "It has been draining for {since}: {reason}. `pcfarm undrain {id}` lets it take work again."
         )),
         WorkstationState::Draining => reasons.push(format!(
             "Its agent has been draining for {since}: {reason}. It takes work again when its agent is started anew."
@@ -400,6 +502,11 @@ mod tests {
             selection: None,
             last_heard: None,
             server: None,
+            drained: None,
+            quarantine: None,
+            note: String::new(),
+            signs: Signs::default(),
+            speed: None,
             holds: vec![held; holds as usize],
         }
     }
@@ -410,7 +517,7 @@ mod tests {
         let cases = [
             (WorkstationState::Dead, 0, none(), "dead for 90 s: because"),
             (WorkstationState::Suspended, 0, none(), "suspended for 90 s: because"),
-            (WorkstationState::Draining, 1, Prospects { drain: true, ..none() }, "`pcfarm drain 4 --undo`"),
+            (WorkstationState::Draining, 1, Prospects { drain: true, ..none() }, "`pcfarm undrain 4`"),
             (WorkstationState::Processing, 2, none(), "40 problems in 2 checkouts"),
             (WorkstationState::Processing, 2, none(), "holds up some of its work: because."),
             (WorkstationState::Waiting, 0, Prospects { silent: true, ..none() }, "does not hear it"),

@@ -3,7 +3,7 @@
 //! - where the database is and how to reach it: [`settings`], [`connect`], [`pool`], [`cluster`]
 //! - its schema: [`migrate`]
 //! - handing out: [`lanes`], [`job_types`]; accepting and closing: [`checkout`]
-//! - who works: [`presence`]; what runs now and then: [`upkeep`]
+//! - who works: [`presence`]; what administrators do with many workstations: [`fleet`]; what runs now and then: [`upkeep`]
 //! - what people are told: [`alerts`]; what is to be done when: [`schedules`]
 //! - who may come: [`access`]
 //! - what must hold at every moment: [`checks`]
@@ -15,6 +15,7 @@ pub mod checks;
 pub mod events;
 pub mod farm;
 pub mod files;
+pub mod fleet;
 pub mod job_types;
 pub mod jobs;
 pub mod json;

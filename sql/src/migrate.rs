@@ -17,6 +17,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V11__api", include_str!("../migrations/V11__api.sql")),
     ("V12__files", include_str!("../migrations/V12__files.sql")),
     ("V13__requirements", include_str!("../migrations/V13__requirements.sql")),
+    ("V14__fleet", include_str!("../migrations/V14__fleet.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

@@ -54,6 +54,16 @@ pub struct Introduction {
     pub labels: Vec<String>,
     /// `waiting`, `suspended` or `draining`.
     pub state: &'static str,
+    pub signs: Signs,
+}
+
+/// What an agent says about its workstation's person, for people; empty where it has said nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// What it tells by that nobody is there.
+    pub idle_source: String,
+    /// `mains` or `battery`.
+    pub power: String,
 }
 
 /// A workstation's connection, as registered.
@@ -63,6 +73,8 @@ pub struct Connection {
     /// Grows with every connection; what is done under an older one has no effect on the workstation's row.
     pub session: i64,
     pub drain: bool,
+    /// By whom and why, if it is to be drained.
+    pub drain_reason: String,
     /// The program that spoke for it before is the same run of the same program.
     pub same_instance: bool,
     pub was_dead: bool,
@@ -113,6 +125,8 @@ pub async fn connect(
                 &gpus,
                 &program_positions,
                 &programs,
+                &each(all, |who| who.signs.idle_source.clone()),
+                &each(all, |who| who.signs.power.clone()),
             ],
         )
         .await?;
@@ -122,6 +136,7 @@ pub async fn connect(
                 workstation_id: row.try_get("workstation_id")?,
                 session: row.try_get("session")?,
                 drain: row.try_get("drain")?,
+                drain_reason: row.try_get("drain_reason")?,
                 same_instance: row.try_get("same_instance")?,
                 was_dead: row.try_get("was_dead")?,
                 selection: row.try_get("selection")?,
@@ -180,18 +195,24 @@ pub async fn mark_heard(client: &ClientWrapper, heard: &[(WorkstationId, i64)]) 
     client.run(include_str!("../queries/heard_workstations.sql"), &[&ids, &sessions]).await.map(drop)
 }
 
-/// `state`: `waiting`, `suspended` or `draining`.
+/// What an agent says of itself.
+#[derive(Clone, Debug)]
+pub struct StateChange {
+    /// `waiting`, `suspended` or `draining`.
+    pub state: &'static str,
+    pub reason: String,
+    pub signs: Signs,
+}
+
 pub async fn change_state(
     client: &ClientWrapper,
     workstation_id: WorkstationId,
     session: i64,
-    state: &str,
-    reason: &str,
+    change: &StateChange,
 ) -> Result<(), Error> {
-    client
-        .run(include_str!("../queries/change_workstation_state.sql"), &[&workstation_id, &session, &state, &reason])
-        .await
-        .map(drop)
+    let StateChange { state, reason, signs } = change;
+    let statement = include_str!("../queries/change_workstation_state.sql");
+    client.run(statement, &[&workstation_id, &session, state, reason, &signs.idle_source, &signs.power]).await.map(drop)
 }
 
 /// What became of a workstation in the meantime.
@@ -202,6 +223,10 @@ pub struct SessionState {
     pub session: i64,
     pub dead: bool,
     pub drain: bool,
+    /// By whom and why, if it is to be drained.
+    pub drain_reason: String,
+    /// How long until what it has not finished is to be given back, in seconds; negative: since when. None: it is not.
+    pub drain_left: Option<f64>,
     /// What it may take, as `pcfarm.set_selection` keeps it.
     pub selection: Option<RawJson>,
     /// What its agent is to run beside it.
@@ -221,18 +246,13 @@ pub async fn session_states(
                 session: row.try_get("session")?,
                 dead: row.try_get("dead")?,
                 drain: row.try_get("drain")?,
+                drain_reason: row.try_get("drain_reason")?,
+                drain_left: row.try_get("drain_left")?,
                 selection: row.try_get("selection")?,
                 slots: row.try_get("slots")?,
             })
         })
         .collect()
-}
-
-/// Asks a workstation to finish what it holds and take no more, or takes that back. False: there is none.
-pub async fn drain(client: &ClientWrapper, workstation_id: WorkstationId, on: bool) -> Result<bool, Error> {
-    let rows = client.run(include_str!("../queries/drain_workstation.sql"), &[&workstation_id, &on]).await?;
-    notify(client, "drain").await?;
-    Ok(!rows.is_empty())
 }
 
 /// What workstations of these names may take. `options`: a JSON object, as `pcfarm.set_selection` takes it.

@@ -7,7 +7,7 @@ use pcfarm_sql::jobs::problems::{ProblemState, Wanted, page};
 use pcfarm_sql::jobs::results::Results;
 use pcfarm_sql::jobs::{self, JobState};
 use pcfarm_sql::testing::{TestDatabase, database};
-use pcfarm_sql::{farm, presence};
+use pcfarm_sql::{farm, fleet};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio_postgres::Client;
@@ -318,12 +318,12 @@ async fn the_farm_is_told_in_numbers_and_workstations_by_what_they_hold() {
         told.join("\n")
     };
     assert!(explained().await.contains("20 problems in 1 checkout"));
-    assert!(presence::drain(&client, found[0].workstation_id, true).await.expect("drained"));
-    assert!(explained().await.contains("--undo"));
+    let drained = fleet::drain(&client, &[found[0].workstation_id], &fleet::Drain::default()).await.expect("drained");
+    assert_eq!(drained, Ok(()));
+    assert!(explained().await.contains("`pcfarm undrain"));
     world.client.batch_execute("update pcfarm.workstation set state = 'dead'").await.expect("died");
     assert!(farm::workstations(&client, false, WorkstationId(0), 10).await.expect("listed").is_empty());
     assert!(explained().await.contains("dead for"));
     assert!(farm::workstation(&client, WorkstationId(99)).await.expect("asked").is_none());
-    assert!(!presence::drain(&client, WorkstationId(99), true).await.expect("asked"));
     drop(world.database);
 }

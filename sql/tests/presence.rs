@@ -4,7 +4,7 @@
 mod queue;
 
 use pcfarm_proto::ids::ServerId;
-use pcfarm_sql::presence::{self, Connection, Introduction};
+use pcfarm_sql::presence::{self, Connection, Introduction, Signs};
 use queue::{Queue, backend, queue};
 use uuid::Uuid;
 
@@ -24,6 +24,7 @@ fn introduction(instance: u128) -> Introduction {
         labels: vec!["gpu".to_owned()],
         controllers: vec!["c".to_owned()],
         state: "waiting",
+        signs: Signs { idle_source: "evdev".to_owned(), power: "mains".to_owned() },
     }
 }
 

@@ -66,6 +66,7 @@ struct Driver {
     replace: CancellationToken,
     /// The input that it gives way to, until no core computes.
     giving_way: Option<Moment>,
+    last_input: Option<Moment>,
 }
 
 /// Runs until `stop` is cancelled and what is held has been delivered or given back.
@@ -86,6 +87,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
         desk: setup.desk,
         replace: setup.replace,
         giving_way: None,
+        last_input: None,
     };
     let mut watchdog = setup.watchdog;
     let mut directives = driver.desk.directives();
@@ -146,7 +148,11 @@ impl Driver {
     }
 
     fn direct(&mut self, directive: Directive) {
-        self.giving_way = directive.input.filter(|_| directive.activity != Activity::Work);
+        // Each input is measured once, whatever else is said while it is given way to.
+        let input = directive.input.filter(|_| directive.activity != Activity::Work);
+        if std::mem::replace(&mut self.last_input, input) != input {
+            self.giving_way = input;
+        }
         self.take(Event::Directed(directive));
     }
 

@@ -42,7 +42,7 @@ use pcfarm_proto::{
 use tracing::{debug, info, warn};
 
 use crate::pool::{Batch, Report};
-use crate::presence::Directive;
+use crate::presence::{Directive, Signs};
 use crate::work::{Checkout, CheckoutKey};
 use held::Held;
 use outbox::Outbox;
@@ -167,6 +167,7 @@ pub struct Inventory {
     drain: Drain,
     /// Since the workstation's person is back; none: it may work.
     leaving: Option<leaving::Leaving>,
+    signs: Signs,
     lease: Duration,
     solution_bytes_limit: usize,
     part_bytes_target: usize,
@@ -187,6 +188,8 @@ enum Session {
     /// Hello was sent.
     Greeting {
         since: Duration,
+        /// As Hello has them.
+        signs: Signs,
     },
     Open(Open),
     /// This agent gave it up; its end has not come yet.
@@ -202,6 +205,7 @@ struct Open {
     state_due: Duration,
     /// Why it is in that state, if there is something to say, and when that may change.
     reason: String,
+    signs: Signs,
     reason_due: Duration,
     /// The server knows what it is to be told of intake; and what it was told last is paused.
     takes_intake: bool,
@@ -225,6 +229,10 @@ enum Drain {
     /// The server asked for it.
     Server {
         reason: String,
+        /// The time for what is held is over.
+        over: bool,
+        /// It is to be given back, and has not been yet.
+        gives_back: bool,
     },
     /// The agent must stop.
     Stop {
@@ -243,6 +251,7 @@ impl Inventory {
             contact: Contact { lost_since: Some(now), noted: false, settled_at: None },
             drain: Drain::No,
             leaving: None,
+            signs: Signs::default(),
             lease: LEASE,
             solution_bytes_limit: SOLUTION_BYTES_LIMIT,
             part_bytes_target: PART_BYTES_TARGET,
@@ -277,6 +286,7 @@ impl Inventory {
     pub fn settle(&mut self, now: Duration, revoked_cores: u32) -> Vec<Action> {
         self.notice_absence(now);
         self.end_grace(now);
+        self.end_drain();
         self.give_way(now, revoked_cores);
         self.notice_stuck(now, revoked_cores);
         if matches!(self.session, Session::Open(_)) {
@@ -297,7 +307,7 @@ impl Inventory {
         let mut due = |at: Duration| next = next.min(at);
         match &self.session {
             Session::None | Session::GivenUp => {}
-            Session::Greeting { since } => due(*since + WELCOME_WAIT),
+            Session::Greeting { since, .. } => due(*since + WELCOME_WAIT),
             Session::Open(open) => {
                 due(open.heartbeat_due);
                 if open.state != self.state() {
@@ -308,7 +318,7 @@ impl Inventory {
                 if open.intake_due > now && open.paused != self.to_be_paused(open) {
                     due(open.intake_due);
                 }
-                if open.state == self.state() && open.reason != self.reason() {
+                if open.state == self.state() && (open.reason != self.reason() || open.signs != self.signs) {
                     due(open.reason_due);
                 }
                 if self.outbox.has_room() {
@@ -339,7 +349,8 @@ impl Inventory {
     pub fn wants_pockets_emptied(&mut self, now: Duration) -> bool {
         let last_moment = match self.drain {
             Drain::Stop { since, given_back } => !given_back && now >= since + self.profile.grace,
-            Drain::No | Drain::Server { .. } => false,
+            Drain::Server { gives_back, .. } => gives_back,
+            Drain::No => false,
         };
         let wanted = last_moment || self.lets_go_now() || now >= self.pockets_emptied + PARTIAL_DELIVERY_EVERY;
         if wanted {
@@ -373,17 +384,20 @@ impl Inventory {
             held: self.held.values().map(|held| held_message(held.checkout.key)).collect(),
             state: self.state().into(),
             apart: self.profile.apart.iter().cloned().collect(),
+            idle_source: self.signs.idle_source.clone(),
+            power: self.signs.power.to_owned(),
             ..self.profile.hello.clone()
         };
-        self.session = Session::Greeting { since: now };
+        self.session = Session::Greeting { since: now, signs: self.signs.clone() };
         self.send(Out::Hello(hello));
     }
 
     fn welcomed(&mut self, now: Duration, welcome: v1::Welcome) {
-        if !matches!(self.session, Session::Greeting { .. }) {
+        let Session::Greeting { signs: greeted, .. } = &self.session else {
             warn!("the server says Welcome twice");
             return;
-        }
+        };
+        let greeted = greeted.clone();
         info!(workstation_id = welcome.workstation_id, server_version = welcome.server_version, "welcomed");
         self.lease = duration(welcome.lease).unwrap_or(LEASE);
         self.limit_messages(&welcome);
@@ -398,6 +412,7 @@ impl Inventory {
             state: self.state(),
             state_due: now,
             reason: String::new(),
+            signs: greeted,
             reason_due: now,
             takes_intake: welcome.takes_intake,
             paused: BTreeSet::new(),
@@ -405,7 +420,8 @@ impl Inventory {
             processing_since: None,
             arriving: BTreeMap::new(),
         });
-        self.drained_by_server(welcome.draining.then(|| "it is to be drained".to_owned()));
+        let why = if welcome.drain_reason.is_empty() { "it is to be drained".to_owned() } else { welcome.drain_reason };
+        self.drained_by_server(welcome.draining.then_some(why));
         self.revoke(welcome.revoked);
         self.outbox.resend_all();
     }
@@ -460,7 +476,7 @@ impl Inventory {
     fn give_up_silent_server(&mut self, now: Duration) {
         let silent = match &self.session {
             Session::None | Session::GivenUp => false,
-            Session::Greeting { since } => now >= *since + WELCOME_WAIT,
+            Session::Greeting { since, .. } => now >= *since + WELCOME_WAIT,
             Session::Open(_) => {
                 let wait = self.lease * LEASES_TO_ACKNOWLEDGE;
                 self.outbox.oldest_sent().is_some_and(|sent| now >= sent + wait)
@@ -485,7 +501,12 @@ impl Inventory {
             In::Revoke(revoke) => self.revoke(revoke.revoked),
             // The driver's: they are sessions of their own.
             In::Slots(_) => {}
-            In::Drain(drain) => self.drained_by_server(Some(drain.reason)),
+            In::Drain(drain) => {
+                self.drained_by_server(Some(drain.reason));
+                if let Drain::Server { over, gives_back, .. } = &mut self.drain {
+                    (*over, *gives_back) = (drain.give_back, drain.give_back);
+                }
+            }
         }
     }
 
@@ -524,6 +545,7 @@ impl Inventory {
         let known = self.profile.hello.controllers.iter().any(|name| name == announced(&checkout.controller));
         let refusal = match &self.drain {
             Drain::Stop { .. } => Some("the agent is stopping".to_owned()),
+            Drain::Server { reason, over: true, .. } => Some(reason.clone()),
             Drain::No | Drain::Server { .. } if !known => {
                 Some(format!("the agent has no controller {:?}", checkout.controller))
             }

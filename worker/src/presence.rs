@@ -65,12 +65,22 @@ pub struct Directive {
     pub reason: String,
     /// The input that ended its work, if that was what did.
     pub input: Option<Moment>,
+    pub signs: Signs,
+}
+
+/// What the server is told of the workstation's person, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// What it tells by that nobody is there; empty: nobody watches.
+    pub idle_source: String,
+    /// `mains` or `battery`; empty: unknown, or it does not matter.
+    pub power: &'static str,
 }
 
 impl Directive {
     /// Of an agent that nobody watches.
     pub fn work() -> Directive {
-        Directive { activity: Activity::Work, reason: String::new(), input: None }
+        Directive { activity: Activity::Work, reason: String::new(), input: None, signs: Signs::default() }
     }
 }
 
@@ -134,7 +144,7 @@ impl Presence {
             ended: false,
             looked: clock::awake(),
         };
-        let directives = watch::Sender::new(Directive { activity: Activity::Rest, reason: String::new(), input: None });
+        let directives = watch::Sender::new(Directive { activity: Activity::Rest, ..Directive::work() });
         let policy = settings.policy.clone();
         let shared = Arc::new(Shared {
             policy,
@@ -274,6 +284,15 @@ impl Shared {
         !known.ended
     }
 
+    /// What has changed of these alone is no news for whoever gives way.
+    fn tell_signs(&self, signs: Signs) {
+        self.directives.send_if_modified(|directive| {
+            let is_new = directive.signs != signs;
+            directive.signs = signs;
+            is_new
+        });
+    }
+
     fn look(&self, sources: &mut Sources) {
         let now = clock::now();
         let (helpers, paused) = {
@@ -298,7 +317,7 @@ impl Shared {
             let input = if stopped && by_person { last(&signals) } else { None };
             self.directives.send_if_modified(|directive| {
                 let input = if state.activity == directive.activity { directive.input } else { input };
-                let new = Directive { activity: state.activity, reason, input };
+                let new = Directive { activity: state.activity, reason, input, signs: directive.signs.clone() };
                 let is_new = *directive != new;
                 *directive = new;
                 is_new
@@ -309,6 +328,7 @@ impl Shared {
                 warn!(%error, "history is not kept");
             }
         }
+        self.tell_signs(policy::signs(&self.policy, &signals, now));
         known.signals = Some(signals);
         known.looked = clock::awake();
     }

@@ -69,6 +69,7 @@ pub struct State {
     pub submits: Mutex<Vec<(Submitted, Option<Ended>)>>,
     pub submit_ended: Notify,
     pub looks: Mutex<u32>,
+    pub drains: Mutex<Vec<DrainWorkstationsRequest>>,
 }
 
 #[derive(Clone, Default)]
@@ -298,10 +299,31 @@ impl WorkstationService for Script {
         Ok(Response::new(ListWorkstationsResponse { workstations }))
     }
 
-    async fn drain_workstation(&self, request: Request<DrainWorkstationRequest>) -> Answer<Workstation> {
-        let mut drained = workstation(request.get_ref().workstation_id, "pc1");
-        drained.set_state(WorkstationState::Draining);
-        Ok(Response::new(drained))
+    async fn drain_workstations(&self, request: Request<DrainWorkstationsRequest>) -> Answer<ChangedWorkstations> {
+        let request = request.into_inner();
+        let drained = |id| {
+            let mut drained = workstation(id, "pc1");
+            drained.set_state(if request.undo { WorkstationState::Waiting } else { WorkstationState::Draining });
+            drained
+        };
+        let workstations = request.workstation_ids.iter().map(|&id| drained(id)).collect();
+        self.0.drains.lock().expect("no test panics with it").push(request);
+        Ok(Response::new(ChangedWorkstations { workstations }))
+    }
+
+    async fn note_workstations(&self, request: Request<NoteWorkstationsRequest>) -> Answer<ChangedWorkstations> {
+        let NoteWorkstationsRequest { workstation_ids, note } = request.into_inner();
+        let noted = |id| Workstation { note: note.clone(), ..workstation(id, "pc1") };
+        Ok(Response::new(ChangedWorkstations { workstations: workstation_ids.into_iter().map(noted).collect() }))
+    }
+
+    async fn forget_workstations(
+        &self,
+        request: Request<ForgetWorkstationsRequest>,
+    ) -> Answer<ForgetWorkstationsResponse> {
+        let forgotten = |workstation_id| ForgottenWorkstation { workstation_id, hostname: HOSTILE.to_owned() };
+        let workstations = request.into_inner().workstation_ids.into_iter().map(forgotten).collect();
+        Ok(Response::new(ForgetWorkstationsResponse { workstations }))
     }
 
     async fn set_selection(&self, _: Request<SetSelectionRequest>) -> Answer<SetSelectionResponse> {

@@ -156,6 +156,7 @@ mod tests {
             workstation_id,
             session: 1,
             drain: false,
+            drain_reason: String::new(),
             same_instance: false,
             was_dead: false,
             selection: None,

@@ -23,7 +23,7 @@ use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT};
 use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::files::Output;
-use pcfarm_sql::presence::{self, Connection, Introduction};
+use pcfarm_sql::presence::{self, Connection, Introduction, Signs};
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
@@ -251,6 +251,7 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
             .map(|v1::Program { name, version }| format!("{name} {version}").trim_end().to_owned())
             .collect(),
         state: stored_state(hello.state()),
+        signs: signs(&hello.idle_source, &hello.power),
     })
 }
 
@@ -275,6 +276,10 @@ fn check_facts(hello: &v1::Hello) -> Result<(), Status> {
 /// Text that PostgreSQL can hold and that fits a page.
 fn shown(text: &str) -> String {
     text.replace('\0', "").chars().take(TEXT_LIMIT).collect()
+}
+
+fn signs(idle_source: &str, power: &str) -> Signs {
+    Signs { idle_source: shown(idle_source), power: shown(power) }
 }
 
 fn stored_state(state: WorkstationState) -> &'static str {
@@ -339,6 +344,7 @@ async fn register(
         draining: connection.drain,
         slots: connection.slots.clone(),
         takes_intake: true,
+        drain_reason: connection.drain_reason.clone(),
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(out.try_send(Ok(message)));
@@ -450,12 +456,13 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
 
 async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::StateChange) -> Result<(), Status> {
     let state = stored_state(change.state());
+    let signs = signs(&change.idle_source, &change.power);
+    let change = presence::StateChange { state, reason: shown(&change.reason), signs };
     session.set_suspended(state == "suspended");
     session.set_leaving(state == "draining");
     let recorded = async {
         let client = farm.pool.get().await?;
-        let (workstation, reason) = (session.workstation_id, shown(&change.reason));
-        presence::change_state(&client, workstation, session.number, state, &reason).await?;
+        presence::change_state(&client, session.workstation_id, session.number, &change).await?;
         anyhow::Ok(())
     };
     if let Err(error) = recorded.await {

@@ -102,6 +102,8 @@ fn field(constraint: &str) -> Option<&'static str> {
         "retention_range" => "retention_seconds",
         "job_type_resources" | "tokens_positive" => "resources",
         "labels" => "labels",
+        "note_at_most_1000" => "note",
+        "drain_reason_at_most_200" => "reason",
         "require" => "require",
         "files" | "job_file_name" => "files",
         "quota_period" => "period",
@@ -166,6 +168,8 @@ fn constraint_words(name: &str) -> Option<&'static str> {
         "payload_at_most_1_mib" => {
             "its payload takes more than 1 MiB in the database, where numbers take more room than their text"
         }
+        "note_at_most_1000" => "a note has at most 1000 characters",
+        "drain_reason_at_most_200" => "why a workstation is drained is said in 200 characters at most",
         "account_pkey" => "there is an account of that name already",
         "account_name" => {
             "a user's name has letters, digits and _ . @ -, begins with a letter or digit, and has 63 at most"

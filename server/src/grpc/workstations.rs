@@ -1,4 +1,4 @@
-//! Workstations for people: listed, and drained.
+//! Workstations for people: listed, drained, noted and forgotten.
 
 use super::status_code;
 use crate::access::Caller;
@@ -6,16 +6,21 @@ use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
-    DrainWorkstationRequest, ListSlotsRequest, ListSlotsResponse, ListWorkstationsRequest, ListWorkstationsResponse,
-    SetSelectionRequest, SetSelectionResponse, SetSlotRequest, SetSlotResponse, Slot, Workstation, WorkstationCheckout,
-    WorkstationState,
+    ChangedWorkstations, DrainWorkstationsRequest, Drained, Evidence, ForgetWorkstationsRequest,
+    ForgetWorkstationsResponse, ForgottenWorkstation, ListSlotsRequest, ListSlotsResponse, ListWorkstationsRequest,
+    ListWorkstationsResponse, NoteWorkstationsRequest, Quarantine, SetSelectionRequest, SetSelectionResponse,
+    SetSlotRequest, SetSlotResponse, Slot, Workstation, WorkstationCheckout, WorkstationSpeed, WorkstationState,
 };
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::{access, farm, presence};
+use pcfarm_sql::{access, farm, fleet, presence};
 use serde_json::{Map, Value};
+use std::time::Duration;
 use tonic::{Request, Response, Status};
 
 const DEFAULT_PAGE: u32 = 100;
+
+/// Workstations in one call.
+const AT_ONCE: usize = 10_000;
 
 pub struct WorkstationsApi {
     pool: Pool,
@@ -95,16 +100,70 @@ impl WorkstationsApi {
         Ok(Response::new(ListSlotsResponse { slots: slots.into_iter().map(slot).collect() }))
     }
 
-    async fn drain(&self, caller: &Caller, asked: DrainWorkstationRequest) -> Result<Response<Workstation>, Status> {
-        let DrainWorkstationRequest { workstation_id, undo } = asked;
-        let id = WorkstationId(workstation_id);
+    async fn drain(
+        &self,
+        caller: &Caller,
+        asked: DrainWorkstationsRequest,
+    ) -> Result<Response<ChangedWorkstations>, Status> {
+        let ids = named(&asked.workstation_ids)?;
         let client = self.client(caller).await?;
-        if !presence::drain(&client, id, !undo).await.map_err(status_code::of)? {
-            return Err(not_found(id));
-        }
-        let drained = farm::workstation(&client, id).await.map_err(status_code::of)?;
-        drained.map(|one| Response::new(message(one))).ok_or_else(|| not_found(id))
+        let done = if asked.undo {
+            fleet::undrain(&client, &ids, asked.release).await
+        } else {
+            let deadline = asked.deadline.map(Duration::try_from).transpose();
+            let deadline = deadline.map_err(|_| Status::invalid_argument("a deadline is a time from now on"))?;
+            fleet::drain(&client, &ids, &fleet::Drain { why: asked.reason, deadline }).await
+        };
+        changed(&client, &ids, done).await
     }
+
+    async fn note(
+        &self,
+        caller: &Caller,
+        asked: NoteWorkstationsRequest,
+    ) -> Result<Response<ChangedWorkstations>, Status> {
+        let ids = named(&asked.workstation_ids)?;
+        let client = self.client(caller).await?;
+        let done = fleet::note(&client, &ids, &asked.note).await;
+        changed(&client, &ids, done).await
+    }
+
+    async fn forget(
+        &self,
+        caller: &Caller,
+        asked: ForgetWorkstationsRequest,
+    ) -> Result<Response<ForgetWorkstationsResponse>, Status> {
+        let ids = named(&asked.workstation_ids)?;
+        let client = self.client(caller).await?;
+        let forgotten = fleet::forget(&client, &ids, asked.force).await.map_err(status_code::of)?;
+        let workstations = forgotten
+            .into_iter()
+            .map(|(id, hostname)| ForgottenWorkstation { workstation_id: id.0, hostname })
+            .collect();
+        Ok(Response::new(ForgetWorkstationsResponse { workstations }))
+    }
+}
+
+fn named(ids: &[i64]) -> Result<Vec<WorkstationId>, Status> {
+    match ids.len() {
+        0 => Err(Status::invalid_argument("name workstations")),
+        1..=AT_ONCE => Ok(ids.iter().map(|&id| WorkstationId(id)).collect()),
+        _ => Err(Status::invalid_argument(format!("name at most {AT_ONCE} workstations at once"))),
+    }
+}
+
+/// What has become of them.
+async fn changed(
+    client: &Object,
+    ids: &[WorkstationId],
+    done: Result<Result<(), fleet::Unknown>, tokio_postgres::Error>,
+) -> Result<Response<ChangedWorkstations>, Status> {
+    if let Err(fleet::Unknown(unknown)) = done.map_err(status_code::of)? {
+        let unknown: Vec<String> = unknown.iter().map(ToString::to_string).collect();
+        return Err(Status::not_found(format!("there is no workstation {}", unknown.join(", "))));
+    }
+    let found = farm::workstations_of(client, ids).await.map_err(status_code::of)?;
+    Ok(Response::new(ChangedWorkstations { workstations: found.into_iter().map(message).collect() }))
 }
 
 #[tonic::async_trait]
@@ -116,11 +175,25 @@ impl WorkstationService for WorkstationsApi {
         self.list(&Caller::of(&request)?, request.into_inner()).await
     }
 
-    async fn drain_workstation(
+    async fn drain_workstations(
         &self,
-        request: Request<DrainWorkstationRequest>,
-    ) -> Result<Response<Workstation>, Status> {
+        request: Request<DrainWorkstationsRequest>,
+    ) -> Result<Response<ChangedWorkstations>, Status> {
         self.drain(&Caller::of(&request)?, request.into_inner()).await
+    }
+
+    async fn note_workstations(
+        &self,
+        request: Request<NoteWorkstationsRequest>,
+    ) -> Result<Response<ChangedWorkstations>, Status> {
+        self.note(&Caller::of(&request)?, request.into_inner()).await
+    }
+
+    async fn forget_workstations(
+        &self,
+        request: Request<ForgetWorkstationsRequest>,
+    ) -> Result<Response<ForgetWorkstationsResponse>, Status> {
+        self.forget(&Caller::of(&request)?, request.into_inner()).await
     }
 
     async fn set_selection(
@@ -164,7 +237,37 @@ fn message(one: farm::Workstation) -> Workstation {
         holds: one.holds.into_iter().map(held).collect(),
         last_heard: one.last_heard.map(Into::into),
         server: one.server.unwrap_or_default(),
+        idle_source: one.signs.idle_source,
+        power: one.signs.power,
+        speed: one.speed.map(speed),
+        drained: one.drained.map(drained),
+        quarantine: one.quarantine.map(quarantine),
+        note: one.note,
     }
+}
+
+fn speed(speed: farm::Speed) -> WorkstationSpeed {
+    let farm::Speed { job_type, problems_per_second, measured_at } = speed;
+    WorkstationSpeed { job_type, problems_per_second, measured_at: Some(measured_at.into()) }
+}
+
+fn quarantine(quarantine: farm::Quarantine) -> Quarantine {
+    let farm::Quarantine { job_type, problems, evidence } = quarantine;
+    let evidence = evidence
+        .into_iter()
+        .map(|farm::Evidence { job_id, problem_id, message, solved_on }| Evidence {
+            job_id,
+            problem_id,
+            message,
+            solved_on,
+        })
+        .collect();
+    Quarantine { job_type, problems, evidence }
+}
+
+fn drained(drained: farm::Drained) -> Drained {
+    let farm::Drained { by, since, why, deadline } = drained;
+    Drained { by, since: Some(since.into()), why, deadline: deadline.map(Into::into) }
 }
 
 fn slot(slot: presence::Slot) -> Slot {

@@ -348,6 +348,39 @@ shown! {
         problems: i64,
         since: Option<Time>,
     }
+    WorkstationSpeed of v1::WorkstationSpeed {
+        job_type: String,
+        problems_per_second: f64,
+        measured_at: Option<Time>,
+    }
+    Drained of v1::Drained {
+        by: String,
+        since: Option<Time>,
+        /// For people
+        why: Option<String>,
+        /// When what is not finished is given back; null: it is finished
+        deadline: Option<Time>,
+    }
+    /// Of a workstation that failed what others solved
+    Quarantine of v1::Quarantine {
+        /// Of most of them
+        job_type: String,
+        /// How many, within an hour
+        problems: i64,
+        /// Some of them, the newest first
+        evidence: Vec<Evidence>,
+    }
+    /// A problem that failed on one workstation, and was solved on another
+    Evidence of v1::Evidence {
+        job_id: Id,
+        problem_id: Id,
+        message: String,
+        solved_on: Id,
+    }
+    ForgottenWorkstation of v1::ForgottenWorkstation {
+        workstation_id: Id,
+        hostname: String,
+    }
     Slot of v1::Slot {
         hostname: String,
         name: String,
@@ -471,6 +504,18 @@ pub struct Workstation {
     pub server: Option<String>,
     /// What it may take, for people; null: whatever it can run
     pub selection: Option<String>,
+    /// What its agent tells by that nobody is there; null: it has not said
+    pub idle_source: Option<String>,
+    /// mains or battery; null: unknown, or it does not matter there
+    pub power: Option<String>,
+    /// As it was measured last
+    pub speed: Option<WorkstationSpeed>,
+    /// By an administrator; null: it is not
+    pub drained: Option<Drained>,
+    /// What it failed that others solved, if that is why it is drained
+    pub quarantine: Option<Quarantine>,
+    /// What administrators want to remember about it
+    pub note: Option<String>,
 }
 
 impl Show<v1::Workstation> for Workstation {
@@ -480,6 +525,12 @@ impl Show<v1::Workstation> for Workstation {
             workstation_id: Id(from.workstation_id),
             hostname: from.hostname,
             state,
+            idle_source: Show::show(from.idle_source),
+            power: Show::show(from.power),
+            speed: Show::show(from.speed),
+            drained: Show::show(from.drained),
+            quarantine: Show::show(from.quarantine),
+            note: Show::show(from.note),
             since: Show::show(from.since),
             reason: from.reason,
             cores: from.cores,

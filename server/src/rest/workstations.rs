@@ -5,13 +5,14 @@ use super::extract::{Document, Id, Limit, Params, PathId, PathName, PathNames, W
 use super::jobs::Reasons;
 use super::paging::{self, Page};
 use super::problem_details::Answer;
-use super::shown::{Show, Slot, Workstation};
+use super::shown::{ForgottenWorkstation, Show, Slot, Workstation};
 use axum::Json as Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use serde::Deserialize;
+use tonic::Status;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -22,6 +23,10 @@ pub fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::new()
         .routes(routes!(list))
         .routes(routes!(drain, undo_drain))
+        .routes(routes!(drain_many))
+        .routes(routes!(undrain_many))
+        .routes(routes!(note))
+        .routes(routes!(forget))
         .routes(routes!(explain))
         .routes(routes!(select))
         .routes(routes!(slots))
@@ -53,24 +58,159 @@ async fn list(State(api): State<Api>, who: Who, Params(asked): Params<ListParams
     Ok(Body(Page::new(workstations, limit, CURSOR, |one| one.workstation_id.0.to_string())))
 }
 
-async fn set_drain(api: &Api, who: &Who, workstation_id: i64, undo: bool) -> Answer<Body<Workstation>> {
-    let asked = v1::DrainWorkstationRequest { workstation_id, undo };
-    let drained = api.workstations.drain_workstation(who.ask(asked)).await?.into_inner();
-    Ok(Body(Workstation::show(drained)))
+async fn set_drain(api: &Api, who: &Who, asked: v1::DrainWorkstationsRequest) -> Answer<Vec<Workstation>> {
+    let drained = api.workstations.drain_workstations(who.ask(asked)).await?.into_inner();
+    Ok(Show::show(drained.workstations))
+}
+
+async fn set_drain_of_one(api: &Api, who: &Who, asked: v1::DrainWorkstationsRequest) -> Answer<Body<Workstation>> {
+    let mut drained = set_drain(api, who, asked).await?;
+    drained.pop().map(Body).ok_or_else(|| Status::not_found("the workstation was forgotten meanwhile").into())
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct DrainParams {
+    /// Why, for people
+    #[serde(default)]
+    reason: String,
+    /// From now on: what is not finished by then is given back, at no cost. Missing: what it holds is finished
+    #[param(minimum = 0)]
+    deadline_seconds: Option<u32>,
+}
+
+fn seconds(seconds: u32) -> prost_types::Duration {
+    prost_types::Duration { seconds: seconds.into(), nanos: 0 }
 }
 
 /// Let a workstation finish what it holds, and take no more
 #[utoipa::path(put, path = "/api/v1/workstations/{workstation_id}/drain", tag = "workstations",
-    params(("workstation_id" = Id, Path)), responses((status = 200, body = Workstation)))]
-async fn drain(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<Body<Workstation>> {
-    set_drain(&api, &who, id, false).await
+    params(("workstation_id" = Id, Path), DrainParams), responses((status = 200, body = Workstation)))]
+async fn drain(
+    State(api): State<Api>,
+    who: Who,
+    PathId(id): PathId,
+    Params(asked): Params<DrainParams>,
+) -> Answer<Body<Workstation>> {
+    let deadline = asked.deadline_seconds.map(seconds);
+    let reason = asked.reason;
+    let asked =
+        v1::DrainWorkstationsRequest { workstation_ids: vec![id], undo: false, reason, deadline, release: false };
+    set_drain_of_one(&api, &who, asked).await
 }
 
 /// Let a drained workstation work again
 #[utoipa::path(delete, path = "/api/v1/workstations/{workstation_id}/drain", tag = "workstations",
     params(("workstation_id" = Id, Path)), responses((status = 200, body = Workstation)))]
 async fn undo_drain(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<Body<Workstation>> {
-    set_drain(&api, &who, id, true).await
+    let asked = v1::DrainWorkstationsRequest { workstation_ids: vec![id], undo: true, ..Default::default() };
+    set_drain_of_one(&api, &who, asked).await
+}
+
+/// Many at once: all of them or, if one is not there, none
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Draining {
+    workstation_ids: Vec<Id>,
+    /// Why, for people
+    #[serde(default)]
+    reason: String,
+    /// From now on: what is not finished by then is given back, at no cost. Missing: what they hold is finished
+    #[schema(minimum = 0)]
+    deadline_seconds: Option<u32>,
+}
+
+/// Let workstations finish what they hold, and take no more
+#[utoipa::path(post, path = "/api/v1/workstations/drain", tag = "workstations",
+    request_body = Draining, responses((status = 200, body = Page<Workstation>)))]
+async fn drain_many(
+    State(api): State<Api>,
+    who: Who,
+    Document(asked): Document<Draining>,
+) -> Answer<Body<Page<Workstation>>> {
+    let Draining { workstation_ids, reason, deadline_seconds } = asked;
+    let deadline = deadline_seconds.map(seconds);
+    let asked = v1::DrainWorkstationsRequest {
+        workstation_ids: numbers(workstation_ids),
+        undo: false,
+        reason,
+        deadline,
+        release: false,
+    };
+    Ok(Body(Page::whole(set_drain(&api, &who, asked).await?)))
+}
+
+/// Many at once: all of them or, if one is not there, none
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Undraining {
+    workstation_ids: Vec<Id>,
+    /// Those in quarantine, too, which stay there otherwise
+    #[serde(default)]
+    release: bool,
+}
+
+/// Let drained workstations work again
+#[utoipa::path(post, path = "/api/v1/workstations/undrain", tag = "workstations",
+    request_body = Undraining, responses((status = 200, body = Page<Workstation>)))]
+async fn undrain_many(
+    State(api): State<Api>,
+    who: Who,
+    Document(Undraining { workstation_ids, release }): Document<Undraining>,
+) -> Answer<Body<Page<Workstation>>> {
+    let workstation_ids = numbers(workstation_ids);
+    let asked = v1::DrainWorkstationsRequest { workstation_ids, undo: true, release, ..Default::default() };
+    Ok(Body(Page::whole(set_drain(&api, &who, asked).await?)))
+}
+
+/// Many at once: all of them or, if one is not there, none
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Noting {
+    workstation_ids: Vec<Id>,
+    /// At most 1000 characters; empty: nothing any more
+    note: String,
+}
+
+/// Say what is to be remembered about workstations
+#[utoipa::path(post, path = "/api/v1/workstations/note", tag = "workstations",
+    request_body = Noting, responses((status = 200, body = Page<Workstation>)))]
+async fn note(
+    State(api): State<Api>,
+    who: Who,
+    Document(Noting { workstation_ids, note }): Document<Noting>,
+) -> Answer<Body<Page<Workstation>>> {
+    let asked = v1::NoteWorkstationsRequest { workstation_ids: numbers(workstation_ids), note };
+    let noted = api.workstations.note_workstations(who.ask(asked)).await?.into_inner().workstations;
+    Ok(Body(Page::whole(Show::show(noted))))
+}
+
+/// Many at once: all of them or, if one is not there or not dead, none
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Forgetting {
+    workstation_ids: Vec<Id>,
+    /// Those that are not dead, too: what they hold comes back at no cost
+    #[serde(default)]
+    force: bool,
+}
+
+/// Remove workstations that are gone for good, with their certificates
+#[utoipa::path(post, path = "/api/v1/workstations/forget", tag = "workstations",
+    request_body = Forgetting, responses((status = 200, body = Page<ForgottenWorkstation>)))]
+async fn forget(
+    State(api): State<Api>,
+    who: Who,
+    Document(Forgetting { workstation_ids, force }): Document<Forgetting>,
+) -> Answer<Body<Page<ForgottenWorkstation>>> {
+    let asked = v1::ForgetWorkstationsRequest { workstation_ids: numbers(workstation_ids), force };
+    let forgotten = api.workstations.forget_workstations(who.ask(asked)).await?.into_inner().workstations;
+    Ok(Body(Page::whole(Show::show(forgotten))))
+}
+
+fn numbers(ids: Vec<Id>) -> Vec<i64> {
+    ids.into_iter().map(|id| id.0).collect()
 }
 
 /// Why a workstation is not working, and what would change that

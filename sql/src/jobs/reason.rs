@@ -144,7 +144,7 @@ pub fn explain(job: &Job, ahead: &Ahead) -> Vec<String> {
     } else if able.working < able.connected {
         reasons.push(format!(
             "{} of {} that run controller {controller} suspended or draining: they take work when their \
-             people are away, or after `pcfarm drain WORKSTATION --undo`.",
+             people are away, or after `pcfarm undrain WORKSTATION`.",
             able.connected - able.working,
             counted(able.connected, "workstation")
         ));

@@ -32,7 +32,8 @@ pub struct Leaving {
 
 impl Inventory {
     pub(super) fn directed(&mut self, directive: Directive) {
-        let Directive { activity, reason, .. } = directive;
+        let Directive { activity, reason, signs, .. } = directive;
+        self.signs = signs;
         if activity == Activity::Work {
             if self.leaving.take().is_some() {
                 info!("nobody is there: takes work again");

@@ -14,9 +14,9 @@ impl Inventory {
             (stop @ Drain::Stop { .. }, _) => stop,
             (Drain::No, Some(reason)) => {
                 info!(reason, "draining: taking no more");
-                Drain::Server { reason }
+                Drain::Server { reason, over: false, gives_back: false }
             }
-            (Drain::Server { .. }, Some(reason)) => Drain::Server { reason },
+            (Drain::Server { .. }, Some(reason)) => Drain::Server { reason, over: false, gives_back: false },
             (Drain::Server { .. }, None) => {
                 info!("no longer draining");
                 Drain::No
@@ -39,6 +39,17 @@ impl Inventory {
         }
     }
 
+    /// What could not be finished in the time that an administrator gave goes back to the queue.
+    pub(super) fn end_drain(&mut self) {
+        let Drain::Server { reason, gives_back, .. } = &mut self.drain else {
+            return;
+        };
+        if std::mem::take(gives_back) {
+            let reason = reason.clone();
+            self.give_back(&self.unfinished(), &reason);
+        }
+    }
+
     /// What could not be finished within the grace period goes back to the queue.
     pub(super) fn end_grace(&mut self, now: Duration) {
         let grace = self.profile.grace;
@@ -49,9 +60,11 @@ impl Inventory {
             return;
         }
         *given_back = true;
-        let unfinished: Vec<CheckoutKey> =
-            self.held.values().filter(|held| held.is_computing()).map(|held| held.checkout.key).collect();
-        self.give_back(&unfinished, "the agent is stopping");
+        self.give_back(&self.unfinished(), "the agent is stopping");
+    }
+
+    fn unfinished(&self) -> Vec<CheckoutKey> {
+        self.held.values().filter(|held| held.is_computing()).map(|held| held.checkout.key).collect()
     }
 
     pub(super) fn give_back(&mut self, keys: &[CheckoutKey], reason: &str) {

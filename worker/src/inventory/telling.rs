@@ -9,8 +9,8 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 
 use super::held::{Held, Stage};
 use super::{
-    Action, Drain, Inventory, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, held_message,
-    key_of,
+    Action, Drain, Inventory, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, Signs,
+    held_message, key_of,
 };
 
 impl Inventory {
@@ -62,23 +62,31 @@ impl Inventory {
         let untold = state == v1::WorkstationState::Processing && state != open.state;
         open.processing_since = untold.then(|| open.processing_since.unwrap_or(now));
         let too_early = open.processing_since.is_some_and(|since| now < since + PROCESSING_TOLD_AFTER);
-        let says_why = state == open.state && !draining && reason != open.reason && now >= open.reason_due;
+        let is_news = reason != open.reason || self.signs != open.signs;
+        let says_why = state == open.state && is_news && now >= open.reason_due;
         if !says_why && (state == open.state || ((now < open.state_due || too_early) && !urgent)) {
             return;
         }
         open.state = state;
         open.reason.clone_from(&reason);
+        open.signs.clone_from(&self.signs);
         open.reason_due = now + REASON_CHANGE_EVERY;
         open.processing_since = None;
         open.state_due = now + STATE_CHANGE_EVERY;
-        self.send(Out::StateChange(v1::StateChange { state: state.into(), reason }));
+        let Signs { idle_source, power } = self.signs.clone();
+        self.send(Out::StateChange(v1::StateChange {
+            state: state.into(),
+            reason,
+            idle_source,
+            power: power.to_owned(),
+        }));
     }
 
     /// Why it is in the state that it is in, if there is anything to say.
     pub(super) fn reason(&self) -> String {
         match &self.drain {
             Drain::No => self.leaving.as_ref().map_or_else(|| self.bottlenecks(), |leaving| leaving.reason.clone()),
-            Drain::Server { reason } => reason.clone(),
+            Drain::Server { reason, .. } => reason.clone(),
             Drain::Stop { .. } => "the agent is stopping".to_owned(),
         }
     }

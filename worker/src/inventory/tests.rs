@@ -342,13 +342,51 @@ fn a_stopping_agent_does_not_wait_for_ever() {
 fn a_drained_agent_takes_no_more_until_a_welcome_says_otherwise() {
     let mut trial = Trial::open();
     trial.on(checkout(1, &[10]));
-    let drain = Event::Received(In::Drain(v1::Drain { reason: "new memory".to_owned() }));
+    let drain = Event::Received(In::Drain(v1::Drain { reason: "new memory".to_owned(), give_back: false }));
     assert_eq!(trial.on(drain), ["state draining"]);
     assert_eq!(trial.on(solved(1, &[10])), ["delivery 1: 1 [10] finished"]);
     assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
     trial.on(Event::Disconnected);
     assert_eq!(trial.on(Event::Connected), ["hello draining []"]);
     assert_eq!(trial.on(welcome()), ["state waiting", "credit 2"]);
+}
+
+#[test]
+fn what_is_not_finished_when_the_time_is_over_is_given_back() {
+    let drained = |give_back| Event::Received(In::Drain(v1::Drain { reason: "new memory".to_owned(), give_back }));
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10, 11]));
+    assert_eq!(trial.on(drained(false)), ["state draining"]);
+    trial.inventory.take(trial.now, drained(true));
+    // Cores may have finished something a moment ago.
+    assert!(trial.inventory.wants_pockets_emptied(trial.now));
+    trial.inventory.take(trial.now, solved(1, &[10]));
+    assert_eq!(trial.settle(), ["cancel 1", "delivery 1: 1 [10] finished given back"]);
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
+    // One that was on its way.
+    assert_eq!(trial.on(checkout(2, &[20])), ["delivery 2: 2 [] finished given back"]);
+    assert_eq!(trial.on(ack(2, &[(2, Accepted)])), [""; 0]);
+    // Once: it has nothing more.
+    assert!(!trial.inventory.wants_pockets_emptied(trial.now));
+    assert_eq!(trial.on(drained(true)), [""; 0]);
+}
+
+#[test]
+fn what_absence_is_told_by_is_told_on() {
+    use crate::presence::Signs;
+    let signs = |power| Signs { idle_source: "evdev".to_owned(), power };
+    let directed = |power| Event::Directed(Directive { signs: signs(power), ..Directive::work() });
+    let mut trial = Trial::new();
+    trial.inventory.take(trial.now, directed("mains"));
+    trial.on(Event::Connected);
+    // Hello has said it.
+    assert_eq!(trial.on(welcome()), ["credit 2"]);
+    assert_eq!(trial.on(directed("mains")), [""; 0]);
+    trial.after(SECOND);
+    assert_eq!(trial.on(directed("battery")), ["state waiting"]);
+    // Not more often than every few seconds.
+    assert_eq!(trial.on(directed("mains")), [""; 0]);
+    assert_eq!(trial.after(5 * SECOND).first().map(String::as_str), Some("state waiting"));
 }
 
 #[test]

@@ -14,8 +14,9 @@
 
 use std::time::Duration;
 
+use super::Signs;
 use super::hours::Hours;
-use super::signals::{Memory, Moment, Power, Proves, Reading, Signals};
+use super::signals::{Input, Memory, Moment, Power, Proves, Reading, Signals};
 
 /// What the agent reads itself is never older than a few seconds; what helpers say comes at least every minute.
 const INPUT_AGE_LIMIT: Duration = Duration::from_secs(150);
@@ -127,6 +128,25 @@ impl Kind {
     fn flickers(self) -> bool {
         !matches!(self, Kind::Paused | Kind::Hours | Kind::Settling)
     }
+}
+
+/// What the server is told of it. It stays the same as long as the thing does.
+pub fn signs(policy: &Policy, signals: &Signals, now: Moment) -> Signs {
+    let power = match signals.power.fresh(now, PROBE_AGE_LIMIT) {
+        Ok(Power::Mains) => "mains",
+        Ok(Power::Battery) => "battery",
+        Err(_) => "",
+    };
+    if policy.unattended {
+        return Signs { idle_source: "unattended".to_owned(), power };
+    }
+    let sees_absence = |reading: &&Reading<Input>| {
+        reading.fresh(now, INPUT_AGE_LIMIT).is_ok_and(|input| input.proves == Proves::Absence)
+    };
+    let mut sources: Vec<&str> =
+        signals.input.iter().filter(sees_absence).map(|reading| reading.source.as_ref()).collect();
+    sources.dedup();
+    Signs { idle_source: if sources.is_empty() { "none".to_owned() } else { sources.join(", ") }, power }
 }
 
 impl State {

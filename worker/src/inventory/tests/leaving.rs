@@ -5,7 +5,7 @@ use crate::inventory::leaving::{HEARING_WAIT, LATEST};
 use crate::presence::policy::Activity;
 
 fn directed(activity: Activity) -> Event {
-    Event::Directed(Directive { activity, reason: "somebody is there".to_owned(), input: None })
+    Event::Directed(Directive { activity, reason: "somebody is there".to_owned(), ..Directive::work() })
 }
 
 /// With a checkout that was begun and one that was not.

@@ -1,0 +1,1 @@
+select pcfarm.quarantine_workstations()
