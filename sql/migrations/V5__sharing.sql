@@ -13,7 +13,7 @@ create table pcfarm.farm (
     concurrency      bigint constraint concurrency_not_negative check (concurrency >= 0),
     allocation       integer not null default 1 constraint allocation_range check (allocation between 0 and 1000000),
     -- A workstation is quarantined when it has failed so many problems within an hour that others have solved; null: never.
-    quarantine_after integer default 5 constraint quarantine_after_positive check (quarantine_after > 0),
+    quarantine_after integer constraint quarantine_after_positive check (quarantine_after > 0),
     -- A problem that has failed on so many workstations is failed, whatever attempts it has left; null: it has all of them.
     blame_after      integer default 3 constraint blame_after_range check (blame_after > 1)
 );

@@ -216,6 +216,7 @@ async fn turn(queue: &Queue, job: JobId, came_back: bool, on: i64, told: Result<
 #[tokio::test]
 async fn who_fails_what_others_solve_is_quarantined_until_it_is_released() {
     let queue = queue().await;
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": 5}')").await;
     let client = queue.server().await;
     let job = queue.job(20, 10).await;
     turn(&queue, job, false, 1, Err("no such library")).await;
@@ -253,6 +254,7 @@ async fn who_fails_what_others_solve_is_quarantined_until_it_is_released() {
 #[tokio::test]
 async fn what_fails_here_and_there_quarantines_nobody() {
     let queue = queue().await;
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": 5}')").await;
     let client = queue.server().await;
     // Each of two fails some of what the other one solves: they are no worse than each other.
     let job = queue.job(12, 6).await;
@@ -274,6 +276,7 @@ async fn what_fails_here_and_there_quarantines_nobody() {
 #[tokio::test]
 async fn a_problem_that_fails_wherever_it_goes_is_failed() {
     let queue = queue().await;
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": 5}')").await;
     let client = queue.server().await;
     queue.run("select pcfarm.create_job_type('patient', 'c', '{\"max_attempts\": 20}')").await;
     let job = queue.job_of("patient", 1, 1).await;
