@@ -132,6 +132,8 @@ pub struct Delivered {
     pub checkout_id: i64,
     /// Its problems that were solved and did not fail.
     pub solved: Vec<i64>,
+    /// When it was delivered, the last time if it was more than once.
+    pub at: Instant,
 }
 
 /// Nothing: every problem's solution is `true`.
@@ -243,8 +245,8 @@ struct Held {
     problems: Vec<(i64, Outcome)>,
     /// When it is to be delivered, if it is whole.
     due: Option<Moment>,
-    /// Delivered and not acknowledged.
-    delivered: bool,
+    /// When it was delivered; it has not been acknowledged.
+    delivered: Option<Moment>,
     /// What comes before an honest delivery has been said.
     prefaced: bool,
 }
@@ -314,14 +316,14 @@ impl Agent {
         };
         let mut incoming = response.into_inner();
         // What was under way on the old connection is delivered again on this one.
-        self.held.iter_mut().for_each(|held| held.delivered = false);
+        self.held.iter_mut().for_each(|held| held.delivered = None);
         (self.asked, self.sequence) = (None, 0);
         let mut connected = None;
         let mut beat = Moment::now() + self.heartbeat.mul_f64(rand::random());
         let mut ask = None;
         paces.mark_changed();
         loop {
-            let due = self.held.iter().filter(|h| !h.delivered).filter_map(|h| h.due).min();
+            let due = self.held.iter().filter(|h| h.delivered.is_none()).filter_map(|h| h.due).min();
             let wake = [Some(beat), due, ask].into_iter().flatten().min().expect("there is always a beat");
             let silenced = self.silenced.clone();
             let said = tokio::select! {
@@ -447,12 +449,12 @@ impl Agent {
             v1::Verdict::Revoked | v1::Verdict::Unknown => false,
             v1::Verdict::Accepted | v1::Verdict::Unspecified => return,
         };
-        let delivered = |held: &&Held| held.checkout_id == verdict.checkout_id && held.delivered;
-        let Some(held) = self.held.iter().find(delivered) else { return };
+        let Some(held) = self.held.iter().find(|held| held.checkout_id == verdict.checkout_id) else { return };
+        let Some(at) = held.delivered else { return };
         let (author, checkout_id) = (self.author(held.checkout_id, held.token), held.checkout_id);
         let solved = held.problems.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Solution(_)));
         let solved = solved.map(|(problem_id, _)| *problem_id).collect();
-        self.work.told(Delivered { author, checkout_id, solved }, accepted);
+        self.work.told(Delivered { author, checkout_id, solved, at: at.into_std() }, accepted);
     }
 
     fn forget(&mut self, gone: impl Iterator<Item = i64>) {
@@ -475,7 +477,7 @@ impl Agent {
                 token: part.token,
                 problems,
                 due: None,
-                delivered: false,
+                delivered: None,
                 prefaced: !matches!(self.manner, Manner::Forges | Manner::Repeats),
             }),
         }
@@ -515,7 +517,7 @@ impl Agent {
         };
         let results: Vec<_> = held.problems.iter().map(forged).collect();
         let solved = held.problems.iter().map(|(problem_id, _)| *problem_id).collect();
-        self.work.told(Delivered { author, checkout_id, solved }, false);
+        self.work.told(Delivered { author, checkout_id, solved, at: now.into_std() }, false);
         let checkouts = vec![v1::CheckoutResults { checkout_id, token, results, ..v1::CheckoutResults::default() }];
         Some(Out::Delivery(v1::Delivery { delivery_id: FORGERY, checkouts }))
     }
@@ -535,14 +537,14 @@ impl Agent {
             return Some(preface);
         }
         let due: Vec<usize> = (0..self.held.len())
-            .filter(|&place| !self.held[place].delivered && self.held[place].due.is_some_and(|due| due <= now))
+            .filter(|&place| self.held[place].delivered.is_none() && self.held[place].due.is_some_and(|due| due <= now))
             .collect();
         let checkouts: Vec<_> = due
             .into_iter()
             .map(|place| {
                 let elsewhere = self.of_elsewhere(self.held[place].checkout_id);
                 let held = &mut self.held[place];
-                held.delivered = true;
+                held.delivered = Some(now);
                 let result = |(problem_id, outcome): &(i64, Outcome)| v1::ProblemResult {
                     problem_id: *problem_id,
                     outcome: Some(outcome.clone()),

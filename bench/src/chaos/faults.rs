@@ -498,8 +498,7 @@ async fn strike_database(world: &mut World, fault: &Fault) -> anyhow::Result<Str
                 world.workload.resume();
                 return skipped("clients were not done in time");
             }
-            world.back_up().await?;
-            done(Remedy::RestoreBackup(std::time::Instant::now()))
+            done(Remedy::RestoreBackup(world.back_up().await?))
         }
         _ => unreachable!("{:?} does not hit the database", fault.kind),
     }

@@ -56,6 +56,8 @@ pub struct Told {
     pub checkout_id: i64,
     pub problems: Vec<i64>,
     pub verdict: Verdict,
+    /// When it was delivered, and when the verdict came.
+    pub delivered_at: Instant,
     pub at: Instant,
 }
 

@@ -187,7 +187,8 @@ const WRONG: &[&str] = &[
 /// What was acknowledged is there, under the checkout and by the author that it was acknowledged to; what was refused is
 /// not.
 async fn verdicts(client: &Client, told: &[Told], voids: &[Void], judgement: &mut Judgement) -> anyhow::Result<()> {
-    let is_void = |at: Instant| voids.iter().any(|void| void.from <= at && at <= void.to);
+    // A verdict may come long after it was made, from a server that was frozen or over a link that was slow.
+    let is_void = |told: &Told| voids.iter().any(|void| void.from <= told.at && told.delivered_at <= void.to);
     // Of a checkout that was revoked, what was stored before that rightly is, whatever its agent was told of the rest.
     let text = "select r.solution ->> 'author', array_agg(r.problem_id),
             count(*) filter (where not (c.ending = 'revoked' and r.accepted_at <= c.ended_at))
@@ -200,7 +201,7 @@ async fn verdicts(client: &Client, told: &[Told], voids: &[Void], judgement: &mu
         stored.insert(author, row.get::<_, Vec<i64>>(1).into_iter().collect());
     }
     let nothing = HashSet::new();
-    for told in told.iter().filter(|told| !is_void(told.at)) {
+    for told in told.iter().filter(|told| !is_void(told)) {
         let by_it = stored.get(&told.author).unwrap_or(&nothing);
         match told.verdict {
             Verdict::Accepted => {

@@ -113,9 +113,9 @@ impl light::Work for Puzzled {
     }
 
     fn told(&self, delivered: light::Delivered, accepted: bool) {
-        let light::Delivered { author, checkout_id, solved } = delivered;
+        let light::Delivered { author, checkout_id, solved, at: delivered_at } = delivered;
         let verdict = if accepted { Verdict::Accepted } else { Verdict::Refused };
-        self.0.told(Told { author, checkout_id, problems: solved, verdict, at: Instant::now() });
+        self.0.told(Told { author, checkout_id, problems: solved, verdict, delivered_at, at: Instant::now() });
     }
 }
 
@@ -497,13 +497,17 @@ impl World {
         [data, std::fs::canonicalize(&log).unwrap_or(log)]
     }
 
-    /// Copies data and log of a PostgreSQL that has been killed: what a disk would hold after a power failure.
-    pub async fn back_up(&mut self) -> anyhow::Result<()> {
+    /// Copies data and log of a PostgreSQL that has been killed: what a disk would hold after a power failure. Returns a
+    /// moment of which everything before is in the copy that was committed, and nothing after.
+    pub async fn back_up(&mut self) -> anyhow::Result<Instant> {
         self.cluster.crash().await?;
+        let at = Instant::now();
         for (from, name) in self.data().iter().zip(["backup-data", "backup-log"]) {
             copy(from, &self.directory.join(name))?;
         }
-        self.cluster.start_again().await.context("starting PostgreSQL after a backup")
+        // Agents are served again before this returns.
+        self.cluster.start_again().await.context("starting PostgreSQL after a backup")?;
+        Ok(at)
     }
 
     /// Puts the copy in the place of what has come since.
