@@ -208,10 +208,10 @@ async fn a_frozen_server_costs_other_servers_agents_nothing() {
         where w.hostname in ('three', 'four') and c.ending = 'revoked'";
     assert_eq!(farm.number(wrongly).await, 0);
     // Those of the frozen server are taken up again.
-    let next = farm.submit_sleeps("digest", 400, 10, 1).await;
+    let next = farm.submit_sleeps("digest", 3000, 10, 1).await;
+    let all = format!("select count(distinct workstation_id) = 4 from pcfarm.checkout where job_id = {next}");
+    farm.until(SOON, &all).await;
     assert_eq!(farm.ended(next, LONG).await, "done");
-    let all = format!("select count(distinct workstation_id) from pcfarm.checkout where job_id = {next}");
-    assert_eq!(farm.number(&all).await, 4);
     farm.check(&[job, next]).await;
 }
 

@@ -109,6 +109,7 @@ pub async fn select(farm: &Farm, args: SelectArgs, output: Output) -> Result<()>
         job_types: names(job_types),
         labels: names(labels),
         largest_problem: largest,
+        version: String::new(),
     };
     let mut client = farm.workstations();
     farm.call("selecting", client.set_selection(farm.request(request))).await?;

@@ -272,7 +272,14 @@ async fn every_resource_is_there() -> Result<()> {
     client.json("POST", &path_of("forget"), all(json!({}))).await?.is(409)?;
     client.json("POST", &path_of("forget"), json!({"workstation_ids": ["77"]})).await?.is(404)?;
     ensure!(client.get(&format!("{path}/explain")).await?.is(200)?.json()?["reasons"].is_array());
-    client.json("PATCH", "/api/v1/hosts/pc1/selection", json!({"labels": ["big"]})).await?.is(204)?;
+    let selection = "/api/v1/hosts/pc1/selection";
+    let none = client.get(selection).await?.is(200)?;
+    ensure!(none.json()?["labels"] == json!([]) && none.header("etag") == Some("\"none\""), "{none:?}");
+    let big = Some(json!({"labels": ["big"]}).to_string());
+    let said = client.send("PATCH", selection, &[("If-Match", "\"none\"")], big.clone()).await?.is(200)?;
+    ensure!(said.json()?["labels"] == json!(["big"]) && said.header("etag") != Some("\"none\""), "{said:?}");
+    client.send("PATCH", selection, &[("If-Match", "\"none\"")], big).await?.is(412)?;
+    ensure!(client.get(selection).await?.is(200)?.header("etag") == said.header("etag"));
     client.get("/api/v1/slots").await?.is(200)?;
     // Queue control.
     client.json("PUT", "/api/v1/queue/suspension", json!({"reason": "maintenance"})).await?.is(204)?;

@@ -14,7 +14,6 @@ use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::files::{FILE_BYTES_LIMIT, FILE_PIECE_BYTES, FileHash};
-use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 use pcfarm_sql::files::{self, Content, Output};
 use sha2::{Digest, Sha256};
@@ -165,10 +164,9 @@ impl Files {
                 whole.ok_or_else(given_up)?
             }
             For::Problem(output) => {
-                let checkout = output.checkout;
                 let output = Output { hash, bytes, ..output };
                 if !files::output_is_whole(&client, file, &output).await.map_err(status_code::of)? {
-                    return Err(not_live(checkout));
+                    return Err(not_live(&output));
                 }
                 false
             }
@@ -182,7 +180,7 @@ impl Files {
     pub async fn offered(&self, output: &Output) -> Result<bool, Status> {
         let client = self.client().await?;
         let wanted = files::begin_output(&client, output).await.map_err(status_code::of)?;
-        wanted.ok_or_else(|| not_live(output.checkout))
+        wanted.ok_or_else(|| not_live(output))
     }
 
     async fn add(&self, file: i64, number: &mut i32, piece: &[u8]) -> Result<(), Status> {
@@ -214,8 +212,8 @@ fn taken(places: &Arc<Places>, holder: &Holder) -> Result<Place, Status> {
     })
 }
 
-fn not_live(checkout: CheckoutId) -> Status {
-    Status::not_found(format!("checkout {checkout} is not live"))
+fn not_live(output: &Output) -> Status {
+    Status::not_found(format!("checkout {} is not live, or does not hold problem {}", output.checkout, output.problem))
 }
 
 fn given_up() -> Status {

@@ -69,16 +69,16 @@ struct Selecting {
     judged_at: Option<u64>,
 }
 
-/// As `pcfarm.set_selection` keeps it.
+/// What an administrator says that a workstation may take, as `pcfarm.set_selection` keeps it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Chosen {
-    required: BTreeSet<String>,
-    excluded: BTreeSet<String>,
-    preferred: BTreeSet<String>,
-    job_types: BTreeSet<String>,
-    labels: BTreeSet<String>,
-    largest_problem: Option<u64>,
+pub struct Chosen {
+    pub required: BTreeSet<String>,
+    pub excluded: BTreeSet<String>,
+    pub preferred: BTreeSet<String>,
+    pub job_types: BTreeSet<String>,
+    pub labels: BTreeSet<String>,
+    pub largest_problem: Option<u64>,
 }
 
 /// What follows for a session from what an administrator wants.

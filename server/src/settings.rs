@@ -352,38 +352,14 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn check(arguments: Flags, file: File) -> Result<Settings, String> {
-    let in_file = |name: &str, text: Option<String>| {
-        text.map(|text| duration(&text)).transpose().map_err(|error| format!("{name}: {error}"))
-    };
-    let lease = arguments.lease.or(in_file("lease", file.lease)?).unwrap_or(pcfarm_recycler::DEFAULT_LEASE);
-    let heartbeat =
-        arguments.heartbeat.or(in_file("heartbeat", file.heartbeat)?).unwrap_or(DEFAULT_HEARTBEAT.min(lease / 4));
-    let checkout =
-        arguments.checkout_seconds.or(in_file("checkout_seconds", file.checkout_seconds)?).unwrap_or(DEFAULT_CHECKOUT);
-    let checkout_problems = match arguments.checkout_problems.or(file.checkout_problems) {
-        None => DEFAULT_CHECKOUT_PROBLEMS,
-        Some(problems @ 1..=100_000) => problems,
-        Some(problems) => return Err(format!("checkout_problems is {problems}: let it be 1 to 100000")),
-    };
-    if lease < SHORTEST_LEASE {
-        return Err(format!(
-            "a lease of {} is too short to hear anybody in: 1s at least",
-            humantime::format_duration(lease)
-        ));
-    }
-    if heartbeat * 2 > lease {
-        return Err(format!(
-            "a heartbeat of {} leaves no beat to lose in a lease of {}: let it be a quarter of the lease",
-            humantime::format_duration(heartbeat),
-            humantime::format_duration(lease)
-        ));
-    }
+    let rhythm = rhythm(&arguments, &file)?;
+    let certificate_lifetime = certificate_lifetime(&arguments, &file)?;
+    let connections = connections(&arguments, &file)?;
     let listen = match arguments.listen.or(file.listen) {
         Some(listen) => listen,
         None => DEFAULT_LISTEN.parse().expect("a constant"),
     };
     let http_listen = http_listen(arguments.http_listen.or(file.http_listen), listen)?;
-    let insecure = arguments.insecure || file.insecure.unwrap_or(false);
     let tls = arguments.tls.or(file.tls).map(|directory| Files {
         directory,
         certificate: arguments.tls_certificate.or(file.tls_certificate),
@@ -392,6 +368,7 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
     if tls.as_ref().is_some_and(|files| files.certificate.is_some() != files.key.is_some()) {
         return Err("tls_certificate and tls_key: one does not do without the other".to_owned());
     }
+    let insecure = arguments.insecure || file.insecure.unwrap_or(false);
     let reachable =
         [Some(listen), http_listen.address()].into_iter().flatten().find(|address| !address.ip().is_loopback());
     if let Some(listen) = reachable.filter(|_| tls.is_none() && !insecure) {
@@ -408,36 +385,10 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         None if listen.ip().is_loopback() => Asks::Strangers,
         None => Asks::Always,
     };
-    let certificate_lifetime = arguments
-        .certificate_lifetime
-        .or(in_file("certificate_lifetime", file.certificate_lifetime)?)
-        .unwrap_or(DEFAULT_CERTIFICATE_LIFETIME);
-    if !CERTIFICATE_LIFETIMES.contains(&certificate_lifetime) {
-        return Err(format!(
-            "a certificate_lifetime of {}: let it be 10s to 90d",
-            humantime::format_duration(certificate_lifetime)
-        ));
-    }
     let embedded = arguments.embedded.or(if arguments.database_url.is_some() { None } else { file.embedded });
     let database = match embedded {
         Some(directory) => Database::Embedded(embedded_directory(&directory)?),
         None => Database::Url { flag: arguments.database_url, file: file.database_url },
-    };
-    let connections = Limits {
-        total: arguments.connections.or(file.connections).unwrap_or(DEFAULT_CONNECTIONS),
-        per_address: arguments
-            .connections_per_address
-            .or(file.connections_per_address)
-            .unwrap_or(DEFAULT_CONNECTIONS_PER_ADDRESS),
-    };
-    if connections.total == 0 || connections.per_address == 0 {
-        return Err("connections and connections_per_address: without any the server serves nobody".to_owned());
-    }
-    let mailer = match (arguments.smtp_url.or(file.smtp_url), arguments.mail_from.or(file.mail_from)) {
-        (Some(url), Some(from)) => Some(Arc::new(Mailer::new(&url, &from)?)),
-        (None, None) => None,
-        (Some(_), None) => return Err("smtp_url: mails need a sender, too: say mail_from".to_owned()),
-        (None, Some(_)) => return Err("mail_from: mails need a relay, too: say smtp_url".to_owned()),
     };
     let originals = originals(
         arguments.originals.or(file.originals),
@@ -456,15 +407,80 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         tls,
         certificate_lifetime,
         registration: arguments.registration || file.registration.unwrap_or(false),
-        rhythm: Rhythm { lease, heartbeat, checkout, checkout_problems: checkout_problems as usize },
+        rhythm,
         pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(10),
         connections,
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
         originals,
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
-        mailer,
+        mailer: mailer(arguments.smtp_url.or(file.smtp_url), arguments.mail_from.or(file.mail_from))?,
         traces,
     })
+}
+
+/// A flag's, or else the file's, which is text there.
+fn span(flag: Option<Duration>, name: &str, in_file: Option<&str>) -> Result<Option<Duration>, String> {
+    let in_file = in_file.map(duration).transpose().map_err(|error| format!("{name}: {error}"))?;
+    Ok(flag.or(in_file))
+}
+
+fn rhythm(arguments: &Flags, file: &File) -> Result<Rhythm, String> {
+    let lease = span(arguments.lease, "lease", file.lease.as_deref())?.unwrap_or(pcfarm_recycler::DEFAULT_LEASE);
+    let heartbeat = span(arguments.heartbeat, "heartbeat", file.heartbeat.as_deref())?;
+    let heartbeat = heartbeat.unwrap_or(DEFAULT_HEARTBEAT.min(lease / 4));
+    let checkout = span(arguments.checkout_seconds, "checkout_seconds", file.checkout_seconds.as_deref())?;
+    let checkout_problems = match arguments.checkout_problems.or(file.checkout_problems) {
+        None => DEFAULT_CHECKOUT_PROBLEMS,
+        Some(problems @ 1..=100_000) => problems,
+        Some(problems) => return Err(format!("checkout_problems is {problems}: let it be 1 to 100000")),
+    };
+    if lease < SHORTEST_LEASE {
+        return Err(format!(
+            "a lease of {} is too short to hear anybody in: 1s at least",
+            humantime::format_duration(lease)
+        ));
+    }
+    if heartbeat * 2 > lease {
+        return Err(format!(
+            "a heartbeat of {} leaves no beat to lose in a lease of {}: let it be a quarter of the lease",
+            humantime::format_duration(heartbeat),
+            humantime::format_duration(lease)
+        ));
+    }
+    let checkout = checkout.unwrap_or(DEFAULT_CHECKOUT);
+    Ok(Rhythm { lease, heartbeat, checkout, checkout_problems: checkout_problems as usize })
+}
+
+fn certificate_lifetime(arguments: &Flags, file: &File) -> Result<Duration, String> {
+    let in_file = file.certificate_lifetime.as_deref();
+    let lifetime = span(arguments.certificate_lifetime, "certificate_lifetime", in_file)?;
+    let lifetime = lifetime.unwrap_or(DEFAULT_CERTIFICATE_LIFETIME);
+    if !CERTIFICATE_LIFETIMES.contains(&lifetime) {
+        let lifetime = humantime::format_duration(lifetime);
+        return Err(format!("a certificate_lifetime of {lifetime}: let it be 10s to 90d"));
+    }
+    Ok(lifetime)
+}
+
+fn connections(arguments: &Flags, file: &File) -> Result<Limits, String> {
+    let per_address = arguments.connections_per_address.or(file.connections_per_address);
+    let limits = Limits {
+        total: arguments.connections.or(file.connections).unwrap_or(DEFAULT_CONNECTIONS),
+        per_address: per_address.unwrap_or(DEFAULT_CONNECTIONS_PER_ADDRESS),
+    };
+    if limits.total == 0 || limits.per_address == 0 {
+        return Err("connections and connections_per_address: without any the server serves nobody".to_owned());
+    }
+    Ok(limits)
+}
+
+fn mailer(smtp_url: Option<String>, mail_from: Option<String>) -> Result<Option<Arc<Mailer>>, String> {
+    match (smtp_url, mail_from) {
+        (Some(url), Some(from)) => Ok(Some(Arc::new(Mailer::new(&url, &from)?))),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err("smtp_url: mails need a sender, too: say mail_from".to_owned()),
+        (None, Some(_)) => Err("mail_from: mails need a relay, too: say smtp_url".to_owned()),
+    }
 }
 
 /// What is in the environment for other programs is no harm where uploads are kept elsewhere.

@@ -73,37 +73,58 @@ create table pcfarm.file_usage (
 );
 create index file_usage_by_owner on pcfarm.file_usage (owner);
 
-create function pcfarm.count_file_bytes()
+create function pcfarm.count_bytes_added()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    if tg_op <> 'INSERT' then
-        insert into pcfarm.file_usage values (old.owner, -old.bytes);
-    end if;
-    if tg_op <> 'DELETE' then
-        insert into pcfarm.file_usage values (new.owner, new.bytes);
-    end if;
+    insert into pcfarm.file_usage select a.owner, sum(a.bytes) from added a group by a.owner;
     return null;
 end $$;
-create trigger count_held_bytes after insert or delete on pcfarm.file_holder
-    for each row execute function pcfarm.count_file_bytes();
-create trigger count_output_bytes after insert or update or delete on pcfarm.output
-    for each row execute function pcfarm.count_file_bytes();
+create function pcfarm.count_bytes_gone()
+returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    insert into pcfarm.file_usage select g.owner, -sum(g.bytes) from gone g group by g.owner;
+    return null;
+end $$;
 
 -- A file that a problem has made is not looked at until the last of those problems goes: there may be millions.
-create function pcfarm.keep_output()
+create function pcfarm.output_keeps()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    if tg_op <> 'DELETE' then
-        update pcfarm.file f set touched_at = 'infinity' where f.sha256 = new.sha256 and f.touched_at < 'infinity';
-    end if;
-    if tg_op = 'DELETE' or tg_op = 'UPDATE' and old.sha256 <> new.sha256 then
-        update pcfarm.file f set touched_at = clock_timestamp()
-        where f.sha256 = old.sha256 and not exists (select from pcfarm.output o where o.sha256 = old.sha256);
-    end if;
+    update pcfarm.file f set touched_at = 'infinity'
+    where f.sha256 in (select a.sha256 from added a) and f.touched_at < 'infinity';
     return null;
 end $$;
-create trigger keep_output after insert or update or delete on pcfarm.output
-    for each row execute function pcfarm.keep_output();
+create function pcfarm.output_lets_go()
+returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    -- Of two that let go of the last ones of a file the second waits here, and then sees that nothing is left.
+    perform from pcfarm.file f where f.sha256 in (select g.sha256 from gone g) order by f.file_id for no key update;
+    update pcfarm.file f set touched_at = clock_timestamp()
+    where f.sha256 in (select g.sha256 from gone g)
+        and not exists (select from pcfarm.output o where o.sha256 = f.sha256);
+    return null;
+end $$;
+
+create trigger count_bytes_added after insert on pcfarm.file_holder
+    referencing new table as added for each statement execute function pcfarm.count_bytes_added();
+create trigger count_bytes_gone after delete on pcfarm.file_holder
+    referencing old table as gone for each statement execute function pcfarm.count_bytes_gone();
+create trigger count_bytes_added after insert on pcfarm.output
+    referencing new table as added for each statement execute function pcfarm.count_bytes_added();
+create trigger count_bytes_replacing after update on pcfarm.output
+    referencing new table as added for each statement execute function pcfarm.count_bytes_added();
+create trigger count_bytes_replaced after update on pcfarm.output
+    referencing old table as gone for each statement execute function pcfarm.count_bytes_gone();
+create trigger count_bytes_gone after delete on pcfarm.output
+    referencing old table as gone for each statement execute function pcfarm.count_bytes_gone();
+create trigger output_keeps after insert on pcfarm.output
+    referencing new table as added for each statement execute function pcfarm.output_keeps();
+create trigger output_keeps_instead after update on pcfarm.output
+    referencing new table as added for each statement execute function pcfarm.output_keeps();
+create trigger output_lets_go_instead after update on pcfarm.output
+    referencing old table as gone for each statement execute function pcfarm.output_lets_go();
+create trigger output_lets_go after delete on pcfarm.output
+    referencing old table as gone for each statement execute function pcfarm.output_lets_go();
 
 -- In the transaction that makes the job. Whoever has not put a file there cannot name it.
 create function pcfarm.set_job_files(job bigint, files jsonb)
@@ -258,7 +279,7 @@ declare
     of_job pcfarm.job;
     size   bigint;
 begin
-    of_job := pcfarm.job_of_output(checkout, secret);
+    of_job := pcfarm.job_of_output(checkout, secret, problem);
     if of_job.job_id is null then
         return;
     end if;
@@ -283,7 +304,7 @@ declare
     of_job pcfarm.job;
     named  record;
 begin
-    of_job := pcfarm.job_of_output(checkout, secret);
+    of_job := pcfarm.job_of_output(checkout, secret, problem);
     if of_job.job_id is null then
         return;
     end if;
@@ -295,11 +316,13 @@ begin
     return next named.repeated;
 end $$;
 
--- Shared: neither the checkout nor, therefore, its job is forgotten while this transaction goes on.
-create function pcfarm.job_of_output(checkout bigint, secret bigint)
+-- Of a live checkout and a problem of it. Shared: neither the checkout nor, therefore, its job is forgotten while this transaction
+-- goes on.
+create function pcfarm.job_of_output(checkout bigint, secret bigint, problem bigint)
 returns pcfarm.job language sql as $$
     select j.* from pcfarm.checkout c join pcfarm.job j on j.job_id = c.job_id
     where c.checkout_id = checkout and c.token = secret and c.ended_at is null
+        and exists (select from pcfarm.held_problem h where h.checkout_id = checkout and h.problem_id = problem)
     for key share of c
 $$;
 
@@ -350,6 +373,6 @@ end $$;
 -- What nobody calls by hand is nobody's to call.
 revoke all on function pcfarm.begin_file(), pcfarm.name_file(bigint, bytea, bigint), pcfarm.check_file_bytes(name),
     pcfarm.file_is_whole(bigint, bytea, bigint, text), pcfarm.begin_output(bigint, bigint, bigint, text, bytea),
-    pcfarm.output_is_whole(bigint, bigint, bigint, bigint, text, bytea, bigint), pcfarm.job_of_output(bigint, bigint),
-    pcfarm.add_output(pcfarm.job, bigint, text, bytea, bigint), pcfarm.count_file_bytes(), pcfarm.keep_output(),
-    pcfarm.forget_files(), pcfarm.job_type_has_module(), pcfarm.set_job_files(bigint, jsonb) from public;
+    pcfarm.output_is_whole(bigint, bigint, bigint, bigint, text, bytea, bigint), pcfarm.job_of_output(bigint, bigint, bigint),
+    pcfarm.add_output(pcfarm.job, bigint, text, bytea, bigint), pcfarm.count_bytes_added(),
+    pcfarm.count_bytes_gone(), pcfarm.output_keeps(), pcfarm.output_lets_go(), pcfarm.forget_files(), pcfarm.job_type_has_module(), pcfarm.set_job_files(bigint, jsonb) from public;

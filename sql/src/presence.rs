@@ -255,9 +255,21 @@ pub async fn session_states(
         .collect()
 }
 
-/// What workstations of these names may take. `options`: a JSON object, as `pcfarm.set_selection` takes it.
-pub async fn set_selection(client: &ClientWrapper, hostnames: &[String], options: &RawJson) -> Result<(), Error> {
-    client.run(include_str!("../queries/set_selection.sql"), &[&hostnames, options]).await.map(drop)
+/// What workstations of these names may take. `options`: a JSON object, as `pcfarm.set_selection` takes it. `version`: the one
+/// that it is meant for, of one workstation alone; empty: any.
+pub async fn set_selection(
+    client: &ClientWrapper,
+    hostnames: &[String],
+    options: &RawJson,
+    version: &str,
+) -> Result<(), Error> {
+    client.run(include_str!("../queries/set_selection.sql"), &[&hostnames, options, &version]).await.map(drop)
+}
+
+/// What workstations of this name may take, as `pcfarm.set_selection` keeps it, and of which version that is.
+pub async fn selection(client: &ClientWrapper, hostname: &str) -> Result<(RawJson, String), Error> {
+    let row = &client.run(include_str!("../queries/selection.sql"), &[&hostname]).await?[0];
+    Ok((row.try_get("selection")?, row.try_get("version")?))
 }
 
 /// Tells every server to look: `work`, `revoked`, `drain`, `selection` or `job_type`.

@@ -277,6 +277,8 @@ async fn what_problems_make_is_their_owners_and_goes_with_them() {
     assert_eq!(queue.text(made).await, "a1 b2 c4 a1");
     let wrong_token = Output { token: held.token ^ 1, ..output(&held, "d", 5) };
     assert_eq!(make(&client, &wrong_token, 5).await, None);
+    let not_its_own = Output { problem: other.problems[0].problem_id, ..output(&held, "d", 5) };
+    assert_eq!(make(&client, &not_its_own, 5).await, None);
 
     // Nobody has more than may be, by either way.
     queue.run("update pcfarm.intake set most_file_bytes = 27").await;
@@ -317,6 +319,34 @@ async fn what_problems_make_is_their_owners_and_goes_with_them() {
     files::forget(&client).await.expect("folded");
     assert_eq!(queue.number(usage).await, 0);
     assert_eq!(queue.number("select count(*) from pcfarm.file_usage").await, 2, "a row for each user");
+}
+
+/// Of the two problems that have made the same each goes while the other is still seen.
+#[tokio::test]
+async fn of_two_that_let_go_of_a_file_at_once_the_second_sees_that_nothing_needs_it() {
+    let queue = queue().await;
+    let second = queue.server().await;
+    act_as(&second, "mia").await;
+    put(&second, 1).await;
+    let output = |problem| {
+        format!(
+            "insert into pcfarm.output (job_id, problem_id, name, sha256, bytes, owner)
+             values (1, {problem}, 'a', decode('{}', 'hex'), 5, 'mia')",
+            hash(1)
+        )
+    };
+    queue.run(&output(1)).await;
+    queue.run(&output(2)).await;
+    let kept = "select count(*) from pcfarm.file where touched_at = 'infinity'";
+    assert_eq!(queue.number(kept).await, 1);
+    queue.run("begin; delete from pcfarm.output where problem_id = 1").await;
+    let backend = queue::backend(&second).await;
+    let (deleted, ()) = tokio::join!(second.batch_execute("delete from pcfarm.output where problem_id = 2"), async {
+        queue.until_blocked(backend).await;
+        queue.run("commit").await;
+    });
+    deleted.expect("deleted");
+    assert_eq!(queue.number(kept).await, 0);
 }
 
 /// Both add to what the user has: the second counts what the first has put.

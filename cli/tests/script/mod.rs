@@ -326,6 +326,10 @@ impl WorkstationService for Script {
         Ok(Response::new(ForgetWorkstationsResponse { workstations }))
     }
 
+    async fn get_selection(&self, request: Request<GetSelectionRequest>) -> Answer<Selection> {
+        Ok(Response::new(Selection { hostname: request.into_inner().hostname, ..Selection::default() }))
+    }
+
     async fn set_selection(&self, _: Request<SetSelectionRequest>) -> Answer<SetSelectionResponse> {
         Ok(Response::new(SetSelectionResponse {}))
     }

@@ -2,14 +2,16 @@
 
 use super::status_code;
 use crate::access::Caller;
+use crate::session::Chosen;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
     ChangedWorkstations, DrainWorkstationsRequest, Drained, Evidence, ForgetWorkstationsRequest,
-    ForgetWorkstationsResponse, ForgottenWorkstation, ListSlotsRequest, ListSlotsResponse, ListWorkstationsRequest,
-    ListWorkstationsResponse, NoteWorkstationsRequest, Quarantine, SetSelectionRequest, SetSelectionResponse,
-    SetSlotRequest, SetSlotResponse, Slot, Workstation, WorkstationCheckout, WorkstationSpeed, WorkstationState,
+    ForgetWorkstationsResponse, ForgottenWorkstation, GetSelectionRequest, ListSlotsRequest, ListSlotsResponse,
+    ListWorkstationsRequest, ListWorkstationsResponse, NoteWorkstationsRequest, Quarantine, Selection,
+    SetSelectionRequest, SetSelectionResponse, SetSlotRequest, SetSlotResponse, Slot, Workstation, WorkstationCheckout,
+    WorkstationSpeed, WorkstationState,
 };
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::{access, farm, fleet, presence};
@@ -78,10 +80,25 @@ impl WorkstationsApi {
         if asked.hostnames.is_empty() || options.is_empty() {
             return Err(Status::invalid_argument("name workstations, and what they may take"));
         }
+        if asked.hostnames.len() > 1 && !asked.version.is_empty() {
+            return Err(Status::invalid_argument("a version is that of one workstation: name one"));
+        }
         let options = RawJson(Value::Object(options).to_string().into());
         let client = self.client(caller).await?;
-        presence::set_selection(&client, &asked.hostnames, &options).await.map_err(status_code::of)?;
+        presence::set_selection(&client, &asked.hostnames, &options, &asked.version).await.map_err(status_code::of)?;
         Ok(Response::new(SetSelectionResponse {}))
+    }
+
+    async fn selection(&self, hostname: String) -> Result<Response<Selection>, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let (selection, version) = presence::selection(&client, &hostname).await.map_err(status_code::of)?;
+        let Chosen { required, excluded, preferred, job_types, labels, largest_problem } =
+            serde_json::from_slice(&selection.0).map_err(|error| Status::internal(error.to_string()))?;
+        let [required, excluded, preferred, job_types, labels] =
+            [required, excluded, preferred, job_types, labels].map(|names| names.into_iter().collect());
+        let largest_problem = largest_problem.unwrap_or_default().cast_signed();
+        let found = Selection { hostname, required, excluded, preferred, job_types, labels, largest_problem, version };
+        Ok(Response::new(found))
     }
 
     async fn set_slot(&self, caller: &Caller, asked: SetSlotRequest) -> Result<Response<SetSlotResponse>, Status> {
@@ -194,6 +211,10 @@ impl WorkstationService for WorkstationsApi {
         request: Request<ForgetWorkstationsRequest>,
     ) -> Result<Response<ForgetWorkstationsResponse>, Status> {
         self.forget(&Caller::of(&request)?, request.into_inner()).await
+    }
+
+    async fn get_selection(&self, request: Request<GetSelectionRequest>) -> Result<Response<Selection>, Status> {
+        self.selection(request.into_inner().hostname).await
     }
 
     async fn set_selection(

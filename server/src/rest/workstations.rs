@@ -1,17 +1,18 @@
 //! Workstations and slots.
 
 use super::Api;
-use super::extract::{Document, Id, Limit, Params, PathId, PathName, PathNames, Who};
+use super::extract::{Document, Id, Limit, Params, PathId, PathName, PathNames, SomeVersion, Who};
 use super::jobs::Reasons;
 use super::paging::{self, Page};
 use super::problem_details::Answer;
-use super::shown::{ForgottenWorkstation, Show, Slot, Workstation};
+use super::shown::{ForgottenWorkstation, Show, Slot, Workstation, tagged};
 use axum::Json as Body;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tonic::Status;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -28,7 +29,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(note))
         .routes(routes!(forget))
         .routes(routes!(explain))
-        .routes(routes!(select))
+        .routes(routes!(selection, select))
         .routes(routes!(slots))
         .routes(routes!(start_slot, stop_slot))
 }
@@ -223,10 +224,54 @@ async fn explain(State(api): State<Api>, who: Who, PathId(workstation_id): PathI
     Ok(Body(Reasons { reasons }))
 }
 
+/// What a workstation may take, beside what its agent can run; an empty list is any
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct Selection {
+    hostname: String,
+    /// Users
+    required: Vec<String>,
+    excluded: Vec<String>,
+    preferred: Vec<String>,
+    job_types: Vec<String>,
+    /// Beside those that its agent says
+    labels: Vec<String>,
+    /// Bytes of a payload; 0: any
+    largest_problem: i64,
+}
+
+impl Show<v1::Selection> for Selection {
+    fn show(from: v1::Selection) -> Selection {
+        Selection {
+            hostname: from.hostname,
+            required: from.required,
+            excluded: from.excluded,
+            preferred: from.preferred,
+            job_types: from.job_types,
+            labels: from.labels,
+            largest_problem: from.largest_problem,
+        }
+    }
+}
+
+async fn selected(api: &Api, who: &Who, hostname: String) -> Answer<Response> {
+    let found = api.workstations.get_selection(who.ask(v1::GetSelectionRequest { hostname })).await?.into_inner();
+    let version = found.version.clone();
+    Ok(tagged(Selection::show(found), &version))
+}
+
+/// What a workstation may take
+///
+/// Of one that has not connected yet, too: it will find this when it does.
+#[utoipa::path(get, path = "/api/v1/hosts/{hostname}/selection", tag = "workstations",
+    params(("hostname" = String, Path)), responses((status = 200, body = Selection, headers(("ETag" = String)))))]
+async fn selection(State(api): State<Api>, who: Who, PathName(hostname): PathName) -> Answer<Response> {
+    selected(&api, &who, hostname).await
+}
+
 /// What a workstation may take: what is missing stays, and an empty list is none any more.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Selection {
+struct NewSelection {
     /// Users
     required: Option<Vec<String>>,
     excluded: Option<Vec<String>>,
@@ -241,25 +286,28 @@ struct Selection {
 
 /// Say what a workstation may take
 #[utoipa::path(patch, path = "/api/v1/hosts/{hostname}/selection", tag = "workstations",
-    params(("hostname" = String, Path)), request_body = Selection, responses((status = 204)))]
+    params(("hostname" = String, Path), ("If-Match" = Option<String>, Header, description = "The ETag of what was read")),
+    request_body = NewSelection, responses((status = 200, body = Selection, headers(("ETag" = String)))))]
 async fn select(
     State(api): State<Api>,
     who: Who,
     PathName(hostname): PathName,
-    Document(selection): Document<Selection>,
-) -> Answer<StatusCode> {
+    SomeVersion(version): SomeVersion,
+    Document(selection): Document<NewSelection>,
+) -> Answer<Response> {
     let names = |list: Option<Vec<String>>| list.map(|names| v1::Names { names });
     let asked = v1::SetSelectionRequest {
-        hostnames: vec![hostname],
+        hostnames: vec![hostname.clone()],
         required: names(selection.required),
         excluded: names(selection.excluded),
         preferred: names(selection.preferred),
         job_types: names(selection.job_types),
         labels: names(selection.labels),
         largest_problem: selection.largest_problem,
+        version,
     };
     api.workstations.set_selection(who.ask(asked)).await?;
-    Ok(StatusCode::NO_CONTENT)
+    selected(&api, &who, hostname).await
 }
 
 /// Slots
