@@ -275,10 +275,11 @@ async fn every_resource_is_there() -> Result<()> {
     let selection = "/api/v1/hosts/pc1/selection";
     let none = client.get(selection).await?.is(200)?;
     ensure!(none.json()?["labels"] == json!([]) && none.header("etag") == Some("\"none\""), "{none:?}");
-    let big = Some(json!({"labels": ["big"]}).to_string());
-    let said = client.send("PATCH", selection, &[("If-Match", "\"none\"")], big.clone()).await?.is(200)?;
+    let big = Some(json!({"labels": ["big"]}).to_string().into_bytes());
+    let new = [("If-Match", "\"none\""), ("Content-Type", "application/json")];
+    let said = client.send("PATCH", selection, &new, big.clone()).await?.is(200)?;
     ensure!(said.json()?["labels"] == json!(["big"]) && said.header("etag") != Some("\"none\""), "{said:?}");
-    client.send("PATCH", selection, &[("If-Match", "\"none\"")], big).await?.is(412)?;
+    client.send("PATCH", selection, &new, big).await?.is(412)?;
     ensure!(client.get(selection).await?.is(200)?.header("etag") == said.header("etag"));
     client.get("/api/v1/slots").await?.is(200)?;
     // Queue control.

@@ -73,6 +73,12 @@ create table pcfarm.file_usage (
 );
 create index file_usage_by_owner on pcfarm.file_usage (owner);
 
+-- Files that problems had made which are gone, by the statement: whether others need them is seen when they are committed, so that
+-- of two who let go of the same neither waits for the other.
+create table pcfarm.file_let_go (
+    sha256 bytea not null
+);
+
 create function pcfarm.count_bytes_added()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -97,11 +103,7 @@ end $$;
 create function pcfarm.output_lets_go()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    -- Of two that let go of the last ones of a file the second waits here, and then sees that nothing is left.
-    perform from pcfarm.file f where f.sha256 in (select g.sha256 from gone g) order by f.file_id for no key update;
-    update pcfarm.file f set touched_at = clock_timestamp()
-    where f.sha256 in (select g.sha256 from gone g)
-        and not exists (select from pcfarm.output o where o.sha256 = f.sha256);
+    insert into pcfarm.file_let_go select distinct g.sha256 from gone g;
     return null;
 end $$;
 
@@ -347,6 +349,12 @@ begin
     with several as (select u.owner from pcfarm.file_usage u group by u.owner having count(*) > 1),
     gone as (delete from pcfarm.file_usage u using several s where u.owner = s.owner returning u.owner, u.bytes)
     insert into pcfarm.file_usage select g.owner, sum(g.bytes) from gone g group by g.owner;
+    with let_go as (
+        delete from pcfarm.file_let_go l
+        where l.ctid = any (array(select g.ctid from pcfarm.file_let_go g limit 10000)) returning l.sha256)
+    update pcfarm.file f set touched_at = clock_timestamp()
+    where f.sha256 in (select l.sha256 from let_go l)
+        and not exists (select from pcfarm.output o where o.sha256 = f.sha256);
     -- An agent may still have a checkout from before.
     delete from pcfarm.job_type_module m where m.replaced_at < clock_timestamp() - interval '1 day';
     update pcfarm.file f set touched_at = clock_timestamp()
