@@ -1,6 +1,7 @@
 //! The fault harness: hurts a whole farm of real processes at random moments, from a seed, and then asks an oracle, which
 //! is not in the database, whether anything was lost, doubled or applied that should not have been.
 
+mod disks;
 mod faults;
 mod journal;
 mod link;
