@@ -1,5 +1,4 @@
-//! What is done with many workstations at once: which are meant is said, asked about where that is dangerous, and done with one
-//! call.
+//! What is done with many workstations at once: which are meant is said, asked about where that is dangerous, and done.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -43,31 +42,56 @@ pub async fn undrain(farm: &Farm, args: UndrainArgs, output: Output) -> Result<(
     change(farm, "undoing the drain of", request, output).await
 }
 
+/// A server takes so many in one call.
+const AT_ONCE: usize = 1_000;
+
+fn in_calls(ids: &[i64]) -> impl Iterator<Item = Vec<i64>> {
+    ids.chunks(AT_ONCE).map(<[i64]>::to_vec)
+}
+
+/// Says what calls before this one have done, if this one fails.
+fn after<T>(done: usize, call: Result<T>) -> Result<T> {
+    if done == 0 {
+        return call;
+    }
+    call.with_context(|| format!("it was done for {done} of them, and is to be done again for the others"))
+}
+
 async fn change(farm: &Farm, doing: &str, request: DrainWorkstationsRequest, output: Output) -> Result<()> {
     let doing = match request.workstation_ids.as_slice() {
         [one] => format!("{doing} workstation {one}"),
         several => format!("{doing} {} workstations", several.len()),
     };
-    let mut client = farm.workstations();
-    let changed = farm.call(&doing, client.drain_workstations(farm.request(request))).await?;
-    workstations::print(&changed.workstations, output)
+    let (mut client, mut changed) = (farm.workstations(), Vec::new());
+    for workstation_ids in in_calls(&request.workstation_ids) {
+        let request = DrainWorkstationsRequest { workstation_ids, ..request.clone() };
+        let call = farm.call(&doing, client.drain_workstations(farm.request(request))).await;
+        changed.extend(after(changed.len(), call)?.workstations);
+    }
+    workstations::print(&changed, output)
 }
 
 pub async fn note(farm: &Farm, args: NoteArgs, output: Output) -> Result<()> {
     let meant = meant(farm, &args.chosen.workstations).await?;
-    let request = NoteWorkstationsRequest { workstation_ids: ids(&meant), note: args.text };
-    let mut client = farm.workstations();
-    let noted = farm.call("noting", client.note_workstations(farm.request(request))).await?;
-    workstations::print(&noted.workstations, output)
+    let (mut client, mut noted) = (farm.workstations(), Vec::new());
+    for workstation_ids in in_calls(&ids(&meant)) {
+        let request = NoteWorkstationsRequest { workstation_ids, note: args.text.clone() };
+        let call = farm.call("noting", client.note_workstations(farm.request(request))).await;
+        noted.extend(after(noted.len(), call)?.workstations);
+    }
+    workstations::print(&noted, output)
 }
 
 pub async fn forget(farm: &Farm, args: ForgetArgs, output: Output) -> Result<()> {
     let ForgetArgs { chosen, force, yes } = args;
     let meant = meant(farm, &chosen.workstations).await?;
     confirm(&format!("forget {}, for good", many(&meant)), yes)?;
-    let request = ForgetWorkstationsRequest { workstation_ids: ids(&meant), force };
-    let mut client = farm.workstations();
-    let forgotten = farm.call("forgetting", client.forget_workstations(farm.request(request))).await?.workstations;
+    let (mut client, mut forgotten) = (farm.workstations(), Vec::new());
+    for workstation_ids in in_calls(&ids(&meant)) {
+        let request = ForgetWorkstationsRequest { workstation_ids, force };
+        let call = farm.call("forgetting", client.forget_workstations(farm.request(request))).await;
+        forgotten.extend(after(forgotten.len(), call)?.workstations);
+    }
     output.print(
         || ForgottenJson { forgotten: forgotten.iter().map(json).collect() },
         || {

@@ -27,7 +27,6 @@ pub(crate) const TOO_SLOW: &str = "pcfarm-too-slow";
 /// The field of the request that a status is about.
 pub(crate) const FIELD: &str = "pcfarm-field";
 
-/// What is wrong with a field of a request.
 /// What came, came too slowly.
 pub(crate) fn too_slow(message: &str) -> Status {
     let mut status = Status::deadline_exceeded(message);

@@ -12,8 +12,9 @@ use crate::grpc::status_code;
 use crate::rest::upload::Pieces;
 use anyhow::Context;
 use bytes::BytesMut;
+use deadpool_postgres::{Object, Transaction};
 use futures_util::{StreamExt, stream};
-use kept::{Sink, Store};
+use kept::{Removed, Sink, Store};
 use pcfarm_proto::PAYLOAD_BYTES_LIMIT;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::submissions::{self, Ended, KeptIn};
@@ -28,14 +29,15 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
 use tracing::warn;
 
-/// What is written at a time: with what is on its way, an upload's memory.
+/// What is written at a time.
 const PIECE_BYTES: usize = 1 << 20;
 /// Uploads that are received at a time, and those of one user, or one address without a token.
 const RECEIVING: usize = 32;
 const RECEIVING_OF_ONE: usize = 8;
 /// What cannot be removed by then is left to those who remove what is left, and those try again: they hold a transaction.
 const CLEAR_LIMIT: Duration = Duration::from_secs(5);
-const FORGET_LIMIT: Duration = Duration::from_secs(30);
+const REMOVE_LIMIT: Duration = Duration::from_secs(30);
+const FORGOTTEN_AT_A_TIME: i64 = 20;
 
 /// All of it is here, and the database does not say whether it is stored: it is asked again for so long.
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(15);
@@ -220,9 +222,10 @@ impl Originals {
     /// found by its row.
     async fn drop_unfinished(&self, id: i64) -> anyhow::Result<()> {
         let mut client = self.farm.pool.get().await.context("getting a connection")?;
-        let transaction = client.transaction().await.context("beginning to drop an upload")?;
+        let transaction = begun(&mut client).await.context("beginning to drop an upload")?;
         if submissions::drop_unfinished(&transaction, id).await.context("dropping an upload")? {
-            self.store.remove(&[id]).await?;
+            let Removed { failed, .. } = self.store.remove(self.store.kept_in(), &[id]).await;
+            failed.map_or(Ok(()), |(_, error)| Err(error))?;
         }
         transaction.commit().await.context("dropping an upload")
     }
@@ -265,15 +268,46 @@ impl Originals {
     }
 
     async fn forget(&self) -> anyhow::Result<()> {
-        let mut client = self.farm.pool.get().await.context("getting a connection")?;
+        let client = self.farm.pool.get().await.context("getting a connection")?;
         pcfarm_sql::requests::forget(&client).await.context("forgetting requests")?;
-        // Files go first: of a server that dies in between, the next one finds what is to be removed again.
-        let transaction = client.transaction().await.context("beginning to forget uploads")?;
-        let gone = submissions::forget(&transaction, self.store.kept_in()).await.context("forgetting uploads")?;
-        timeout(FORGET_LIMIT, self.store.remove(&gone)).await.context("removing uploads takes too long")??;
-        transaction.commit().await.context("forgetting uploads")?;
-        Ok(())
+        drop(client);
+        self.forget_in(KeptIn::Database).await?;
+        match self.store.kept_in() {
+            KeptIn::Database => Ok(()),
+            elsewhere => self.forget_in(elsewhere).await,
+        }
     }
+
+    /// In small steps: for as long as one takes its rows are locked, and what cannot be removed keeps back nothing behind it.
+    async fn forget_in(&self, place: KeptIn) -> anyhow::Result<()> {
+        let (mut behind, mut last) = (0, None);
+        loop {
+            let mut client = self.farm.pool.get().await.context("getting a connection")?;
+            let transaction = begun(&mut client).await.context("beginning to forget uploads")?;
+            let old = submissions::old(&transaction, place, behind, FORGOTTEN_AT_A_TIME).await;
+            let old = old.context("finding uploads that are kept no longer")?;
+            let Some(newest) = old.last() else { return last.map_or(Ok(()), Err) };
+            behind = *newest;
+            // What is kept elsewhere goes first: of a server that dies in between, the next one finds what is to be removed again.
+            let removed = timeout(REMOVE_LIMIT, self.store.remove(place, &old)).await;
+            let Removed { gone, failed, away } = removed.context("removing uploads takes too long")?;
+            submissions::are_gone(&transaction, &gone).await.context("forgetting uploads")?;
+            transaction.commit().await.context("forgetting uploads")?;
+            if let Some((id, error)) = failed {
+                last = Some(error.context(format!("removing upload {id}")));
+            }
+            if away {
+                return last.map_or(Ok(()), Err);
+            }
+        }
+    }
+}
+
+/// What is removed elsewhere meanwhile takes longer than a transaction of ours may be idle for.
+async fn begun(client: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
+    let transaction = client.transaction().await?;
+    transaction.batch_execute("set local idle_in_transaction_session_timeout = '60s'").await?;
+    Ok(transaction)
 }
 
 pub fn hex(bytes: &[u8]) -> String {

@@ -22,7 +22,6 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
-use uuid::Uuid;
 
 /// Of all parts but the last: stores want 5 MiB at least, some want them all alike, and as much memory each upload takes.
 const PART_BYTES: usize = 8 << 20;
@@ -133,11 +132,13 @@ impl Store {
 
     /// Does once all that is done later, so that what is missing is known at start and not at night.
     pub async fn check(&self) -> Result<(), Failure> {
-        let name = format!("check-{}", Uuid::new_v4());
-        self.put(&name, Bytes::from_static(b"pcfarm-server looks whether it may")).await?;
-        let read = self.call(&Call { method: Method::Get, ..Call::of(&self.key(&name)) }, Bytes::new()).await;
-        self.remove(&name).await?;
-        read.map(drop)
+        // Of a check that is cut off the next one removes what it has left. Of two at a time one may find that it is gone.
+        let name = "check";
+        self.put(name, Bytes::from_static(b"pcfarm-server looks whether it may")).await?;
+        let read =
+            found(self.call(&Call { method: Method::Get, ..Call::of(&self.key(name)) }, Bytes::new()).await.map(drop));
+        self.remove(name).await?;
+        read
     }
 
     /// What to do about it, for people.
@@ -239,7 +240,8 @@ struct Reading {
 
 impl Reading {
     async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
-        let mut tries = Tries::begin();
+        // From the first failure on: until then it may have waited for long.
+        let mut tries = None;
         loop {
             let failure = match self.frame().await {
                 Ok(Some(piece)) if piece.is_empty() => continue,
@@ -250,7 +252,7 @@ impl Reading {
                 Err(failure) => failure,
             };
             self.body = None;
-            tries.again(failure).await?;
+            tries.get_or_insert_with(Tries::begin).again(failure).await?;
         }
     }
 

@@ -526,6 +526,11 @@ impl Session {
         changed
     }
 
+    /// What was taken last is not known to anybody else: it is taken again.
+    pub fn forget_speed(&self) {
+        self.state().noted_speed = None;
+    }
+
     /// Ends the connection with a reason for the agent.
     pub fn end(&self, status: Status) {
         // A full queue means that the agent does not read: it will notice the end by itself.

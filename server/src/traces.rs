@@ -253,6 +253,17 @@ pub async fn within<T>(span: &mut Span, work: impl Future<Output = T>) -> T {
     outcome
 }
 
+/// The same in a task of its own: that knows by itself nothing of what began it.
+pub fn carried<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+    let doing = DOING.try_with(Clone::clone).ok();
+    async move {
+        match doing {
+            Some(doing) => DOING.scope(doing, work).await,
+            None => work.await,
+        }
+    }
+}
+
 /// Where what is done now belongs, if anybody wants to see it.
 pub fn current() -> Option<Place> {
     DOING.try_with(|doing| doing.place).ok()

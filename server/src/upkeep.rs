@@ -124,14 +124,21 @@ async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// For people: of its own workstations, those whose speed has changed. What is lost is measured again.
+/// For people: of its own workstations, those whose speed has changed.
 async fn note_speeds(farm: &Farm, client: &deadpool_postgres::Object) -> Result<(), tokio_postgres::Error> {
     let sessions = farm.sessions();
     let speed = |session: &Arc<crate::session::Session>| {
         session.take_speed().map(|(job_type, rate)| (session.workstation_id, job_type, rate))
     };
     let changed: Vec<_> = sessions.iter().filter_map(speed).collect();
-    if changed.is_empty() { Ok(()) } else { fleet::note_speeds(client, &changed).await }
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let noted = fleet::note_speeds(client, &changed).await;
+    if noted.is_err() {
+        sessions.iter().for_each(|session| session.forget_speed());
+    }
+    noted
 }
 
 /// Recycles every second; of several servers one does it at a time. A task of its own, so that what blocks it blocks

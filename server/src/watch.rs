@@ -230,12 +230,16 @@ async fn look_at_rows(
         } else if row.dead {
             // It lives after all: it connects again, and is told that its checkouts are gone.
             session.end(Status::unavailable("the workstation had been declared dead: connect again"));
-        } else if session.select(row.selection.as_ref()) {
-            info!(workstation_id = %row.workstation_id, "selection changed");
-            drop(farm.dispatcher.try_send(dispatch::Event::Selection));
         } else {
+            if session.select(row.selection.as_ref()) {
+                info!(workstation_id = %row.workstation_id, "selection changed");
+                drop(farm.dispatcher.try_send(dispatch::Event::Selection));
+            }
             let drained = session.set_drained(row.drain, &row.drain_reason, row.drain_left);
-            look_at_drain(farm, client, &session, &row, drained).await?;
+            // A lane that somebody has locked keeps back neither the others nor this one's next look.
+            if let Err(error) = look_at_drain(farm, client, &session, &row, drained).await {
+                warn!(workstation_id = %row.workstation_id, error = format!("{error:#}"), "not drained yet");
+            }
             next = next.min(row.drain_left.filter(|left| *left > 0.0).unwrap_or(f64::INFINITY));
         }
     }

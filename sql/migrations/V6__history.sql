@@ -57,14 +57,19 @@ begin
             when old.drain and not new.drain then 'drain undone'
             when new.note <> old.note then 'note'
             when old.state = 'dead' then 'back'
-            else new.state end,
+            when new.state is distinct from old.state then new.state
+            -- Once more, for another reason or until another time.
+            else 'drained' end,
         its.workstation_id, its.hostname, jsonb_strip_nulls(jsonb_build_object('reason', nullif(its.reason, ''),
-            'why', nullif(its.drained_why, ''), 'deadline', its.drain_deadline, 'note', nullif(its.note, ''), 'quarantine', its.quarantine)));
+            'why', nullif(its.drained_why, ''), 'deadline', its.drain_deadline, 'note', nullif(its.note, ''),
+            -- With its evidence, which is told once.
+            'quarantine', case when tg_op <> 'UPDATE' or old.quarantine is null then its.quarantine end)));
     return null;
 end $$;
 create trigger note_registration after insert on pcfarm.workstation for each row execute function pcfarm.note_workstation();
 create trigger note_state after update on pcfarm.workstation for each row
-    when (old.state is distinct from new.state or old.drain is distinct from new.drain or old.note <> new.note)
+    when (old.state is distinct from new.state or old.drain is distinct from new.drain or old.note <> new.note
+        or new.drain and (old.drained_why is distinct from new.drained_why or old.drain_deadline is distinct from new.drain_deadline))
     execute function pcfarm.note_workstation();
 create trigger note_end after delete on pcfarm.workstation for each row execute function pcfarm.note_workstation();
 

@@ -334,14 +334,13 @@ pub async fn explain_job(client: &ClientWrapper, job_id: JobId) -> Result<Option
     Ok(Some(crate::jobs::reason::explain(&job, &ahead)))
 }
 
-/// The same of a workstation.
+/// The same of a workstation, with what is told of it. `None`: it has gone.
 pub async fn explain_workstation(
     client: &ClientWrapper,
-    workstation_id: WorkstationId,
+    workstation: &Workstation,
 ) -> Result<Option<Vec<String>>, Error> {
-    let Some(workstation) = workstation(client, workstation_id).await? else { return Ok(None) };
     let statement = include_str!("../queries/workstation_prospects.sql");
-    let rows = client.run(statement, &[&workstation_id]).await?;
+    let rows = client.run(statement, &[&workstation.workstation_id]).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     let prospects = Prospects {
         silent: row.try_get("silent")?,
@@ -354,7 +353,7 @@ pub async fn explain_workstation(
         wanted_elsewhere: row.try_get::<_, Option<Vec<String>>>("wanted_elsewhere")?.unwrap_or_default(),
         lacks: row.try_get::<_, Option<Vec<String>>>("lacks")?.unwrap_or_default(),
     };
-    Ok(Some(explain(&workstation, &prospects, SystemTime::now())))
+    Ok(Some(explain(workstation, &prospects, SystemTime::now())))
 }
 
 /// What work there is for a workstation, by its controllers.

@@ -235,17 +235,17 @@ fn of_row(row: &Row) -> Result<Submission, Error> {
     })
 }
 
-/// Removes uploads that are kept no longer, and what nobody goes on sending, from the database and from `elsewhere`. Returns
-/// those that are to be removed there before this commits.
-pub async fn forget(client: &impl Queries, elsewhere: KeptIn) -> Result<Vec<i64>, Error> {
-    let rows = client.run(include_str!("../queries/forget_uploads.sql"), &[&elsewhere.as_str()]).await?;
-    let mut there = Vec::new();
-    for row in &rows {
-        if KeptIn::of_row(row.try_get("kept_in")?) == elsewhere {
-            there.push(row.try_get("submission_id")?);
-        }
-    }
-    Ok(there)
+/// Uploads in one place that are kept no longer, and those that nobody goes on sending, behind one: the caller's until its
+/// transaction ends, which removes them from there and says so.
+pub async fn old(client: &impl Queries, kept_in: KeptIn, behind: i64, limit: i64) -> Result<Vec<i64>, Error> {
+    let statement = include_str!("../queries/old_uploads.sql");
+    let rows = client.run(statement, &[&kept_in.as_str(), &behind, &limit]).await?;
+    rows.iter().map(|row| row.try_get("submission_id")).collect()
+}
+
+/// Of those: they are there no longer; or, in the database, this removes them.
+pub async fn are_gone(client: &impl Queries, ids: &[i64]) -> Result<(), Error> {
+    client.run(include_str!("../queries/uploads_are_gone.sql"), &[&ids]).await.map(drop)
 }
 
 /// Since when, and why, what is stored is not loaded.

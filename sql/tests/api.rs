@@ -111,7 +111,8 @@ async fn a_submission_is_loaded_once() {
     assert_eq!(twice.code().map(|code| code.code()), Some("40001"));
     // What is kept no longer is removed, and the row stays.
     queue.run("update pcfarm.intake set keep = '0'").await;
-    submissions::forget(&*client, KeptIn::Database).await.expect("forgotten");
+    let old = submissions::old(&*client, KeptIn::Database, 0, 10).await.expect("found");
+    submissions::are_gone(&*client, &old).await.expect("forgotten");
     assert_eq!(queue.number("select count(*) from pcfarm.submission_piece").await, 0);
     let one =
         submissions::submissions(&client, None, Some(first), None, None, 1).await.expect("read").pop().expect("there");

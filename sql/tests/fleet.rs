@@ -234,7 +234,8 @@ async fn who_fails_what_others_solve_is_quarantined_until_it_is_released() {
     let first = &evidence.evidence[0];
     assert_eq!((first.job_id, first.message.as_str(), first.solved_on), (job.0, "no such library", 2));
     assert_eq!(one.reason, "drained by the farm: quarantined: it failed 5 problems that others solved");
-    let told = farm::explain_workstation(&client, WorkstationId(1)).await.expect("asked").expect("there").join("\n");
+    let one = farm::workstation(&client, WorkstationId(1)).await.expect("asked").expect("there");
+    let told = farm::explain_workstation(&client, &one).await.expect("asked").expect("there").join("\n");
     assert!(told.contains("`pcfarm undrain --release 1`") && told.contains("failed here (no such library)"), "{told}");
     let row = presence::session_states(&client, &ids(&[1])).await.expect("read").remove(0);
     assert!(row.drain && row.drain_left.is_some_and(|left| left <= 0.0), "what it holds is given back: {row:?}");

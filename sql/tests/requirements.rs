@@ -190,7 +190,9 @@ async fn of_a_job_that_nothing_could_run_is_said_why() {
     assert!(explained.contains(&format!("waits: {}", of_those[0])), "{explained}");
     assert!(explained.contains("connected or not, could ever run what waits"), "{explained}");
     // A workstation says what it lacks for others.
-    let explained = farm::explain_workstation(&*queue.server().await, WorkstationId(1)).await;
+    let client = queue.server().await;
+    let one = farm::workstation(&client, WorkstationId(1)).await.expect("asked").expect("there");
+    let explained = farm::explain_workstation(&client, &one).await;
     let explained = explained.expect("read").expect("there").join("\n");
     assert!(explained.contains("they require ") && explained.contains("memory >= 64 GiB"), "{explained}");
 }

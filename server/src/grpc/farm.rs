@@ -121,7 +121,10 @@ impl FarmApi {
             let told = farm::explain_job(&client, job).await.map_err(status_code::of)?;
             told.ok_or_else(|| jobs::not_found(job))?
         } else {
-            let told = farm::explain_workstation(&client, workstation).await.map_err(status_code::of)?;
+            let found = farm::workstation(&client, workstation).await.map_err(status_code::of)?;
+            let mut found = found.ok_or_else(|| workstations::not_found(workstation))?;
+            workstations::hide_from(caller, &client, std::slice::from_mut(&mut found)).await?;
+            let told = farm::explain_workstation(&client, &found).await.map_err(status_code::of)?;
             told.ok_or_else(|| workstations::not_found(workstation))?
         };
         Ok(Response::new(ExplainResponse { reasons }))

@@ -4,7 +4,7 @@ use super::status_code;
 use crate::access::Caller;
 use crate::session::Chosen;
 use deadpool_postgres::{Object, Pool};
-use pcfarm_proto::ids::WorkstationId;
+use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
     ChangedWorkstations, DrainWorkstationsRequest, Drained, Evidence, ForgetWorkstationsRequest,
@@ -21,8 +21,8 @@ use tonic::{Request, Response, Status};
 
 const DEFAULT_PAGE: u32 = 100;
 
-/// Workstations in one call.
-const AT_ONCE: usize = 10_000;
+/// Workstations in one call: what is told of each of them fits into the answer.
+const AT_ONCE: usize = 1_000;
 
 pub struct WorkstationsApi {
     pool: Pool,
@@ -42,14 +42,7 @@ impl WorkstationsApi {
         let after = WorkstationId(asked.after_workstation_id);
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
         let mut found = farm::workstations(&client, asked.all, after, limit).await.map_err(status_code::of)?;
-        if caller.only_own().is_some() {
-            // What they hold of others is nobody else's business; that they work is.
-            let jobs: Vec<_> = found.iter().flat_map(|one| one.holds.iter().map(|held| held.job_id)).collect();
-            let owners = access::owners(&client, &jobs).await.map_err(status_code::of)?;
-            for one in &mut found {
-                one.holds.retain(|held| owners.get(&held.job_id).is_some_and(|owner| caller.sees(owner)));
-            }
-        }
+        hide_from(caller, &client, &mut found).await?;
         Ok(Response::new(ListWorkstationsResponse { workstations: found.into_iter().map(message).collect() }))
     }
 
@@ -167,6 +160,28 @@ fn named(ids: &[i64]) -> Result<Vec<WorkstationId>, Status> {
         1..=AT_ONCE => Ok(ids.iter().map(|&id| WorkstationId(id)).collect()),
         _ => Err(Status::invalid_argument(format!("name at most {AT_ONCE} workstations at once"))),
     }
+}
+
+/// What workstations hold of others, and how that failed, is nobody else's business; that they work is.
+pub async fn hide_from(caller: &Caller, client: &Object, found: &mut [farm::Workstation]) -> Result<(), Status> {
+    if caller.only_own().is_none() {
+        return Ok(());
+    }
+    let evidence =
+        |one: &farm::Workstation| one.quarantine.iter().flat_map(|q| &q.evidence).map(|e| JobId(e.job_id)).collect();
+    let jobs: Vec<_> = found
+        .iter()
+        .flat_map(|one| one.holds.iter().map(|held| held.job_id).chain::<Vec<JobId>>(evidence(one)))
+        .collect();
+    let owners = access::owners(client, &jobs).await.map_err(status_code::of)?;
+    let sees = |job: JobId| owners.get(&job).is_some_and(|owner| caller.sees(owner));
+    for one in found {
+        one.holds.retain(|held| sees(held.job_id));
+        if let Some(quarantine) = &mut one.quarantine {
+            quarantine.evidence.retain(|evidence| sees(JobId(evidence.job_id)));
+        }
+    }
+    Ok(())
 }
 
 /// What has become of them.

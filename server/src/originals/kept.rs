@@ -8,7 +8,7 @@ use crate::rest::upload::Pieces;
 use crate::s3;
 use anyhow::Context;
 use bytes::{Bytes, BytesMut};
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use pcfarm_sql::submissions::{self, KeptIn};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -92,35 +92,34 @@ impl Store {
         }
     }
 
-    /// Of what the database does not remove itself. What is not there is removed.
-    pub async fn remove(&self, ids: &[i64]) -> anyhow::Result<()> {
-        match self {
-            Store::Database => Ok(()),
-            Store::Directory(directory) => {
-                for id in ids {
-                    for path in [file(directory, *id), part(directory, *id)] {
-                        let removed = tokio::fs::remove_file(&path).await;
-                        let removed = removed.or_else(|error| match error.kind() {
-                            io::ErrorKind::NotFound => Ok(()),
-                            _ => Err(error),
-                        });
-                        removed.with_context(|| format!("removing {}", path.display()))?;
+    /// Of uploads that are in one place, which the database removes itself where it has them. What is not there is removed. In the
+    /// order of their ids: of a store that does not answer no more is asked.
+    pub async fn remove(&self, place: KeptIn, ids: &[i64]) -> Removed {
+        let mut removals = match (place, self) {
+            (KeptIn::Database, _) => stream::iter(ids).map(|id| (*id, Ok(()))).boxed(),
+            (_, Store::Database) => stream::empty().boxed(),
+            (_, Store::Directory(directory)) => {
+                stream::iter(ids).then(async |id| (*id, remove_file(directory, *id).await)).boxed()
+            }
+            (_, Store::S3(store)) => {
+                let remove = async |id: &i64| (*id, store.remove(&id.to_string()).await.map_err(anyhow::Error::from));
+                stream::iter(ids).map(remove).buffered(REMOVING).boxed()
+            }
+        };
+        let mut removed = Removed { gone: Vec::with_capacity(ids.len()), failed: None, away: false };
+        while let Some((id, done)) = removals.next().await {
+            match done {
+                Ok(()) => removed.gone.push(id),
+                Err(error) => {
+                    removed.away = error.downcast_ref::<s3::Failure>().is_some_and(s3::Failure::may_pass);
+                    removed.failed = Some((id, error));
+                    if removed.away {
+                        break;
                     }
                 }
-                Ok(())
-            }
-            Store::S3(store) => {
-                let removals = stream::iter(ids.to_vec()).map(|id| {
-                    let store = store.clone();
-                    async move { store.remove(&id.to_string()).await }
-                });
-                removals
-                    .buffer_unordered(REMOVING)
-                    .try_collect::<()>()
-                    .await
-                    .context("removing uploads from their store")
             }
         }
+        removed
     }
 
     /// What was uploaded, as it came.
@@ -148,6 +147,28 @@ impl Store {
             }
         }
     }
+}
+
+async fn remove_file(directory: &Path, id: i64) -> anyhow::Result<()> {
+    for path in [file(directory, id), part(directory, id)] {
+        let removed = tokio::fs::remove_file(&path).await;
+        let removed = removed.or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        });
+        removed.with_context(|| format!("removing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// What has become of uploads that were to be removed.
+#[derive(Debug)]
+pub struct Removed {
+    pub gone: Vec<i64>,
+    /// The last that could not be, and why.
+    pub failed: Option<(i64, anyhow::Error)>,
+    /// The store does not answer, so that nothing behind that one was tried.
+    pub away: bool,
 }
 
 fn of_file(path: PathBuf) -> Pieces {

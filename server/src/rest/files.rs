@@ -3,7 +3,7 @@
 use super::extract::{Limit, Params, PathName, Who};
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Show, Time};
+use super::shown::{Content, Show, Time};
 use super::{Api, idempotency};
 use crate::access::places::Holder;
 use crate::files::{Coming, For};
@@ -112,7 +112,7 @@ struct PutParams {
 ///
 /// At most 1 GiB. Whoever puts what is there already has it from then on, too: that is answered with 200, and what is new with 201.
 #[utoipa::path(post, path = "/api/v1/files", tag = "files", params(PutParams),
-    request_body(content = Vec<u8>, content_type = "*/*"),
+    request_body(content = Content, content_type = "*/*"),
     responses((status = 201, body = File, headers(("Location" = String))), (status = 200, body = File)))]
 async fn put(
     State(api): State<Api>,
@@ -152,7 +152,7 @@ async fn put(
 /// Of one that one has put there, or that problems of one's jobs have made. Never to be shown by a browser. The ETag is its SHA-256.
 #[utoipa::path(get, path = "/api/v1/files/{sha256}", tag = "files",
     params(("sha256" = String, Path, description = "64 hexadecimal digits")),
-    responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
+    responses((status = 200, body = Content, content_type = "application/octet-stream")))]
 async fn get(State(api): State<Api>, who: Who, name: PathName) -> Answer<Response> {
     let hash = named(&name)?;
     let mut pieces = api.files.get(who.ask(v1::GetFile { sha256: hash.0.to_vec().into() })).await?.into_inner();

@@ -5,6 +5,7 @@ use super::Api;
 use super::extract::{BODY_LIMIT, Who, whole};
 use super::problem_details::{Answer, Refusal};
 use crate::originals::hex;
+use crate::traces;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header::{CONTENT_TYPE, ETAG, HeaderName, LOCATION};
@@ -114,7 +115,7 @@ async fn done_once(api: &Api, who: &Who, key: String, request: Request, next: Ne
             let (api, tasks) = (api.clone(), api.farm.tasks.clone());
             // Of its own, so that it comes to its end, and is noted, even when the client has gone.
             let (told, answer) = oneshot::channel();
-            tasks.spawn(async move {
+            tasks.spawn(traces::carried(async move {
                 // One that panicked is free to be tried again.
                 let done = AssertUnwindSafe(next.run(request)).catch_unwind().await;
                 let (response, note) = to_note(done.unwrap_or_else(|_| failed().into_response())).await;
@@ -128,7 +129,7 @@ async fn done_once(api: &Api, who: &Who, key: String, request: Request, next: Ne
                     }
                     noted = self::noted(&api, &mine, &note).await;
                 }
-            });
+            }));
             answer.await.map_err(|_| failed())
         }
     }

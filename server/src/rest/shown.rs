@@ -27,6 +27,11 @@ pub fn tagged<T: Serialize>(shown: T, version: &str) -> Response {
     response
 }
 
+/// Bytes as they are
+#[derive(ToSchema)]
+#[schema(value_type = String, format = Binary)]
+pub struct Content(#[expect(dead_code, reason = "for the document alone")] String);
+
 /// A moment, in UTC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(value_type = String, format = DateTime, example = "2026-03-01T18:00:00Z")]

@@ -3,7 +3,7 @@
 use super::extract::{Document, Id, Limit, Params, PathId, Who};
 use super::paging::{self, Page};
 use super::problem_details::{Answer, Refusal};
-use super::shown::{Outcome, Show, Time};
+use super::shown::{Content, Outcome, Show, Time};
 use super::{Api, idempotency, pace, upload};
 use crate::access::Caller;
 use crate::grpc::status_code;
@@ -220,7 +220,7 @@ fn wait_of(headers: &HeaderMap) -> Option<u64> {
 /// `text` or `base64`. With `Prefer: wait=10` the answer to a small one has its results, if they are there in time.
 #[utoipa::path(post, path = "/api/v1/submissions", tag = "submissions",
     params(SubmitParams, ("Prefer" = Option<String>, Header, description = "wait=SECONDS, at most 60")),
-    request_body(content = Vec<u8>, content_type = "*/*"),
+    request_body(content = Content, content_type = "*/*"),
     responses((status = 201, body = Submission, headers(("Location" = String)))))]
 async fn submit(
     State(api): State<Api>,
@@ -402,7 +402,7 @@ async fn show(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<Bo
 /// As it came, and never to be shown by a browser. The ETag is its SHA-256.
 #[utoipa::path(get, path = "/api/v1/submissions/{submission_id}/original", tag = "submissions",
     params(("submission_id" = Id, Path)),
-    responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
+    responses((status = 200, body = Content, content_type = "application/octet-stream")))]
 async fn original(State(api): State<Api>, who: Who, PathId(id): PathId) -> Answer<Response> {
     let found = one(&api, &who, id).await?;
     let (Some(bytes), Some(sha256), None) = (found.bytes, &found.sha256, found.removed_at) else {
