@@ -69,7 +69,8 @@ async fn submitted(port: u16, parent: &str, problems: usize, ms: u64) -> JobId {
     let problem = |n: usize| json!({"key": format!("k{n}"), "payload": {"n": n, "ms": ms}});
     let mut job = json!({"name": "traced", "job_type": "plain", "convoy": 1});
     job["problems"] = (0..problems).map(problem).collect();
-    let headers = format!("content-type: application/json\r\ntraceparent: {parent}\r\n");
+    let key = format!("idempotency-key: {parent}-{problems}-{ms}");
+    let headers = format!("content-type: application/json\r\ntraceparent: {parent}\r\n{key}\r\n");
     let answer = asked(port, "POST /api/v1/jobs", &headers, &job.to_string(), 201).await;
     let answer: Value = serde_json::from_str(&answer).expect("JSON");
     answer["job_id"].as_str().expect("an id").parse().expect("an id")
@@ -152,8 +153,11 @@ async fn an_upload_that_is_stored_first_is_loaded_in_its_trace() {
         format!("content-type: text/csv\r\ntraceparent: {}\r\nidempotency-key: k\r\n", trace_parent(TRACE, "01"));
     let upload = "POST /api/v1/submissions?name=up&job_type=plain";
     let first = asked(rest, upload, &headers, "key,n,ms\na,1,1\nb,2,1\n", 201).await;
-    collector.until("the job", |span| span.name == "job" && span.trace == TRACE).await;
-    let spans = collector.of(TRACE);
+    let whole = |spans: &[Seen]| {
+        problems_of(&named(spans, "checkout")) == 2
+            && ["POST /api/v1/submissions", "load", "job"].iter().all(|name| !named(spans, name).is_empty())
+    };
+    let spans = collector.until_all("the whole trace", TRACE, whole).await;
     hang_together(&spans);
     let (call, load) = (one(&spans, "POST /api/v1/submissions"), one(&spans, "load"));
     assert_eq!((&load.parent, load.attributes["pcfarm.problems"].as_str()), (&call.id, "2"));
@@ -271,7 +275,9 @@ async fn what_a_server_has_begun_another_brings_to_its_end() {
     // Of what it has in hand the agent tells the other server.
     let taken_over = collector.until("what the first server had handed out", |span| span.id == begun.parent).await;
     assert_eq!((taken_over.name.as_str(), &taken_over.parent), ("checkout", &ended.id));
-    hang_together(&collector.of(TRACE));
+    // What is sent last need not be what ended last.
+    let problems = |spans: &[Seen]| problems_of(&named(spans, "checkout")) == 8;
+    hang_together(&collector.until_all("every checkout", TRACE, problems).await);
     farm.check(&[job]).await;
 }
 

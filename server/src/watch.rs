@@ -275,7 +275,7 @@ async fn look_at_drain(
             for closed in checkout::close(&**client, &session.held(), Closing::Unreceived, &row.drain_reason).await? {
                 warn!(checkout_id = %closed.checkout_id, workstation_id = %closed.workstation_id,
                     requeued = closed.requeued, "taken back: its workstation is drained, and did not give it back");
-                farm.forget(closed.checkout_id);
+                path::revoked(farm, closed.checkout_id, &row.drain_reason);
             }
         }
         Drained::OverSince(_) => {}

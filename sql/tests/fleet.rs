@@ -62,9 +62,9 @@ async fn many_are_drained_or_none() {
     assert_eq!(queue.number(left).await, 0);
     let events = "select string_agg(what || ' ' || subject, ', ' order by event_id) from pcfarm.event
         where what like 'workstation drain%'";
-    let told =
-        "workstation drained pc1, workstation drained pc2, workstation drain undone pc1, workstation drain undone pc2";
-    assert_eq!(queue.text(events).await, told);
+    let told = "workstation drained pc1, workstation drained pc2, workstation drained pc1, \
+                workstation drain undone pc1, workstation drain undone pc2";
+    assert_eq!(queue.text(events).await, told, "and once more with its deadline");
 }
 
 #[tokio::test]

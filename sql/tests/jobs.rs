@@ -314,7 +314,8 @@ async fn the_farm_is_told_in_numbers_and_workstations_by_what_they_hold() {
     assert_eq!((held.checkout_id.0, held.job_id, held.problems), (checkout, job, 20));
     assert!(farm::workstations(&client, true, found[0].workstation_id, 10).await.expect("listed").is_empty());
     let explained = async || {
-        let told = farm::explain_workstation(&client, &found[0]).await.expect("asked").expect("there");
+        let one = farm::workstation(&client, found[0].workstation_id).await.expect("asked").expect("there");
+        let told = farm::explain_workstation(&client, &one).await.expect("asked").expect("there");
         told.join("\n")
     };
     assert!(explained().await.contains("20 problems in 1 checkout"));

@@ -10,6 +10,7 @@ use crate::grpc::files::BEGINNING_DEADLINE;
 use crate::grpc::status_code;
 use crate::registrar::{Entry, Registered};
 use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
+use crate::traces::path;
 use futures_util::StreamExt;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::files::{FILE_BYTES_LIMIT, FILE_NAME_LIMIT, is_file_name};
@@ -373,7 +374,7 @@ async fn settle(
         for closed in checkout::close(&*client, &missing, how, &why).await.map_err(status_code::of)? {
             warn!(checkout_id = %closed.checkout_id, requeued = closed.requeued, failed = closed.failed, why,
                 "checkout taken back");
-            farm.forget(closed.checkout_id);
+            path::revoked(farm, closed.checkout_id, &why);
         }
         crash_point(CrashPoint::WorkstationSettled);
     }

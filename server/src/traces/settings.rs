@@ -67,6 +67,10 @@ pub fn wanted(setting: Option<&str>, variable: impl Fn(&str) -> Option<String>) 
     if !(endpoint.starts_with("http://") || endpoint.starts_with("https://")) {
         return Err(format!("traces: {endpoint:?} is not an address such as http://collector:4317, nor none"));
     }
+    // It is in logs.
+    if endpoint.contains('@') {
+        return Err("traces: a key is not for the address: show it with OTEL_EXPORTER_OTLP_HEADERS".to_owned());
+    }
     if let Some(protocol) = of_traces("PROTOCOL").filter(|protocol| protocol != "grpc") {
         return Err(format!("OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: traces are sent by grpc, to port 4317 mostly"));
     }
@@ -151,6 +155,8 @@ mod tests {
             of(setting, variables).expect("sensible").map(|wanted| wanted.endpoint).unwrap_or_default()
         };
         assert_eq!(endpoint(Some("http://b:4317"), &[ENDPOINT]), "http://b:4317");
+        let refused = of(Some("https://me:secret@b:4317"), &[]).err().expect("a key in an address");
+        assert!(refused.contains("OTEL_EXPORTER_OTLP_HEADERS") && !refused.contains("secret"), "{refused}");
         assert_eq!(endpoint(None, &[ENDPOINT]), "http://a:4317");
         let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://c:4317");
         assert_eq!(endpoint(None, &[ENDPOINT, own]), "https://c:4317");
