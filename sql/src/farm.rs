@@ -3,7 +3,7 @@
 
 use crate::checkout::Queries;
 use crate::jobs::reason::{age_of, counted};
-use crate::presence::Signs;
+use crate::presence::{Signs, Yields};
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use std::collections::HashMap;
@@ -201,9 +201,19 @@ fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error>
         drained: drained_of_row(row)?,
         quarantine: quarantine_of_row(row)?,
         note: row.try_get("note")?,
-        signs: Signs { idle_source: row.try_get("idle_source")?, power: row.try_get("power")? },
+        signs: signs_of_row(row)?,
         speed: speed_of_row(row)?,
     })
+}
+
+fn signs_of_row(row: &Row) -> Result<Signs, Error> {
+    let yields = match row.try_get("yields")? {
+        Some(count) => {
+            Some(Yields { count, p50_ms: row.try_get("yield_p50_ms")?, p99_ms: row.try_get("yield_p99_ms")? })
+        }
+        None => None,
+    };
+    Ok(Signs { idle_source: row.try_get("idle_source")?, power: row.try_get("power")?, yields })
 }
 
 fn drained_of_row(row: &Row) -> Result<Option<Drained>, Error> {

@@ -64,6 +64,16 @@ pub struct Signs {
     pub idle_source: String,
     /// `mains` or `battery`.
     pub power: String,
+    /// None: its agent never had to give way.
+    pub yields: Option<Yields>,
+}
+
+/// How quickly an agent gave way to its workstation's person: of so many times, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Yields {
+    pub count: i32,
+    pub p50_ms: i64,
+    pub p99_ms: i64,
 }
 
 /// A workstation's connection, as registered.
@@ -127,6 +137,9 @@ pub async fn connect(
                 &programs,
                 &each(all, |who| who.signs.idle_source.clone()),
                 &each(all, |who| who.signs.power.clone()),
+                &each(all, |who| who.signs.yields.map(|yields| yields.count)),
+                &each(all, |who| who.signs.yields.map(|yields| yields.p50_ms)),
+                &each(all, |who| who.signs.yields.map(|yields| yields.p99_ms)),
             ],
         )
         .await?;
@@ -211,8 +224,14 @@ pub async fn change_state(
     change: &StateChange,
 ) -> Result<(), Error> {
     let StateChange { state, reason, signs } = change;
+    let Signs { idle_source, power, yields } = signs;
+    let count = yields.map(|yields| yields.count);
+    let (p50, p99) = (yields.map(|yields| yields.p50_ms), yields.map(|yields| yields.p99_ms));
     let statement = include_str!("../queries/change_workstation_state.sql");
-    client.run(statement, &[&workstation_id, &session, state, reason, &signs.idle_source, &signs.power]).await.map(drop)
+    client
+        .run(statement, &[&workstation_id, &session, state, reason, idle_source, power, &count, &p50, &p99])
+        .await
+        .map(drop)
 }
 
 /// What became of a workstation in the meantime.

@@ -6,7 +6,7 @@ mod queue;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::checkout::Closing;
 use pcfarm_sql::fleet::{self, Drain, Unknown};
-use pcfarm_sql::presence::{self, Introduction, Signs, StateChange};
+use pcfarm_sql::presence::{self, Introduction, Signs, StateChange, Yields};
 use pcfarm_sql::{farm, jobs, upkeep};
 use queue::{Queue, queue};
 use std::time::Duration;
@@ -114,7 +114,8 @@ async fn a_drain_outlives_its_agent_and_the_agents_word() {
     let another = Introduction { instance: Uuid::from_u128(3), ..who };
     let second = presence::connect(&client, &[&another], ServerId(1)).await.expect("connected").remove(0);
     assert_eq!((second.workstation_id, second.drain, second.drain_reason), (pc[0], true, row.drain_reason.clone()));
-    let signs = Signs { idle_source: "evdev".to_owned(), power: "battery".to_owned() };
+    let yields = Some(Yields { count: 7, p50_ms: 40, p99_ms: 390 });
+    let signs = Signs { idle_source: "evdev".to_owned(), power: "battery".to_owned(), yields };
     for state in ["waiting", "draining"] {
         let change = StateChange { state, reason: "of the agent".to_owned(), signs: signs.clone() };
         presence::change_state(&client, pc[0], second.session, &change).await.expect("changed");
@@ -130,7 +131,7 @@ async fn what_is_said_beside_a_state_changes_no_moment() {
     let client = queue.server().await;
     let since = queue.text("select since::text from pcfarm.workstation where workstation_id = 1").await;
     for power in ["mains", "battery"] {
-        let signs = Signs { idle_source: "evdev".to_owned(), power: power.to_owned() };
+        let signs = Signs { idle_source: "evdev".to_owned(), power: power.to_owned(), yields: None };
         let change = StateChange { state: "waiting", reason: "low on licences".to_owned(), signs: signs.clone() };
         presence::change_state(&client, WorkstationId(1), 1, &change).await.expect("changed");
         let one = farm::workstation(&client, WorkstationId(1)).await.expect("read").expect("there");

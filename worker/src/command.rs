@@ -317,6 +317,7 @@ fn headline(explanation: &Explanation) -> String {
     let verb = match explanation.activity.as_str() {
         "works" => "works",
         "finishes" => "finishes what it has begun",
+        "freezes" => "has frozen what it has begun",
         _ => "does not work",
     };
     let since = about(Duration::from_secs(explanation.since_seconds));

@@ -42,6 +42,7 @@ use pcfarm_proto::{
 use tracing::{debug, info, warn};
 
 use crate::pool::{Batch, Report};
+use crate::presence::history::Yields;
 use crate::presence::{Directive, Signs};
 use crate::work::{Checkout, CheckoutKey};
 use held::Held;
@@ -135,6 +136,8 @@ pub enum Action {
     Reconnect,
     /// Controllers are in a person's way and do not hear: only another process in place of this one ends them.
     Replace,
+    /// No problem is taken, or again; those who can stand still have been told already.
+    Pause(bool),
     Exit(Ending),
 }
 
@@ -156,6 +159,8 @@ pub struct Profile {
     pub unacknowledged_bytes: usize,
     /// Controllers whose problems wait for pools of their own and not for the cores: each is asked for by itself.
     pub apart: BTreeSet<String>,
+    /// Controllers whose problems can stand still and go on.
+    pub freezable: BTreeSet<String>,
 }
 
 pub struct Inventory {
@@ -167,7 +172,10 @@ pub struct Inventory {
     drain: Drain,
     /// Since the workstation's person is back; none: it may work.
     leaving: Option<leaving::Leaving>,
+    /// Cores take no problems.
+    paused: bool,
     signs: Signs,
+    yields: Option<Yields>,
     lease: Duration,
     solution_bytes_limit: usize,
     part_bytes_target: usize,
@@ -251,7 +259,9 @@ impl Inventory {
             contact: Contact { lost_since: Some(now), noted: false, settled_at: None },
             drain: Drain::No,
             leaving: None,
+            paused: false,
             signs: Signs::default(),
+            yields: None,
             lease: LEASE,
             solution_bytes_limit: SOLUTION_BYTES_LIMIT,
             part_bytes_target: PART_BYTES_TARGET,
@@ -386,6 +396,7 @@ impl Inventory {
             apart: self.profile.apart.iter().cloned().collect(),
             idle_source: self.signs.idle_source.clone(),
             power: self.signs.power.to_owned(),
+            yields: self.yields.map(yields_message),
             ..self.profile.hello.clone()
         };
         self.session = Session::Greeting { since: now, signs: self.signs.clone() };
@@ -681,6 +692,11 @@ fn key_of(message: &v1::Checkout) -> CheckoutKey {
 
 fn held_message(key: CheckoutKey) -> v1::HeldCheckout {
     v1::HeldCheckout { checkout_id: key.checkout_id.0, token: key.token }
+}
+
+fn yields_message(yields: Yields) -> v1::Yields {
+    let count = u32::try_from(yields.count).unwrap_or(u32::MAX);
+    v1::Yields { p50_ms: yields.p50_ms, p99_ms: yields.p99_ms, count }
 }
 
 /// What the first part says of the job holds for all.

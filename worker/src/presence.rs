@@ -44,7 +44,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use self::helper::Helper;
-use self::history::History;
+use self::history::{History, Yields};
 use self::pause::{Pause, Wish};
 use self::policy::{Activity, Policy, State, decide};
 use self::settings::Settings;
@@ -66,6 +66,8 @@ pub struct Directive {
     /// The input that ended its work, if that was what did.
     pub input: Option<Moment>,
     pub signs: Signs,
+    /// How quickly it gave way so far.
+    pub yields: Option<Yields>,
 }
 
 /// What the server is told of the workstation's person, for people.
@@ -80,7 +82,13 @@ pub struct Signs {
 impl Directive {
     /// Of an agent that nobody watches.
     pub fn work() -> Directive {
-        Directive { activity: Activity::Work, reason: String::new(), input: None, signs: Signs::default() }
+        Directive {
+            activity: Activity::Work,
+            reason: String::new(),
+            input: None,
+            signs: Signs::default(),
+            yields: None,
+        }
     }
 }
 
@@ -144,7 +152,8 @@ impl Presence {
             ended: false,
             looked: clock::awake(),
         };
-        let directives = watch::Sender::new(Directive { activity: Activity::Rest, ..Directive::work() });
+        let yields = known.history.yields();
+        let directives = watch::Sender::new(Directive { activity: Activity::Rest, yields, ..Directive::work() });
         let policy = settings.policy.clone();
         let shared = Arc::new(Shared {
             policy,
@@ -259,7 +268,16 @@ impl Desk {
     /// No core computes any more: how long that took from the input on.
     pub fn yielded(&self, took: Duration) {
         info!(milliseconds = took.as_millis(), "gave way to the person");
-        self.0.known().history.yielded(took);
+        let yields = {
+            let mut known = self.0.known();
+            known.history.yielded(took);
+            known.history.yields()
+        };
+        // It goes with whatever is said next: it alone is no reason to tell the farm something.
+        self.0.directives.send_if_modified(|directive| {
+            directive.yields = yields;
+            false
+        });
     }
 
     /// All there is to explain: the policy, where it stands and what it knows.
@@ -317,7 +335,7 @@ impl Shared {
             let input = if stopped && by_person { last(&signals) } else { None };
             self.directives.send_if_modified(|directive| {
                 let input = if state.activity == directive.activity { directive.input } else { input };
-                let new = Directive { activity: state.activity, reason, input, signs: directive.signs.clone() };
+                let new = Directive { activity: state.activity, reason, input, ..directive.clone() };
                 let is_new = *directive != new;
                 *directive = new;
                 is_new

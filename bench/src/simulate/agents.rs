@@ -228,7 +228,7 @@ impl World {
                         self.cut(connection);
                     }
                 }
-                Action::Cancel(_) | Action::LimitSolutions(_) | Action::Replace => {}
+                Action::Cancel(_) | Action::LimitSolutions(_) | Action::Pause(_) | Action::Replace => {}
                 Action::Exit(_) => return self.crash_agent(agent),
             }
         }

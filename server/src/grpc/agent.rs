@@ -24,7 +24,7 @@ use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT};
 use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::files::Output;
-use pcfarm_sql::presence::{self, Connection, Introduction, Signs};
+use pcfarm_sql::presence::{self, Connection, Introduction, Signs, Yields};
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
@@ -252,7 +252,7 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
             .map(|v1::Program { name, version }| format!("{name} {version}").trim_end().to_owned())
             .collect(),
         state: stored_state(hello.state()),
-        signs: signs(&hello.idle_source, &hello.power),
+        signs: signs(&hello.idle_source, &hello.power, hello.yields.as_ref()),
     })
 }
 
@@ -279,8 +279,13 @@ fn shown(text: &str) -> String {
     text.replace('\0', "").chars().take(TEXT_LIMIT).collect()
 }
 
-fn signs(idle_source: &str, power: &str) -> Signs {
-    Signs { idle_source: shown(idle_source), power: shown(power) }
+fn signs(idle_source: &str, power: &str, yields: Option<&v1::Yields>) -> Signs {
+    let yields = yields.map(|yields| Yields {
+        count: i32::try_from(yields.count).unwrap_or(i32::MAX),
+        p50_ms: i64::try_from(yields.p50_ms).unwrap_or(i64::MAX),
+        p99_ms: i64::try_from(yields.p99_ms).unwrap_or(i64::MAX),
+    });
+    Signs { idle_source: shown(idle_source), power: shown(power), yields }
 }
 
 fn stored_state(state: WorkstationState) -> &'static str {
@@ -457,7 +462,7 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
 
 async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::StateChange) -> Result<(), Status> {
     let state = stored_state(change.state());
-    let signs = signs(&change.idle_source, &change.power);
+    let signs = signs(&change.idle_source, &change.power, change.yields.as_ref());
     let change = presence::StateChange { state, reason: shown(&change.reason), signs };
     session.set_suspended(state == "suspended");
     session.set_leaving(state == "draining");

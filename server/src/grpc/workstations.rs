@@ -5,6 +5,7 @@ use crate::access::Caller;
 use crate::session::Chosen;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::{JobId, WorkstationId};
+use pcfarm_proto::v1;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
     ChangedWorkstations, DrainWorkstationsRequest, Drained, Evidence, ForgetWorkstationsRequest,
@@ -279,6 +280,15 @@ fn message(one: farm::Workstation) -> Workstation {
         drained: one.drained.map(drained),
         quarantine: one.quarantine.map(quarantine),
         note: one.note,
+        yields: one.signs.yields.map(yields),
+    }
+}
+
+fn yields(yields: presence::Yields) -> v1::Yields {
+    v1::Yields {
+        p50_ms: u64::try_from(yields.p50_ms).unwrap_or(0),
+        p99_ms: u64::try_from(yields.p99_ms).unwrap_or(0),
+        count: u32::try_from(yields.count).unwrap_or(0),
     }
 }
 

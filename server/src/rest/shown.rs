@@ -358,6 +358,13 @@ shown! {
         problems_per_second: f64,
         measured_at: Option<Time>,
     }
+    /// From an input to the moment when nothing of its agent computed any more
+    Yields of v1::Yields {
+        p50_ms: u64,
+        p99_ms: u64,
+        /// Of so many times
+        count: u32,
+    }
     Drained of v1::Drained {
         by: String,
         since: Option<Time>,
@@ -521,6 +528,8 @@ pub struct Workstation {
     pub quarantine: Option<Quarantine>,
     /// What administrators want to remember about it
     pub note: Option<String>,
+    /// How quickly its agent gave way to its person; null: it never had to
+    pub yields: Option<Yields>,
 }
 
 impl Show<v1::Workstation> for Workstation {
@@ -536,6 +545,7 @@ impl Show<v1::Workstation> for Workstation {
             drained: Show::show(from.drained),
             quarantine: Show::show(from.quarantine),
             note: Show::show(from.note),
+            yields: Show::show(from.yields),
             since: Show::show(from.since),
             reason: from.reason,
             cores: from.cores,

@@ -10,7 +10,7 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 use super::held::{Held, Stage};
 use super::{
     Action, Drain, Inventory, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, Signs,
-    held_message, key_of,
+    held_message, key_of, yields_message,
 };
 
 impl Inventory {
@@ -79,13 +79,20 @@ impl Inventory {
             reason,
             idle_source,
             power: power.to_owned(),
+            yields: self.yields.map(yields_message),
         }));
     }
 
     /// Why it is in the state that it is in, if there is anything to say.
     pub(super) fn reason(&self) -> String {
         match &self.drain {
-            Drain::No => self.leaving.as_ref().map_or_else(|| self.bottlenecks(), |leaving| leaving.reason.clone()),
+            Drain::No => match &self.leaving {
+                None => self.bottlenecks(),
+                Some(leaving) if self.is_frozen() && self.held.values().any(Held::is_computing) => {
+                    format!("{}; what it has begun is frozen", leaving.reason)
+                }
+                Some(leaving) => leaving.reason.clone(),
+            },
             Drain::Server { reason, .. } => reason.clone(),
             Drain::Stop { .. } => "the agent is stopping".to_owned(),
         }

@@ -53,7 +53,7 @@ pub enum Answer {
 /// What an agent would do now, and why.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// `works`, `finishes` or `rests`.
+    /// `works`, `finishes`, `freezes` or `rests`.
     pub activity: String,
     pub since_seconds: u64,
     /// Why it does not work.
@@ -140,7 +140,11 @@ impl Explanation {
         desk.view(|policy, state, signals, history| Explanation {
             holds,
             agent,
-            yields: history.yields().map(|(p50, p99, count)| Yields { p50, p99, count }),
+            yields: history.yields().map(|yields| Yields {
+                p50: yields.p50_ms,
+                p99: yields.p99_ms,
+                count: yields.count,
+            }),
             ..Explanation::new(policy, state, signals, now)
         })
     }
@@ -149,6 +153,7 @@ impl Explanation {
         let activity = match state.activity {
             Activity::Work => "works",
             Activity::Finish => "finishes",
+            Activity::Freeze => "freezes",
             Activity::Rest => "rests",
         };
         Explanation {
@@ -183,6 +188,10 @@ fn rules(policy: &Policy) -> Vec<String> {
         OnReturn::Finish => {
             format!("finishes what it has begun when it has to stop, for {}", span(policy.give_back_after))
         }
+        OnReturn::Freeze => format!(
+            "freezes programs and modules when it has to stop, for {}; other controllers give back at once",
+            span(policy.give_back_after)
+        ),
     });
     rules.extend(policy.load.map(|load| format!("others use less than {load} cores before it begins")));
     rules.extend(policy.free_memory.map(|part| format!("{:.0} % of the memory stay free", part * 100.0)));

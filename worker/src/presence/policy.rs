@@ -9,7 +9,7 @@
 //!    ▲ ▲                                                │ │ something does
 //!    │ └──────── on_return = give-back ◄────────────────┘ │
 //!    │   give_back_after                                  ▼
-//!    └──────────────────────────────────────────────── Finish ──► Work, when it has ceased
+//!    └────────────────────────────────────── Finish, Freeze ──► Work, when it has ceased
 //! ```
 
 use std::time::Duration;
@@ -67,6 +67,8 @@ pub enum OnReturn {
     GiveBack,
     /// Those that were begun are finished, and the rest goes back.
     Finish,
+    /// Those that were begun and can stand still do, and go on when the person has left; the rest goes back at once.
+    Freeze,
 }
 
 /// What the agent does.
@@ -75,6 +77,8 @@ pub enum Activity {
     Work,
     /// What was begun is finished.
     Finish,
+    /// It computes nothing, and keeps what was begun.
+    Freeze,
     /// It computes nothing, and has nothing.
     Rest,
 }
@@ -214,6 +218,7 @@ fn hold(
         _ if over || lets_go => Activity::Rest,
         OnReturn::GiveBack => Activity::Rest,
         OnReturn::Finish => Activity::Finish,
+        OnReturn::Freeze => Activity::Freeze,
     }
 }
 
@@ -261,8 +266,8 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     let is_recent = |interrupted: Interrupted| now.saturating_sub(interrupted.at) < policy.give_back_after;
     let needed = match before.activity {
         Activity::Work => soonest,
-        Activity::Rest | Activity::Finish if before.interrupted.is_some_and(is_recent) => soonest,
-        Activity::Rest | Activity::Finish => policy.start_after,
+        Activity::Rest | Activity::Finish | Activity::Freeze if before.interrupted.is_some_and(is_recent) => soonest,
+        Activity::Rest | Activity::Finish | Activity::Freeze => policy.start_after,
     };
     // At work the first says the same, unless what was seen just then came in late.
     let is_new = |last: Moment| before.activity == Activity::Work && last > before.since;
