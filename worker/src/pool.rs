@@ -517,7 +517,11 @@ mod tests {
         controllers.add(Echo);
         controllers.add(Sleep);
         let running = steps::Running::start(&[], cores, Rank::AsStarted).expect("nothing can be wrong with nothing");
-        Pool::new(threads(cores, Rank::AsStarted).expect("threads can be started"), controllers, running.engine().clone())
+        Pool::new(
+            threads(cores, Rank::AsStarted).expect("threads can be started"),
+            controllers,
+            running.engine().clone(),
+        )
     }
 
     /// Counts results by checkout until there are so many.

@@ -158,7 +158,6 @@ fn nothing_stands_still_until_the_farm_revokes_it() {
     for _ in 0..17 {
         assert!(trial.after(5 * SECOND).iter().all(|action| action.starts_with("heartbeat")));
     }
-    assert!(trial.inventory.deadline(trial.now) <= trial.now + 5 * SECOND);
     let actions = trial.after(5 * SECOND);
     assert!(actions.contains(&"delivery 1: 1 [] finished given back".to_owned()), "{actions:?}");
 }
