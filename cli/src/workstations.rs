@@ -3,7 +3,7 @@
 use anyhow::Result;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::{
-    Drained, Evidence, ListWorkstationsRequest, Names, Quarantine, SetSelectionRequest, Workstation,
+    Drained, Evidence, ListWorkstationsRequest, Names, PresenceSetting, Quarantine, SetSelectionRequest, Workstation,
     WorkstationCheckout, WorkstationSpeed, WorkstationState, Yields,
 };
 use serde::Serialize;
@@ -126,6 +126,11 @@ pub async fn select(farm: &Farm, args: SelectArgs, output: Output) -> Result<()>
         || WorkstationsJson { workstations: chosen.iter().map(json).collect() },
         || output::table(&columns, rows.collect(), none),
     )
+}
+
+/// The same as a document, with whatever is said of them for people.
+pub fn print_as(workstations: &[Workstation], output: Output, text: impl FnOnce() -> String) -> Result<()> {
+    output.print(|| WorkstationsJson { workstations: workstations.iter().map(json).collect() }, text)
 }
 
 /// What has become of workstations that something was done with.
@@ -295,6 +300,16 @@ struct WorkstationJson<'a> {
     quarantine: Option<QuarantineJson<'a>>,
     note: Option<&'a str>,
     yields: Option<YieldsJson>,
+    presence: Vec<SettingJson<'a>>,
+    presence_wanted: Option<serde_json::Value>,
+}
+
+#[derive(Serialize)]
+struct SettingJson<'a> {
+    name: &'a str,
+    value: &'a str,
+    by: &'a str,
+    refused: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -373,11 +388,17 @@ fn json(one: &Workstation) -> WorkstationJson<'_> {
         quarantine: one.quarantine.as_ref().map(quarantine_json),
         note: given(&one.note),
         yields: one.yields.map(|Yields { p50_ms, p99_ms, count }| YieldsJson { p50_ms, p99_ms, count }),
+        presence: one.presence.iter().map(setting_json).collect(),
+        presence_wanted: serde_json::from_slice(&one.presence_wanted).ok(),
     }
 }
 
 fn given(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
+}
+
+fn setting_json(one: &PresenceSetting) -> SettingJson<'_> {
+    SettingJson { name: &one.name, value: &one.value, by: &one.by, refused: given(&one.refused) }
 }
 
 fn speed_json(speed: &WorkstationSpeed) -> SpeedJson<'_> {

@@ -314,6 +314,8 @@ create table pcfarm.workstation (
     yields         integer,
     yield_p50_ms   bigint,
     yield_p99_ms   bigint,
+    -- What its agent goes by when it decides whether it may work: [{"name", "value", "by", "refused"}, …]; null: it has not said.
+    presence       jsonb,
     -- The connection that speaks for it: what was handed out to an older one comes back as never received.
     session        bigint not null,
     server_id      bigint not null,

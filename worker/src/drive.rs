@@ -174,9 +174,11 @@ impl Driver {
                 self.take(Event::Connected);
             }
             LinkEvent::Received(In::Slots(wanted)) => self.want_slots(wanted.names),
+            LinkEvent::Received(In::Presence(wanted)) => self.want_presence(&wanted.wanted),
             LinkEvent::Received(message) => {
                 if let In::Welcome(welcome) = &message {
                     self.want_slots(welcome.slots.clone());
+                    self.want_presence(&welcome.presence);
                     self.tell_session(Some(welcome.workstation_id));
                 }
                 self.take(Event::Received(message));
@@ -195,6 +197,13 @@ impl Driver {
         if self.slots.is_some() {
             let session = self.stream.as_ref().zip(welcomed_as);
             self.desk.in_session(session.map(|(stream, id)| (stream.server.clone(), id)));
+        }
+    }
+
+    /// Of the desk, and so by the agent's own session: its slots share it.
+    fn want_presence(&self, wanted: &[u8]) {
+        if self.slots.is_some() {
+            self.desk.want(wanted);
         }
     }
 

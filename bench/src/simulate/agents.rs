@@ -59,7 +59,8 @@ fn inventory(number: usize, life: u32, cores: u32, now: Duration, random: &mut S
         ..v1::Hello::default()
     };
     let grace = Duration::from_secs(random.random_range(1..10));
-    Inventory::new(Profile { hello, prefetch: 1, grace, unacknowledged_bytes: 1 << 20, apart: BTreeSet::new() }, now)
+    let (apart, freezable) = (BTreeSet::new(), BTreeSet::new());
+    Inventory::new(Profile { hello, prefetch: 1, grace, unacknowledged_bytes: 1 << 20, apart, freezable }, now)
 }
 
 impl World {

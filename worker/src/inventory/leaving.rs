@@ -33,8 +33,8 @@ pub struct Leaving {
 
 impl Inventory {
     pub(super) fn directed(&mut self, directive: Directive) {
-        let Directive { activity, reason, signs, yields, .. } = directive;
-        (self.signs, self.yields) = (signs, yields);
+        let Directive { activity, reason, signs, yields, settings, .. } = directive;
+        (self.signs, self.yields, self.settings) = (signs, yields, settings);
         if activity == Activity::Work {
             if self.leaving.take().is_some() {
                 info!("nobody is there: takes work again");

@@ -12,6 +12,7 @@ use crate::presence::Desk;
 use crate::presence::history::Entry;
 use crate::presence::policy::{Activity, Kind, OnReturn, Policy, State, span};
 use crate::presence::signals::{Moment, Power, Proves, Reading, Signals};
+use crate::presence::wishes::Setting;
 
 pub const VERSION: u32 = 1;
 
@@ -60,6 +61,9 @@ pub struct Explanation {
     pub reasons: Vec<String>,
     /// What it goes by.
     pub policy: Vec<String>,
+    /// The same by its settings, and who has said each.
+    #[serde(default)]
+    pub settings: Vec<Setting>,
     pub signals: Vec<Signal>,
     /// What it computes.
     pub holds: Vec<Holds>,
@@ -137,9 +141,11 @@ impl Explanation {
     pub fn of(desk: &Desk) -> Explanation {
         let now = clock::now();
         let (holds, agent) = (desk.holds(now), desk.about());
+        let settings = desk.settings().to_vec();
         desk.view(|policy, state, signals, history| Explanation {
             holds,
             agent,
+            settings,
             yields: history.yields().map(|yields| Yields {
                 p50: yields.p50_ms,
                 p99: yields.p99_ms,
@@ -161,6 +167,7 @@ impl Explanation {
             since_seconds: now.saturating_sub(state.since).as_secs(),
             reasons: state.objections.iter().map(|objection| objection.text.clone()).collect(),
             policy: rules(policy),
+            settings: Vec::new(),
             signals: signals.map(|signals| lines(policy, signals, now)).unwrap_or_default(),
             holds: Vec::new(),
             yields: None,
@@ -210,6 +217,9 @@ fn rules(policy: &Policy) -> Vec<String> {
     }
     if !policy.hours.0.is_empty() {
         rules.push(format!("its hours are {}", policy.hours));
+    }
+    if !policy.farm_hours.0.is_empty() {
+        rules.push(format!("its hours, as the farm wants them, are {}", policy.farm_hours));
     }
     rules
 }

@@ -54,6 +54,8 @@ pub struct Policy {
     pub on_metered: bool,
     pub beside_full_screen: bool,
     pub hours: Hours,
+    /// Those that the farm wants, which must hold, too.
+    pub farm_hours: Hours,
     /// Names of programs beside which it does not work.
     pub programs: Vec<String>,
 }
@@ -69,6 +71,16 @@ pub enum OnReturn {
     Finish,
     /// Those that were begun and can stand still do, and go on when the person has left; the rest goes back at once.
     Freeze,
+}
+
+impl std::fmt::Display for OnReturn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            OnReturn::GiveBack => "give-back",
+            OnReturn::Finish => "finish",
+            OnReturn::Freeze => "freeze",
+        })
+    }
 }
 
 /// What the agent does.
@@ -235,6 +247,8 @@ fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -
         memory(policy, &signals.memory, works, now).map(|text| (Kind::Memory, text)),
         load(policy, &signals.load, works, now).map(|text| (Kind::Load, text)),
         (!policy.hours.include(signals.time)).then(|| (Kind::Hours, format!("its hours are {}", policy.hours))),
+        (!policy.farm_hours.include(signals.time))
+            .then(|| (Kind::Hours, format!("its hours, as the farm wants them, are {}", policy.farm_hours))),
     ];
     found.into_iter().flatten().map(|(kind, text)| Objection { kind, text }).collect()
 }

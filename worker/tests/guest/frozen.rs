@@ -223,7 +223,8 @@ async fn what_computes_has_the_idle_class_and_what_waits_has_not() {
         assert_eq!(class(&pid.to_string()).as_deref(), Some(IDLE), "a program's process");
         let said = Command::new("ionice").args(["-p", &pid.to_string()]).output().await.expect("it is installed");
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        assert!(said.starts_with("idle"), "its disks: {said}");
+        // None of its own: the kernel takes the one of the scheduler's class, and newer kernels say so.
+        assert!(said.starts_with("idle") || said.starts_with("none"), "its disks: {said}");
     }
     let threads = fs::read_dir("/proc/self/task").expect("this is Linux").flatten();
     let mut cores = 0;

@@ -24,6 +24,7 @@ fn policy() -> Policy {
         on_metered: false,
         beside_full_screen: false,
         hours: Hours::default(),
+        farm_hours: Hours::default(),
         programs: vec!["game".to_owned()],
     }
 }
