@@ -20,12 +20,14 @@
 //! - [`spin`]: problems of pure computation, and [`direct`]: the same without a farm
 //! - [`holding`]: problems that hold a connection, and problems that need a core
 //! - [`light`]: thousands of workstations in one process
+//! - [`desk`]: a desk with a keyboard, and what computes there
 //! - [`report`], [`plot`]: figures, their medians, promises; [`machine`], [`usage`]: what they were measured on, and
 //!   what it cost
 
 pub mod asking;
 pub mod chaos;
 pub mod context;
+pub mod desk;
 pub mod direct;
 pub mod farm;
 pub mod holding;

@@ -15,6 +15,7 @@ pub mod scale;
 pub mod schedules;
 pub mod snapshot;
 pub mod throughput;
+pub mod yields;
 
 use crate::context::Context;
 use crate::report::Report;
@@ -36,6 +37,7 @@ pub const TABLES: &[&str] = &[
     "schedules",
     "replicas",
     "pools",
+    "yields",
 ];
 
 /// Measures one table.
@@ -56,6 +58,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "schedules" => schedules::run(context, report).await,
         "replicas" => replicas::run(context, report).await,
         "pools" => pools::run(context, report).await,
+        "yields" => yields::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }
 }

@@ -123,6 +123,8 @@ pub enum Verb {
     Forget(ForgetArgs),
     /// What workstations may take: users, job types, labels, size
     Select(SelectArgs),
+    /// What agents go by when they decide whether they may work, and what the farm wants of that
+    Presence(PresenceArgs),
     /// Slots: workstations beside an agent's own that share its cores, each with a selection of its own
     #[command(subcommand)]
     Slots(SlotsVerb),
@@ -541,6 +543,20 @@ pub struct SelectArgs {
     /// No problem with a payload of more bytes; 0 for any
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(i64).range(0..))]
     pub largest: Option<i64>,
+}
+
+#[derive(Debug, Args)]
+pub struct PresenceArgs {
+    /// Host names, of workstations that are still to come, too; or ids, 1-20, 'lab-*', LABEL=VALUE, all
+    #[arg(required = true, value_name = "HOST", value_delimiter = ',')]
+    pub hostnames: Vec<String>,
+    /// What agents are to go by, within what their owners allow: start_after=30m, load=0.1, on_battery=false,
+    /// on_return=freeze, 'hours=mon-fri 18:00-07:00; sat,sun'
+    #[arg(long = "set", value_name = "SETTING=VALUE", value_parser = crate::presence::wish)]
+    pub set: Vec<(String, serde_json::Value)>,
+    /// What the farm wants no more of: the owner's own holds again
+    #[arg(long = "unset", value_name = "SETTING")]
+    pub unset: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]

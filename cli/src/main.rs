@@ -20,6 +20,7 @@ mod fleet;
 mod jobs;
 mod load;
 mod output;
+mod presence;
 mod problems;
 mod profiles;
 mod query;
@@ -128,6 +129,7 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Resources(verb) => resources::run(&farm, verb, output).await?,
         Verb::Queue(verb) => queue::run(&farm, verb, output).await?,
         Verb::Select(args) => workstations::select(&farm, args, output).await?,
+        Verb::Presence(args) => presence::run(&farm, args, output).await?,
         Verb::Statistics(args) => statistics::statistics(&farm, args, output).await?,
         Verb::Usage(args) => usage::usage(&farm, args, output).await?,
         Verb::Slots(SlotsVerb::List) => slots::list(&farm, output).await?,

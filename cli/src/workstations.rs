@@ -3,8 +3,8 @@
 use anyhow::Result;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::{
-    Drained, Evidence, ListWorkstationsRequest, Names, Quarantine, SetSelectionRequest, Workstation,
-    WorkstationCheckout, WorkstationSpeed, WorkstationState,
+    Drained, Evidence, ListWorkstationsRequest, Names, PresenceSetting, Quarantine, SetSelectionRequest, Workstation,
+    WorkstationCheckout, WorkstationSpeed, WorkstationState, Yields,
 };
 use serde::Serialize;
 
@@ -128,6 +128,11 @@ pub async fn select(farm: &Farm, args: SelectArgs, output: Output) -> Result<()>
     )
 }
 
+/// The same as a document, with whatever is said of them for people.
+pub fn print_as(workstations: &[Workstation], output: Output, text: impl FnOnce() -> String) -> Result<()> {
+    output.print(|| WorkstationsJson { workstations: workstations.iter().map(json).collect() }, text)
+}
+
 /// What has become of workstations that something was done with.
 pub fn print(changed: &[Workstation], output: Output) -> Result<()> {
     let now = jiff::Timestamp::now();
@@ -195,14 +200,20 @@ const NOTHING: &str = "–";
 /// Heading, how it is said of all, and what it is of one.
 type Aside = (&'static str, &'static str, fn(&Workstation) -> String);
 
-const ASIDES: [Aside; 3] = [
+const ASIDES: [Aside; 4] = [
     ("IDLE BY", "idle by:", |one| or_nothing(&one.idle_source, 14)),
     ("POWER", "power:", |one| or_nothing(&one.power, 8)),
+    ("GAVE WAY", "gave way (p50/p99):", |one| gave_way(one.yields.as_ref())),
     ("AGENT", "agent:", |one| or_nothing(&one.agent_version, 12)),
 ];
 
 fn or_nothing(text: &str, limit: usize) -> String {
     if text.is_empty() { NOTHING.to_owned() } else { cut(text, limit) }
+}
+
+/// The median and the 99th percentile, from an input to the moment when nothing of its agent computed any more.
+fn gave_way(yields: Option<&Yields>) -> String {
+    yields.map_or_else(|| NOTHING.to_owned(), |yields| format!("{}/{} ms", yields.p50_ms, yields.p99_ms))
 }
 
 /// Problems in the largest unit of time in which there is at least one.
@@ -288,6 +299,24 @@ struct WorkstationJson<'a> {
     drained: Option<DrainedJson<'a>>,
     quarantine: Option<QuarantineJson<'a>>,
     note: Option<&'a str>,
+    yields: Option<YieldsJson>,
+    presence: Vec<SettingJson<'a>>,
+    presence_wanted: Option<serde_json::Value>,
+}
+
+#[derive(Serialize)]
+struct SettingJson<'a> {
+    name: &'a str,
+    value: &'a str,
+    by: &'a str,
+    refused: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct YieldsJson {
+    p50_ms: u64,
+    p99_ms: u64,
+    count: u32,
 }
 
 #[derive(Serialize)]
@@ -358,11 +387,18 @@ fn json(one: &Workstation) -> WorkstationJson<'_> {
         drained: one.drained.as_ref().map(drained_json),
         quarantine: one.quarantine.as_ref().map(quarantine_json),
         note: given(&one.note),
+        yields: one.yields.map(|Yields { p50_ms, p99_ms, count }| YieldsJson { p50_ms, p99_ms, count }),
+        presence: one.presence.iter().map(setting_json).collect(),
+        presence_wanted: serde_json::from_slice(&one.presence_wanted).ok(),
     }
 }
 
 fn given(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
+}
+
+fn setting_json(one: &PresenceSetting) -> SettingJson<'_> {
+    SettingJson { name: &one.name, value: &one.value, by: &one.by, refused: given(&one.refused) }
 }
 
 fn speed_json(speed: &WorkstationSpeed) -> SpeedJson<'_> {

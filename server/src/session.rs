@@ -112,6 +112,8 @@ struct State {
     credit: u32,
     /// What its agent was told to run beside it.
     slots: Vec<String>,
+    /// What it was told to go by.
+    presence: Option<RawJson>,
     /// The dispatcher has it in its queue.
     queued: bool,
     suspended: bool,
@@ -232,6 +234,7 @@ impl Session {
             state: Mutex::new(State {
                 credit: 0,
                 slots: Vec::new(),
+                presence: None,
                 queued: false,
                 suspended: hello.state() == v1::WorkstationState::Suspended,
                 leaving: hello.state() == v1::WorkstationState::Draining,
@@ -263,6 +266,16 @@ impl Session {
         let changed = state.slots != slots;
         if changed {
             state.slots = slots.to_vec();
+        }
+        changed
+    }
+
+    /// Takes note of what its agent is to go by. True if that is something else than it was told.
+    pub fn set_presence(&self, wanted: Option<&RawJson>) -> bool {
+        let mut state = self.state();
+        let changed = state.presence.as_ref() != wanted;
+        if changed {
+            state.presence = wanted.cloned();
         }
         changed
     }
@@ -552,6 +565,7 @@ mod tests {
             same_instance: false,
             was_dead: false,
             selection: None,
+            presence: None,
             slots: Vec::new(),
         };
         Session::new(&connection, &v1::Hello::default(), None, mpsc::channel(1).0, CancellationToken::new())

@@ -14,6 +14,7 @@ use pcfarm_recycler::pulse_limit;
 use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::connect;
+use pcfarm_sql::json::RawJson;
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::presence;
 use std::collections::{HashMap, HashSet};
@@ -225,6 +226,7 @@ async fn look_at_rows(
         known.insert(row.workstation_id);
         let Some(session) = farm.session(row.workstation_id) else { continue };
         tell_slots(&session, &row.slots);
+        tell_presence(&session, row.presence.as_ref());
         if row.session > session.number {
             session.end(Status::unavailable("the workstation has connected elsewhere"));
         } else if row.dead {
@@ -292,6 +294,17 @@ fn tell_slots(session: &Session, slots: &[String]) {
     if session.set_slots(slots) {
         let slots = v1::Slots { names: slots.to_vec() };
         let message = v1::ServerMessage { message: Some(server_message::Message::Slots(slots)) };
+        if session.out.try_send(Ok(message)).is_err() {
+            session.end(Status::resource_exhausted("the agent does not read"));
+        }
+    }
+}
+
+/// Tells an agent what it is to go by, if that has changed.
+fn tell_presence(session: &Session, wanted: Option<&RawJson>) {
+    if session.set_presence(wanted) {
+        let presence = v1::Presence { wanted: wanted.cloned().unwrap_or_default().0 };
+        let message = v1::ServerMessage { message: Some(server_message::Message::Presence(presence)) };
         if session.out.try_send(Ok(message)).is_err() {
             session.end(Status::resource_exhausted("the agent does not read"));
         }

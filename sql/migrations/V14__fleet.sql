@@ -17,6 +17,70 @@ returns text language sql stable as $$
             || to_char(deadline at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC is given back' else '' end
 $$;
 
+create function pcfarm.no_presence(name text, given jsonb, wanted text)
+returns void language plpgsql immutable as $$
+begin
+    raise exception '%: % is wanted, and not %', name, wanted, left(given::text, 200)
+        using errcode = 'invalid_parameter_value', constraint = 'presence';
+end $$;
+
+-- Settings that are not given stay as they are; null: not wanted any more. What an agent's owner does not allow does not hold there.
+create function pcfarm.set_presence(hostnames text[], settings jsonb)
+returns void language plpgsql as $$
+declare
+    one   record;
+    times constant text[] := array['start_after', 'resume_after', 'give_back_after'];
+    flags constant text[] := array['on_battery', 'on_metered', 'beside_full_screen'];
+    days  constant text := '(mon|tue|wed|thu|fri|sat|sun)';
+    clock constant text := '([01]?[0-9]|2[0-4]):[0-5][0-9]';
+begin
+    perform pcfarm.check_options(settings,
+        times || flags || array['on_return', 'load', 'free_memory', 'memory_limit_mib', 'hours'], 'presence');
+    for one in select s.key, s.value, jsonb_typeof(s.value) as kind, s.value #>> '{}' as said from jsonb_each(settings) s loop
+        if one.kind = 'null' then
+            continue;
+        elsif one.key = any (times) then
+            if one.kind <> 'number' or one.value::numeric not between 0 and 604800 then
+                perform pcfarm.no_presence(one.key, one.value, 'a time in seconds, at most a week,');
+            end if;
+        elsif one.key = any (flags) then
+            if one.kind <> 'boolean' then
+                perform pcfarm.no_presence(one.key, one.value, 'true or false');
+            end if;
+        elsif one.key = 'on_return' then
+            if one.kind <> 'string' or one.said not in ('give-back', 'finish', 'freeze') then
+                perform pcfarm.no_presence(one.key, one.value, 'give-back, finish or freeze');
+            end if;
+        elsif one.key = 'load' then
+            if one.kind <> 'number' or one.value::numeric <= 0 or one.value::numeric > 65536 then
+                perform pcfarm.no_presence(one.key, one.value, 'how many cores others may use, more than 0,');
+            end if;
+        elsif one.key = 'free_memory' then
+            if one.kind <> 'number' or one.value::numeric not between 0 and 0.9 then
+                perform pcfarm.no_presence(one.key, one.value, 'a part of the memory, from 0 to 0.9,');
+            end if;
+        elsif one.key = 'memory_limit_mib' then
+            if one.kind <> 'number' or one.value::numeric not between 1 and 1e12 or one.value::numeric % 1 <> 0 then
+                perform pcfarm.no_presence(one.key, one.value, 'a whole number of MiB');
+            end if;
+        elsif one.kind <> 'array' or jsonb_array_length(one.value) > 50 or exists (
+            select from jsonb_array_elements(one.value) h
+            where jsonb_typeof(h) <> 'string' or h #>> '{}' !~* format('^(%1$s([-,]%1$s)*|%2$s-%2$s|%1$s([-,]%1$s)* %2$s-%2$s)$', days, clock))
+        then
+            perform pcfarm.no_presence(one.key, one.value, 'a list of hours such as "mon-fri 18:00-07:00"');
+        end if;
+    end loop;
+    insert into pcfarm.presence as p (hostname, wanted)
+    select h, jsonb_strip_nulls(settings) from unnest(hostnames) h group by h order by h
+    on conflict (hostname) do update set wanted = jsonb_strip_nulls(p.wanted || settings), changed_at = clock_timestamp();
+    delete from pcfarm.presence p where p.hostname = any (hostnames) and p.wanted = '{}';
+    perform pg_notify('pcfarm', 'selection');
+end $$;
+comment on function pcfarm.set_presence is
+    'What agents of these host names are to go by: start_after, resume_after, give_back_after (seconds), on_return, load, free_memory, '
+    'memory_limit_mib, on_battery, on_metered, beside_full_screen, hours. What is not named stays; null removes it. An agent is made '
+    'more careful by it, and less so only where its owner allows that.';
+
 -- Removes workstations that are gone for good. Those that are connected, or were a moment ago, are refused unless `force`:
 -- then what they hold comes back at no cost. Their certificates let nobody in any more. Checkouts and events keep their
 -- ids, and pcfarm.forgotten_workstation what they were called. Returns those that were forgotten.
@@ -124,7 +188,8 @@ end $$;
 
 revoke all on routine pcfarm.quarantine_workstations() from public;
 revoke all on routine pcfarm.drainer(), pcfarm.drain_reason(text, text, timestamptz),
-    pcfarm.forget_workstations(bigint[], boolean) from public;
+    pcfarm.forget_workstations(bigint[], boolean), pcfarm.no_presence(text, jsonb, text),
+    pcfarm.set_presence(text[], jsonb) from public;
 do $$
 begin
     if exists (select from pg_roles where rolname = 'pcfarm_loader') then

@@ -310,6 +310,12 @@ create table pcfarm.workstation (
     -- What its agent tells by that nobody is there, in words, and what it runs on: mains, battery; empty: it has not said.
     idle_source    text not null default '',
     power          text not null default '',
+    -- How quickly its agent gave way to its person: the median and the 99th percentile of so many times; null: it never did.
+    yields         integer,
+    yield_p50_ms   bigint,
+    yield_p99_ms   bigint,
+    -- What its agent goes by when it decides whether it may work: [{"name", "value", "by", "refused"}, …]; null: it has not said.
+    presence       jsonb,
     -- The connection that speaks for it: what was handed out to an older one comes back as never received.
     session        bigint not null,
     server_id      bigint not null,
@@ -317,6 +323,7 @@ create table pcfarm.workstation (
     silent_since   timestamptz,
     registered_at  timestamptz not null default clock_timestamp(),
     connected_at   timestamptz not null default clock_timestamp(),
+    constraint yields_whole check (num_nulls(yields, yield_p50_ms, yield_p99_ms) in (0, 3)),
     constraint no_deadline_without_drain check (drain or drain_deadline is null),
     constraint quarantined_is_drained check (drain or quarantine is null),
     constraint note_at_most_1000 check (length(note) <= 1000),

@@ -63,6 +63,13 @@ create table pcfarm.selection (
     changed_at timestamptz not null default clock_timestamp()
 );
 
+-- What administrators want agents of a host name to go by, within what their owners allow. As set_presence has checked it.
+create table pcfarm.presence (
+    hostname   text primary key,
+    wanted     jsonb not null,
+    changed_at timestamptz not null default clock_timestamp()
+);
+
 -- Users -------------------------------------------------------------------------------------------------------------
 
 -- Options that are not given stay as they are; null: as the farm has it.

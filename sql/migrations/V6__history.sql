@@ -106,6 +106,8 @@ create trigger note after insert or update or delete on pcfarm.profile for each 
     execute function pcfarm.note_setting('profile entry', 'job_type');
 create trigger note after insert or update or delete on pcfarm.selection for each row
     execute function pcfarm.note_setting('selection', 'hostname');
+create trigger note after insert or update or delete on pcfarm.presence for each row
+    execute function pcfarm.note_setting('presence', 'hostname');
 create trigger note after insert or delete on pcfarm.slot for each row
     execute function pcfarm.note_setting('slot', 'hostname');
 create trigger note after insert or update or delete on pcfarm.job_after for each row

@@ -35,11 +35,13 @@ select w.workstation_id, w.hostname,
     w.cores, w.memory_bytes, w.system, w.system_name, w.arch, w.gpus, w.programs, w.agent_version, w.controllers, w.labels, z.selection, w.registered_at, w.connected_at,
     coalesce(w.silent_since, s.heard_at) as last_heard, w.server_id, s.name as server_name,
     w.drain, w.drained_by, w.drained_since, w.drained_why, w.drain_deadline, w.quarantine, w.note, w.idle_source, w.power,
-    v.job_type as speed_job_type, v.problems_per_second, v.measured_at as speed_measured_at
+    v.job_type as speed_job_type, v.problems_per_second, v.measured_at as speed_measured_at,
+    w.yields, w.yield_p50_ms, w.yield_p99_ms, w.presence, r.wanted as presence_wanted
 from pcfarm.workstation w
 left join pcfarm.workstation_speed v on v.workstation_id = w.workstation_id
 left join pcfarm.server s on s.server_id = w.server_id
 left join pcfarm.selection z on z.hostname = w.hostname
+left join pcfarm.presence r on r.hostname = w.hostname
 left join lateral (
     select count(*) as checkouts, sum(c.problems) as problems, min(c.checked_out_at) as oldest,
         array_agg(distinct c.job_id) as job_ids,

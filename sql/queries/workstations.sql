@@ -2,7 +2,8 @@
 select w.workstation_id, w.hostname, w.state, w.since, w.reason, w.cores, w.memory_bytes, w.system, w.agent_version,
     w.controllers, w.labels, w.system_name, w.arch, w.gpus, w.programs,
     pcfarm.selection_text(w.selection) as selection, w.last_heard, w.server_name, w.drain, w.drained_by, w.drained_since,
-    w.drained_why, w.drain_deadline, w.note, w.idle_source, w.power, w.speed_job_type, w.problems_per_second, w.speed_measured_at,
+    w.drained_why, w.drain_deadline, w.note, w.idle_source, w.power, w.speed_job_type, w.problems_per_second, w.speed_measured_at, w.yields, w.yield_p50_ms, w.yield_p99_ms,
+    w.presence, w.presence_wanted,
     w.quarantine ->> 'job_type' as quarantine_job_type, (w.quarantine ->> 'problems')::bigint as quarantine_problems,
     e.jobs as evidence_jobs, e.problems as evidence_problems, e.messages as evidence_messages, e.solved_on as evidence_solved_on
 from pcfarm.workstation_status w

@@ -3,7 +3,8 @@
 
 use crate::checkout::Queries;
 use crate::jobs::reason::{age_of, counted};
-use crate::presence::Signs;
+use crate::json::RawJson;
+use crate::presence::{Signs, Yields};
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use std::collections::HashMap;
@@ -63,6 +64,8 @@ pub struct Workstation {
     /// What administrators want to remember about it.
     pub note: String,
     pub signs: Signs,
+    /// What is wanted of its agent's presence, as `pcfarm.set_presence` keeps it.
+    pub presence_wanted: Option<RawJson>,
     pub speed: Option<Speed>,
 }
 
@@ -201,9 +204,21 @@ fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error>
         drained: drained_of_row(row)?,
         quarantine: quarantine_of_row(row)?,
         note: row.try_get("note")?,
-        signs: Signs { idle_source: row.try_get("idle_source")?, power: row.try_get("power")? },
+        signs: signs_of_row(row)?,
+        presence_wanted: row.try_get("presence_wanted")?,
         speed: speed_of_row(row)?,
     })
+}
+
+fn signs_of_row(row: &Row) -> Result<Signs, Error> {
+    let yields = match row.try_get("yields")? {
+        Some(count) => {
+            Some(Yields { count, p50_ms: row.try_get("yield_p50_ms")?, p99_ms: row.try_get("yield_p99_ms")? })
+        }
+        None => None,
+    };
+    let settings = row.try_get("presence")?;
+    Ok(Signs { idle_source: row.try_get("idle_source")?, power: row.try_get("power")?, yields, settings })
 }
 
 fn drained_of_row(row: &Row) -> Result<Option<Drained>, Error> {
@@ -505,6 +520,7 @@ mod tests {
             quarantine: None,
             note: String::new(),
             signs: Signs::default(),
+            presence_wanted: None,
             speed: None,
             holds: vec![held; holds as usize],
         }

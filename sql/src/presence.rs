@@ -64,6 +64,18 @@ pub struct Signs {
     pub idle_source: String,
     /// `mains` or `battery`.
     pub power: String,
+    /// None: its agent never had to give way.
+    pub yields: Option<Yields>,
+    /// What it goes by, if it says so: an array of objects, as `pcfarm.workstation` has it.
+    pub settings: Option<RawJson>,
+}
+
+/// How quickly an agent gave way to its workstation's person: of so many times, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Yields {
+    pub count: i32,
+    pub p50_ms: i64,
+    pub p99_ms: i64,
 }
 
 /// A workstation's connection, as registered.
@@ -80,6 +92,8 @@ pub struct Connection {
     pub was_dead: bool,
     /// What it may take, as `pcfarm.set_selection` keeps it.
     pub selection: Option<RawJson>,
+    /// What is wanted of its agent's presence, as `pcfarm.set_presence` keeps it.
+    pub presence: Option<RawJson>,
     /// What its agent is to run beside it.
     pub slots: Vec<String>,
 }
@@ -127,6 +141,10 @@ pub async fn connect(
                 &programs,
                 &each(all, |who| who.signs.idle_source.clone()),
                 &each(all, |who| who.signs.power.clone()),
+                &each(all, |who| who.signs.yields.map(|yields| yields.count)),
+                &each(all, |who| who.signs.yields.map(|yields| yields.p50_ms)),
+                &each(all, |who| who.signs.yields.map(|yields| yields.p99_ms)),
+                &each(all, |who| who.signs.settings.clone()),
             ],
         )
         .await?;
@@ -140,6 +158,7 @@ pub async fn connect(
                 same_instance: row.try_get("same_instance")?,
                 was_dead: row.try_get("was_dead")?,
                 selection: row.try_get("selection")?,
+                presence: row.try_get("presence")?,
                 slots: row.try_get("slots")?,
             })
         })
@@ -211,8 +230,14 @@ pub async fn change_state(
     change: &StateChange,
 ) -> Result<(), Error> {
     let StateChange { state, reason, signs } = change;
+    let Signs { idle_source, power, yields, settings } = signs;
+    let count = yields.map(|yields| yields.count);
+    let (p50, p99) = (yields.map(|yields| yields.p50_ms), yields.map(|yields| yields.p99_ms));
     let statement = include_str!("../queries/change_workstation_state.sql");
-    client.run(statement, &[&workstation_id, &session, state, reason, &signs.idle_source, &signs.power]).await.map(drop)
+    client
+        .run(statement, &[&workstation_id, &session, state, reason, idle_source, power, &count, &p50, &p99, settings])
+        .await
+        .map(drop)
 }
 
 /// What became of a workstation in the meantime.
@@ -229,6 +254,8 @@ pub struct SessionState {
     pub drain_left: Option<f64>,
     /// What it may take, as `pcfarm.set_selection` keeps it.
     pub selection: Option<RawJson>,
+    /// What is wanted of its agent's presence.
+    pub presence: Option<RawJson>,
     /// What its agent is to run beside it.
     pub slots: Vec<String>,
 }
@@ -249,6 +276,7 @@ pub async fn session_states(
                 drain_reason: row.try_get("drain_reason")?,
                 drain_left: row.try_get("drain_left")?,
                 selection: row.try_get("selection")?,
+                presence: row.try_get("presence")?,
                 slots: row.try_get("slots")?,
             })
         })
@@ -270,6 +298,11 @@ pub async fn set_selection(
 pub async fn selection(client: &ClientWrapper, hostname: &str) -> Result<(RawJson, String), Error> {
     let row = &client.run(include_str!("../queries/selection.sql"), &[&hostname]).await?[0];
     Ok((row.try_get("selection")?, row.try_get("version")?))
+}
+
+/// What agents of these names are to go by. `settings`: a JSON object, as `pcfarm.set_presence` takes it.
+pub async fn set_presence(client: &ClientWrapper, hostnames: &[String], settings: &RawJson) -> Result<(), Error> {
+    client.run(include_str!("../queries/set_presence.sql"), &[&hostnames, settings]).await.map(drop)
 }
 
 /// Tells every server to look: `work`, `revoked`, `drain`, `selection` or `job_type`.

@@ -6,7 +6,8 @@ mod queue;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::checkout::Closing;
 use pcfarm_sql::fleet::{self, Drain, Unknown};
-use pcfarm_sql::presence::{self, Introduction, Signs, StateChange};
+use pcfarm_sql::json::RawJson;
+use pcfarm_sql::presence::{self, Introduction, Signs, StateChange, Yields};
 use pcfarm_sql::{farm, jobs, upkeep};
 use queue::{Queue, queue};
 use std::time::Duration;
@@ -114,7 +115,8 @@ async fn a_drain_outlives_its_agent_and_the_agents_word() {
     let another = Introduction { instance: Uuid::from_u128(3), ..who };
     let second = presence::connect(&client, &[&another], ServerId(1)).await.expect("connected").remove(0);
     assert_eq!((second.workstation_id, second.drain, second.drain_reason), (pc[0], true, row.drain_reason.clone()));
-    let signs = Signs { idle_source: "evdev".to_owned(), power: "battery".to_owned() };
+    let yields = Some(Yields { count: 7, p50_ms: 40, p99_ms: 390 });
+    let signs = Signs { idle_source: "evdev".to_owned(), power: "battery".to_owned(), yields, settings: None };
     for state in ["waiting", "draining"] {
         let change = StateChange { state, reason: "of the agent".to_owned(), signs: signs.clone() };
         presence::change_state(&client, pc[0], second.session, &change).await.expect("changed");
@@ -130,7 +132,7 @@ async fn what_is_said_beside_a_state_changes_no_moment() {
     let client = queue.server().await;
     let since = queue.text("select since::text from pcfarm.workstation where workstation_id = 1").await;
     for power in ["mains", "battery"] {
-        let signs = Signs { idle_source: "evdev".to_owned(), power: power.to_owned() };
+        let signs = Signs { idle_source: "evdev".to_owned(), power: power.to_owned(), yields: None, settings: None };
         let change = StateChange { state: "waiting", reason: "low on licences".to_owned(), signs: signs.clone() };
         presence::change_state(&client, WorkstationId(1), 1, &change).await.expect("changed");
         let one = farm::workstation(&client, WorkstationId(1)).await.expect("read").expect("there");
@@ -298,4 +300,41 @@ async fn a_problem_that_fails_wherever_it_goes_is_failed() {
     turn(&queue, job, true, 1, Ok("1")).await;
     assert_eq!(queue.end(job).await.as_deref(), Some("done"));
     queue.check().await;
+}
+
+#[tokio::test]
+async fn what_is_wanted_of_presence_is_checked_and_kept_by_name() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    for (settings, why) in [
+        (r#"{"colour": 1}"#, "colour"),
+        (r#"{"start_after": "soon"}"#, "start_after: "),
+        (r#"{"resume_after": 604801}"#, "resume_after: 604801|at most a week"),
+        (r#"{"load": 0}"#, "load: 0|more than 0"),
+        (r#"{"free_memory": 1}"#, "free_memory"),
+        (r#"{"memory_limit_mib": 1.5}"#, "memory_limit_mib"),
+        (r#"{"on_battery": "no"}"#, "true or false"),
+        (r#"{"on_return": "run"}"#, "give-back, finish or freeze"),
+        (r#"{"hours": ["always"]}"#, "mon-fri 18:00-07:00"),
+        (r#"{"hours": "sat"}"#, "mon-fri 18:00-07:00"),
+    ] {
+        let (_, message) = queue.refused(&format!("select pcfarm.set_presence('{{pc}}', '{settings}')")).await;
+        assert!(message.contains(why.split('|').next_back().expect("something")), "{settings}: {message}");
+    }
+    assert_eq!(queue.number("select count(*) from pcfarm.presence").await, 0);
+    let names = ["pc".to_owned(), "later".to_owned()];
+    let set = async |settings: &'static str| {
+        presence::set_presence(&client, &names, &RawJson(settings.into())).await.expect("set");
+    };
+    set(r#"{"start_after": 1800, "hours": ["mon-fri 18:00-7:00", "sat,sun", "22:00-24:00"], "on_return": "freeze"}"#)
+        .await;
+    set(r#"{"start_after": 60, "hours": null, "load": 0.1, "on_battery": true, "memory_limit_mib": 100}"#).await;
+    let wanted =
+        queue.text("select string_agg(hostname || ' ' || wanted, ' ' order by hostname) from pcfarm.presence").await;
+    let expected =
+        r#"{"load": 0.1, "on_return": "freeze", "on_battery": true, "start_after": 60, "memory_limit_mib": 100}"#;
+    assert_eq!(wanted, format!("later {expected} pc {expected}"));
+    set(r#"{"start_after": null, "load": null, "on_return": null, "on_battery": null, "memory_limit_mib": null}"#)
+        .await;
+    assert_eq!(queue.number("select count(*) from pcfarm.presence").await, 0);
 }

@@ -29,6 +29,7 @@ use crate::link::IdentityInUse;
 use crate::local::message::About;
 use crate::local::{self, Local};
 use crate::machine;
+use crate::manners::{self, Rank};
 use crate::pool;
 use crate::presence::{Desk, Presence, Start};
 use crate::settings::{self, Asked, Settings, SettingsError};
@@ -40,10 +41,6 @@ use crate::watchdog::{Manager, Watchdog};
 
 /// Threads that wait: one decodes a checkout while the other keeps the rhythm.
 const WAITING_THREADS: usize = 2;
-
-/// The steps to the lowest that there is.
-#[cfg(target_os = "linux")]
-const LOWEST_PRECEDENCE: i32 = 19;
 
 /// Tells a process that it takes the place of another, which was in a person's way, and under which name the servers know it.
 const REPLACES: &str = "PCFARM_REPLACES";
@@ -138,14 +135,14 @@ impl Agent {
     }
 
     /// What it is made of, for a run without a farm; or why it cannot be run.
-    pub(crate) fn parts(self, cores: usize) -> Result<(Controllers, Running), AgentError> {
+    pub(crate) fn parts(self, cores: usize, rank: Rank) -> Result<(Controllers, Running), AgentError> {
         if let Some(name) = self.duplicate {
             return Err(SettingsError::DuplicateController(name).into());
         }
         if self.names().is_empty() {
             return Err(SettingsError::NoController.into());
         }
-        let running = Running::start(&self.steps, cores)?;
+        let running = Running::start(&self.steps, cores, rank)?;
         Ok((self.controllers, running))
     }
 
@@ -171,7 +168,7 @@ impl Agent {
             }
         }
         if !settings.presence.policy.unattended {
-            give_precedence();
+            manners::give_precedence();
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(WAITING_THREADS)
@@ -248,7 +245,7 @@ impl Agent {
         #[cfg(any(target_os = "linux", feature = "wasm"))]
         let mut kept = None;
         #[cfg(target_os = "linux")]
-        let _programs = match settings.programs.is_empty() {
+        let programs = match settings.programs.is_empty() {
             true => Programs::default(),
             false => {
                 let files = files(&settings, &state_dir, &endpoints, &credentials, &mut kept)?;
@@ -261,7 +258,8 @@ impl Agent {
             crate::wasm::controller::add(files, limits, settings.cores, &mut self.controllers)?;
         }
         let names = self.names();
-        let (controllers, steps) = self.parts(settings.cores)?;
+        let rank = Rank::of(settings.presence.policy.unattended);
+        let (controllers, steps) = self.parts(settings.cores, rank)?;
         info!(
             identity = %state_dir.identity,
             servers = settings.servers.join(","),
@@ -287,7 +285,7 @@ impl Agent {
         }
         watchdog.during(stop.run_until_cancelled(credentials.renew_if_due(&endpoints))).await;
         let (slots, wanted) = watch::channel(Vec::new());
-        let threads = pool::threads(settings.cores).map_err(AgentError::Failed)?;
+        let threads = pool::threads(settings.cores, rank).map_err(AgentError::Failed)?;
         let start =
             if own.as_ref().is_some_and(|own| own.instance.is_some()) { Start::Interrupted } else { Start::Fresh };
         let presence =
@@ -330,8 +328,13 @@ impl Agent {
                 Err(_) => std::future::pending().await,
             }
         };
+        #[cfg(target_os = "linux")]
+        let idle_programs = programs.give_way(body.desk.directives());
+        #[cfg(not(target_os = "linux"))]
+        let idle_programs = std::future::pending();
         let (ended, left) = tokio::select! {
             ended = working => ended,
+            () = idle_programs => unreachable!("it never ends"),
             () = replace.cancelled(), if can_be_replaced => return Ok(Ended::ToBeReplaced { instance }),
             () = local => unreachable!("it serves for ever"),
             () = body.credentials.keep_renewing(&body.endpoints) => unreachable!("it never ends"),
@@ -374,6 +377,7 @@ impl Body {
             grace: self.settings.grace,
             unacknowledged_bytes: self.settings.unacknowledged_bytes,
             apart: self.apart(),
+            freezable: self.names.iter().filter(|name| can_stand_still(name)).cloned().collect(),
         };
         Setup {
             endpoints: self.endpoints.clone(),
@@ -446,6 +450,16 @@ fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<S
 /// The controller of modules, which is a program, too.
 const WASM: &str = "wasm";
 
+/// Programs are stopped by the kernel, and modules between two of their instructions. Nobody can stop a thread of this process
+/// that computes.
+fn can_stand_still(controller: &str) -> bool {
+    #[cfg(target_os = "linux")]
+    let is_program = controller.starts_with(crate::exec::settings::PREFIX);
+    #[cfg(not(target_os = "linux"))]
+    let is_program = false;
+    is_program || controller == WASM
+}
+
 /// Of what this agent runs, that which jobs may require beside their controllers.
 fn programs(settings: &Settings, controllers: &[String]) -> Vec<v1::Program> {
     let mut programs = Vec::new();
@@ -487,15 +501,6 @@ fn replace(instance: Uuid) -> ExitCode {
         Err(error) => error,
     };
     failed(&AgentError::Failed(anyhow::Error::from(error).context("starting anew to end controllers that do not hear")))
-}
-
-/// Behind whatever the person does, for every thread from now on; the kernel's order for disks follows it. Who may not go behind
-/// is behind already.
-fn give_precedence() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::nice(LOWEST_PRECEDENCE) {
-        warn!(%error, "the agent has the precedence of any program");
-    }
 }
 
 fn start_logging() {

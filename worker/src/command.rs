@@ -317,6 +317,7 @@ fn headline(explanation: &Explanation) -> String {
     let verb = match explanation.activity.as_str() {
         "works" => "works",
         "finishes" => "finishes what it has begun",
+        "freezes" => "has frozen what it has begun",
         _ => "does not work",
     };
     let since = about(Duration::from_secs(explanation.since_seconds));
@@ -331,6 +332,13 @@ fn text(explanation: &Explanation) -> String {
     let mut text = headline(explanation);
     text.push_str("\nIt\n");
     explanation.policy.iter().for_each(|rule| text.push_str(&format!("  {rule}\n")));
+    if !explanation.settings.is_empty() {
+        text.push_str("\nsetting             value                 from\n");
+    }
+    for setting in &explanation.settings {
+        let refused = if setting.refused.is_empty() { String::new() } else { format!(" ({})", setting.refused) };
+        text.push_str(&format!("{:19} {:21} {}{refused}\n", setting.name, setting.value, setting.by.name()));
+    }
     text.push_str("\nsignal          source                says\n");
     for signal in &explanation.signals {
         let age = if signal.age_seconds >= 1.0 { format!(" ({:.0} s old)", signal.age_seconds) } else { String::new() };

@@ -37,6 +37,11 @@ const REPORTS_PER_TURN: usize = 1024;
 /// How long the last messages and the end of the stream may take at exit.
 const FAREWELL_WAIT: Duration = Duration::from_secs(2);
 
+/// How often it is asked whether what is to stand still does, and for how long: what takes longer is measured when something
+/// else happens.
+const STILL_LOOK: Duration = Duration::from_millis(10);
+const STILL_WAIT: Duration = Duration::from_secs(5);
+
 /// What an agent runs with.
 pub struct Setup {
     pub endpoints: Vec<Endpoint>,
@@ -66,6 +71,8 @@ struct Driver {
     replace: CancellationToken,
     /// The input that it gives way to, until no core computes.
     giving_way: Option<Moment>,
+    /// By standing still.
+    freezes: bool,
     last_input: Option<Moment>,
 }
 
@@ -87,6 +94,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
         desk: setup.desk,
         replace: setup.replace,
         giving_way: None,
+        freezes: false,
         last_input: None,
     };
     let mut watchdog = setup.watchdog;
@@ -95,7 +103,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
     let mut told_to_stop = false;
     let ending = loop {
         let now = clock::now();
-        let until_due = driver.inventory.deadline(now).saturating_sub(now);
+        let until_due = driver.inventory.deadline(now).saturating_sub(now).min(driver.until_still(now));
         let due = sleep(watchdog.as_ref().map_or(until_due, |watchdog| watchdog.at_most(until_due)));
         watchdog.iter_mut().for_each(Watchdog::beat);
         tokio::select! {
@@ -151,8 +159,10 @@ impl Driver {
         // Each input is measured once, whatever else is said while it is given way to.
         let input = directive.input.filter(|_| directive.activity != Activity::Work);
         if std::mem::replace(&mut self.last_input, input) != input {
-            self.giving_way = input;
+            // Who was not in the way does not give way.
+            self.giving_way = input.filter(|_| self.pool.busy_cores() > 0);
         }
+        self.freezes = directive.activity == Activity::Freeze;
         self.take(Event::Directed(directive));
     }
 
@@ -164,9 +174,11 @@ impl Driver {
                 self.take(Event::Connected);
             }
             LinkEvent::Received(In::Slots(wanted)) => self.want_slots(wanted.names),
+            LinkEvent::Received(In::Presence(wanted)) => self.want_presence(&wanted.wanted),
             LinkEvent::Received(message) => {
                 if let In::Welcome(welcome) = &message {
                     self.want_slots(welcome.slots.clone());
+                    self.want_presence(&welcome.presence);
                     self.tell_session(Some(welcome.workstation_id));
                 }
                 self.take(Event::Received(message));
@@ -185,6 +197,13 @@ impl Driver {
         if self.slots.is_some() {
             let session = self.stream.as_ref().zip(welcomed_as);
             self.desk.in_session(session.map(|(stream, id)| (stream.server.clone(), id)));
+        }
+    }
+
+    /// Of the desk, and so by the agent's own session: its slots share it.
+    fn want_presence(&self, wanted: &[u8]) {
+        if self.slots.is_some() {
+            self.desk.want(wanted);
         }
     }
 
@@ -260,7 +279,12 @@ impl Driver {
                             stream.give_up.cancel();
                         }
                     }
-                    Action::Replace => self.replace.cancel(),
+                    Action::Replace => {
+                        // What does not hear ends with the process, which is now.
+                        self.gave_way();
+                        self.replace.cancel();
+                    }
+                    Action::Pause(paused) => self.pool.pause(paused),
                     Action::Exit(ending) => return Some(ending),
                 }
             }
@@ -271,11 +295,20 @@ impl Driver {
         }
     }
 
+    /// Nobody reports that something stands still.
+    fn until_still(&self, now: Moment) -> Duration {
+        let is_soon = |input: &Moment| self.freezes && now.saturating_sub(*input) < STILL_WAIT;
+        self.giving_way.filter(is_soon).map_or(Duration::MAX, |_| STILL_LOOK)
+    }
+
     fn measure_giving_way(&mut self) {
-        if let Some(input) = self.giving_way
-            && self.pool.busy_cores() == 0
-        {
-            self.giving_way = None;
+        if self.giving_way.is_some() && self.pool.busy_cores() == 0 {
+            self.gave_way();
+        }
+    }
+
+    fn gave_way(&mut self) {
+        if let Some(input) = self.giving_way.take() {
             self.desk.yielded(clock::now().saturating_sub(input));
         }
     }

@@ -42,6 +42,8 @@ use pcfarm_proto::{
 use tracing::{debug, info, warn};
 
 use crate::pool::{Batch, Report};
+use crate::presence::history::Yields;
+use crate::presence::wishes::Setting;
 use crate::presence::{Directive, Signs};
 use crate::work::{Checkout, CheckoutKey};
 use held::Held;
@@ -135,6 +137,8 @@ pub enum Action {
     Reconnect,
     /// Controllers are in a person's way and do not hear: only another process in place of this one ends them.
     Replace,
+    /// No problem is taken, or again; those who can stand still have been told already.
+    Pause(bool),
     Exit(Ending),
 }
 
@@ -156,6 +160,8 @@ pub struct Profile {
     pub unacknowledged_bytes: usize,
     /// Controllers whose problems wait for pools of their own and not for the cores: each is asked for by itself.
     pub apart: BTreeSet<String>,
+    /// Controllers whose problems can stand still and go on.
+    pub freezable: BTreeSet<String>,
 }
 
 pub struct Inventory {
@@ -167,7 +173,11 @@ pub struct Inventory {
     drain: Drain,
     /// Since the workstation's person is back; none: it may work.
     leaving: Option<leaving::Leaving>,
+    /// Cores take no problems.
+    paused: bool,
     signs: Signs,
+    yields: Option<Yields>,
+    settings: Arc<[Setting]>,
     lease: Duration,
     solution_bytes_limit: usize,
     part_bytes_target: usize,
@@ -190,6 +200,7 @@ enum Session {
         since: Duration,
         /// As Hello has them.
         signs: Signs,
+        settings: Arc<[Setting]>,
     },
     Open(Open),
     /// This agent gave it up; its end has not come yet.
@@ -206,6 +217,7 @@ struct Open {
     /// Why it is in that state, if there is something to say, and when that may change.
     reason: String,
     signs: Signs,
+    settings: Arc<[Setting]>,
     reason_due: Duration,
     /// The server knows what it is to be told of intake; and what it was told last is paused.
     takes_intake: bool,
@@ -251,7 +263,10 @@ impl Inventory {
             contact: Contact { lost_since: Some(now), noted: false, settled_at: None },
             drain: Drain::No,
             leaving: None,
+            paused: false,
             signs: Signs::default(),
+            yields: None,
+            settings: Arc::default(),
             lease: LEASE,
             solution_bytes_limit: SOLUTION_BYTES_LIMIT,
             part_bytes_target: PART_BYTES_TARGET,
@@ -318,7 +333,7 @@ impl Inventory {
                 if open.intake_due > now && open.paused != self.to_be_paused(open) {
                     due(open.intake_due);
                 }
-                if open.state == self.state() && (open.reason != self.reason() || open.signs != self.signs) {
+                if open.state == self.state() && (open.reason != self.reason() || self.is_news(open)) {
                     due(open.reason_due);
                 }
                 if self.outbox.has_room() {
@@ -376,6 +391,11 @@ impl Inventory {
         v1::WorkstationState::Waiting
     }
 
+    /// Beside its state and the reason for that.
+    fn is_news(&self, open: &Open) -> bool {
+        open.signs != self.signs || open.settings != self.settings
+    }
+
     // Sessions
 
     fn greet(&mut self, now: Duration) {
@@ -386,18 +406,21 @@ impl Inventory {
             apart: self.profile.apart.iter().cloned().collect(),
             idle_source: self.signs.idle_source.clone(),
             power: self.signs.power.to_owned(),
+            yields: self.yields.map(yields_message),
+            presence: Some(settings_message(&self.settings)),
             ..self.profile.hello.clone()
         };
-        self.session = Session::Greeting { since: now, signs: self.signs.clone() };
+        self.session =
+            Session::Greeting { since: now, signs: self.signs.clone(), settings: Arc::clone(&self.settings) };
         self.send(Out::Hello(hello));
     }
 
     fn welcomed(&mut self, now: Duration, welcome: v1::Welcome) {
-        let Session::Greeting { signs: greeted, .. } = &self.session else {
+        let Session::Greeting { signs: greeted, settings: settings_told, .. } = &self.session else {
             warn!("the server says Welcome twice");
             return;
         };
-        let greeted = greeted.clone();
+        let (greeted, settings_told) = (greeted.clone(), Arc::clone(settings_told));
         info!(workstation_id = welcome.workstation_id, server_version = welcome.server_version, "welcomed");
         self.lease = duration(welcome.lease).unwrap_or(LEASE);
         self.limit_messages(&welcome);
@@ -413,6 +436,7 @@ impl Inventory {
             state_due: now,
             reason: String::new(),
             signs: greeted,
+            settings: settings_told,
             reason_due: now,
             takes_intake: welcome.takes_intake,
             paused: BTreeSet::new(),
@@ -500,7 +524,7 @@ impl Inventory {
             In::DeliveryAck(ack) => self.acknowledged(ack),
             In::Revoke(revoke) => self.revoke(revoke.revoked),
             // The driver's: they are sessions of their own.
-            In::Slots(_) => {}
+            In::Slots(_) | In::Presence(_) => {}
             In::Drain(drain) => {
                 self.drained_by_server(Some(drain.reason));
                 if let Drain::Server { over, gives_back, .. } = &mut self.drain {
@@ -681,6 +705,21 @@ fn key_of(message: &v1::Checkout) -> CheckoutKey {
 
 fn held_message(key: CheckoutKey) -> v1::HeldCheckout {
     v1::HeldCheckout { checkout_id: key.checkout_id.0, token: key.token }
+}
+
+fn settings_message(settings: &[Setting]) -> v1::PresenceSettings {
+    let setting = |one: &Setting| v1::PresenceSetting {
+        name: one.name.clone(),
+        value: one.value.clone(),
+        by: one.by.name().to_owned(),
+        refused: one.refused.clone(),
+    };
+    v1::PresenceSettings { settings: settings.iter().map(setting).collect() }
+}
+
+fn yields_message(yields: Yields) -> v1::Yields {
+    let count = u32::try_from(yields.count).unwrap_or(u32::MAX);
+    v1::Yields { p50_ms: yields.p50_ms, p99_ms: yields.p99_ms, count }
 }
 
 /// What the first part says of the job holds for all.

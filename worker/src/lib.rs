@@ -110,6 +110,7 @@ mod inventory;
 mod link;
 mod local;
 mod machine;
+mod manners;
 mod pool;
 mod related;
 mod session;

@@ -29,6 +29,7 @@ use pcfarm_proto::v1::ProblemResult;
 use tokio::sync::mpsc;
 use tracing::error;
 
+use crate::manners::Rank;
 use crate::solve::{Controllers, Task};
 use crate::steps::{self, Admission, Engine, Flow, Sink, Where};
 use crate::work::{Checkout, CheckoutKey};
@@ -62,10 +63,11 @@ pub struct Batch {
 }
 
 /// The cores of an agent, which its slots share.
-pub fn threads(cores: usize) -> anyhow::Result<Arc<rayon::ThreadPool>> {
+pub fn threads(cores: usize, rank: Rank) -> anyhow::Result<Arc<rayon::ThreadPool>> {
     let threads = rayon::ThreadPoolBuilder::new()
         .num_threads(cores)
         .thread_name(|index| format!("pcfarm-core-{index}"))
+        .start_handler(move |_| rank.take())
         .build()?;
     Ok(Arc::new(threads))
 }
@@ -82,6 +84,8 @@ struct Shared {
     engine: Arc<Engine>,
     queue: Mutex<Queue>,
     solution_bytes_limit: AtomicUsize,
+    /// As the queue has it, for cores that take problem after problem.
+    paused: AtomicBool,
     cores: Vec<Core>,
     /// Results of pools' threads, and whether the agent has been told of them: one word for all that come until it looks.
     of_pools: Mutex<Vec<Batch>>,
@@ -106,6 +110,8 @@ struct Queue {
     tasks: VecDeque<steps::Task>,
     /// Shifts that are running or waiting for a thread; never more than cores.
     shifts: usize,
+    /// No problem is taken.
+    paused: bool,
 }
 
 impl Queue {
@@ -115,7 +121,8 @@ impl Queue {
 
     /// How many problems and steps there are to take, as far as matters.
     fn untaken(&self, most: usize) -> usize {
-        let counts = self.checkouts.iter().map(|checkout| checkout.untaken());
+        let takes = if self.paused { 0 } else { self.checkouts.len() };
+        let counts = self.checkouts.iter().take(takes).map(|checkout| checkout.untaken());
         counts.fold(most.min(self.tasks.len()), |all, untaken| most.min(all + untaken))
     }
 }
@@ -143,6 +150,7 @@ impl Pool {
             engine,
             queue: Mutex::default(),
             solution_bytes_limit: AtomicUsize::new(SOLUTION_BYTES_LIMIT),
+            paused: AtomicBool::new(false),
             cores: (0..cores).map(|_| Core::default()).collect(),
             of_pools: Mutex::default(),
             told: AtomicBool::new(false),
@@ -225,9 +233,27 @@ impl Pool {
         u32::try_from(self.shared.cores.iter().filter(is_revoked).count()).unwrap_or(u32::MAX)
     }
 
-    /// How many cores are in the hands of a controller.
+    /// How many cores are in the hands of a controller that does not stand still.
     pub fn busy_cores(&self) -> usize {
-        self.shared.cores.iter().filter(|core| !locked(&core.at).is_empty()).count()
+        let mut standing: BTreeMap<*const Checkout, usize> = BTreeMap::new();
+        let mut in_hand = 0;
+        for core in &self.shared.cores {
+            let at = locked(&core.at);
+            in_hand += usize::from(!at.is_empty());
+            standing.extend(at.iter().map(|checkout| (Arc::as_ptr(checkout), checkout.standing_still())));
+        }
+        in_hand.saturating_sub(standing.values().sum())
+    }
+
+    /// Lets no problem be taken, or all that wait again. Steps of problems that are under way go on.
+    pub fn pause(&self, paused: bool) {
+        let mut queue = self.shared.queue();
+        queue.paused = paused;
+        self.shared.paused.store(paused, Ordering::Relaxed);
+        if !paused {
+            self.shared.begin_shifts(queue);
+            self.shared.begin_in_pools();
+        }
     }
 
     pub fn limit_solutions(&self, bytes: usize) {
@@ -280,7 +306,7 @@ impl Shared {
         if let Some(task) = queue.tasks.pop_front() {
             return Some(Work::Step(task));
         }
-        let mut index = 0;
+        let mut index = if queue.paused { queue.checkouts.len() } else { 0 };
         while let Some(checkout) = queue.checkouts.get(index) {
             if checkout.untaken() == 0 || checkout.is_cancelled() {
                 queue.checkouts.remove(index);
@@ -328,7 +354,8 @@ impl Shared {
         let controller = self.controllers.get(&checkout.controller).expect("only known controllers come here");
         let mut now = Instant::now();
         while now < end {
-            let Some(taken) = checkout.take() else {
+            let is_paused = self.paused.load(Ordering::Relaxed);
+            let Some(taken) = (!is_paused).then(|| checkout.take()).flatten() else {
                 return ShiftIs::Running;
             };
             if taken.first {
@@ -382,6 +409,9 @@ impl Shared {
 
     fn next_for_pools(&self) -> Option<(Arc<Checkout>, Arc<Flow>, Admission)> {
         let mut queue = self.queue();
+        if queue.paused {
+            return None;
+        }
         for (controller, line) in &mut queue.pooled {
             while line.front().is_some_and(|first| first.untaken() == 0 || first.is_cancelled()) {
                 line.pop_front();
@@ -486,8 +516,12 @@ mod tests {
         let mut controllers = Controllers::default();
         controllers.add(Echo);
         controllers.add(Sleep);
-        let running = steps::Running::start(&[], cores).expect("nothing can be wrong with nothing");
-        Pool::new(threads(cores).expect("threads can be started"), controllers, running.engine().clone())
+        let running = steps::Running::start(&[], cores, Rank::AsStarted).expect("nothing can be wrong with nothing");
+        Pool::new(
+            threads(cores, Rank::AsStarted).expect("threads can be started"),
+            controllers,
+            running.engine().clone(),
+        )
     }
 
     /// Counts results by checkout until there are so many.

@@ -13,6 +13,7 @@
 //! - [`policy`]: the decision, pure. [`signals`]: what it decides by.
 //! - [`settings`]: what its owner says, and [`hours`] of the week.
 //! - `sources`: all sources of a machine. On Linux: `evdev` (with `bump`), `terminals`, `probes`; `helper`: what people's sessions say.
+//! - [`wishes`]: what the farm wants, within the owner's limits.
 //! - `pause`: the owner's pause. `history`: what it did in the last week.
 
 #[cfg(target_os = "linux")]
@@ -31,6 +32,7 @@ pub mod signals;
 mod sources;
 #[cfg(target_os = "linux")]
 mod terminals;
+pub mod wishes;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,16 +42,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use jiff::Zoned;
+use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use self::helper::Helper;
-use self::history::History;
+use self::history::{History, Yields};
 use self::pause::{Pause, Wish};
 use self::policy::{Activity, Policy, State, decide};
 use self::settings::Settings;
 use self::signals::{Moment, Signals};
 use self::sources::Sources;
+use self::wishes::{Owner, Setting};
 use crate::clock;
 use crate::local::message::{About, Holds, Session};
 use crate::work::Checkout;
@@ -66,6 +70,10 @@ pub struct Directive {
     /// The input that ended its work, if that was what did.
     pub input: Option<Moment>,
     pub signs: Signs,
+    /// How quickly it gave way so far.
+    pub yields: Option<Yields>,
+    /// What it goes by.
+    pub settings: Arc<[Setting]>,
 }
 
 /// What the server is told of the workstation's person, for people.
@@ -80,7 +88,14 @@ pub struct Signs {
 impl Directive {
     /// Of an agent that nobody watches.
     pub fn work() -> Directive {
-        Directive { activity: Activity::Work, reason: String::new(), input: None, signs: Signs::default() }
+        Directive {
+            activity: Activity::Work,
+            reason: String::new(),
+            input: None,
+            signs: Signs::default(),
+            yields: None,
+            settings: Arc::default(),
+        }
     }
 }
 
@@ -95,7 +110,8 @@ pub struct Presence {
 pub struct Desk(Arc<Shared>);
 
 struct Shared {
-    policy: Policy,
+    /// What its owner says.
+    owner: Settings,
     known: Mutex<Known>,
     nudge: Condvar,
     directives: watch::Sender<Directive>,
@@ -107,6 +123,10 @@ struct Shared {
 }
 
 struct Known {
+    /// What holds, by the owner and the farm, and what the farm wants.
+    policy: Policy,
+    settings: Arc<[Setting]>,
+    wanted: Map<String, Value>,
     state: State,
     signals: Option<Signals>,
     pause: Pause,
@@ -134,7 +154,12 @@ impl Presence {
             Start::Fresh => State::new(now),
             Start::Interrupted => State::interrupted(now),
         };
+        let owner = settings.clone();
+        let (policy, settled) = settled(&owner, &Map::new());
         let known = Known {
+            policy,
+            settings: settled.into(),
+            wanted: Map::new(),
             state,
             signals: None,
             pause: Pause::open(state_dir, now, &Zoned::now()),
@@ -144,10 +169,12 @@ impl Presence {
             ended: false,
             looked: clock::awake(),
         };
-        let directives = watch::Sender::new(Directive { activity: Activity::Rest, ..Directive::work() });
-        let policy = settings.policy.clone();
+        let yields = known.history.yields();
+        let settled = Arc::clone(&known.settings);
+        let first = Directive { activity: Activity::Rest, yields, settings: settled, ..Directive::work() };
+        let directives = watch::Sender::new(first);
         let shared = Arc::new(Shared {
-            policy,
+            owner,
             known: Mutex::new(known),
             nudge: Condvar::new(),
             directives,
@@ -259,14 +286,57 @@ impl Desk {
     /// No core computes any more: how long that took from the input on.
     pub fn yielded(&self, took: Duration) {
         info!(milliseconds = took.as_millis(), "gave way to the person");
-        self.0.known().history.yielded(took);
+        let yields = {
+            let mut known = self.0.known();
+            known.history.yielded(took);
+            known.history.yields()
+        };
+        // It goes with whatever is said next: it alone is no reason to tell the farm something.
+        self.0.directives.send_if_modified(|directive| {
+            directive.yields = yields;
+            false
+        });
+    }
+
+    /// What the farm wants of this desk: a JSON object, or nothing. What makes no sense changes nothing.
+    pub fn want(&self, wanted: &[u8]) {
+        let wanted = match serde_json::from_slice::<Map<String, Value>>(wanted) {
+            Ok(wanted) => wanted,
+            Err(_) if wanted.is_empty() => Map::new(),
+            Err(error) => return warn!(%error, "what the farm wants of this desk does not parse: it stays as it was"),
+        };
+        let mut known = self.0.known();
+        if known.wanted == wanted {
+            return;
+        }
+        let (policy, settled) = settled(&self.0.owner, &wanted);
+        let wants = Value::Object(wanted.clone()).to_string();
+        info!(wants, "what the farm wants of this desk has changed");
+        for setting in settled.iter().filter(|setting| !setting.refused.is_empty()) {
+            warn!(setting = setting.name, why = setting.refused, "a wish of the farm does not hold, or not wholly");
+        }
+        (known.policy, known.settings, known.wanted) = (policy, settled.into(), wanted);
+        let settings = Arc::clone(&known.settings);
+        drop(known);
+        self.0.directives.send_modify(|directive| directive.settings = settings);
+        self.nudge();
+    }
+
+    /// What holds, and who has said it.
+    pub fn settings(&self) -> Arc<[Setting]> {
+        Arc::clone(&self.0.known().settings)
     }
 
     /// All there is to explain: the policy, where it stands and what it knows.
     pub fn view<T>(&self, with: impl FnOnce(&Policy, &State, Option<&Signals>, &History) -> T) -> T {
         let known = self.0.known();
-        with(&self.0.policy, &known.state, known.signals.as_ref(), &known.history)
+        with(&known.policy, &known.state, known.signals.as_ref(), &known.history)
     }
+}
+
+fn settled(owner: &Settings, wanted: &Map<String, Value>) -> (Policy, Vec<Setting>) {
+    let owner = Owner { policy: &owner.policy, named: &owner.named, limits: &owner.limits };
+    wishes::settle(&owner, wanted)
 }
 
 impl Shared {
@@ -295,13 +365,13 @@ impl Shared {
 
     fn look(&self, sources: &mut Sources) {
         let now = clock::now();
-        let (helpers, paused) = {
+        let (policy, helpers, paused) = {
             let known = self.known();
-            (known.helpers.clone(), known.pause.now(now))
+            (known.policy.clone(), known.helpers.clone(), known.pause.now(now))
         };
-        let signals = sources.read(&helpers, paused, now);
+        let signals = sources.read(&policy, &helpers, paused, now);
         let mut known = self.known();
-        let state = decide(&self.policy, &signals, &known.state, now);
+        let state = decide(&policy, &signals, &known.state, now);
         let before = std::mem::replace(&mut known.state, state.clone());
         if state.activity != before.activity || state.objections != before.objections {
             let reason = state.reason();
@@ -317,7 +387,7 @@ impl Shared {
             let input = if stopped && by_person { last(&signals) } else { None };
             self.directives.send_if_modified(|directive| {
                 let input = if state.activity == directive.activity { directive.input } else { input };
-                let new = Directive { activity: state.activity, reason, input, signs: directive.signs.clone() };
+                let new = Directive { activity: state.activity, reason, input, ..directive.clone() };
                 let is_new = *directive != new;
                 *directive = new;
                 is_new
@@ -328,7 +398,7 @@ impl Shared {
                 warn!(%error, "history is not kept");
             }
         }
-        self.tell_signs(policy::signs(&self.policy, &signals, now));
+        self.tell_signs(policy::signs(&policy, &signals, now));
         known.signals = Some(signals);
         known.looked = clock::awake();
     }

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::agent::{Agent, AgentError};
 use crate::controller::{Controller, NewProblem};
+use crate::manners::Rank;
 use crate::pool::{self, Batch, Pool, Report};
 use crate::solve::{Task, try_solve};
 use crate::steps::{PoolReport, Running};
@@ -148,8 +149,8 @@ pub struct Ended {
 impl Rig {
     /// Or why an agent with these controllers could not be started.
     pub fn start(agent: Agent, cores: usize) -> Result<Rig, AgentError> {
-        let (controllers, running) = agent.parts(cores)?;
-        let threads = pool::threads(cores).map_err(AgentError::Failed)?;
+        let (controllers, running) = agent.parts(cores, Rank::AsStarted)?;
+        let threads = pool::threads(cores, Rank::AsStarted).map_err(AgentError::Failed)?;
         let (pool, reports) = Pool::new(threads, controllers, Arc::clone(running.engine()));
         Ok(Rig { pool, reports, outcomes: VecDeque::new(), checkouts: HashMap::new(), handed_in: 0, running })
     }

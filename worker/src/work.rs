@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -45,6 +45,16 @@ pub struct Checkout {
     /// Problems before this one may be taken.
     released: AtomicUsize,
     cancelled: AtomicBool,
+    gate: Mutex<Gate>,
+    opened: Condvar,
+}
+
+/// Whether those who compute it go on.
+#[derive(Default)]
+struct Gate {
+    is_closed: bool,
+    /// Threads that stand before it.
+    waiting: usize,
 }
 
 impl fmt::Debug for Checkout {
@@ -85,6 +95,8 @@ impl Checkout {
             related: OnceLock::new(),
             next: AtomicUsize::new(0),
             cancelled: AtomicBool::new(false),
+            gate: Mutex::default(),
+            opened: Condvar::new(),
         }
     }
 
@@ -147,6 +159,42 @@ impl Checkout {
     /// Lets nobody take another problem, and tells those who compute one.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
+        // Who was about to wait has seen it, or hears this.
+        drop(self.gate());
+        self.opened.notify_all();
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().expect("nothing panics under this lock")
+    }
+
+    /// Lets those who compute it stand still, if they can, until it is thawed or cancelled.
+    pub fn freeze(&self) {
+        self.gate().is_closed = true;
+    }
+
+    pub fn thaw(&self) {
+        self.gate().is_closed = false;
+        self.opened.notify_all();
+    }
+
+    pub fn is_frozen(&self) -> bool {
+        self.gate().is_closed
+    }
+
+    /// Waits while it is frozen. For whoever has nothing left that computes.
+    pub fn stand_still(&self) {
+        let mut gate = self.gate();
+        gate.waiting += 1;
+        while gate.is_closed && !self.is_cancelled() {
+            gate = self.opened.wait(gate).expect("nothing panics under this lock");
+        }
+        gate.waiting -= 1;
+    }
+
+    /// How many threads do.
+    pub fn standing_still(&self) -> usize {
+        self.gate().waiting
     }
 
     pub fn is_cancelled(&self) -> bool {

@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use farm::{RunningAgent, Server, Session, outcomes};
+use farm::{RunningAgent, Server, Session, marked, outcomes};
 use pcfarm_worker::builtin::Echo;
 use pcfarm_worker::exec::settings::ProgramSettings;
 use pcfarm_worker::{Agent, Settings};
@@ -118,17 +118,6 @@ impl Desk {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-}
-
-/// Processes with this mark in their environment, zombies excepted, which have none.
-fn marked(mark: &str) -> Vec<i32> {
-    let wanted = format!("MARK={mark}");
-    let of = |entry: fs::DirEntry| -> Option<i32> {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        let environment = fs::read(entry.path().join("environ")).ok()?;
-        environment.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes()).then_some(pid)
-    };
-    fs::read_dir("/proc").expect("this is Linux").flatten().filter_map(of).collect()
 }
 
 /// Hands out a checkout and waits until it is closed.

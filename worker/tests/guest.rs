@@ -4,6 +4,8 @@
 //! Input devices are pipes, and power supplies are files, in directories of a test's own.
 
 mod farm;
+#[path = "guest/frozen.rs"]
+mod frozen;
 #[path = "guest/sessions.rs"]
 mod sessions;
 

@@ -59,7 +59,8 @@ fn inventory(number: usize, life: u32, cores: u32, now: Duration, random: &mut S
         ..v1::Hello::default()
     };
     let grace = Duration::from_secs(random.random_range(1..10));
-    Inventory::new(Profile { hello, prefetch: 1, grace, unacknowledged_bytes: 1 << 20, apart: BTreeSet::new() }, now)
+    let (apart, freezable) = (BTreeSet::new(), BTreeSet::new());
+    Inventory::new(Profile { hello, prefetch: 1, grace, unacknowledged_bytes: 1 << 20, apart, freezable }, now)
 }
 
 impl World {
@@ -228,7 +229,7 @@ impl World {
                         self.cut(connection);
                     }
                 }
-                Action::Cancel(_) | Action::LimitSolutions(_) | Action::Replace => {}
+                Action::Cancel(_) | Action::LimitSolutions(_) | Action::Pause(_) | Action::Replace => {}
                 Action::Exit(_) => return self.crash_agent(agent),
             }
         }

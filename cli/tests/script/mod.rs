@@ -334,6 +334,13 @@ impl WorkstationService for Script {
         Ok(Response::new(SetSelectionResponse {}))
     }
 
+    async fn set_presence(
+        &self,
+        _: Request<pcfarm_proto::v1::SetPresenceRequest>,
+    ) -> Answer<pcfarm_proto::v1::SetPresenceResponse> {
+        Ok(Response::new(pcfarm_proto::v1::SetPresenceResponse {}))
+    }
+
     async fn set_slot(&self, _: Request<SetSlotRequest>) -> Answer<SetSlotResponse> {
         Ok(Response::new(SetSlotResponse {}))
     }

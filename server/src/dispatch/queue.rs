@@ -160,6 +160,7 @@ mod tests {
             same_instance: false,
             was_dead: false,
             selection: None,
+            presence: None,
             slots: Vec::new(),
         };
         let session = Session::new(&connection, hello, None, mpsc::channel(1).0, CancellationToken::new());

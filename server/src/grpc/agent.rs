@@ -24,7 +24,9 @@ use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT};
 use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::files::Output;
-use pcfarm_sql::presence::{self, Connection, Introduction, Signs};
+use pcfarm_sql::json::RawJson;
+use pcfarm_sql::presence::{self, Connection, Introduction, Signs, Yields};
+use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
@@ -45,6 +47,9 @@ const TEXT_LIMIT: usize = 255;
 const CONTROLLERS_LIMIT: usize = 1000;
 
 const GPUS_LIMIT: usize = 64;
+
+/// Settings that an agent may say it goes by.
+const PRESENCE_LIMIT: usize = 100;
 
 pub struct AgentApi {
     farm: Arc<Farm>,
@@ -252,7 +257,7 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
             .map(|v1::Program { name, version }| format!("{name} {version}").trim_end().to_owned())
             .collect(),
         state: stored_state(hello.state()),
-        signs: signs(&hello.idle_source, &hello.power),
+        signs: signs(&hello.idle_source, &hello.power, hello.yields.as_ref(), hello.presence.as_ref()),
     })
 }
 
@@ -279,8 +284,24 @@ fn shown(text: &str) -> String {
     text.replace('\0', "").chars().take(TEXT_LIMIT).collect()
 }
 
-fn signs(idle_source: &str, power: &str) -> Signs {
-    Signs { idle_source: shown(idle_source), power: shown(power) }
+fn signs(
+    idle_source: &str,
+    power: &str,
+    yields: Option<&v1::Yields>,
+    settings: Option<&v1::PresenceSettings>,
+) -> Signs {
+    let yields = yields.map(|yields| Yields {
+        count: i32::try_from(yields.count).unwrap_or(i32::MAX),
+        p50_ms: i64::try_from(yields.p50_ms).unwrap_or(i64::MAX),
+        p99_ms: i64::try_from(yields.p99_ms).unwrap_or(i64::MAX),
+    });
+    let setting = |one: &v1::PresenceSetting| json!({"name": shown(&one.name), "value": shown(&one.value), "by": shown(&one.by), "refused": shown(&one.refused)});
+    let array = |settings: &v1::PresenceSettings| {
+        let array: Vec<_> = settings.settings.iter().take(PRESENCE_LIMIT).map(setting).collect();
+        RawJson(Value::from(array).to_string().into())
+    };
+    let settings = settings.map(array);
+    Signs { idle_source: shown(idle_source), power: shown(power), yields, settings }
 }
 
 fn stored_state(state: WorkstationState) -> &'static str {
@@ -313,6 +334,7 @@ async fn register(
     let ended = farm.stopping.child_token();
     let session = Arc::new(Session::new(&connection, hello, credential, out.clone(), ended));
     session.set_slots(&connection.slots);
+    session.set_presence(connection.presence.as_ref());
     let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
     hello
         .held
@@ -346,6 +368,7 @@ async fn register(
         slots: connection.slots.clone(),
         takes_intake: true,
         drain_reason: connection.drain_reason.clone(),
+        presence: connection.presence.clone().unwrap_or_default().0,
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(out.try_send(Ok(message)));
@@ -457,7 +480,7 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
 
 async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::StateChange) -> Result<(), Status> {
     let state = stored_state(change.state());
-    let signs = signs(&change.idle_source, &change.power);
+    let signs = signs(&change.idle_source, &change.power, change.yields.as_ref(), change.presence.as_ref());
     let change = presence::StateChange { state, reason: shown(&change.reason), signs };
     session.set_suspended(state == "suspended");
     session.set_leaving(state == "draining");

@@ -5,6 +5,7 @@ use crate::access::Caller;
 use crate::session::Chosen;
 use deadpool_postgres::{Object, Pool};
 use pcfarm_proto::ids::{JobId, WorkstationId};
+use pcfarm_proto::v1;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use pcfarm_proto::v1::{
     ChangedWorkstations, DrainWorkstationsRequest, Drained, Evidence, ForgetWorkstationsRequest,
@@ -16,6 +17,7 @@ use pcfarm_proto::v1::{
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::{access, farm, fleet, presence};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tonic::{Request, Response, Status};
 
@@ -92,6 +94,22 @@ impl WorkstationsApi {
         let largest_problem = largest_problem.unwrap_or_default().cast_signed();
         let found = Selection { hostname, required, excluded, preferred, job_types, labels, largest_problem, version };
         Ok(Response::new(found))
+    }
+
+    async fn set_presence(
+        &self,
+        caller: &Caller,
+        asked: v1::SetPresenceRequest,
+    ) -> Result<Response<v1::SetPresenceResponse>, Status> {
+        let settings: Map<String, Value> = serde_json::from_slice(&asked.settings)
+            .map_err(|error| Status::invalid_argument(format!("settings are a JSON object: {error}")))?;
+        if asked.hostnames.is_empty() || settings.is_empty() {
+            return Err(Status::invalid_argument("name workstations, and what their agents are to go by"));
+        }
+        let settings = RawJson(Value::Object(settings).to_string().into());
+        let client = self.client(caller).await?;
+        presence::set_presence(&client, &asked.hostnames, &settings).await.map_err(status_code::of)?;
+        Ok(Response::new(v1::SetPresenceResponse {}))
     }
 
     async fn set_slot(&self, caller: &Caller, asked: SetSlotRequest) -> Result<Response<SetSlotResponse>, Status> {
@@ -239,6 +257,13 @@ impl WorkstationService for WorkstationsApi {
         self.select(&Caller::of(&request)?, request.into_inner()).await
     }
 
+    async fn set_presence(
+        &self,
+        request: Request<v1::SetPresenceRequest>,
+    ) -> Result<Response<v1::SetPresenceResponse>, Status> {
+        WorkstationsApi::set_presence(self, &Caller::of(&request)?, request.into_inner()).await
+    }
+
     async fn set_slot(&self, request: Request<SetSlotRequest>) -> Result<Response<SetSlotResponse>, Status> {
         WorkstationsApi::set_slot(self, &Caller::of(&request)?, request.into_inner()).await
     }
@@ -279,6 +304,27 @@ fn message(one: farm::Workstation) -> Workstation {
         drained: one.drained.map(drained),
         quarantine: one.quarantine.map(quarantine),
         note: one.note,
+        yields: one.signs.yields.map(yields),
+        presence: one.signs.settings.map(|settings| presence_settings(&settings)).unwrap_or_default(),
+        presence_wanted: one.presence_wanted.unwrap_or_default().0,
+    }
+}
+
+/// As [`super::agent`] has written them.
+fn presence_settings(settings: &RawJson) -> Vec<v1::PresenceSetting> {
+    let settings: Vec<BTreeMap<String, String>> = serde_json::from_slice(&settings.0).unwrap_or_default();
+    let setting = |mut one: BTreeMap<String, String>| {
+        let mut take = |name: &str| one.remove(name).unwrap_or_default();
+        v1::PresenceSetting { name: take("name"), value: take("value"), by: take("by"), refused: take("refused") }
+    };
+    settings.into_iter().map(setting).collect()
+}
+
+fn yields(yields: presence::Yields) -> v1::Yields {
+    v1::Yields {
+        p50_ms: u64::try_from(yields.p50_ms).unwrap_or(0),
+        p99_ms: u64::try_from(yields.p99_ms).unwrap_or(0),
+        count: u32::try_from(yields.count).unwrap_or(0),
     }
 }
 

@@ -358,6 +358,23 @@ shown! {
         problems_per_second: f64,
         measured_at: Option<Time>,
     }
+    /// What an agent goes by when it decides whether it may work
+    PresenceSetting of v1::PresenceSetting {
+        /// As in the table `[presence]` of its file
+        name: String,
+        value: String,
+        /// default, owner or farm
+        by: String,
+        /// Why what the farm wants does not hold, or not wholly; null: it does, or it wants nothing
+        refused: Option<String>,
+    }
+    /// From an input to the moment when nothing of its agent computed any more
+    Yields of v1::Yields {
+        p50_ms: u64,
+        p99_ms: u64,
+        /// Of so many times
+        count: u32,
+    }
     Drained of v1::Drained {
         by: String,
         since: Option<Time>,
@@ -521,6 +538,10 @@ pub struct Workstation {
     pub quarantine: Option<Quarantine>,
     /// What administrators want to remember about it
     pub note: Option<String>,
+    /// How quickly its agent gave way to its person; null: it never had to
+    pub yields: Option<Yields>,
+    /// What its agent goes by, as it says
+    pub presence: Vec<PresenceSetting>,
 }
 
 impl Show<v1::Workstation> for Workstation {
@@ -536,6 +557,8 @@ impl Show<v1::Workstation> for Workstation {
             drained: Show::show(from.drained),
             quarantine: Show::show(from.quarantine),
             note: Show::show(from.note),
+            yields: Show::show(from.yields),
+            presence: Show::show(from.presence),
             since: Show::show(from.since),
             reason: from.reason,
             cores: from.cores,

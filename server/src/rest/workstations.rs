@@ -30,6 +30,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(forget))
         .routes(routes!(explain))
         .routes(routes!(selection, select))
+        .routes(routes!(set_presence))
         .routes(routes!(slots))
         .routes(routes!(start_slot, stop_slot))
 }
@@ -308,6 +309,29 @@ async fn select(
     };
     api.workstations.set_selection(who.ask(asked)).await?;
     selected(&api, &who, hostname).await
+}
+
+/// What an agent is to go by when it decides whether it may work, by the names of its table `[presence]`: what is missing stays, and
+/// null is not wanted any more.
+#[derive(Debug, Deserialize, ToSchema)]
+struct Presence {
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    settings: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Make a workstation's agent more careful, or less so where its owner allows that
+#[utoipa::path(patch, path = "/api/v1/hosts/{hostname}/presence", tag = "workstations",
+    params(("hostname" = String, Path)), request_body = Presence, responses((status = 204)))]
+async fn set_presence(
+    State(api): State<Api>,
+    who: Who,
+    PathName(hostname): PathName,
+    Document(Presence { settings }): Document<Presence>,
+) -> Answer<StatusCode> {
+    let settings = serde_json::Value::Object(settings).to_string().into();
+    api.workstations.set_presence(who.ask(v1::SetPresenceRequest { hostnames: vec![hostname], settings })).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Slots

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use pcfarm_proto::files::{FileHash, is_file_name};
 use serde_json::Value;
 use serde_json::value::RawValue;
+use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::controller::{Controller, Problem};
@@ -25,6 +27,9 @@ use crate::exec::settings::{AnswerIs, Mode, Program, StdinIs};
 use crate::fed::failure::{Failure, cite, message};
 use crate::fed::lines::{self, storable, text};
 use crate::files::{Files, Kept, Made};
+use crate::manners::Rank;
+use crate::presence::Directive;
+use crate::presence::policy::Activity;
 use crate::settings::{Settings, SettingsError};
 use crate::solve::Controllers;
 use uuid::Uuid;
@@ -88,6 +93,35 @@ impl Programs {
     }
 }
 
+impl Programs {
+    /// Programs that wait for their next problem may compute, and their supervisors look at them: they end when somebody comes.
+    /// Never ends.
+    pub async fn give_way(&self, mut directives: watch::Receiver<Directive>) {
+        loop {
+            let rests = directives.borrow_and_update().activity != Activity::Work;
+            for exec in &self.all {
+                exec.rests.store(rests, Ordering::Relaxed);
+            }
+            if rests {
+                end_idle(&self.all);
+            }
+            if directives.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// All are told before any is waited for; who waits is a thread of its own.
+fn end_idle(all: &[Arc<Exec>]) {
+    let mut idle: Vec<Instance> = all.iter().flat_map(|exec| std::mem::take(&mut *exec.idle())).collect();
+    idle.iter_mut().for_each(Instance::dismiss);
+    if idle.is_empty() {
+        return;
+    }
+    drop(std::thread::Builder::new().name("pcfarm-ending".to_owned()).spawn(move || drop(idle)));
+}
+
 impl Drop for Programs {
     /// The cores may hold controllers for a moment longer than the agent does, so that it is done here. All are told before
     /// any is waited for.
@@ -118,6 +152,8 @@ struct Exec {
     area: Arc<Area>,
     files: Arc<Files>,
     idle: Mutex<Vec<Instance>>,
+    /// Somebody is there.
+    rests: AtomicBool,
     failures: Mutex<Failures>,
 }
 
@@ -143,11 +179,31 @@ impl Exec {
             fenced = super::fence::available(),
             "program"
         );
-        Exec { program, supervisor, hidden, area, files, idle: Mutex::default(), failures: Mutex::default() }
+        Exec {
+            program,
+            supervisor,
+            hidden,
+            area,
+            files,
+            idle: Mutex::default(),
+            rests: AtomicBool::new(false),
+            failures: Mutex::default(),
+        }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Instance>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the next problem; nothing waits for one while somebody is there.
+    fn keep(&self, instance: Instance) {
+        let mut idle = self.idle();
+        if !instance.is_spent() && !self.rests.load(Ordering::Relaxed) {
+            idle.push(instance);
+            return;
+        }
+        drop(idle);
+        drop(instance);
     }
 
     fn instance(&self) -> anyhow::Result<Instance> {
@@ -168,6 +224,7 @@ impl Exec {
             user: program.user,
             limits: program.limits,
             nice: program.nice,
+            is_guest: Rank::of_this_thread() == Rank::Guest,
             hidden: self.hidden.clone(),
             writable: program.writable.clone(),
             network: program.network,
@@ -268,7 +325,7 @@ impl Exec {
                 self.note(not_started || (program.mode == Mode::Fed && ended == Ended::BeforeAnyAnswer));
                 Err(anyhow!(message(&failure.to_string(), &stderr)))
             }
-            Reply::Retired => bail!("the program's supervisor retired"),
+            Reply::Frozen | Reply::Retired => bail!("the program's supervisor retired"),
         }
     }
 
@@ -312,12 +369,13 @@ impl Exec {
                 symlink(kept.path(), directory.path().join(name)).with_context(|| format!("giving it {name}"))?;
             }
             let (question, body) = self.question(problem, &directory.path().display().to_string())?;
-            match instance.ask(&question, &body, || problem.cancelled()) {
+            problem.checkout.stand_still();
+            match instance.ask(question, &body, problem.checkout) {
                 Asked::Replied(Reply::Retired, _) => debug!(program = self.program.name, "supervisor retired"),
                 Asked::Replied(reply, answer) => {
                     let solved = self.replied(problem, (reply, answer), directory.path());
                     drop(directory);
-                    self.idle().push(instance);
+                    self.keep(instance);
                     return solved;
                 }
                 Asked::Cancelled => bail!("cancelled"),

@@ -13,7 +13,8 @@ use std::os::unix::process::CommandExt;
 
 use crate::exec::SUPERVISE;
 use crate::exec::directory::Place;
-use crate::exec::plan::{Plan, Question, Reply, frame, read_frame, write_frame};
+use crate::exec::plan::{Plan, Question, Reply, Request, frame, read_frame, write_frame};
+use crate::work::Checkout;
 
 /// How soon a cancelled problem ends.
 const STEP: Duration = Duration::from_millis(20);
@@ -29,6 +30,8 @@ pub struct Instance {
     /// Closed, it ends.
     requests: Option<ChildStdin>,
     replies: ChildStdout,
+    /// It answered when it was to stand still, and does so now: for good.
+    is_spent: bool,
     /// Behind the processes: they are gone when it is removed.
     place: Ended,
 }
@@ -57,7 +60,8 @@ impl Instance {
             .spawn()?;
         let requests = supervisor.stdin.take().expect("it is piped");
         let replies = supervisor.stdout.take().expect("it is piped");
-        let mut instance = Instance { supervisor, requests: Some(requests), replies, place: Ended(place) };
+        let mut instance =
+            Instance { supervisor, requests: Some(requests), replies, is_spent: false, place: Ended(place) };
         let requests = instance.requests.as_mut().expect("just made");
         write_frame(requests, plan, &[])?;
         // From here on nobody waits for a supervisor that does not read without asking whether that is still wanted.
@@ -69,15 +73,23 @@ impl Instance {
         &self.place.0
     }
 
-    pub fn ask(&mut self, question: &Question, body: &[u8], is_cancelled: impl Fn() -> bool) -> Asked {
-        let until = question.time_limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms) + BEYOND_LIMIT);
+    /// Whether it can be asked once more.
+    pub fn is_spent(&self) -> bool {
+        self.is_spent
+    }
+
+    /// While the checkout is frozen the program stands still.
+    pub fn ask(&mut self, question: Question, body: &[u8], checkout: &Checkout) -> Asked {
+        let mut until = question.time_limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms) + BEYOND_LIMIT);
         let Some(requests) = &mut self.requests else { return self.lost("it was ended") };
         let step = Timespec { tv_sec: 0, tv_nsec: i64::from(STEP.subsec_nanos()) };
-        let frame = match frame(question, body) {
+        let frame = match frame(&Request::Question(question), body) {
             Ok(frame) => frame,
             Err(error) => return self.lost(&error.to_string()),
         };
         let mut unwritten = &frame[..];
+        // Since when it is asked to stand still.
+        let mut freezing = None;
         loop {
             let polled = if unwritten.is_empty() {
                 poll(&mut [PollFd::new(&self.replies, PollFlags::IN)], Some(&step))
@@ -86,7 +98,23 @@ impl Instance {
             };
             match polled {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) if unwritten.is_empty() => break,
+                Ok(_) if unwritten.is_empty() => match read_frame(&mut self.replies) {
+                    Ok((Reply::Frozen, _)) => {
+                        checkout.stand_still();
+                        let stood = freezing.take().map_or(Duration::ZERO, |since: Instant| since.elapsed());
+                        until = until.map(|until| until + stood);
+                        if !checkout.is_cancelled()
+                            && let Err(error) = write_frame(requests, &Request::Thaw, &[])
+                        {
+                            return self.lost(&error.to_string());
+                        }
+                    }
+                    Ok((reply, body)) => {
+                        self.is_spent = freezing.is_some();
+                        return Asked::Replied(reply, body);
+                    }
+                    Err(error) => return self.lost(&error.to_string()),
+                },
                 Ok(_) => match requests.write(unwritten) {
                     Ok(written) => unwritten = &unwritten[written..],
                     Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
@@ -96,17 +124,21 @@ impl Instance {
                 },
                 Err(error) => return self.lost(&error.to_string()),
             }
-            if is_cancelled() {
+            if checkout.is_cancelled() {
                 self.end();
                 return Asked::Cancelled;
             }
             if until.is_some_and(|until| Instant::now() > until) {
                 return self.lost("it does not answer");
             }
-        }
-        match read_frame(&mut self.replies) {
-            Ok((reply, body)) => Asked::Replied(reply, body),
-            Err(error) => self.lost(&error.to_string()),
+            if freezing.is_none() && unwritten.is_empty() && checkout.is_frozen() {
+                freezing = Some(Instant::now());
+                // One that has just retired has said so.
+                match write_frame(requests, &Request::Freeze, &[]) {
+                    Err(error) if error.kind() != ErrorKind::BrokenPipe => return self.lost(&error.to_string()),
+                    Ok(()) | Err(_) => {}
+                }
+            }
         }
     }
 

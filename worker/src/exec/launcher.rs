@@ -23,6 +23,7 @@ use rustix::thread::{
 
 use crate::exec::fence::{self, Fence};
 use crate::exec::plan::{Launch, read_frame};
+use crate::manners::Rank;
 
 /// What a shell says of what it cannot start. The nonce on standard error is what counts.
 const NOT_STARTED: i32 = 127;
@@ -56,6 +57,9 @@ fn launch(nonce: &mut String) -> anyhow::Result<Infallible> {
     // None of these three is needed for safety.
     let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     let _ = rustix::process::setpriority_process(None, plan.nice);
+    if plan.is_guest {
+        Rank::Guest.take();
+    }
     let fence = Fence { hidden: &plan.hidden, writable: &plan.writable, own: &plan.area, network: plan.network };
     let fence = if fence::available() { Some(fence.build().context("its fence")?) } else { None };
     limit(&launch).context("its limits")?;

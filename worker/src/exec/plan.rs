@@ -1,7 +1,8 @@
 //! What agent, supervisor and launcher say to each other.
 //!
 //! Frames on pipes: the length of a header in JSON, the length of a body of bytes, and both. The agent sends one [`Plan`],
-//! then [`Question`]s; each is answered by one [`Reply`] before the next. To close the pipe ends whatever runs.
+//! then [`Request`]s: each question is answered by one [`Reply`] before the next, and so is that all is to stand still; what is said
+//! next is that it goes on. To close the pipe ends whatever runs, or stands still.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -26,6 +27,8 @@ pub struct Plan {
     pub user: Option<User>,
     pub limits: Limits,
     pub nice: i32,
+    /// It has the idle class, behind whatever a person does; its supervisor may do better.
+    pub is_guest: bool,
     /// What it must not read.
     pub hidden: Vec<PathBuf>,
     /// Where it may write.
@@ -58,6 +61,14 @@ pub struct Limits {
     pub disk_bytes: u64,
 }
 
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    Question(Question),
+    /// Also while there is a question.
+    Freeze,
+    Thaw,
+}
+
 /// A problem. The body is a fed program's line, without its end, or a one-shot program's standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Question {
@@ -81,6 +92,8 @@ pub enum Reply {
         stderr: String,
         ended: Ended,
     },
+    /// Nothing of the program runs until the agent wants it to.
+    Frozen,
     /// It had no problem for long and ends; the question was not looked at.
     Retired,
 }

@@ -69,6 +69,11 @@ impl Until {
         Until(limit_ms.and_then(|ms| Instant::now().checked_add(Duration::from_millis(ms))))
     }
 
+    /// What stood still has so much more time.
+    pub fn extend(&mut self, by: Duration) {
+        self.0 = self.0.and_then(|end| end.checked_add(by));
+    }
+
     pub fn left(self) -> Duration {
         self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
     }
@@ -79,7 +84,7 @@ impl Until {
 pub enum Turn {
     /// Perhaps nothing.
     Done,
-    /// The agent has said something, or has gone.
+    /// The agent has said something, or has gone. Nothing was done.
     AgentSpoke,
 }
 

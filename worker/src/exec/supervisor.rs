@@ -10,17 +10,16 @@ use std::process::exit;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    DumpableBehavior, getpid, getuid, set_child_subreaper, set_dumpable_behavior, setpriority_process,
-};
+use rustix::process::{DumpableBehavior, getpid, getuid, set_child_subreaper, set_dumpable_behavior};
 
-use crate::exec::plan::{Ended, Plan, Question, Reply, read_frame, write_frame};
+use crate::exec::plan::{Ended, Plan, Question, Reply, Request, read_frame, write_frame};
 use crate::exec::running::{Running, Turn, Until};
 use crate::exec::settings::Mode;
 use crate::exec::tree;
 use crate::fed::ANSWER_BYTES_LIMIT;
 use crate::fed::failure::{Exit, Failure, Milliseconds, cite};
 use crate::fed::lines::{Kind, kind};
+use crate::manners::go_ahead;
 
 /// How long a program without a problem may take to end by itself.
 const GOODBYE_WAIT: Duration = Duration::from_millis(500);
@@ -99,7 +98,7 @@ fn serve() -> io::Result<()> {
     set_child_subreaper(Some(getpid()))?;
     // Its memory is nobody's to look at.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    let _ = setpriority_process(None, NICE);
+    go_ahead(NICE);
     // Without buffers, so that what can be read can be seen from outside.
     let mut requests = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let replies = File::from(io::stdout().as_fd().try_clone_to_owned()?);
@@ -115,7 +114,16 @@ fn serve() -> io::Result<()> {
             return Ok(());
         }
         let (question, body) = match read_frame(&mut supervisor.requests) {
-            Ok(frame) => frame,
+            Ok((Request::Question(question), body)) => (question, body),
+            // What was asked before has just been answered.
+            Ok((Request::Freeze, _)) => match stand_still(&mut supervisor.requests, &mut supervisor.replies)? {
+                Ok(_) => continue,
+                Err(Left) => {
+                    tree::end(getpid(), |_, _| ());
+                    return Ok(());
+                }
+            },
+            Ok((Request::Thaw, _)) => continue,
             Err(_) => {
                 supervisor.farewell();
                 return Ok(());
@@ -174,10 +182,10 @@ impl Supervisor {
 
     /// A line in, a line out.
     fn ask(&mut self, question: &Question, mut line: Vec<u8>) -> io::Result<Result<(Reply, Vec<u8>), Left>> {
-        let until = Until::after(question.time_limit_ms);
+        let mut until = Until::after(question.time_limit_ms);
         let end = line.pop().into_iter().chain([b'\n']).collect::<Vec<u8>>();
-        let outcome = match self.make_listen(question, &line, until)? {
-            Heard::All => self.hear(question, &end, until)?,
+        let outcome = match self.make_listen(question, &line, &mut until)? {
+            Heard::All => self.hear(question, &end, &mut until)?,
             Heard::Not(failure) => Heard::Not(failure),
             Heard::Left => Heard::Left,
         };
@@ -197,7 +205,7 @@ impl Supervisor {
     /// Gives the program its question without the last byte, and waits until it has read that: so it has done with the one
     /// before, and whatever it has written up to here is no answer to this one, which it cannot know yet. A program that has
     /// been used and is not quiet is replaced; a new one fails the problem.
-    fn make_listen(&mut self, question: &Question, line: &[u8], until: Until) -> io::Result<Heard> {
+    fn make_listen(&mut self, question: &Question, line: &[u8], until: &mut Until) -> io::Result<Heard> {
         let mut is_used = self.program.is_some();
         if let Some(program) = &mut self.program {
             // What it said on standard error before is about problems that have ended well.
@@ -219,7 +227,10 @@ impl Supervisor {
             let has_read = program.unread() == 0;
             // After that look: what was written before it is there.
             if program.turn(self.requests.as_fd(), pause(look).min(until.left()))? == Turn::AgentSpoke {
-                return Ok(Heard::Left);
+                match obey(&mut self.requests, &mut self.replies, until)? {
+                    Ok(()) => continue,
+                    Err(Left) => return Ok(Heard::Left),
+                }
             }
             program.drain();
             if is_quiet(program) && has_read {
@@ -235,7 +246,7 @@ impl Supervisor {
                 is_used = false;
                 continue;
             }
-            if let Some(failure) = limits(program, &self.plan, question, until) {
+            if let Some(failure) = limits(program, &self.plan, question, *until) {
                 return Ok(Heard::Not(failure));
             }
         }
@@ -254,7 +265,7 @@ impl Supervisor {
     }
 
     /// Gives it the end of its question and waits for the answer.
-    fn hear(&mut self, question: &Question, end: &[u8], until: Until) -> io::Result<Heard> {
+    fn hear(&mut self, question: &Question, end: &[u8], until: &mut Until) -> io::Result<Heard> {
         let Some(program) = &mut self.program else { return Ok(Heard::Not(Failure::Closed)) };
         program.feed(end);
         loop {
@@ -285,10 +296,12 @@ impl Supervisor {
                 let how = "it closed its standard input or output";
                 return Ok(Heard::Not(unanswered(&program.out, how, Failure::Closed)));
             }
-            if let Some(failure) = limits(program, &self.plan, question, until) {
+            if let Some(failure) = limits(program, &self.plan, question, *until) {
                 return Ok(Heard::Not(failure));
             }
-            if program.turn(self.requests.as_fd(), until.left().min(program.next_look()))? == Turn::AgentSpoke {
+            if program.turn(self.requests.as_fd(), until.left().min(program.next_look()))? == Turn::AgentSpoke
+                && let Err(Left) = obey(&mut self.requests, &mut self.replies, until)?
+            {
                 return Ok(Heard::Left);
             }
         }
@@ -296,7 +309,7 @@ impl Supervisor {
 
     /// A process for the problem.
     fn run_once(&mut self, question: &Question, input: &[u8]) -> io::Result<Result<(Reply, Vec<u8>), Left>> {
-        let until = Until::after(question.time_limit_ms);
+        let mut until = Until::after(question.time_limit_ms);
         let tasks = self.census.most_tasks(&self.plan);
         let program = match Running::start(&self.plan, question, tasks) {
             Ok(program) => self.program.insert(program),
@@ -322,8 +335,10 @@ impl Supervisor {
             if let Some(failure) = limits(program, &self.plan, question, until) {
                 break Err(failure);
             }
-            if program.turn(self.requests.as_fd(), until.left().min(program.next_look()))? == Turn::AgentSpoke {
-                return Ok(Err(Left));
+            if program.turn(self.requests.as_fd(), until.left().min(program.next_look()))? == Turn::AgentSpoke
+                && let Err(left) = obey(&mut self.requests, &mut self.replies, &mut until)?
+            {
+                return Ok(Err(left));
             }
         };
         let exit_code = match outcome {
@@ -356,6 +371,33 @@ impl Supervisor {
             Ok(stderr) => Reply::Failed { failure, stderr, ended },
             Err(failure) => Reply::Failed { failure, stderr: String::new(), ended: Ended::BeforeAnyAnswer },
         }
+    }
+}
+
+/// What the agent says while there is a question: that all is to stand still for a while, or, if it is gone, that it is to end.
+fn obey(requests: &mut File, replies: &mut File, until: &mut Until) -> io::Result<Result<(), Left>> {
+    match read_frame(requests) {
+        Ok((Request::Freeze, _)) => {
+            let stood = stand_still(requests, replies)?;
+            Ok(stood.map(|stood| until.extend(stood)))
+        }
+        Ok((Request::Thaw, _)) => Ok(Ok(())),
+        Ok((Request::Question(_), _)) | Err(_) => Ok(Err(Left)),
+    }
+}
+
+/// Stops the whole tree until the agent wants it to go on, and returns for how long. It sleeps meanwhile, and an agent that is gone
+/// leaves nothing behind that is stopped.
+fn stand_still(requests: &mut File, replies: &mut File) -> io::Result<Result<Duration, Left>> {
+    let since = Instant::now();
+    let stopped = tree::stop(getpid());
+    write_frame(replies, &Reply::Frozen, &[])?;
+    match read_frame(requests) {
+        Ok((Request::Thaw, _)) => {
+            tree::go_on(&stopped);
+            Ok(Ok(since.elapsed()))
+        }
+        Ok((Request::Freeze | Request::Question(_), _)) | Err(_) => Ok(Err(Left)),
     }
 }
 

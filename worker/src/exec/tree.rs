@@ -1,4 +1,4 @@
-//! Finding and ending all that descends from a process.
+//! Finding, stopping and ending all that descends from a process.
 //!
 //! Owns what is known of other processes, by `/proc`. Its root must be the subreaper of its descendants: what loses its parent
 //! then becomes the root's child instead of getting lost, in whatever session or group it is.
@@ -16,6 +16,9 @@ use crate::fed::failure::Exit;
 /// How long the kernel may take to end what was killed: longer only in an uninterruptible wait for a device.
 const END_WAIT: Duration = Duration::from_secs(10);
 
+/// How long all of it may take to stop: longer only if it multiplies.
+const STOP_WAIT: Duration = Duration::from_secs(2);
+
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// So many processes are no bomb.
@@ -27,6 +30,10 @@ struct Stat {
     pid: Pid,
     parent: Option<Pid>,
     is_zombie: bool,
+    /// By a signal, or by whoever traces it.
+    is_stopped: bool,
+    /// In a wait that no signal ends: it does not run, and stops when that is over.
+    is_stuck: bool,
 }
 
 /// What a tree takes.
@@ -81,6 +88,43 @@ pub fn end(root: Pid, mut reaped: impl FnMut(Pid, Exit)) -> bool {
         }
     }
     true
+}
+
+/// Stops all that descends from this process, and returns what ran until then. What is stopped starts nothing more, so that looks
+/// find fewer and fewer, as in [`end`].
+pub fn stop(root: Pid) -> HashSet<Pid> {
+    let deadline = Instant::now() + STOP_WAIT;
+    let mut stopped = HashSet::new();
+    let mut pause = Duration::from_micros(200);
+    loop {
+        let mut running = 0;
+        each_descendant(root, |process| {
+            let waits = process.is_stuck && stopped.contains(&process.pid);
+            if process.is_zombie || process.is_stopped || waits {
+                return;
+            }
+            running += 1;
+            // It may have ended meanwhile.
+            if kill_process(process.pid, Signal::STOP).is_ok() {
+                stopped.insert(process.pid);
+            }
+        });
+        if running == 0 || Instant::now() >= deadline {
+            return stopped;
+        }
+        if running <= RESTFUL {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// Lets go on what [`stop`] has stopped, as long as nobody has reaped any of it.
+pub fn go_on(stopped: &HashSet<Pid>) {
+    for process in stopped {
+        // It may have been killed.
+        let _ = kill_process(*process, Signal::CONT);
+    }
 }
 
 /// How many there are, and the memory that is theirs alone: what they have mapped and others have, too, counts once.
@@ -173,6 +217,8 @@ fn parse_stat(line: &[u8]) -> Option<Stat> {
         pid: Pid::from_raw(pid.parse().ok()?)?,
         parent: Pid::from_raw(parent),
         is_zombie: matches!(state, "Z" | "X"),
+        is_stopped: matches!(state, "T" | "t"),
+        is_stuck: state == "D",
     })
 }
 
@@ -199,8 +245,15 @@ mod tests {
     #[test]
     fn a_process_is_understood_whatever_its_name() {
         let line = b"4242 (evil) S 1 (x\n) Z 17 4242 4242 0 -1 4194304";
-        let expected = Stat { pid: Pid::from_raw(4242).expect("a number"), parent: Pid::from_raw(17), is_zombie: true };
+        let expected = Stat {
+            pid: Pid::from_raw(4242).expect("a number"),
+            parent: Pid::from_raw(17),
+            is_zombie: true,
+            is_stopped: false,
+            is_stuck: false,
+        };
         assert_eq!(parse_stat(line), Some(expected));
+        assert!(parse_stat(b"7 (x) T 1 7 7").is_some_and(|stopped| stopped.is_stopped && !stopped.is_zombie));
         for wrong in [&b""[..], b"x (y) S 1", b"1 (y) S", b"1 y S 1", b"0 (y) S 1"] {
             assert_eq!(parse_stat(wrong), None);
         }

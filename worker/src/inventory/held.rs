@@ -20,6 +20,9 @@ use crate::work::Checkout;
 /// What a result weighs in a message beside its solution: ids, tags and lengths.
 const RESULT_FRAME_BYTES: usize = 24;
 
+/// How much of its time limit a checkout may have used up while it stands still; the rest is for giving it back.
+const WAITS_PART_OF_LIMIT: f64 = 0.9;
+
 pub struct Held {
     pub checkout: Arc<Checkout>,
     pub stage: Stage,
@@ -118,6 +121,15 @@ impl Held {
         if self.is_computing() && self.taken.is_none() {
             self.taken = Some(self.checkout.stop_taking());
         }
+    }
+
+    /// Until when it may stand still: some time before the farm revokes it.
+    pub fn waits_until(&self) -> Option<Duration> {
+        self.checkout.time_limit.map(|limit| self.times.arrived + limit.mul_f64(WAITS_PART_OF_LIMIT))
+    }
+
+    pub fn cannot_wait(&self, now: Duration) -> bool {
+        self.waits_until().is_some_and(|until| now >= until)
     }
 
     pub fn has_finished_begun(&self) -> bool {

@@ -1,5 +1,5 @@
-//! How an agent gives way to the workstation's person: what it keeps, what goes back, and what it does about controllers that do
-//! not hear.
+//! How an agent gives way to the workstation's person: what it keeps, what goes back, what stands still, and what it does about
+//! controllers that do not hear.
 //!
 //! Owns that nothing is computed and nothing taken while somebody is there. It never forgets what is finished.
 
@@ -13,6 +13,7 @@ use super::{Action, Inventory};
 use crate::presence::Directive;
 use crate::presence::policy::Activity;
 use crate::work::CheckoutKey;
+use pcfarm_proto::files::announced;
 
 /// How long controllers have to notice that their work is cancelled. Those that look often enough need a few milliseconds.
 pub(super) const HEARING_WAIT: Duration = Duration::from_millis(400);
@@ -32,16 +33,17 @@ pub struct Leaving {
 
 impl Inventory {
     pub(super) fn directed(&mut self, directive: Directive) {
-        let Directive { activity, reason, signs, .. } = directive;
-        self.signs = signs;
+        let Directive { activity, reason, signs, yields, settings, .. } = directive;
+        (self.signs, self.yields, self.settings) = (signs, yields, settings);
         if activity == Activity::Work {
             if self.leaving.take().is_some() {
                 info!("nobody is there: takes work again");
+                self.held.values().for_each(|held| held.checkout.thaw());
             }
             return;
         }
         let is_new = self.leaving.is_none();
-        let before = self.leaving.take();
+        let before = self.leaving.take().filter(|before| before.activity == activity);
         let (let_go, deaf) = before.map_or((None, false), |before| (before.let_go, before.deaf));
         if is_new {
             info!(reason, checkouts = self.held.len(), "gives way");
@@ -54,8 +56,10 @@ impl Inventory {
 
     /// Gives back what is not to be computed any more. Results that are in cores' pockets have been fetched before.
     pub(super) fn give_way(&mut self, now: Duration, revoked_cores: u32) {
+        self.pause_cores();
         let Some(leaving) = &mut self.leaving else {
-            return;
+            // Of what was to be finished when its person came and left again, nobody takes the rest.
+            return self.give_back_where("its person was here meanwhile", Held::has_finished_begun);
         };
         let reason = leaving.reason.clone();
         match (leaving.activity, leaving.let_go) {
@@ -65,8 +69,39 @@ impl Inventory {
                 leaving.let_go = Some(now);
                 self.give_back_where(&reason, |_| true);
             }
+            (Activity::Freeze, None) => {
+                leaving.let_go = Some(now);
+                self.freeze(&reason);
+            }
             (Activity::Rest, Some(since)) => self.notice_deaf(now, since, revoked_cores),
+            (Activity::Freeze, Some(since)) => {
+                // The farm would take it back, and count that against its problems.
+                self.give_back_where("its time limit does not let it wait for longer", |held| held.cannot_wait(now));
+                self.notice_deaf(now, since, revoked_cores);
+            }
         }
+    }
+
+    /// What can stand still does. What cannot, and what nobody has begun, is solved sooner elsewhere.
+    fn freeze(&mut self, reason: &str) {
+        let freezable = self.profile.freezable.clone();
+        self.give_back_where(reason, |held| {
+            !freezable.contains(announced(&held.checkout.controller)) || held.checkout.withdraw()
+        });
+        self.held.values().filter(|held| held.is_computing()).for_each(|held| held.checkout.freeze());
+    }
+
+    fn pause_cores(&mut self) {
+        let paused = self.is_frozen();
+        if self.paused != paused {
+            self.paused = paused;
+            self.actions.push(Action::Pause(paused));
+        }
+    }
+
+    /// What was begun stands still.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| leaving.activity == Activity::Freeze)
     }
 
     fn give_back_where(&mut self, reason: &str, which: impl Fn(&Held) -> bool) {
@@ -107,14 +142,16 @@ impl Inventory {
 
     /// When there is something to do, although nothing happens.
     pub(super) fn leaving_deadline(&self, now: Duration) -> Option<Duration> {
-        let leaving = self.leaving.as_ref().filter(|leaving| !leaving.deaf && leaving.activity == Activity::Rest)?;
+        let leaving = self.leaving.as_ref().filter(|leaving| leaving.activity != Activity::Finish)?;
         let since = leaving.let_go.unwrap_or(now);
-        [since + HEARING_WAIT, since + LATEST].into_iter().find(|at| *at > now)
+        let deaf = [since + HEARING_WAIT, since + LATEST].into_iter().find(|at| *at > now && !leaving.deaf);
+        let limits = self.held.values().filter(|held| held.is_computing() && self.is_frozen());
+        limits.filter_map(Held::waits_until).chain(deaf).min()
     }
 
     /// Whether cores are about to lose what they have in hand.
     pub(super) fn lets_go_now(&self) -> bool {
-        let lets_go = |leaving: &Leaving| leaving.activity == Activity::Rest && leaving.let_go.is_none();
+        let lets_go = |leaving: &Leaving| leaving.activity != Activity::Finish && leaving.let_go.is_none();
         self.leaving.as_ref().is_some_and(lets_go)
     }
 }

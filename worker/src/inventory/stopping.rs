@@ -50,9 +50,9 @@ impl Inventory {
         }
     }
 
-    /// What could not be finished within the grace period goes back to the queue.
+    /// What could not be finished within the grace period goes back to the queue; what is frozen at once.
     pub(super) fn end_grace(&mut self, now: Duration) {
-        let grace = self.profile.grace;
+        let grace = if self.is_frozen() { Duration::ZERO } else { self.profile.grace };
         let Drain::Stop { since, given_back } = &mut self.drain else {
             return;
         };

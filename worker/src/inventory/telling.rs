@@ -2,6 +2,7 @@
 //!
 //! Owns when each of these is due. It never changes what is held, but for what it cuts into deliveries.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pcfarm_proto::v1;
@@ -10,7 +11,7 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 use super::held::{Held, Stage};
 use super::{
     Action, Drain, Inventory, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, Signs,
-    held_message, key_of,
+    held_message, key_of, settings_message, yields_message,
 };
 
 impl Inventory {
@@ -62,7 +63,8 @@ impl Inventory {
         let untold = state == v1::WorkstationState::Processing && state != open.state;
         open.processing_since = untold.then(|| open.processing_since.unwrap_or(now));
         let too_early = open.processing_since.is_some_and(|since| now < since + PROCESSING_TOLD_AFTER);
-        let is_news = reason != open.reason || self.signs != open.signs;
+        let new_settings = (self.settings != open.settings).then(|| settings_message(&self.settings));
+        let is_news = reason != open.reason || self.signs != open.signs || new_settings.is_some();
         let says_why = state == open.state && is_news && now >= open.reason_due;
         if !says_why && (state == open.state || ((now < open.state_due || too_early) && !urgent)) {
             return;
@@ -70,6 +72,7 @@ impl Inventory {
         open.state = state;
         open.reason.clone_from(&reason);
         open.signs.clone_from(&self.signs);
+        open.settings = Arc::clone(&self.settings);
         open.reason_due = now + REASON_CHANGE_EVERY;
         open.processing_since = None;
         open.state_due = now + STATE_CHANGE_EVERY;
@@ -79,13 +82,21 @@ impl Inventory {
             reason,
             idle_source,
             power: power.to_owned(),
+            yields: self.yields.map(yields_message),
+            presence: new_settings,
         }));
     }
 
     /// Why it is in the state that it is in, if there is anything to say.
     pub(super) fn reason(&self) -> String {
         match &self.drain {
-            Drain::No => self.leaving.as_ref().map_or_else(|| self.bottlenecks(), |leaving| leaving.reason.clone()),
+            Drain::No => match &self.leaving {
+                None => self.bottlenecks(),
+                Some(leaving) if self.is_frozen() && self.held.values().any(Held::is_computing) => {
+                    format!("{}; what it has begun is frozen", leaving.reason)
+                }
+                Some(leaving) => leaving.reason.clone(),
+            },
             Drain::Server { reason, .. } => reason.clone(),
             Drain::Stop { .. } => "the agent is stopping".to_owned(),
         }

@@ -19,9 +19,16 @@ struct Trial {
 
 impl Trial {
     fn new() -> Trial {
-        let hello = v1::Hello { controllers: vec!["echo".to_owned()], cores: 2, ..Default::default() };
-        let profile =
-            Profile { hello, prefetch: 1, grace: 10 * SECOND, unacknowledged_bytes: 1000, apart: BTreeSet::new() };
+        let hello =
+            v1::Hello { controllers: vec!["echo".to_owned(), "program".to_owned()], cores: 2, ..Default::default() };
+        let profile = Profile {
+            hello,
+            prefetch: 1,
+            grace: 10 * SECOND,
+            unacknowledged_bytes: 1000,
+            apart: BTreeSet::new(),
+            freezable: BTreeSet::from(["program".to_owned()]),
+        };
         let now = 1000 * SECOND;
         Trial { inventory: Inventory::new(profile, now), now, revoked_cores: 0 }
     }
@@ -70,6 +77,7 @@ fn tell(action: &Action) -> Option<String> {
         Action::WithdrawUnstarted => "withdraw".to_owned(),
         Action::LimitSolutions(_) => return None,
         Action::Replace => "replace".to_owned(),
+        Action::Pause(paused) => (if *paused { "pause" } else { "go on" }).to_owned(),
         Action::Reconnect => "reconnect".to_owned(),
         Action::Exit(ending) => format!("exit {ending:?}"),
     })

@@ -12,6 +12,7 @@ use crate::presence::Desk;
 use crate::presence::history::Entry;
 use crate::presence::policy::{Activity, Kind, OnReturn, Policy, State, span};
 use crate::presence::signals::{Moment, Power, Proves, Reading, Signals};
+use crate::presence::wishes::Setting;
 
 pub const VERSION: u32 = 1;
 
@@ -53,13 +54,16 @@ pub enum Answer {
 /// What an agent would do now, and why.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// `works`, `finishes` or `rests`.
+    /// `works`, `finishes`, `freezes` or `rests`.
     pub activity: String,
     pub since_seconds: u64,
     /// Why it does not work.
     pub reasons: Vec<String>,
     /// What it goes by.
     pub policy: Vec<String>,
+    /// The same by its settings, and who has said each.
+    #[serde(default)]
+    pub settings: Vec<Setting>,
     pub signals: Vec<Signal>,
     /// What it computes.
     pub holds: Vec<Holds>,
@@ -137,10 +141,16 @@ impl Explanation {
     pub fn of(desk: &Desk) -> Explanation {
         let now = clock::now();
         let (holds, agent) = (desk.holds(now), desk.about());
+        let settings = desk.settings().to_vec();
         desk.view(|policy, state, signals, history| Explanation {
             holds,
             agent,
-            yields: history.yields().map(|(p50, p99, count)| Yields { p50, p99, count }),
+            settings,
+            yields: history.yields().map(|yields| Yields {
+                p50: yields.p50_ms,
+                p99: yields.p99_ms,
+                count: yields.count,
+            }),
             ..Explanation::new(policy, state, signals, now)
         })
     }
@@ -149,6 +159,7 @@ impl Explanation {
         let activity = match state.activity {
             Activity::Work => "works",
             Activity::Finish => "finishes",
+            Activity::Freeze => "freezes",
             Activity::Rest => "rests",
         };
         Explanation {
@@ -156,6 +167,7 @@ impl Explanation {
             since_seconds: now.saturating_sub(state.since).as_secs(),
             reasons: state.objections.iter().map(|objection| objection.text.clone()).collect(),
             policy: rules(policy),
+            settings: Vec::new(),
             signals: signals.map(|signals| lines(policy, signals, now)).unwrap_or_default(),
             holds: Vec::new(),
             yields: None,
@@ -183,6 +195,10 @@ fn rules(policy: &Policy) -> Vec<String> {
         OnReturn::Finish => {
             format!("finishes what it has begun when it has to stop, for {}", span(policy.give_back_after))
         }
+        OnReturn::Freeze => format!(
+            "freezes programs and modules when it has to stop, for {}; other controllers give back at once",
+            span(policy.give_back_after)
+        ),
     });
     rules.extend(policy.load.map(|load| format!("others use less than {load} cores before it begins")));
     rules.extend(policy.free_memory.map(|part| format!("{:.0} % of the memory stay free", part * 100.0)));
@@ -201,6 +217,9 @@ fn rules(policy: &Policy) -> Vec<String> {
     }
     if !policy.hours.0.is_empty() {
         rules.push(format!("its hours are {}", policy.hours));
+    }
+    if !policy.farm_hours.0.is_empty() {
+        rules.push(format!("its hours, as the farm wants them, are {}", policy.farm_hours));
     }
     rules
 }

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, inotify};
@@ -26,6 +26,9 @@ pub const SOURCE: &str = "evdev";
 
 /// After something was seen the thread lets this much gather: somebody who types costs ten wake-ups a second, not a thousand.
 const GATHER: Duration = Duration::from_millis(100);
+
+/// What was seen is read sooner than this.
+const STAMP_BELIEVED: Duration = Duration::from_secs(1);
 
 /// Seconds, microseconds, type, code, value.
 const EVENT_BYTES: usize = 2 * size_of::<usize>() + 8;
@@ -189,7 +192,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
             loop {
                 match device.read(&mut buffer) {
                     Ok(0) => break gone.push(name.clone()),
-                    Ok(bytes) => any |= take(&self.seen, touches(&buffer[..bytes]), now),
+                    Ok(bytes) => any |= take(&self.seen, touches(&buffer[..bytes], SystemTime::now()), now),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(_) => break gone.push(name.clone()),
@@ -202,7 +205,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
             self.devices.remove(&name);
         }
         if unplugged {
-            take(&self.seen, [Touch::Deliberate], now);
+            take(&self.seen, [(Touch::Deliberate, Duration::ZERO)], now);
             self.look_for_devices();
         }
         any || unplugged
@@ -254,14 +257,13 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
     }
 }
 
-/// Whether any of them counts.
-fn take(seen: &Mutex<Seen>, touches: impl IntoIterator<Item = Touch>, now: Moment) -> bool {
+/// Whether any of them counts: of each how long ago it was. From the first of them on its person waits.
+fn take(seen: &Mutex<Seen>, touches: impl IntoIterator<Item = (Touch, Duration)>, now: Moment) -> bool {
     let mut seen = locked(seen);
     let mut any = false;
-    for touch in touches {
-        if seen.filter.counts(touch, now) {
-            seen.last = now;
-            any = true;
+    for (touch, age) in touches {
+        if seen.filter.counts(touch, now) && !std::mem::replace(&mut any, true) {
+            seen.last = seen.last.max(now.saturating_sub(age));
         }
     }
     // A movement in doubt is told, too: others may have seen it.
@@ -315,8 +317,9 @@ impl Description {
     }
 }
 
-/// What is in events as the kernel writes them. Half an event, which it never writes, is somebody.
-fn touches(bytes: &[u8]) -> Vec<Touch> {
+/// What is in events as the kernel writes them, and how long before `read` it had each of them. Half an event, which it never
+/// writes, is somebody.
+fn touches(bytes: &[u8], read: SystemTime) -> Vec<(Touch, Duration)> {
     let events = bytes.chunks(EVENT_BYTES);
     let touch = |event: &[u8]| {
         let Some(fields) = event.get(EVENT_BYTES - 8..).filter(|fields| fields.len() == 8) else {
@@ -332,7 +335,21 @@ fn touches(bytes: &[u8]) -> Vec<Touch> {
             _ => None,
         }
     };
-    events.filter_map(touch).collect()
+    events.filter_map(|event| Some((touch(event)?, age(event, read)))).collect()
+}
+
+/// By the kernel's stamp of the wall clock. A stamp of another time than just now is of no use: the clock was changed, or there
+/// is none.
+fn age(event: &[u8], read: SystemTime) -> Duration {
+    const WORD: usize = size_of::<usize>();
+    let word = |at: usize| {
+        let bytes = event.get(at..at + WORD)?.try_into().ok()?;
+        u64::try_from(usize::from_ne_bytes(bytes)).ok()
+    };
+    let stamp =
+        || UNIX_EPOCH.checked_add(Duration::from_secs(word(0)?))?.checked_add(Duration::from_micros(word(WORD)?));
+    let age = stamp().and_then(|stamp| read.duration_since(stamp).ok());
+    age.filter(|age| *age <= STAMP_BELIEVED).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -436,6 +453,28 @@ mod tests {
             device.write_all(&events).expect("written");
             let says = watched.until(what, |says| says.as_ref().is_ok_and(|input| input.last > last));
             last = says.expect("it watches").last;
+        }
+    }
+
+    #[test]
+    fn a_touch_is_as_old_as_the_kernel_says() {
+        let read = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let stamped = |seconds: usize, micros: usize| {
+            let mut bytes = [seconds.to_ne_bytes(), micros.to_ne_bytes()].concat();
+            bytes.extend_from_slice(&event(EV_KEY, 30, 1)[EVENT_BYTES - 8..]);
+            bytes
+        };
+        for (bytes, expected) in [
+            (stamped(999_999_999, 920_000), 80),
+            (stamped(1_000_000_000, 0), 0),
+            // Not stamped, before the clock was changed in either direction, and no time at all.
+            (stamped(0, 0), 0),
+            (stamped(999_999_998, 999_999), 0),
+            (stamped(1_000_000_001, 0), 0),
+            (stamped(usize::MAX, usize::MAX), 0),
+            (vec![1; 5], 0),
+        ] {
+            assert_eq!(touches(&bytes, read), [(Touch::Deliberate, Duration::from_millis(expected))], "{bytes:?}");
         }
     }
 

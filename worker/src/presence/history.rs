@@ -23,6 +23,14 @@ const KEPT_FOR_SECONDS: i64 = 7 * 86_400;
 /// Of how many times the quantiles are.
 const YIELDS: usize = 1000;
 
+/// How quickly it gave way: of so many times, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Yields {
+    pub p50_ms: u64,
+    pub p99_ms: u64,
+    pub count: usize,
+}
+
 /// One line of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
@@ -67,7 +75,7 @@ impl History {
     pub fn note(&mut self, state: &State) -> io::Result<()> {
         let event = match state.activity {
             Activity::Work => Event::Works,
-            Activity::Finish | Activity::Rest => Event::Stops { why: state.reason() },
+            Activity::Finish | Activity::Freeze | Activity::Rest => Event::Stops { why: state.reason() },
         };
         if self.last.as_ref() == Some(&event) {
             return Ok(());
@@ -83,12 +91,12 @@ impl History {
         let _ = self.append(&Entry { at: now(), event: Event::Yielded { milliseconds } });
     }
 
-    /// The median, the 99th percentile and how many there were. Milliseconds.
-    pub fn yields(&self) -> Option<(u64, u64, usize)> {
+    /// Of the last thousand; none: it never had to.
+    pub fn yields(&self) -> Option<Yields> {
         let mut sorted: Vec<u64> = self.yields.iter().copied().collect();
         sorted.sort_unstable();
         let at = |part: f64| sorted.get(((sorted.len() as f64 * part).ceil() as usize).saturating_sub(1)).copied();
-        Some((at(0.5)?, at(0.99)?, sorted.len()))
+        Some(Yields { p50_ms: at(0.5)?, p99_ms: at(0.99)?, count: sorted.len() })
     }
 
     /// The oldest first.
@@ -150,7 +158,7 @@ mod tests {
         for milliseconds in 1..=200 {
             history.yielded(Duration::from_millis(milliseconds));
         }
-        assert_eq!(history.yields(), Some((100, 198, 200)));
+        assert_eq!(history.yields(), Some(Yields { p50_ms: 100, p99_ms: 198, count: 200 }));
         let again = History::open(dir.path());
         assert_eq!(again.yields(), history.yields());
         let events: Vec<Event> = again.entries().into_iter().map(|entry| entry.event).take(3).collect();

@@ -9,7 +9,7 @@
 //!    ▲ ▲                                                │ │ something does
 //!    │ └──────── on_return = give-back ◄────────────────┘ │
 //!    │   give_back_after                                  ▼
-//!    └──────────────────────────────────────────────── Finish ──► Work, when it has ceased
+//!    └────────────────────────────────────── Finish, Freeze ──► Work, when it has ceased
 //! ```
 
 use std::time::Duration;
@@ -54,6 +54,8 @@ pub struct Policy {
     pub on_metered: bool,
     pub beside_full_screen: bool,
     pub hours: Hours,
+    /// Those that the farm wants, which must hold, too.
+    pub farm_hours: Hours,
     /// Names of programs beside which it does not work.
     pub programs: Vec<String>,
 }
@@ -67,6 +69,18 @@ pub enum OnReturn {
     GiveBack,
     /// Those that were begun are finished, and the rest goes back.
     Finish,
+    /// Those that were begun and can stand still do, and go on when the person has left; the rest goes back at once.
+    Freeze,
+}
+
+impl std::fmt::Display for OnReturn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            OnReturn::GiveBack => "give-back",
+            OnReturn::Finish => "finish",
+            OnReturn::Freeze => "freeze",
+        })
+    }
 }
 
 /// What the agent does.
@@ -75,6 +89,8 @@ pub enum Activity {
     Work,
     /// What was begun is finished.
     Finish,
+    /// It computes nothing, and keeps what was begun.
+    Freeze,
     /// It computes nothing, and has nothing.
     Rest,
 }
@@ -214,6 +230,7 @@ fn hold(
         _ if over || lets_go => Activity::Rest,
         OnReturn::GiveBack => Activity::Rest,
         OnReturn::Finish => Activity::Finish,
+        OnReturn::Freeze => Activity::Freeze,
     }
 }
 
@@ -230,6 +247,8 @@ fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -
         memory(policy, &signals.memory, works, now).map(|text| (Kind::Memory, text)),
         load(policy, &signals.load, works, now).map(|text| (Kind::Load, text)),
         (!policy.hours.include(signals.time)).then(|| (Kind::Hours, format!("its hours are {}", policy.hours))),
+        (!policy.farm_hours.include(signals.time))
+            .then(|| (Kind::Hours, format!("its hours, as the farm wants them, are {}", policy.farm_hours))),
     ];
     found.into_iter().flatten().map(|(kind, text)| Objection { kind, text }).collect()
 }
@@ -261,8 +280,8 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     let is_recent = |interrupted: Interrupted| now.saturating_sub(interrupted.at) < policy.give_back_after;
     let needed = match before.activity {
         Activity::Work => soonest,
-        Activity::Rest | Activity::Finish if before.interrupted.is_some_and(is_recent) => soonest,
-        Activity::Rest | Activity::Finish => policy.start_after,
+        Activity::Rest | Activity::Finish | Activity::Freeze if before.interrupted.is_some_and(is_recent) => soonest,
+        Activity::Rest | Activity::Finish | Activity::Freeze => policy.start_after,
     };
     // At work the first says the same, unless what was seen just then came in late.
     let is_new = |last: Moment| before.activity == Activity::Work && last > before.since;

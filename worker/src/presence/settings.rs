@@ -2,6 +2,7 @@
 //!
 //! Owns the defaults, which suit an office, and their reasons.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use serde::Deserialize;
 
 use super::hours::{Hours, NoHours, Window};
 use super::policy::{OnReturn, Policy};
+use super::wishes::Limits;
 
 /// Whoever has not touched anything for so long has left.
 const START_AFTER: Duration = Duration::from_secs(15 * 60);
@@ -29,6 +31,10 @@ const FREE_MEMORY: f64 = 0.1;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub policy: Policy,
+    /// How far the farm may go beyond it.
+    pub limits: Limits,
+    /// What of it its owner has said.
+    pub named: BTreeSet<&'static str>,
     /// Terminals prove that nobody is there: there is no graphical desktop.
     pub trust_terminals: bool,
     /// What helpers of other users say proves that nobody is there: each session has one.
@@ -57,10 +63,13 @@ impl Settings {
             on_metered: false,
             beside_full_screen: false,
             hours: Hours::default(),
+            farm_hours: Hours::default(),
             programs: Vec::new(),
         };
         Settings {
             policy,
+            limits: Limits::default(),
+            named: BTreeSet::new(),
             trust_terminals: false,
             trust_sessions: false,
             ignored_devices: Vec::new(),
@@ -107,6 +116,8 @@ pub struct FileSettings {
     trust_terminals: Option<bool>,
     trust_sessions: Option<bool>,
     #[serde(default)]
+    limits: Limits,
+    #[serde(default)]
     ignored_devices: Vec<String>,
     dev: Option<PathBuf>,
     proc: Option<PathBuf>,
@@ -121,6 +132,8 @@ pub enum PresenceError {
     Load,
     #[error("free_memory is a part of the memory, from 0 to 0.9")]
     FreeMemory,
+    #[error("{0} is wrong: it takes what the setting of that name takes")]
+    Limit(&'static str),
     #[error(transparent)]
     Hours(#[from] NoHours),
 }
@@ -128,6 +141,24 @@ pub enum PresenceError {
 const WEEK: f64 = 7.0 * 86_400.0;
 
 impl FileSettings {
+    /// What the farm may change, as far as the file says it.
+    fn named(&self) -> BTreeSet<&'static str> {
+        let said = [
+            ("start_after", self.start_after.is_some()),
+            ("resume_after", self.resume_after.is_some()),
+            ("give_back_after", self.give_back_after.is_some()),
+            ("on_return", self.on_return.is_some()),
+            ("load", self.load.is_some()),
+            ("free_memory", self.free_memory.is_some()),
+            ("memory_limit_mib", self.memory_limit_mib.is_some()),
+            ("on_battery", self.on_battery.is_some()),
+            ("on_metered", self.on_metered.is_some()),
+            ("beside_full_screen", self.beside_full_screen.is_some()),
+            ("hours", !self.hours.is_empty()),
+        ];
+        said.into_iter().filter(|(_, is_said)| *is_said).map(|(name, _)| name).collect()
+    }
+
     /// Over the defaults of such a machine.
     pub fn over(self, default: Settings) -> Result<Settings, PresenceError> {
         let time = |name, seconds: Option<f64>, default| match seconds {
@@ -141,6 +172,10 @@ impl FileSettings {
         if self.free_memory.is_some_and(|part| !(0.0..=0.9).contains(&part)) {
             return Err(PresenceError::FreeMemory);
         }
+        if let Some(wrong) = self.limits.wrong() {
+            return Err(PresenceError::Limit(wrong));
+        }
+        let named = self.named();
         let windows: Result<Vec<Window>, NoHours> = self.hours.iter().map(|text| text.parse()).collect();
         let old = default.policy;
         let policy = Policy {
@@ -156,10 +191,13 @@ impl FileSettings {
             on_metered: self.on_metered.unwrap_or(old.on_metered),
             beside_full_screen: self.beside_full_screen.unwrap_or(old.beside_full_screen),
             hours: Hours(windows?),
+            farm_hours: Hours::default(),
             programs: self.programs,
         };
         Ok(Settings {
             policy,
+            limits: self.limits,
+            named,
             trust_terminals: self.trust_terminals.unwrap_or(default.trust_terminals),
             trust_sessions: self.trust_sessions.unwrap_or(default.trust_sessions),
             ignored_devices: self.ignored_devices,
@@ -203,6 +241,8 @@ mod tests {
             ("hours = [\"always\"]", "are no hours"),
             ("on_return = \"run away\"", "unknown variant"),
             ("lod = 0.3", "unknown field"),
+            ("[limits]\nlod = 0.3", "unknown field"),
+            ("[limits]\nload = -1", "limits.load is wrong"),
         ] {
             let error = parse(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");

@@ -10,6 +10,7 @@ use jiff::Zoned;
 #[cfg(target_os = "linux")]
 use super::evdev::{Evdev, Places};
 use super::helper::Helper;
+use super::policy::Policy;
 #[cfg(target_os = "linux")]
 use super::probes::{self, Load, Processes};
 use super::settings::Settings;
@@ -79,12 +80,19 @@ impl Sources {
         }
     }
 
-    pub fn read(&mut self, helpers: &BTreeMap<u64, Helper>, paused: Option<String>, now: Moment) -> Signals {
+    /// What matters to this policy.
+    pub fn read(
+        &mut self,
+        policy: &Policy,
+        helpers: &BTreeMap<u64, Helper>,
+        paused: Option<String>,
+        now: Moment,
+    ) -> Signals {
         self.notice_sleep(now);
         let mut input = self.own_input(now);
         input.extend(helpers.values().map(|helper| helper.input(self.settings.trust_sessions)));
         let full_screen = helpers.values().filter_map(Helper::full_screen).collect();
-        Signals { input, full_screen, woke: self.woke, paused, time: local_time(), ..self.machine(now) }
+        Signals { input, full_screen, woke: self.woke, paused, time: local_time(), ..self.machine(policy, now) }
     }
 
     /// While the machine sleeps one clock stands still.
@@ -109,8 +117,7 @@ impl Sources {
     }
 
     #[cfg(target_os = "linux")]
-    fn machine(&mut self, now: Moment) -> Signals {
-        let policy = &self.settings.policy;
+    fn machine(&mut self, policy: &Policy, now: Moment) -> Signals {
         let proc = self.settings.proc.as_path();
         let wants_memory = policy.free_memory.is_some() || policy.memory_limit.is_some();
         let wants_processes = policy.load.is_some() || wants_memory || !policy.programs.is_empty();
@@ -138,7 +145,7 @@ impl Sources {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn machine(&mut self, now: Moment) -> Signals {
+    fn machine(&mut self, _: &Policy, now: Moment) -> Signals {
         unknown(now)
     }
 }

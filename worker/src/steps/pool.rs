@@ -15,6 +15,7 @@ use super::climb::{Climb, Window};
 use super::dependency::Bound;
 use super::engine::Engine;
 use super::flight::{Task, Where};
+use crate::manners::Rank;
 
 /// A thread that has had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(30);
@@ -23,6 +24,7 @@ pub(super) struct StepPool {
     pub name: String,
     pub bound: Bound,
     index: usize,
+    rank: Rank,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -73,7 +75,7 @@ fn step_aside() {
 const LEAST_PRIORITY: i32 = 19;
 
 impl StepPool {
-    pub fn new(name: String, bound: Bound, index: usize) -> StepPool {
+    pub fn new(name: String, bound: Bound, index: usize, rank: Rank) -> StepPool {
         let state = State {
             queue: VecDeque::new(),
             threads: 0,
@@ -87,7 +89,7 @@ impl StepPool {
             served_before: 0,
             queued_before: false,
         };
-        StepPool { name, bound, index, state: Mutex::new(state), work: Condvar::new() }
+        StepPool { name, bound, index, rank, state: Mutex::new(state), work: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -130,6 +132,7 @@ impl StepPool {
     }
 
     fn serve(&self, engine: &Arc<Engine>) {
+        self.rank.take();
         step_aside();
         while let Some(task) = self.next() {
             // Steps' own panics have ended in their problems by then; what is left are destructors.

@@ -4,6 +4,7 @@
 //! asks whether its work is still wanted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, ensure};
 use pcfarm_proto::files::{WASM, module_of};
@@ -107,8 +108,19 @@ impl Controller for Wasm {
         let question = lines::question(problem, None)?;
         let id = problem.problem_id().to_string();
         let asked = {
-            let _watched = self.ticker.watch();
-            instance.ask(question, &id, || problem.cancelled())
+            let mut watched = Some(self.ticker.watch());
+            let stand_still = || {
+                if !problem.checkout.is_frozen() {
+                    return Duration::ZERO;
+                }
+                // Nothing ticks meanwhile.
+                drop(watched.take());
+                let since = Instant::now();
+                problem.checkout.stand_still();
+                watched = Some(self.ticker.watch());
+                since.elapsed()
+            };
+            instance.ask(question, &id, || problem.cancelled(), stand_still)
         };
         let words = instance.words();
         match asked {

@@ -109,9 +109,16 @@ impl Instance {
         Instance { run, pipes, wanted, limits }
     }
 
-    /// Puts a question to it, a line without its end, and lets it run on this thread until it asks for the next one.
-    pub fn ask(&mut self, mut line: Vec<u8>, id: &str, is_cancelled: impl Fn() -> bool) -> Asked {
-        let until = self.limits.time.and_then(|limit| Instant::now().checked_add(limit));
+    /// Puts a question to it, a line without its end, and lets it run on this thread until it asks for the next one. It is
+    /// asked a hundred times a second whether it is to stand still, which says for how long it did.
+    pub fn ask(
+        &mut self,
+        mut line: Vec<u8>,
+        id: &str,
+        is_cancelled: impl Fn() -> bool,
+        mut stand_still: impl FnMut() -> Duration,
+    ) -> Asked {
+        let mut until = self.limits.time.and_then(|limit| Instant::now().checked_add(limit));
         line.push(b'\n');
         locked(&self.pipes).feed(line);
         let mut answer = None;
@@ -125,6 +132,8 @@ impl Instance {
                 Poll::Pending if locked(&self.pipes).is_hungry => return self.paused(answer),
                 Poll::Pending => {}
             }
+            let stood = stand_still();
+            until = until.and_then(|until| until.checked_add(stood));
             if is_cancelled() {
                 return Asked::Cancelled;
             }

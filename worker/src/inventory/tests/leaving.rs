@@ -93,3 +93,101 @@ fn controllers_that_hear_are_left_alone() {
     assert_eq!(trial.after(HEARING_WAIT), [""; 0]);
     assert_eq!(trial.after(LATEST), [""; 0]);
 }
+
+#[test]
+fn what_nobody_takes_any_more_goes_back_when_the_person_has_left_again() {
+    let mut trial = at_work();
+    trial.inventory.held[&CheckoutId(1)].checkout.take();
+    trial.on(directed(Activity::Finish));
+    assert_eq!(trial.on(directed(Activity::Work)), ["credit 1"]);
+    assert_eq!(trial.on(solved(1, &[10])), ["cancel 1", "delivery 2: 1 [10] finished given back"]);
+}
+
+/// Two of a program, of which one was begun, and one of a thread that cannot stand still.
+fn with_a_program() -> Trial {
+    let mut trial = Trial::open();
+    for (id, controller) in [(1, "program"), (2, "program"), (3, "echo")] {
+        let message = v1::Checkout { controller: controller.to_owned(), ..message(id, &[10 * id, 10 * id + 1]) };
+        trial.on(Event::Received(In::Checkout(message)));
+    }
+    for id in [1, 3] {
+        assert!(trial.inventory.held[&CheckoutId(id)].checkout.take().is_some());
+        trial.on(started(id));
+    }
+    trial
+}
+
+const OTHERS_GO_BACK: &str = "delivery 1: 2 [] finished given back, 3 [] finished given back";
+
+#[test]
+fn what_can_stand_still_does_and_goes_on() {
+    let mut trial = with_a_program();
+    trial.inventory.take(trial.now, directed(Activity::Freeze));
+    assert!(trial.inventory.wants_pockets_emptied(trial.now));
+    assert_eq!(trial.settle(), ["pause", "cancel 2", "cancel 3", OTHERS_GO_BACK, "state suspended"]);
+    assert!(trial.inventory.reason().ends_with("; what it has begun is frozen"), "{}", trial.inventory.reason());
+    let first = Arc::clone(&trial.inventory.held[&CheckoutId(1)].checkout);
+    assert!(first.is_frozen() && !first.is_cancelled());
+    // It is still held, so that nobody takes it for lost.
+    trial.on(ack(1, &[(2, Accepted), (3, Accepted)]));
+    assert_eq!(trial.after(5 * SECOND), ["heartbeat 3 [1]"]);
+    // What it had finished in that moment is delivered meanwhile.
+    assert_eq!(trial.on(solved(1, &[10])), ["delivery 2: 1 [10]"]);
+    trial.after(SECOND);
+    let actions = trial.on(directed(Activity::Work));
+    assert!(actions.contains(&"go on".to_owned()), "{actions:?}");
+    assert!(trial.after(SECOND).contains(&"state processing".to_owned()));
+    assert!(!first.is_frozen() && first.take().is_some());
+    assert_eq!(trial.on(solved(1, &[11])), ["delivery 3: 1 [11] finished"]);
+}
+
+#[test]
+fn what_stands_still_for_too_long_goes_back() {
+    let mut trial = with_a_program();
+    trial.on(directed(Activity::Freeze));
+    assert_eq!(trial.on(directed(Activity::Rest)), ["go on", "cancel 1", "delivery 2: 1 [] finished given back"]);
+}
+
+#[test]
+fn nothing_stands_still_until_the_farm_revokes_it() {
+    let mut trial = Trial::open();
+    let time_limit = Some(prost_types::Duration { seconds: 100, nanos: 0 });
+    let message = v1::Checkout { controller: "program".to_owned(), time_limit, ..message(1, &[10]) };
+    trial.on(Event::Received(In::Checkout(message)));
+    trial.inventory.held[&CheckoutId(1)].checkout.take();
+    trial.on(started(1));
+    trial.on(directed(Activity::Freeze));
+    for _ in 0..17 {
+        assert!(trial.after(5 * SECOND).iter().all(|action| action.starts_with("heartbeat")));
+    }
+    let actions = trial.after(5 * SECOND);
+    assert!(actions.contains(&"delivery 1: 1 [] finished given back".to_owned()), "{actions:?}");
+}
+
+#[test]
+fn an_agent_that_stops_does_not_wait_for_what_stands_still() {
+    let mut trial = with_a_program();
+    trial.on(directed(Activity::Freeze));
+    let actions = trial.on(Event::Stop);
+    assert!(actions.contains(&"cancel 1".to_owned()), "{actions:?}");
+    let first = "delivery 2: 1 [] finished given back".to_owned();
+    assert!(actions.contains(&first), "{actions:?}");
+}
+
+#[test]
+fn what_is_revoked_while_it_stands_still_is_over() {
+    let mut trial = with_a_program();
+    trial.on(directed(Activity::Freeze));
+    let first = Arc::clone(&trial.inventory.held[&CheckoutId(1)].checkout);
+    let waits = std::thread::spawn({
+        let first = Arc::clone(&first);
+        move || first.stand_still()
+    });
+    while first.standing_still() == 0 {
+        std::thread::yield_now();
+    }
+    let revocation = v1::Revocation { checkout_id: 1, reason: "overdue".to_owned() };
+    trial.on(Event::Received(In::Revoke(v1::Revoke { revoked: vec![revocation] })));
+    waits.join().expect("it waits no longer");
+    assert_eq!(first.standing_still(), 0);
+}

@@ -24,6 +24,7 @@ fn policy() -> Policy {
         on_metered: false,
         beside_full_screen: false,
         hours: Hours::default(),
+        farm_hours: Hours::default(),
         programs: vec!["game".to_owned()],
     }
 }
@@ -199,7 +200,15 @@ fn an_evening_at_the_office() {
         (22, 5, Rest),
         (32, 15, Work),
     ];
-    for (on_return, evening) in [(OnReturn::GiveBack, gives_back), (OnReturn::Finish, finishes)] {
+    let freezes: Vec<(u64, u64, Activity)> = finishes
+        .iter()
+        .map(|(minute, idle, activity)| {
+            (*minute, *idle, if *activity == Finish { Activity::Freeze } else { *activity })
+        })
+        .collect();
+    for (on_return, evening) in
+        [(OnReturn::GiveBack, gives_back), (OnReturn::Finish, finishes), (OnReturn::Freeze, freezes.as_slice())]
+    {
         let policy = Policy { on_return, ..policy() };
         let mut state = State::new(NOW);
         for (minute, idle, expected) in evening {
@@ -323,7 +332,7 @@ proptest! {
     #[test]
     fn it_fails_closed_and_does_not_flap(
         steps in prop::collection::vec(any_step(), 1..60),
-        on_return in prop_oneof![Just(OnReturn::GiveBack), Just(OnReturn::Finish)],
+        on_return in prop_oneof![Just(OnReturn::GiveBack), Just(OnReturn::Finish), Just(OnReturn::Freeze)],
     ) {
         let policy = Policy { on_return, ..policy() };
         let mut now = NOW;

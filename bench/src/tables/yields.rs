@@ -1,0 +1,151 @@
+//! Table `yields`: how long an agent on a desk, and all that it has started, goes on computing when its person touches a key.
+//! Measured from outside, by what the kernel has counted for the whole tree of processes; and what the agent says of it.
+
+use crate::context::Context;
+use crate::desk::{Desk, Tree};
+use crate::farm::{Farm, Server};
+use crate::program::Program;
+use crate::report::{Figures, Report, quantile};
+use crate::spin::calibrate;
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Without input for so long it begins again.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// Longer than any run.
+const LONG: Duration = Duration::from_secs(3600);
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const BOUND_MS: f64 = 1000.0;
+
+/// Computes in two processes until it is killed.
+const PROGRAM: &str = "(while :; do :; done) & while :; do :; done";
+
+/// What computes, and how it ends.
+struct Case {
+    name: &'static str,
+    executable: &'static str,
+    controller: &'static str,
+    presence: &'static str,
+    /// Of one problem; none: it is a program's.
+    takes: Option<Duration>,
+}
+
+const CASES: [Case; 4] = [
+    Case {
+        name: "short_problems",
+        executable: "spin-agent",
+        controller: "spin",
+        presence: "",
+        takes: Some(Duration::from_millis(20)),
+    },
+    Case { name: "deaf", executable: "spin-agent", controller: "spin", presence: "", takes: Some(LONG) },
+    Case { name: "programs", executable: "pcfarm-worker", controller: "exec:spin", presence: "", takes: None },
+    Case {
+        name: "frozen",
+        executable: "pcfarm-worker",
+        controller: "exec:spin",
+        presence: "on_return = \"freeze\"",
+        takes: None,
+    },
+];
+
+pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    let times = context.scaled(50, 2);
+    report.note(format!(
+        "{times} keys each, pressed while both cores compute, on an input device of the benchmark; quiet is when the agent and \
+         all that it has started use less than a fifth of a core, by the kernel's own account, looked at every 10 ms"
+    ));
+    report.note(
+        "short_problems: threads, 20 ms each; deaf: threads that never look whether they are wanted, so that the agent \
+         replaces its process; programs: two processes by core, ended; frozen: the same, stopped and continued",
+    );
+    for _ in 0..context.runs {
+        let mut figures = Figures::default();
+        for case in &CASES {
+            measure(context, report, &mut figures, case, times).await?;
+        }
+        report.run(figures);
+    }
+    for case in &CASES {
+        report.promise_always_at_most(&format!("{}_p99_ms", case.name), BOUND_MS);
+    }
+    Ok(())
+}
+
+async fn measure(
+    context: &Context,
+    report: &mut Report,
+    figures: &mut Figures,
+    case: &Case,
+    times: u64,
+) -> anyhow::Result<()> {
+    let database = context.farm_database().await?;
+    {
+        let farm = context.farm(&database);
+        farm.job_type("spin", case.controller, json!({"max_attempts": 1000})).await;
+        let rounds = case.takes.map_or(0, calibrate);
+        let payload = format!("jsonb_build_object('seed', i, 'rounds', {rounds})");
+        let query = format!("select i::text as key, {payload} as payload from generate_series(1, 100000) i");
+        farm.submit("spin", &query, 1).await;
+        let server = farm.serving("a", &[]).await;
+        let place = farm.path("desk");
+        std::fs::create_dir(&place)?;
+        let mut desk = Desk::new(&place)?;
+        let agent = agent(&farm, &server, &desk, case)?;
+        let pid = agent.pid().context("the agent runs")?;
+        let mut took = Vec::new();
+        for n in 0..times {
+            context.progress(&format!("{}: {} of {times}", case.name, n + 1));
+            let mut tree = busy(pid, &agent).await?;
+            desk.press_a_key()?;
+            let quiet = tokio::task::spawn_blocking(move || tree.until_quiet(PATIENCE)).await?;
+            took.push(quiet.as_secs_f64() * 1000.0);
+        }
+        report.processed(times);
+        for (what, at) in [("p50", 0.5), ("p99", 0.99)] {
+            figures.add(format!("{}_{what}_ms", case.name), quantile(&took, at).unwrap_or(f64::INFINITY));
+        }
+        // The farm is told when it works again.
+        busy(pid, &agent).await?;
+        farm.until(PATIENCE, "select exists (select from pcfarm.workstation where yields is not null)").await;
+        let said = farm.number("select max(yield_p99_ms) from pcfarm.workstation").await;
+        figures.add(format!("{}_said_p99_ms", case.name), said as f64);
+    }
+    context.drop_database(database).await
+}
+
+fn agent(farm: &Farm, server: &Server, desk: &Desk, case: &Case) -> anyhow::Result<Program> {
+    let program = format!(
+        "[[program]]\nname = \"spin\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", {PROGRAM:?}]\nanswer = \"text\"\n\
+         trusted = true"
+    );
+    let more = if case.takes.is_none() { program.as_str() } else { "" };
+    let config = desk.config(AWAY, case.presence, more)?;
+    let mut agent = farm
+        .program("agent", case.executable)
+        .arguments(["--server", &server.url(), "--cores", "2", "--hostname", "desk"])
+        .arguments(["--config".as_ref(), config.as_os_str()])
+        .arguments(["--state-dir".as_ref(), farm.path("agent.state").as_os_str()])
+        .arguments(["--work-dir".as_ref(), farm.path("agent.work").as_os_str()])
+        .environment("PCFARM_UNATTENDED", "false");
+    agent.start();
+    Ok(agent)
+}
+
+/// Waits until more than one core's worth computes.
+async fn busy(pid: u32, agent: &Program) -> anyhow::Result<Tree> {
+    let began = Instant::now();
+    let mut tree = Tree::of(pid);
+    loop {
+        sleep(Duration::from_millis(200)).await;
+        if tree.cores() > 1.2 {
+            return Ok(tree);
+        }
+        ensure!(began.elapsed() < PATIENCE, "the agent does not begin again:\n{}", agent.log());
+    }
+}

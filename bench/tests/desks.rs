@@ -1,0 +1,124 @@
+//! Agents on desks on a whole farm: whoever comes back gets the desk, and what was begun there is solved elsewhere; and what
+//! administrators want of desks.
+
+use pcfarm_bench::desk::Desk;
+use pcfarm_bench::farm::{Farm, LONG, SOON, Server};
+use pcfarm_bench::program::Program;
+use serde_json::json;
+use std::time::Duration;
+
+/// Whoever touches nothing for so long has left.
+const AWAY: Duration = Duration::from_millis(500);
+
+fn desk(farm: &Farm) -> Desk {
+    let place = farm.path("desk");
+    std::fs::create_dir(&place).expect("made");
+    Desk::new(&place).expect("a desk")
+}
+
+fn agent(farm: &Farm, server: &Server, desk: &Desk, presence: &str, more: &str) -> Program {
+    let config = desk.config(AWAY, presence, more).expect("written");
+    let mut agent = farm
+        .program("desk", "pcfarm-worker")
+        .arguments(["--server", &server.url(), "--cores", "1", "--hostname", "desk", "--prefetch", "0"])
+        .arguments(["--config".as_ref(), config.as_os_str()])
+        .arguments(["--state-dir".as_ref(), farm.path("desk.state").as_os_str()])
+        .arguments(["--work-dir".as_ref(), farm.path("desk.work").as_os_str()])
+        .environment("PCFARM_UNATTENDED", "false");
+    agent.start();
+    agent
+}
+
+const PROCESSING: &str =
+    "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'processing')";
+
+#[tokio::test]
+async fn what_a_person_interrupts_is_solved_elsewhere_and_the_farm_knows_how_quickly() {
+    let farm = Farm::new().await;
+    farm.job_type("sleep", "sleep", json!({"max_attempts": 1})).await;
+    let server = farm.serving("a", &[]).await;
+    let mut desk = desk(&farm);
+    let _agent = agent(&farm, &server, &desk, "", "");
+    let job = farm.submit("sleep", "select 'long' as key, jsonb_build_object('ms', 2000) as payload", 1).await;
+    farm.until(SOON, PROCESSING).await;
+    desk.press_a_key().expect("pressed");
+    let told = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'suspended'
+        and reason like 'its person is here%' and checkouts = 0)";
+    farm.until(SOON, told).await;
+    // It costs nothing: of one attempt none is used up.
+    let mut other = farm
+        .program("other", "pcfarm-worker")
+        .arguments(["--server", &server.url(), "--cores", "1", "--hostname", "other", "--unattended"])
+        .arguments(["--state-dir".as_ref(), farm.path("other.state").as_os_str()]);
+    other.start();
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    let known = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'waiting'
+        and yields >= 1 and yield_p99_ms >= yield_p50_ms)";
+    farm.until(SOON, known).await;
+    farm.check(&[]).await;
+}
+
+#[tokio::test]
+async fn what_is_frozen_keeps_its_checkout_beyond_the_lease() {
+    let farm = Farm::new().await;
+    farm.job_type("waits", "exec:waits", json!({"max_attempts": 1})).await;
+    let server = farm.serving("a", &[]).await;
+    let mut desk = desk(&farm);
+    let go = farm.path("go");
+    let script = format!("while [ ! -e {} ]; do sleep 0.05; done; echo both", go.display());
+    let program = format!(
+        "[[program]]\nname = \"waits\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", {script:?}]\nanswer = \"text\"\n\
+         trusted = true"
+    );
+    let _agent = agent(&farm, &server, &desk, "on_return = \"freeze\"", &program);
+    let job = farm.submit("waits", "select 'one' as key, '{}'::jsonb as payload", 1).await;
+    farm.until(SOON, PROCESSING).await;
+    desk.press_a_key().expect("pressed");
+    let frozen = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'suspended'
+        and reason like '%what it has begun is frozen' and checkouts = 1)";
+    farm.until(SOON, frozen).await;
+    // For some leases somebody types.
+    let until = std::time::Instant::now() + 3 * pcfarm_bench::farm::LEASE;
+    while std::time::Instant::now() < until {
+        desk.press_a_key().expect("pressed");
+        tokio::time::sleep(AWAY / 5).await;
+    }
+    assert_eq!(farm.number("select count(*) from pcfarm.checkout where ended_at is null").await, 1);
+    farm.until(SOON, PROCESSING).await;
+    std::fs::write(go, "").expect("written");
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert_eq!(farm.number("select count(*) from pcfarm.checkout").await, 1, "nobody else has had it");
+    farm.check(&[]).await;
+}
+
+#[tokio::test]
+async fn a_desk_goes_by_what_the_farm_wants_as_far_as_its_owner_allows() {
+    let farm = Farm::new().await;
+    let server = farm.serving("a", &[]).await;
+    let desk = desk(&farm);
+    // Before it has ever connected.
+    farm.run("select pcfarm.set_presence('{desk}', '{\"give_back_after\": 60, \"on_battery\": false}')").await;
+    let _agent = agent(&farm, &server, &desk, "[presence.limits]\nload = 2", "");
+    let holds = |name: &str, value: &str, by: &str, refused: &str| {
+        format!(
+            "select exists (select from pcfarm.workstation_status w, jsonb_array_elements(w.presence) s where w.hostname = 'desk'
+                and s ->> 'name' = '{name}' and s ->> 'value' = '{value}' and s ->> 'by' = '{by}' and s ->> 'refused' like '{refused}')"
+        )
+    };
+    farm.until(SOON, &holds("give_back_after", "60", "farm", "")).await;
+    farm.until(SOON, &holds("resume_after", "0.5", "owner", "")).await;
+    // While it is connected: more careful, beyond what its owner allows, and as it was.
+    farm.run("select pcfarm.set_presence('{desk}', '{\"start_after\": 3600, \"give_back_after\": 700, \"hours\": [\"sat\"]}')").await;
+    farm.until(SOON, &holds("start_after", "3600", "farm", "")).await;
+    farm.until(
+        SOON,
+        &holds("give_back_after", "600", "default", "the farm wants 700; its owner lets it go as far as 600"),
+    )
+    .await;
+    farm.until(SOON, &holds("hours", "sat", "farm", "")).await;
+    let everything = "{\"start_after\": null, \"give_back_after\": null, \"hours\": null, \"on_battery\": null}";
+    farm.run(&format!("select pcfarm.set_presence('{{desk}}', '{everything}')")).await;
+    farm.until(SOON, &holds("start_after", "0.5", "owner", "")).await;
+    farm.until(SOON, &holds("hours", "always", "default", "")).await;
+    farm.check(&[]).await;
+}

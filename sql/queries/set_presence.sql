@@ -1,0 +1,1 @@
+select pcfarm.set_presence($1, $2)
