@@ -116,7 +116,7 @@ async fn whoever_does_most_of_what_fails_now_and_then_is_not_quarantined() {
 async fn what_fails_on_three_workstations_is_the_problems_fault() {
     let farm = Farm::new().await;
     farm.run("select pcfarm.set_farm('{\"quarantine_after\": 5}')").await;
-    farm.job_type("digest", "digest", json!({"max_attempts": 200})).await;
+    farm.job_type("digest", "digest", json!({"max_attempts": 100})).await;
     let server = farm.serving("a", &["--checkout-problems", "1"]).await;
     let _agents = agents(&farm, &server, &["one", "two", "three"]).await;
     let job = job_of(&farm, &flaky(300, "case when i % 20 = 0 then 1000 else 0 end")).await;
