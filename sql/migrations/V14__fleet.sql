@@ -108,12 +108,12 @@ $$;
 -- Workstations and job types of which each has lately failed at least three times as many problems as the others would have
 -- of those that it tried: as many in a hundred as the others failed, and one that they could have failed next, so that a few
 -- which they solved prove nothing about a thousand. What was tried is what failed, and what was delivered of the newest
--- checkouts: as far back as both are looked at.
+-- checkouts that had not ended before: as far back as both are looked at.
 create function pcfarm.fails_more_than_others()
 returns table (workstation_id bigint, job_type text) language sql stable as $$
     with failed as materialized (select f.* from pcfarm.failed_lately() f),
     handed_out as materialized (
-        select c.workstation_id, c.job_type, c.delivered, c.checked_out_at from pcfarm.checkout c
+        select c.workstation_id, c.job_type, c.delivered, c.checked_out_at, c.ended_at from pcfarm.checkout c
         order by c.checkout_id desc
         limit 20000),
     looked_back as materialized (
@@ -128,7 +128,7 @@ returns table (workstation_id bigint, job_type text) language sql stable as $$
             group by 1, 2
             union all
             select h.workstation_id, h.job_type, 0, sum(h.delivered)
-            from handed_out h, looked_back b where h.checked_out_at >= b.moment
+            from handed_out h, looked_back b where coalesce(h.ended_at >= b.moment, true)
             group by 1, 2) t
         group by 1, 2),
     compared as (
