@@ -92,6 +92,11 @@ impl Program {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
+    /// Of the executable.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }

@@ -306,6 +306,41 @@ fn the_manifests_hang_together() -> Result<()> {
     Ok(())
 }
 
+/// The public workflow starts what there is, and what it takes from others is pinned by hash.
+#[test]
+fn the_public_workflow_names_what_is_there() -> Result<()> {
+    let workflow = documents("../.github/workflows/ci.yml")?.remove(0);
+    let jobs = workflow["jobs"].as_mapping().context("jobs")?;
+    let steps: Vec<&Value> = jobs.values().flat_map(|job| list(&job["steps"])).collect();
+    let mut built = BTreeSet::new();
+    for step in &steps {
+        let action = text(&step["uses"]);
+        let hash = action.split_once('@').map_or("", |(_, version)| version);
+        let pinned = hash.len() == 40 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        ensure!(action.is_empty() || pinned, "{action} may change");
+        let run = text(&step["run"]);
+        let mut words = run.split_whitespace();
+        while let Some(word) = words.next() {
+            match word {
+                "-p" => {
+                    built.insert(words.next().context("-p of what")?.to_owned());
+                }
+                script if script.starts_with("scripts/") => {
+                    ensure!(deploy().join("..").join(script).is_file(), "there is no {script}");
+                    built.insert(script.to_owned());
+                }
+                _ => {}
+            }
+        }
+    }
+    let expected = ["pcfarm", "pcfarm-intake", "pcfarm-proto", "pcfarm-worker", "scripts/test"];
+    ensure!(built.iter().map(String::as_str).eq(expected), "{built:?}");
+    // On the compiler that the workspace asks for.
+    let manifest = read("../Cargo.toml")?;
+    ensure!(manifest.lines().filter(|line| line.starts_with("rust-version = \"")).count() == 1);
+    Ok(())
+}
+
 #[test]
 fn the_image_is_of_this_source_and_of_no_root() -> Result<()> {
     let image = read("Dockerfile")?;

@@ -7,9 +7,9 @@
 
 use deadpool_postgres::{Pool, PoolError};
 use pcfarm_faults::{CrashPoint, crash_point};
-use pcfarm_proto::ids::{CheckoutId, WorkstationId};
+use pcfarm_proto::ids::CheckoutId;
 use pcfarm_sql::checkout::{self, Closing};
-use pcfarm_sql::upkeep::{self, LostCheckout};
+use pcfarm_sql::upkeep::{self, Loss, LostCheckout};
 use std::time::Duration;
 use tokio_postgres::error::SqlState;
 use tracing::{info, warn};
@@ -84,7 +84,7 @@ pub async fn recycle(pool: &Pool, lease: Duration) -> Result<Recycled, Error> {
 
 /// Runs of checkouts with the same workstation and reason: they are closed together.
 fn by_reason(lost: &[LostCheckout]) -> impl Iterator<Item = &[LostCheckout]> {
-    lost.chunk_by(|a, b| (a.workstation_id, a.dead) == (b.workstation_id, b.dead))
+    lost.chunk_by(|a, b| (a.workstation_id, a.loss) == (b.workstation_id, b.loss))
         .flat_map(|group| group.chunks(CLOSED_AT_ONCE))
 }
 
@@ -124,8 +124,12 @@ async fn revoke_together(
     recycled: &mut Recycled,
 ) -> Result<(), tokio_postgres::Error> {
     let ids: Vec<CheckoutId> = group.iter().map(|lost| lost.checkout_id).collect();
-    let why = reason(group[0].workstation_id, &group[0].hostname, group[0].dead);
-    for closed in checkout::close(&**client, &ids, Closing::Lost, &why).await? {
+    let why = reason(&group[0]);
+    let how = match group[0].loss {
+        Loss::Dead | Loss::Overdue => Closing::Lost,
+        Loss::Forgotten => Closing::Unreceived,
+    };
+    for closed in checkout::close(&**client, &ids, how, &why).await? {
         info!(
             checkout_id = %closed.checkout_id, workstation_id = %closed.workstation_id, job_id = %closed.job_id,
             requeued = closed.requeued, failed = closed.failed, why, "checkout revoked"
@@ -139,11 +143,16 @@ async fn revoke_together(
 }
 
 /// What a problem's message says when its checkout was lost.
-fn reason(workstation_id: WorkstationId, hostname: &str, dead: bool) -> String {
-    if dead {
-        format!("lost with workstation {workstation_id} ({hostname}), which was not heard of for the lease")
-    } else {
-        format!("revoked from workstation {workstation_id} ({hostname}): the job type's time limit was over")
+fn reason(lost: &LostCheckout) -> String {
+    let LostCheckout { workstation_id, hostname, .. } = lost;
+    match lost.loss {
+        Loss::Dead => {
+            format!("lost with workstation {workstation_id} ({hostname}), which was not heard of for the lease")
+        }
+        Loss::Forgotten => "its workstation was forgotten".to_owned(),
+        Loss::Overdue => {
+            format!("revoked from workstation {workstation_id} ({hostname}): the job type's time limit was over")
+        }
     }
 }
 

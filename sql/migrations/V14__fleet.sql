@@ -122,63 +122,129 @@ begin
         returning w.workstation_id, w.hostname;
 end $$;
 
--- Quarantines workstations that fail what others solve: such as have failed so many problems within an hour, each since
--- solved by another, and for each of their cores at least three times as many as all others together for each of theirs; what
--- fails here and there fails everywhere about alike. Starts from what failed, the newest first, and looks each up by key. What
--- they hold is given back. Of several servers one is at it. Returns how many there are.
+-- What has failed within an hour, the newest first, and of which job type it is; without what is not held against its
+-- workstation any more. Reads what failed, and nothing else of what was done.
+create function pcfarm.failed_lately()
+returns table (failed_on bigint, job_id bigint, problem_id bigint, job_type text, message text, failed_at timestamptz)
+language sql stable as $$
+    select q.failed_on, q.job_id, q.problem_id, l.job_type, q.message, q.requeued_at
+    from (
+        select q.failed_on, q.job_id, q.problem_id, q.home_lane, q.message, q.requeued_at from pcfarm.requeued q
+        where q.failed_on is not null and q.requeued_at > statement_timestamp() - interval '1 hour'
+        order by q.requeued_at desc
+        limit 5000) q
+    cross join lateral (
+        select l.job_type from pcfarm.lane l where l.job_id = q.job_id and l.lane_id = q.home_lane offset 0) l
+    where not exists (
+        select from pcfarm.workstation w where w.workstation_id = q.failed_on and w.trusted_since >= q.requeued_at)
+$$;
+
+-- Workstations and job types of which each has failed at least `enough` problems that another has solved since, and has itself
+-- solved at most a third as many of those that had failed, here or elsewhere. What fails now and then, or did for a while,
+-- moves to and fro between workstations, about as often one way as the other, however fast each of them is.
+create function pcfarm.suspects(enough integer)
+returns table (workstation_id bigint, job_type text, problems bigint, evidence jsonb) language sql stable as $$
+    with solved as materialized (
+        select distinct on (f.failed_on, f.job_id, f.problem_id)
+            f.failed_on, f.job_id, f.problem_id, f.job_type, f.message, f.failed_at, c.workstation_id as solved_on
+        from pcfarm.failed_lately() f
+        cross join lateral (
+            select r.checkout_id from pcfarm.result r
+            where r.job_id = f.job_id and r.problem_id = f.problem_id and not r.failed offset 0) r
+        cross join lateral (
+            select c.workstation_id from pcfarm.checkout c where c.checkout_id = r.checkout_id offset 0) c
+        order by f.failed_on, f.job_id, f.problem_id, f.failed_at desc),
+    blamed as (
+        select s.failed_on as workstation_id, s.job_type, count(*) as problems,
+            jsonb_agg(jsonb_build_object('job_id', s.job_id, 'problem_id', s.problem_id, 'message', left(s.message, 200),
+                'solved_on', s.solved_on) order by s.failed_at desc) as evidence
+        from solved s where s.solved_on <> s.failed_on
+        group by 1, 2),
+    cleared as (
+        select s.solved_on as workstation_id, s.job_type, count(distinct (s.job_id, s.problem_id)) as problems
+        from solved s group by 1, 2)
+    select b.workstation_id, b.job_type, b.problems, jsonb_path_query_array(b.evidence, '$[0 to 9]')
+    from blamed b
+    left join cleared k on k.workstation_id = b.workstation_id and k.job_type = b.job_type
+    where b.problems >= enough and b.problems >= 3 * coalesce(k.problems, 0)
+$$;
+
+-- Workstations and job types of which each has lately failed at least three times as many problems as the others would have
+-- of those that it tried: as many in a hundred as the others failed, and one that they could have failed next, so that a few
+-- which they solved prove nothing about a thousand. What was tried is what failed, and what was delivered of the newest
+-- checkouts that had not ended before: as far back as both are looked at.
+create function pcfarm.fails_more_than_others()
+returns table (workstation_id bigint, job_type text) language sql stable as $$
+    with failed as materialized (select f.* from pcfarm.failed_lately() f),
+    handed_out as materialized (
+        select c.workstation_id, c.job_type, c.delivered, c.checked_out_at, c.ended_at from pcfarm.checkout c
+        order by c.checkout_id desc
+        limit 20000),
+    looked_back as materialized (
+        select greatest(statement_timestamp() - interval '1 hour',
+            (select min(f.failed_at) from failed f having count(*) >= 5000),
+            (select min(h.checked_out_at) from handed_out h having count(*) >= 20000)) as moment),
+    tried as materialized (
+        select t.workstation_id, t.job_type, sum(t.failed)::float8 as failed, sum(t.failed + t.delivered)::float8 as tried
+        from (
+            select f.failed_on as workstation_id, f.job_type, count(distinct (f.job_id, f.problem_id)) as failed, 0 as delivered
+            from failed f, looked_back b where f.failed_at >= b.moment
+            group by 1, 2
+            union all
+            select h.workstation_id, h.job_type, 0, sum(h.delivered)
+            from handed_out h, looked_back b where coalesce(h.ended_at >= b.moment, true)
+            group by 1, 2) t
+        group by 1, 2),
+    compared as (
+        select t.*, sum(t.failed) over of_type - t.failed as others_failed, sum(t.tried) over of_type - t.tried as others_tried
+        from tried t
+        window of_type as (partition by t.job_type))
+    select c.workstation_id, c.job_type from compared c
+    where c.failed > 0 and c.failed >= 3 * c.tried * (c.others_failed + 1) / (c.others_tried + 1)
+$$;
+
+-- Quarantines workstations that fail what others solve, as the two above have it; who is not suspected is not compared. Never
+-- more than a quarter of the living, but one in any case: what fails on many of them is no fault of theirs. What they hold is
+-- given back. Of several servers one is at it. Returns how many there are.
 create function pcfarm.quarantine_workstations()
 returns bigint language plpgsql set enable_seqscan = off as $$
 declare
     enough      constant integer := (select f.quarantine_after from pcfarm.farm f);
+    suspected   jsonb;
     quarantined bigint;
 begin
     if enough is null or not pg_try_advisory_xact_lock(hashtextextended('pcfarm.quarantine_workstations', 0)) then
         return 0;
     end if;
-    with failed as materialized (
-        select q.failed_on, q.job_id, q.problem_id, q.message, q.requeued_at from pcfarm.requeued q
-        where q.failed_on is not null and q.requeued_at > clock_timestamp() - interval '1 hour'
-        order by q.requeued_at desc
-        limit 5000),
-    solved as materialized (
-        select distinct on (f.failed_on, f.job_id, f.problem_id)
-            f.failed_on, f.job_id, f.problem_id, f.message, f.requeued_at, c.workstation_id as solved_on, c.job_type
-        from failed f
-        cross join lateral (
-            select r.checkout_id from pcfarm.result r
-            where r.job_id = f.job_id and r.problem_id = f.problem_id and not r.failed offset 0) r
-        cross join lateral (
-            select c.workstation_id, c.job_type from pcfarm.checkout c where c.checkout_id = r.checkout_id offset 0) c
-        where c.workstation_id <> f.failed_on
-        order by f.failed_on, f.job_id, f.problem_id, f.requeued_at desc),
-    counted as (
-        select w.workstation_id, w.drain, greatest(w.cores, 1) as cores, count(s.problem_id) as problems,
-            jsonb_agg(jsonb_build_object('job_id', s.job_id, 'problem_id', s.problem_id, 'message', left(s.message, 200),
-                'solved_on', s.solved_on) order by s.requeued_at desc) as evidence,
-            mode() within group (order by s.job_type) as job_type
-        from pcfarm.workstation w
-        left join solved s on s.failed_on = w.workstation_id and s.requeued_at > coalesce(w.trusted_since, '-infinity')
-        where w.state <> 'dead'
-        group by w.workstation_id, w.drain, w.cores),
-    compared as (
-        select k.*, sum(k.problems) over () - k.problems as others_problems, sum(k.cores) over () - k.cores as others_cores
-        from counted k),
-    guilty as materialized (
-        select w.workstation_id, k.problems, k.evidence, k.job_type
-        from compared k
-        join pcfarm.workstation w on w.workstation_id = k.workstation_id
-        where k.problems >= enough and not k.drain
-            and k.problems::float8 / k.cores >= 3 * coalesce(k.others_problems::float8 / nullif(k.others_cores, 0), 0)
+    select jsonb_agg(to_jsonb(s)) into suspected from pcfarm.suspects(enough) s;
+    if suspected is null then
+        return 0;
+    end if;
+    with guilty as (
+        select distinct on (s.workstation_id) s.workstation_id, s.job_type, s.problems, s.evidence
+        from jsonb_to_recordset(suspected) as s (workstation_id bigint, job_type text, problems bigint, evidence jsonb)
+        join pcfarm.fails_more_than_others() o on o.workstation_id = s.workstation_id and o.job_type = s.job_type
+        order by s.workstation_id, s.problems desc),
+    room as (
+        select greatest(count(*) / 4, 1) - count(*) filter (where w.quarantine is not null) as workstations
+        from pcfarm.workstation w where w.state <> 'dead'),
+    worst as (
+        select g.* from guilty g join pcfarm.workstation w on w.workstation_id = g.workstation_id
+        where w.state <> 'dead' and not w.drain
+        order by g.problems desc, g.workstation_id
+        limit (select greatest(r.workstations, 0) from room r)),
+    theirs as materialized (
+        select w.workstation_id from pcfarm.workstation w where w.workstation_id in (select x.workstation_id from worst x)
         order by w.workstation_id
-        for update of w)
+        for update)
     update pcfarm.workstation w set drain = true, drained_by = 'the farm', drained_since = clock_timestamp(),
         drained_why = g.why, drain_deadline = clock_timestamp(), state = 'draining',
         reason = pcfarm.drain_reason('the farm', g.why, null), since = clock_timestamp(),
-        quarantine = jsonb_build_object('job_type', g.job_type, 'problems', g.problems,
-            'evidence', jsonb_path_query_array(g.evidence, '$[0 to 9]'))
+        quarantine = jsonb_build_object('job_type', g.job_type, 'problems', g.problems, 'evidence', g.evidence)
     from (
-        select g.*, format('quarantined: it failed %s problems that others solved', g.problems) as why from guilty g) g
-    where w.workstation_id = g.workstation_id and w.state <> 'dead';
+        select x.*, format('quarantined: it failed %s problems that others solved', x.problems) as why
+        from worst x join theirs t on t.workstation_id = x.workstation_id) g
+    where w.workstation_id = g.workstation_id and w.state <> 'dead' and not w.drain;
     get diagnostics quarantined = row_count;
     if quarantined > 0 then
         perform pg_notify('pcfarm', 'drain');
@@ -186,7 +252,8 @@ begin
     return quarantined;
 end $$;
 
-revoke all on routine pcfarm.quarantine_workstations() from public;
+revoke all on routine pcfarm.failed_lately(), pcfarm.suspects(integer), pcfarm.fails_more_than_others(),
+    pcfarm.quarantine_workstations() from public;
 revoke all on routine pcfarm.drainer(), pcfarm.drain_reason(text, text, timestamptz),
     pcfarm.forget_workstations(bigint[], boolean), pcfarm.no_presence(text, jsonb, text),
     pcfarm.set_presence(text[], jsonb) from public;

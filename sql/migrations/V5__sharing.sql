@@ -12,8 +12,9 @@ create table pcfarm.farm (
     queue_limit      bigint constraint queue_limit_not_negative check (queue_limit >= 0),
     concurrency      bigint constraint concurrency_not_negative check (concurrency >= 0),
     allocation       integer not null default 1 constraint allocation_range check (allocation between 0 and 1000000),
-    -- A workstation is quarantined when it has failed so many problems within an hour that others have solved; null: never.
-    quarantine_after integer constraint quarantine_after_positive check (quarantine_after > 0),
+    -- A workstation that fails what others solve is quarantined when there are so many such problems of a job type within an
+    -- hour; null: never.
+    quarantine_after integer default 20 constraint quarantine_after_positive check (quarantine_after > 0),
     -- A problem that has failed on so many workstations is failed, whatever attempts it has left; null: it has all of them.
     blame_after      integer default 3 constraint blame_after_range check (blame_after > 1)
 );

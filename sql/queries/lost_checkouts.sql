@@ -1,5 +1,5 @@
--- Live checkouts in dead hands, whenever they got there, in those of workstations that were forgotten, and overdue ones, oldest first after $1. Starts from the dead
--- workstations and from the deadlines, never from the live checkouts: while somebody's snapshot is open, looking through
+-- Live checkouts in dead hands, whenever they got there, in those of workstations that were forgotten, and overdue ones, oldest
+-- first after $1. Starts from the dead workstations and from the deadlines, never from the live checkouts: while somebody's snapshot is open, looking through
 -- those walks past every one that has ended. So each step leaves the planner no choice but its index. Takes no lock: closing
 -- them locks their lanes first.
 with lost as materialized (
@@ -26,7 +26,8 @@ with lost as materialized (
     where c.ended_at is null and c.deadline < statement_timestamp() and c.checkout_id > $1
     order by c.deadline
     limit 1000))
-select c.checkout_id, c.workstation_id, coalesce(w.hostname, g.hostname) as hostname, coalesce(w.state = 'dead', true) as dead
+select c.checkout_id, c.workstation_id, coalesce(w.hostname, g.hostname) as hostname,
+    w.workstation_id is null as forgotten, w.state = 'dead' as dead
 from lost l
 cross join lateral (
     select c.checkout_id, c.workstation_id from pcfarm.checkout c

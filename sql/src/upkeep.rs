@@ -34,11 +34,21 @@ pub struct LostCheckout {
     pub checkout_id: CheckoutId,
     pub workstation_id: WorkstationId,
     pub hostname: String,
-    /// In dead hands; else its time ran out.
-    pub dead: bool,
+    pub loss: Loss,
 }
 
-/// Live checkouts in dead hands and overdue ones with a larger id, oldest first; at most 200.
+/// What has become of a checkout that nobody will end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Its workstation is dead.
+    Dead,
+    /// It was handed out while its workstation was being forgotten: nothing that it holds is to blame.
+    Forgotten,
+    /// Its time ran out.
+    Overdue,
+}
+
+/// Live checkouts in dead or forgotten hands and overdue ones with a larger id, oldest first; at most 200.
 pub async fn lost_checkouts(client: &impl Queries, after: CheckoutId) -> Result<Vec<LostCheckout>, Error> {
     let rows = client.run(include_str!("../queries/lost_checkouts.sql"), &[&after]).await?;
     rows.iter()
@@ -47,7 +57,11 @@ pub async fn lost_checkouts(client: &impl Queries, after: CheckoutId) -> Result<
                 checkout_id: row.try_get("checkout_id")?,
                 workstation_id: row.try_get("workstation_id")?,
                 hostname: row.try_get("hostname")?,
-                dead: row.try_get("dead")?,
+                loss: match (row.try_get::<_, bool>("forgotten")?, row.try_get::<_, Option<bool>>("dead")?) {
+                    (true, _) => Loss::Forgotten,
+                    (false, Some(true)) => Loss::Dead,
+                    (false, Some(false) | None) => Loss::Overdue,
+                },
             })
         })
         .collect()

@@ -8,7 +8,8 @@ use pcfarm_sql::checkout::Closing;
 use pcfarm_sql::fleet::{self, Drain, Unknown};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::presence::{self, Introduction, Signs, StateChange, Yields};
-use pcfarm_sql::{farm, jobs, upkeep};
+use pcfarm_sql::upkeep::{self, Loss};
+use pcfarm_sql::{farm, jobs};
 use queue::{Queue, queue};
 use std::time::Duration;
 use uuid::Uuid;
@@ -201,8 +202,8 @@ async fn who_is_forgotten_is_gone_and_what_it_did_is_not() {
     // What was handed out to it meanwhile is found.
     let late = queue.take(job, true, 1).await.expect("handed out");
     let lost = upkeep::lost_checkouts(&*client, CheckoutId(0)).await.expect("read");
-    let lost: Vec<_> = lost.iter().map(|lost| (lost.checkout_id, lost.hostname.as_str(), lost.dead)).collect();
-    assert_eq!(lost, [(late.checkout_id, "pc1", true)]);
+    let lost: Vec<_> = lost.iter().map(|lost| (lost.checkout_id, lost.hostname.as_str(), lost.loss)).collect();
+    assert_eq!(lost, [(late.checkout_id, "pc1", Loss::Forgotten)]);
     queue.check().await;
 }
 
@@ -270,10 +271,91 @@ async fn what_fails_here_and_there_quarantines_nobody() {
     // The same, had only one of them failed; but not where it is never done.
     queue.run("update pcfarm.requeued set failed_on = 1 where failed_on = 2").await;
     queue.run("update pcfarm.result r set checkout_id = (select max(c.checkout_id) filter (where c.workstation_id = 2) from pcfarm.checkout c)").await;
-    queue.run("select pcfarm.set_farm('{\"quarantine_after\": null}')").await;
-    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0);
+    for after in ["null", "13"] {
+        queue.run(&format!("select pcfarm.set_farm('{{\"quarantine_after\": {after}}}')")).await;
+        assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0);
+    }
     queue.run("select pcfarm.set_farm('{\"quarantine_after\": 12}')").await;
     assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 1);
+}
+
+/// Problems of one checkout: the first few fail, the others are solved.
+async fn turn_with_failures(queue: &Queue, job: JobId, on: i64, convoys: usize, failures: usize) {
+    let lane = queue.lane(job, false).await.expect("a lane");
+    let held = queue::take(&*queue.server().await, &lane, convoys, WorkstationId(on)).await.expect("handed out");
+    let told = |n| (n, if n < failures { Err("flaky") } else { Ok("1") });
+    let told: Vec<_> = (0..held.problems.len()).map(told).collect();
+    queue.deliver(&held, &told, false).await;
+    queue.close(&held, Closing::Finished).await;
+}
+
+#[tokio::test]
+async fn who_does_most_fails_most_and_is_not_quarantined_for_it() {
+    let queue = queue().await;
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": 5}')").await;
+    let client = queue.server().await;
+    // One solves a hundred times as much as the other, and the same of a hundred fails there; the slow one solves all of that.
+    let job = queue.job(404, 1).await;
+    turn_with_failures(&queue, job, 1, 400, 20).await;
+    turn_with_failures(&queue, job, 2, 4, 0).await;
+    for _ in 0..20 {
+        turn(&queue, job, true, 2, Ok("1")).await;
+    }
+    assert_eq!(queue.number("select problems from pcfarm.suspects(5)").await, 20);
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0, "of a hundred it fails no more than anybody may");
+    // Had the other one solved as much without a failure, it would be.
+    let more = queue.job(400, 1).await;
+    turn_with_failures(&queue, more, 2, 400, 0).await;
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 1);
+    assert_eq!(queue.number("select count(*) from pcfarm.workstation where drain and workstation_id = 1").await, 1);
+}
+
+#[tokio::test]
+async fn who_solves_in_the_end_what_failed_there_is_not_quarantined() {
+    let queue = queue().await;
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": 5}')").await;
+    let client = queue.server().await;
+    // What it needed was away for a while, when nobody else was there: since then it solves as well as the others.
+    let job = queue.job(60, 1).await;
+    turn_with_failures(&queue, job, 1, 20, 20).await;
+    turn_with_failures(&queue, job, 2, 40, 0).await;
+    for solved in 0..20 {
+        turn(&queue, job, true, if solved % 2 == 0 { 1 } else { 2 }, Ok("1")).await;
+    }
+    let rates = "select count(*) from pcfarm.fails_more_than_others() where workstation_id = 1";
+    assert_eq!(queue.number(rates).await, 1, "by how much fails there it would be");
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0);
+}
+
+#[tokio::test]
+async fn at_most_a_quarter_of_the_living_is_in_quarantine() {
+    let queue = queue().await;
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": 5}')").await;
+    let client = queue.server().await;
+    queue
+        .run(
+            "insert into pcfarm.workstation (identity, instance, hostname, cores, memory_bytes, system, agent_version,
+                 controllers, session, server_id)
+             select gen_random_uuid(), gen_random_uuid(), 'pc' || g, 8, 1, 'Linux', '0', '{c}', 1, 1
+             from generate_series(4, 8) g",
+        )
+        .await;
+    let job = queue.job(218, 1).await;
+    for (on, convoys, failures) in [(1, 5, 5), (2, 7, 7), (3, 6, 6), (4, 200, 0)] {
+        turn_with_failures(&queue, job, on, convoys, failures).await;
+    }
+    for _ in 0..18 {
+        turn(&queue, job, true, 4, Ok("1")).await;
+    }
+    let quarantined =
+        "select string_agg(hostname, ' ' order by hostname) from pcfarm.workstation where quarantine is not null";
+    assert_eq!(queue.text(quarantined).await, "");
+    for expected in [2, 0] {
+        assert_eq!(fleet::quarantine(&*client).await.expect("looked"), expected);
+        assert_eq!(queue.text(quarantined).await, "pc2 pc3", "the worst two of eight");
+    }
+    queue.run("update pcfarm.workstation set state = 'dead' where workstation_id > 4").await;
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0, "a fourth of fewer is less");
 }
 
 #[tokio::test]

@@ -51,7 +51,8 @@ fn spend<P>(puzzle: &Puzzle, problem: &Problem<'_, P>) -> bool {
     true
 }
 
-/// `digest`: a hash of key and payload, after some time; fails or panics in its first attempts if it is told to.
+/// `digest`: a hash of key and payload, after some time; fails or panics in its first attempts if it is told to, and always on a
+/// workstation that lacks something, as `FAULT_AGENT_BROKEN` says in words.
 struct Digest(Journal);
 /// `poison`: kills its agent if it is told to, else like `digest`.
 struct Poison(Digest);
@@ -61,6 +62,9 @@ impl Digest {
         let text = problem.payload().get();
         let puzzle: Puzzle = serde_json::from_str(text).context("the payload is no puzzle")?;
         self.0.note("began", problem);
+        if let Ok(lacking) = std::env::var("FAULT_AGENT_BROKEN") {
+            anyhow::bail!(lacking);
+        }
         if problem.attempt() <= puzzle.fails {
             assert!(!puzzle.panic, "no attempt like attempt {}", problem.attempt());
             anyhow::bail!("no luck in attempt {}", problem.attempt());
