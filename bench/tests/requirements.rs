@@ -183,6 +183,18 @@ async fn servers_and_the_database_judge_alike() {
     assert!(holding > 40, "some hold, some do not: {holding}");
 }
 
+/// What an agent was started with may have been a label once.
+#[tokio::test]
+async fn an_agent_with_wrong_labels_is_welcome_without_them() {
+    let farm = Farm::new().await;
+    let server = farm.serving("one", &[]).await;
+    let labels = ["lab-a", "two words", "room=", "disk=ssd", "with\0nul"].map(str::to_owned).into();
+    let hello = v1::Hello { cores: 1, labels, ..v1::Hello::default() };
+    let _agent = introduced(&server, 0, &hello).await;
+    let kept: Vec<String> = farm.query("select labels from pcfarm.workstation", &[]).await[0].get(0);
+    assert_eq!(kept, ["lab-a", "disk=ssd"]);
+}
+
 /// A connection that says this of its workstation, whose host name is a number.
 async fn introduced(server: &Server, number: usize, hello: &v1::Hello) -> impl Sized {
     let identity = format!("00000000-0000-0000-0000-00000000000{number}");

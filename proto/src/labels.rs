@@ -27,11 +27,24 @@ pub fn is_name(text: &str) -> bool {
 }
 
 /// A word, or a key and a value.
+fn is_label(text: &str) -> bool {
+    is_name(text) && !text.ends_with('=')
+}
+
+/// Takes away what is no label, or one too many, and returns that. What an agent was started with may be from a time when other
+/// labels were good: it is welcome without them.
+pub fn take_wrong(labels: &mut Vec<String>) -> Vec<String> {
+    let mut wrong: Vec<String> = labels.extract_if(.., |label| !is_label(label)).collect();
+    wrong.extend(labels.drain(LIMIT.min(labels.len())..));
+    wrong
+}
+
+/// All are words, or keys and values, and they are not too many.
 pub fn check(labels: &[String]) -> Result<(), LabelError> {
     if labels.len() > LIMIT {
         return Err(LabelError::TooMany(labels.len()));
     }
-    match labels.iter().find(|label| !is_name(label) || label.ends_with('=')) {
+    match labels.iter().find(|label| !is_label(label)) {
         None => Ok(()),
         Some(label) => Err(LabelError::Malformed(label.chars().take(100).collect())),
     }
@@ -40,6 +53,16 @@ pub fn check(labels: &[String]) -> Result<(), LabelError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_goes_and_the_rest_stays() {
+        let mut labels = ["gpu", "two words", "room=12", "key="].map(str::to_owned).to_vec();
+        assert_eq!(take_wrong(&mut labels), ["two words", "key="]);
+        assert_eq!(labels, ["gpu", "room=12"]);
+        let mut many: Vec<String> = (0..=LIMIT).map(|n| format!("l{n}")).collect();
+        assert_eq!(take_wrong(&mut many), [format!("l{LIMIT}")]);
+        assert_eq!(check(&many), Ok(()));
+    }
 
     #[test]
     fn labels_are_words_or_keys_with_values() {

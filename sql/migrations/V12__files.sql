@@ -52,6 +52,15 @@ create table pcfarm.job_file (
 );
 create index job_file_by_hash on pcfarm.job_file (sha256);
 
+-- What single problems of a job need, if the job says that its payloads name it: so that it is there while they are.
+create table pcfarm.problem_file (
+    job_id     bigint not null,
+    problem_id bigint not null,
+    sha256     bytea not null constraint problem_file_is_a_file references pcfarm.file (sha256),
+    primary key (job_id, problem_id, sha256)
+);
+create index problem_file_by_hash on pcfarm.problem_file (sha256);
+
 -- What problems have made: the files that a program left, sent under the checkout that held the problem, before its result.
 -- They belong to the job's owner, and go with the problem. Of two attempts the later one's stands, as its result does.
 create table pcfarm.output (
@@ -162,6 +171,57 @@ begin
     end if;
     insert into pcfarm.job_file (job_id, name, sha256)
     select job, e.key, decode(e.value, 'hex') from jsonb_each_text(files) e;
+end $$;
+
+-- What the payloads of these lanes name, if they name something as they should.
+create function pcfarm.files_named(job bigint, lanes bigint[])
+returns table (problem_id bigint, sha256 bytea) language sql stable as $$
+    select distinct p.problem_id, decode(e.value, 'hex')
+    from pcfarm.problem p
+    cross join lateral jsonb_each_text(
+        case jsonb_typeof(p.payload -> 'files') when 'object' then p.payload -> 'files' else '{}' end) e
+    where p.job_id = job and p.lane_id = any (lanes)
+$$;
+
+-- In the transaction that loads these lanes. Whom the job belongs to, or who loads, has put them there, or has them made by jobs.
+create function pcfarm.set_problem_files(job bigint, lanes bigint[])
+returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    whose name := (select j.owner from pcfarm.job j where j.job_id = job);
+    wrong record;
+begin
+    select p.key, p.payload -> 'files' as files into wrong from pcfarm.problem p
+    where p.job_id = job and p.lane_id = any (lanes)
+        and jsonb_typeof(p.payload) = 'object' and jsonb_typeof(p.payload -> 'files') <> 'null'
+        and (jsonb_typeof(p.payload -> 'files') <> 'object' or exists (
+            select count(*)
+            from jsonb_each(case jsonb_typeof(p.payload -> 'files') when 'object' then p.payload -> 'files' else '{}' end) f
+            having count(*) > 100 or bool_or(jsonb_typeof(f.value) <> 'string' or not f.value #>> '{}' ~ '^[0-9a-f]{64}$'
+                or not f.key ~ '^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$')))
+    limit 1;
+    if found then
+        raise exception 'problem %: files: an object of at most 100 names and SHA-256 is wanted, and not %',
+            wrong.key, left(wrong.files::text, 200)
+            using errcode = 'invalid_parameter_value', constraint = 'files',
+                  hint = 'It is like {"model.bin": "9f86d0…"}; `pcfarm files put` writes the hash, 64 small hexadecimal digits.';
+    end if;
+    -- Shared: they stay while this transaction says that they are needed.
+    perform from pcfarm.file f
+    where f.sha256 in (select n.sha256 from pcfarm.files_named(job, lanes) n) order by f.file_id for key share;
+    select p.key, n.sha256 into wrong
+    from (select a.sha256, min(a.problem_id) as problem_id from pcfarm.files_named(job, lanes) a group by a.sha256) n
+    join pcfarm.problem p on p.job_id = job and p.problem_id = n.problem_id
+    where not exists (
+            select from pcfarm.file f join pcfarm.file_holder h on h.file_id = f.file_id
+            where f.sha256 = n.sha256 and h.owner in (whose, pcfarm.acting_user()))
+        and not exists (select from pcfarm.output o where o.sha256 = n.sha256 and o.owner = whose)
+    limit 1;
+    if found then
+        raise exception 'problem %: files: there is no file %', wrong.key, encode(wrong.sha256, 'hex')
+            using errcode = 'invalid_parameter_value', constraint = 'files', hint = '`pcfarm files put` puts one there.';
+    end if;
+    insert into pcfarm.problem_file (job_id, problem_id, sha256)
+    select job, n.problem_id, n.sha256 from pcfarm.files_named(job, lanes) n;
 end $$;
 
 alter table pcfarm.intake
@@ -358,7 +418,8 @@ begin
     -- An agent may still have a checkout from before.
     delete from pcfarm.job_type_module m where m.replaced_at < clock_timestamp() - interval '1 day';
     update pcfarm.file f set touched_at = clock_timestamp()
-    where f.sha256 in (select m.sha256 from pcfarm.job_type_module m union all select j.sha256 from pcfarm.job_file j)
+    where (f.sha256 in (select m.sha256 from pcfarm.job_type_module m union all select j.sha256 from pcfarm.job_file j)
+            or exists (select from pcfarm.problem_file p where p.sha256 = f.sha256))
         and f.touched_at < clock_timestamp() - interval '1 hour';
     select array_agg(o.file_id) into old from (
         select f.file_id from pcfarm.file f
@@ -367,12 +428,14 @@ begin
                 or f.sha256 is not null and f.touched_at < clock_timestamp() - keep
                     and not exists (select from pcfarm.job_type_module m where m.sha256 = f.sha256)
                     and not exists (select from pcfarm.job_file j where j.sha256 = f.sha256)
+                    and not exists (select from pcfarm.problem_file p where p.sha256 = f.sha256)
                     and not exists (select from pcfarm.output o where o.sha256 = f.sha256))
         order by f.touched_at limit 10 for update skip locked) o;
     -- Nobody can begin to need them now; whoever has before is seen by this statement.
     delete from pcfarm.file f
     where f.file_id = any (old) and not exists (select from pcfarm.job_type_module m where m.sha256 = f.sha256)
         and not exists (select from pcfarm.job_file j where j.sha256 = f.sha256)
+        and not exists (select from pcfarm.problem_file p where p.sha256 = f.sha256)
         and not exists (select from pcfarm.output o where o.sha256 = f.sha256);
     get diagnostics gone = row_count;
     return gone;
@@ -383,4 +446,5 @@ revoke all on function pcfarm.begin_file(), pcfarm.name_file(bigint, bytea, bigi
     pcfarm.file_is_whole(bigint, bytea, bigint, text), pcfarm.begin_output(bigint, bigint, bigint, text, bytea),
     pcfarm.output_is_whole(bigint, bigint, bigint, bigint, text, bytea, bigint), pcfarm.job_of_output(bigint, bigint, bigint),
     pcfarm.add_output(pcfarm.job, bigint, text, bytea, bigint), pcfarm.count_bytes_added(),
-    pcfarm.count_bytes_gone(), pcfarm.output_keeps(), pcfarm.output_lets_go(), pcfarm.forget_files(), pcfarm.job_type_has_module(), pcfarm.set_job_files(bigint, jsonb) from public;
+    pcfarm.count_bytes_gone(), pcfarm.output_keeps(), pcfarm.output_lets_go(), pcfarm.forget_files(), pcfarm.job_type_has_module(), pcfarm.set_job_files(bigint, jsonb),
+    pcfarm.set_problem_files(bigint, bigint[]), pcfarm.files_named(bigint, bigint[]) from public;

@@ -116,6 +116,8 @@ create table pcfarm.job (
     standing        boolean not null default false,
     -- Handed to controllers with every checkout.
     parameters      jsonb,
+    -- Payloads name files that their problems need, under "files".
+    problem_files   boolean not null default false,
     -- Conditions that a workstation must fulfil, beside those of the job type.
     requirement     jsonb,
     idempotency_key text,

@@ -190,12 +190,13 @@ begin
         from jsonb_object_keys(options) as o(key)
         where o.key not in ('title', 'priority', 'deadline', 'not_before', 'standing', 'parameters',
                             'idempotency_key', 'idempotency_digest', 'unique_key', 'on_duplicate', 'after', 'after_ended',
-                            'info', 'files', 'alerts', 'require', 'trace_parent');
+                            'info', 'files', 'problem_files', 'alerts', 'require', 'trace_parent');
     end if;
     if unknown is not null then
         raise exception 'job %: no such option: %', create_job.name, unknown
             using errcode = 'invalid_parameter_value',
                   hint = 'Options are title, priority, deadline, not_before, standing, parameters, info, files (names and hashes), '
+                         'problem_files (true: payloads have such, too, under "files"), '
                          'require (conditions on workstations), '
                          'after and after_ended (ids of jobs), alerts (as pcfarm.subscribe takes them), unique_key, on_duplicate, '
                          'trace_parent (as W3C''s Trace Context has it), '
@@ -206,14 +207,15 @@ begin
             using errcode = 'invalid_parameter_value',
                   hint = 'It is "return", for the first job of that unique_key, or "refuse".';
     end if;
-    insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters, requirement,
+    insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters, problem_files, requirement,
         idempotency_key, submitted, unique_key, trace_parent)
     select create_job.name, t.name, coalesce(options ->> 'title', ''),
         coalesce((options ->> 'priority')::integer, t.default_priority),
         coalesce((options ->> 'deadline')::timestamptz, clock_timestamp() + t.default_duration),
         (options ->> 'not_before')::timestamptz,
         coalesce((options ->> 'standing')::boolean, false),
-        options -> 'parameters', case when options ? 'require' then pcfarm.requirement(options -> 'require') end,
+        options -> 'parameters', coalesce((options ->> 'problem_files')::boolean, false),
+        case when options ? 'require' then pcfarm.requirement(options -> 'require') end,
         options ->> 'idempotency_key',
         case when options ? 'idempotency_key' then asked_for end, options ->> 'unique_key', options ->> 'trace_parent'
     from pcfarm.job_type t
@@ -634,6 +636,9 @@ returns void language plpgsql security definer set search_path = pg_catalog, pg_
 begin
     perform pcfarm.lock_for_loading(job);
     perform pcfarm.check_load_limits(job, lanes);
+    if (select j.problem_files from pcfarm.job j where j.job_id = job) then
+        perform pcfarm.set_problem_files(job, array(select l.lane_id from unnest(lanes) l));
+    end if;
     insert into pcfarm.lane (job_id, lane_id, kind, job_type, priority, grouped, next_insertion, problems, exhausted)
     select j.job_id, l.lane_id, case when l.later then 'later' else 'load' end, coalesce(l.job_type, j.job_type), l.priority,
         register_lanes.grouped, l.orders, l.problems, l.later
@@ -854,6 +859,9 @@ begin
         end if;
         perform pcfarm.check_load_limits(job, array[(0, null, 0, false, own, (
             select count(distinct p.batch_order) from pcfarm.problem p where p.job_id = job and p.lane_id = 0))::pcfarm.packed_lane]);
+        if locked.problem_files then
+            perform pcfarm.set_problem_files(job, '{0}');
+        end if;
         insert into pcfarm.lane (job_id, lane_id, kind, job_type, grouped, next_insertion, problems)
         select job, 0, 'own', locked.job_type, true, max(p.batch_order) + 1, own
         from pcfarm.problem p where p.job_id = job and p.lane_id = 0;
@@ -1018,6 +1026,8 @@ declare
 begin
     select pcfarm.create_job(j.name, j.job_type, jsonb_strip_nulls(jsonb_build_object('title', j.title,
         'priority', j.priority, 'standing', j.standing, 'parameters', j.parameters,
+        'problem_files', j.problem_files,
+        'files', (select jsonb_object_agg(f.name, encode(f.sha256, 'hex')) from pcfarm.job_file f where f.job_id = job),
         'require', case when j.requirement is not null then to_jsonb(pcfarm.conditions(j.requirement)) end)))
     into again from pcfarm.job j where j.job_id = job;
     if again is null then
@@ -1115,7 +1125,7 @@ begin
         j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp()
             and not exists (select from pcfarm.job_after a where a.job_id = into_job)
             and not exists (select from pcfarm.job_info i where i.job_id = into_job)
-            and not exists (select from pcfarm.job_file f where f.job_id = into_job)
+            and not exists (select from pcfarm.job_file f where f.job_id = into_job) and not j.problem_files
             -- What it needs is read by a look at all lanes.
             and j.requirement is null
             and not exists (

@@ -169,6 +169,7 @@ begin
         -- What is folded meanwhile comes again.
         -- Files behind checkouts: what is sent under one has come, or comes too late, when that is gone.
         select * from (values ('progress', ''), ('result', ''), ('checkout', 'order by o.lane_id desc, o.from_order desc'), ('output', ''),
+            ('problem_file', ''),
             ('requeued', ''), ('problem', ''), ('lane', '')) as p(name, in_order)
     loop
         execute format('delete from pcfarm.%I r where r.ctid = any (array(
@@ -307,6 +308,7 @@ begin
     where p.job_id = job and p.lane_id = lane and p.batch_order >= forget_problems.from_order
         and p.problem_id = any (forget_problems.problems);
     delete from pcfarm.output o where o.job_id = job and o.problem_id = any (forget_problems.problems);
+    delete from pcfarm.problem_file f where f.job_id = job and f.problem_id = any (forget_problems.problems);
     update pcfarm.lane l set problems = l.problems - cardinality(forget_problems.problems)
     where l.job_id = job and l.lane_id = lane;
 end $$;

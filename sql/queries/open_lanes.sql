@@ -13,6 +13,7 @@ select s.* from (
             else pcfarm.merged(t.requirement, t.labels, j.requirement) end as requirement,
         exists (select from pcfarm.job_info i where i.job_id = j.job_id) as has_info,
         exists (select from pcfarm.job_file f where f.job_id = j.job_id) as has_files,
+        j.problem_files,
         row_number() over (partition by j.owner, l.job_type
             order by j.priority desc, j.deadline asc nulls last, j.job_id, l.priority desc, l.lane_id) as place
     from pcfarm.job j

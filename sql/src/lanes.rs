@@ -42,6 +42,8 @@ pub struct OpenLane {
     pub has_info: bool,
     /// Its problems need files.
     pub has_files: bool,
+    /// Payloads name files that their problems need.
+    pub problem_files: bool,
     /// The job's, if that is traced.
     pub trace_parent: Option<Box<str>>,
 }
@@ -74,6 +76,7 @@ pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> 
                 requirement: row.try_get("requirement")?,
                 has_info: row.try_get("has_info")?,
                 has_files: row.try_get("has_files")?,
+                problem_files: row.try_get("problem_files")?,
                 trace_parent: row.try_get("trace_parent")?,
             })
         })

@@ -265,6 +265,7 @@ fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Err
         // With one of these, only a look takes it into sight.
         has_info: false,
         has_files: false,
+        problem_files: false,
         trace_parent: row.try_get("trace_parent")?,
     };
     Ok(Fresh { lane, problems })

@@ -227,6 +227,66 @@ async fn a_job_names_files_that_its_owner_has_and_its_checkouts_fetch_them() {
     assert_eq!(number_of_files(&queue).await, (0, 0));
 }
 
+#[tokio::test]
+async fn problems_name_files_of_their_own_which_stay_while_they_do() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    for n in 1..=3 {
+        act_as(&client, if n == 3 { "mia" } else { "ana" }).await;
+        put(&client, n).await;
+    }
+    act_as(&client, "ana").await;
+    let create = "select pcfarm.create_job('j', 't', '{\"problem_files\": true}')";
+    let job = JobId(client.query_one(create, &[]).await.expect("made").get(0));
+    let load = |job: JobId, files: &str| {
+        format!(
+            "select pcfarm.load({job}, $$select g::text as key, jsonb_build_object('files', {files}) as payload
+             from generate_series(1, 2) g$$, 1)"
+        )
+    };
+    for wrong in [
+        format!("jsonb_build_object('a', '{}')", hash(3)),
+        format!("jsonb_build_object('a', '{}')", hash(4)),
+        format!("jsonb_build_object('../a', '{}')", hash(1)),
+        "'[]'::jsonb".to_owned(),
+        "'{\"a\": 1}'::jsonb".to_owned(),
+        "'{\"a\": \"x\"}'::jsonb".to_owned(),
+    ] {
+        let error = client.batch_execute(&load(job, &wrong)).await.expect_err(&wrong);
+        assert_eq!(error.code().map(|code| code.code()), Some("22023"), "{wrong}: {error}");
+    }
+    // Each of its own: the first problem the first file, the second the second.
+    let own = format!("jsonb_build_object('a', case g when 1 then '{}' else '{}' end)", hash(1), hash(2));
+    client.batch_execute(&load(job, &own)).await.expect("loaded");
+    client.batch_execute(&format!("select pcfarm.open_job({job})")).await.expect("opened");
+    assert_eq!(queue.number("select count(*) from pcfarm.problem_file").await, 2);
+    let lane = queue.lane(job, false).await.expect("it is open");
+    assert!(lane.problem_files && !lane.has_files);
+    let held = queue.take(job, false, 1).await.expect("a checkout");
+    for (n, expected) in [(1, Some(5)), (2, None), (3, None)] {
+        let found = files::for_checkout(&client, held.checkout_id, held.token, hash(n)).await.expect("asked");
+        assert_eq!(found.map(|found| found.bytes), expected, "a checkout gets what its own problems name");
+    }
+    // A job that does not say so names nothing, whatever its payloads look like.
+    let other = JobId(client.query_one("select pcfarm.create_job('k', 't')", &[]).await.expect("made").get(0));
+    client.batch_execute(&load(other, "'7'::jsonb")).await.expect("loaded");
+    assert_eq!(queue.number("select count(*) from pcfarm.problem_file").await, 2);
+    // Run again, it needs them again.
+    client.batch_execute(&format!("select pcfarm.rerun_job({job})")).await.expect("run again");
+    assert_eq!(queue.number("select count(*) from pcfarm.problem_file").await, 4);
+    queue.run(&format!("select pcfarm.cancel_job(j.job_id) from pcfarm.job j where j.job_id <> {other}")).await;
+    // They stay while problems that name them do, and then for their time.
+    let age = "update pcfarm.file set touched_at = touched_at - interval '8 days'";
+    queue.run(age).await;
+    assert_eq!(files::forget(&client).await.expect("forgotten"), 1, "the one that nothing names");
+    queue.run("update pcfarm.job_type set retention = '0' where name = 't'").await;
+    queue.run("update pcfarm.progress set counted = true").await;
+    while queue.number("select pcfarm.forget_old_job()").await > 0 {}
+    assert_eq!(queue.number("select count(*) from pcfarm.problem_file").await, 0);
+    queue.run(age).await;
+    assert_eq!(files::forget(&client).await.expect("forgotten"), 2);
+}
+
 fn output(held: &Held, name: &str, n: u8) -> Output {
     let problem = ProblemId(held.problems[0].problem_id.0);
     let (checkout, token) = (held.checkout_id, held.token);

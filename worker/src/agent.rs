@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::drive::{Setup, drive};
 #[cfg(target_os = "linux")]
 use crate::exec::controller::Programs;
 #[cfg(any(target_os = "linux", feature = "wasm"))]
-use crate::files::{Farm, Files};
+use crate::files::{Farm, Files, Lazy};
 use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
 use crate::local::message::About;
@@ -243,19 +243,23 @@ impl Agent {
         let state_dir = StateDir::open(&settings.state_dir)?;
         let credentials = Arc::new(settings.credentials(state_dir.identity));
         #[cfg(any(target_os = "linux", feature = "wasm"))]
-        let mut kept = None;
+        let (place, mut kept) = (FilesPlace::of(&settings, state_dir.identity, &endpoints, &credentials), None);
         #[cfg(target_os = "linux")]
         let programs = match settings.programs.is_empty() {
             true => Programs::default(),
             false => {
-                let files = files(&settings, &state_dir, &endpoints, &credentials, &mut kept)?;
+                let files = place.open_once(&mut kept)?;
                 Programs::add(&settings, state_dir.identity, files, &mut self.controllers)?
             }
         };
         #[cfg(feature = "wasm")]
         if let Some(limits) = settings.wasm_limits().map_err(SettingsError::from)? {
-            let files = files(&settings, &state_dir, &endpoints, &credentials, &mut kept)?;
+            let files = place.open_once(&mut kept)?;
             crate::wasm::controller::add(files, limits, settings.cores, &mut self.controllers)?;
+        }
+        #[cfg(any(target_os = "linux", feature = "wasm"))]
+        {
+            self.controllers.store = Some(Arc::new(Lazy::new(kept, Box::new(move || place.open()))));
         }
         let names = self.names();
         let rank = Rank::of(settings.presence.policy.unattended);
@@ -402,29 +406,36 @@ impl Body {
     }
 }
 
-/// What it keeps of the farm's files, beside the directory where its programs work: one for all who need some.
+/// Where an agent keeps the farm's files, beside the directory where its programs work: one for all who need some.
 #[cfg(any(target_os = "linux", feature = "wasm"))]
-fn files(
-    settings: &Settings,
-    state_dir: &StateDir,
-    endpoints: &[Endpoint],
-    credentials: &Arc<Credentials>,
-    kept: &mut Option<Arc<Files>>,
-) -> Result<Arc<Files>, SettingsError> {
-    if let Some(files) = kept {
-        return Ok(Arc::clone(files));
+struct FilesPlace {
+    path: PathBuf,
+    bytes_limit: u64,
+    farm: Farm,
+}
+
+#[cfg(any(target_os = "linux", feature = "wasm"))]
+impl FilesPlace {
+    fn of(settings: &Settings, identity: Uuid, endpoints: &[Endpoint], credentials: &Arc<Credentials>) -> FilesPlace {
+        // Programs have another working directory.
+        let path = settings.work_dir.join(format!("{identity}.files"));
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let runtime = tokio::runtime::Handle::current();
+        let farm = Farm { endpoints: endpoints.to_vec(), credentials: Arc::clone(credentials), runtime };
+        FilesPlace { path, bytes_limit: settings.files_bytes, farm }
     }
-    // Programs have another working directory.
-    let path = settings.work_dir.join(format!("{}.files", state_dir.identity));
-    let path = std::path::absolute(&path).unwrap_or(path);
-    let farm = Farm {
-        endpoints: endpoints.to_vec(),
-        credentials: Arc::clone(credentials),
-        runtime: tokio::runtime::Handle::current(),
-    };
-    let files = Files::open(path.clone(), settings.files_bytes, farm).map(Arc::new);
-    let files = files.map_err(|source| SettingsError::FilesDir { path, source })?;
-    Ok(Arc::clone(kept.insert(files)))
+
+    fn open(&self) -> Result<Arc<Files>, SettingsError> {
+        let files = Files::open(self.path.clone(), self.bytes_limit, self.farm.clone()).map(Arc::new);
+        files.map_err(|source| SettingsError::FilesDir { path: self.path.clone(), source })
+    }
+
+    fn open_once(&self, kept: &mut Option<Arc<Files>>) -> Result<Arc<Files>, SettingsError> {
+        if kept.is_none() {
+            *kept = Some(self.open()?);
+        }
+        Ok(Arc::clone(kept.as_ref().expect("just opened")))
+    }
 }
 
 fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<String>) -> v1::Hello {

@@ -11,6 +11,7 @@ use pcfarm_proto::v1;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::named::{self, ProblemFile};
 use crate::related;
 use crate::storable;
 use crate::work::Checkout;
@@ -217,6 +218,13 @@ impl<P> Problem<'_, P> {
     /// The names of its job type's related reads.
     pub fn related_reads(&self) -> impl Iterator<Item = &str> {
         self.checkout.related().names()
+    }
+
+    /// A file by the name that the problem's payload has for it, under `files`, or its job. Waits until it is fetched, if this
+    /// agent has not got it: behind the first problem of a job that needs it, all find it there. It is not to be changed, and
+    /// may go once the answer is dropped. Parses the payload at every call.
+    pub fn file(&self, name: &str) -> anyhow::Result<ProblemFile<'_>> {
+        named::file(self.checkout, &self.message.payload, name, &|| self.cancelled())
     }
 
     /// Whether the work is no longer wanted: its checkout was revoked, or the agent must stop. True as soon

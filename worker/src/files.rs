@@ -5,6 +5,7 @@
 //! there is no room. Whether a farm may be asked for a file at all is the server's to say: it wants to see the checkout.
 
 mod download;
+mod lazy;
 #[cfg_attr(not(feature = "wasm"), allow(dead_code, reason = "only modules are looked at again"))]
 mod shelf;
 #[cfg(target_os = "linux")]
@@ -27,6 +28,7 @@ use crate::agent::chain;
 use crate::credentials::Credentials;
 use crate::work::CheckoutKey;
 use download::Download;
+pub use lazy::Lazy;
 use shelf::{Found, Shelf};
 #[cfg(target_os = "linux")]
 pub use upload::{Made, UploadError, Uploaded};
@@ -55,6 +57,7 @@ pub enum FileError {
 }
 
 /// Where files come from.
+#[derive(Clone)]
 pub struct Farm {
     pub endpoints: Vec<Endpoint>,
     pub credentials: Arc<Credentials>,

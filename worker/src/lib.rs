@@ -61,6 +61,7 @@
 //! - [`exec`]: controllers that are programs of the agent owner's list.
 //! - [`wasm`]: controllers that are modules, which job types ship.
 //! - `fed`: lines of JSON, in and out: what those two have in common.
+//! - `named`: files by the names that problems know them by.
 //! - `files`: contents by their hashes, from the farm, kept for a while.
 //! - [`presence`]: whether the workstation's person is there, and what it may do then.
 //! - `local`: its socket, `command`: what people ask it there, `session`: the helper in their sessions.
@@ -86,6 +87,7 @@ pub mod exec;
 mod fed;
 #[cfg(any(target_os = "linux", feature = "wasm"))]
 mod files;
+mod named;
 pub mod presence;
 #[cfg(target_os = "linux")]
 mod service;
@@ -123,4 +125,5 @@ mod work;
 pub use agent::{Agent, AgentError, run};
 pub use controller::{Controller, NewProblem, Problem};
 pub use link::IdentityInUse;
+pub use named::ProblemFile;
 pub use settings::Settings;

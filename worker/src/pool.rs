@@ -164,6 +164,9 @@ impl Pool {
     /// Puts a checkout behind those that wait, or before them if it was begun before them and is run one by
     /// one.
     pub fn compute(&self, checkout: Arc<Checkout>) {
+        if let Some(store) = &self.shared.controllers.store {
+            checkout.set_store(Arc::clone(store));
+        }
         let in_pools = self.shared.engine.flow(&checkout.controller).is_some_and(|flow| flow.begins_in_pool());
         let mut queue = self.shared.queue();
         let line = match in_pools {

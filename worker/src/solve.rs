@@ -16,6 +16,7 @@ use pcfarm_proto::v1::problem_result::Outcome;
 use prost::Message;
 
 use crate::controller::{Controller, Problem};
+use crate::named::Store;
 use crate::storable;
 use crate::work::Checkout;
 
@@ -42,6 +43,8 @@ pub struct Task<'a> {
 #[derive(Clone, Default)]
 pub struct Controllers {
     by_name: HashMap<String, Arc<dyn Solve>>,
+    /// For those that ask for files by their names.
+    pub store: Option<Arc<dyn Store>>,
 }
 
 impl Controllers {

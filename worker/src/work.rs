@@ -5,13 +5,14 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use pcfarm_proto::ids::{CheckoutId, JobId};
 use pcfarm_proto::v1;
 
+use crate::named::Store;
 use crate::related::Related;
 
 /// What names a checkout for certain: ids repeat after a crash of the database, tokens do not.
@@ -32,6 +33,8 @@ pub struct Checkout {
     pub info: Bytes,
     /// What its problems need, by name.
     pub files: Vec<v1::JobFile>,
+    /// Payloads name more of them.
+    pub problem_files: bool,
     pub problems: Vec<v1::Problem>,
     /// The next problem is released when the server has acknowledged the last one's result.
     pub one_by_one: bool,
@@ -45,6 +48,7 @@ pub struct Checkout {
     /// Problems before this one may be taken.
     released: AtomicUsize,
     cancelled: AtomicBool,
+    store: OnceLock<Arc<dyn Store>>,
     gate: Mutex<Gate>,
     opened: Condvar,
 }
@@ -86,6 +90,7 @@ impl Checkout {
             parameters: message.parameters,
             info: message.info,
             files: message.files,
+            problem_files: message.problem_files,
             released: AtomicUsize::new(if message.one_by_one { 1 } else { message.problems.len() }),
             one_by_one: message.one_by_one,
             traced: message.traced,
@@ -95,9 +100,19 @@ impl Checkout {
             related: OnceLock::new(),
             next: AtomicUsize::new(0),
             cancelled: AtomicBool::new(false),
+            store: OnceLock::new(),
             gate: Mutex::default(),
             opened: Condvar::new(),
         }
+    }
+
+    /// Where its files come from, if controllers may ask. Said once, before any of them sees it.
+    pub fn set_store(&self, store: Arc<dyn Store>) {
+        let _ = self.store.set(store);
+    }
+
+    pub fn store(&self) -> Option<&dyn Store> {
+        self.store.get().map(Arc::as_ref)
     }
 
     /// The related rows, indexed by the first core that asks.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use farm::{RunningAgent, Server, Session, marked, outcomes};
 use pcfarm_worker::builtin::Echo;
 use pcfarm_worker::exec::settings::ProgramSettings;
-use pcfarm_worker::{Agent, Settings};
+use pcfarm_worker::{Agent, Controller, Problem, Settings};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -69,8 +69,12 @@ impl Desk {
     }
 
     async fn agent(&mut self, cores: usize) -> (RunningAgent, Session) {
+        self.agent_of(Agent::new().controller(Echo), cores).await
+    }
+
+    async fn agent_of(&mut self, agent: Agent, cores: usize) -> (RunningAgent, Session) {
         let (programs, work_dir) = (self.programs.clone(), self.work_dir());
-        let agent = RunningAgent::start(Agent::new().controller(Echo), &[&self.server], |settings: &mut Settings| {
+        let agent = RunningAgent::start(agent, &[&self.server], |settings: &mut Settings| {
             settings.programs = programs;
             settings.work_dir = work_dir;
             settings.cores = cores;
@@ -199,6 +203,14 @@ async fn what_a_program_does_wrong_fails_its_problem_alone() {
         (puppet("two lines"), r#"more than one line for one question: "{\"result\": 2}""#),
         (puppet("close"), "closed its standard input or output before it answered"),
         (json!({"do": "close stdin"}), "longer than its time limit of 2 s"),
+        (json!({"do": "bytes", "bytes": [b'{', 0xff, 0xfe, b'}', b'\n']}), "the program's answer is not "),
+        (json!({"do": "bytes", "bytes": [0, 0, b'\n']}), "the program's answer is not JSON"),
+        (json!({"do": "bytes", "bytes": [b'\n']}), "the program's answer is not JSON"),
+        (puppet("deep"), "the program's answer is not an object"),
+        (puppet("stop itself"), "longer than its time limit of 2 s"),
+        (puppet("deaf loop"), "longer than its time limit of 2 s"),
+        (puppet("remove its directories"), "exited with code 4 before it answered"),
+        (puppet("leave a child with the pipes"), "the program"),
         (json!({"do": "id", "id": "7"}), r#"another question, by its "id""#),
         (puppet("nul"), "the solution cannot be stored: it contains a NUL character"),
         (json!({"do": "large", "bytes": 1 << 20}), "the solution has 1048578 bytes; at most"),
@@ -227,6 +239,17 @@ async fn a_line_too_many_is_never_another_problems_answer() {
     for (n, three) in results.chunks(3).enumerate() {
         assert_eq!(three, [n.to_string(), "1".to_owned(), (n + 1).to_string()]);
     }
+}
+
+#[tokio::test]
+async fn what_a_program_says_on_standard_error_goes_with_its_solutions_if_its_owner_wants_that() {
+    let mut desk = Desk::new("keep_stderr = true").await;
+    let muttering = |bytes: &str| json!({"do": "mutter", "bytes": bytes});
+    let results = desk.solve("puppet", &[muttering("reading\n"), muttering(""), muttering("\0\u{e9}")]).await;
+    let results: Vec<Value> = results.iter().map(|json| serde_json::from_str(json).expect("JSON")).collect();
+    assert_eq!(results[0], json!({"result": 1, "stderr": "reading\n"}));
+    assert_eq!(results[1], json!({"result": 1, "stderr": ""}), "each has its own");
+    assert_eq!(results[2], json!({"result": 1, "stderr": "\u{fffd}\u{fffd}"}), "it can be stored");
 }
 
 #[tokio::test]
@@ -508,6 +531,54 @@ async fn a_jobs_files_are_in_each_problems_directory() {
         session.check_out_with_files(4, "exec:once", once[..1].iter().cloned(), &[(name, &model)]).await;
         assert_eq!(closed(&mut session, 4).await, [format!("failed: {name:?} is no name of a file")]);
     }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.wait_until("processes are left", || desk.processes().is_empty()).await;
+}
+
+/// Counts the bytes of the file that its problem calls `instance`.
+struct Weigh;
+
+impl Controller for Weigh {
+    const NAME: &'static str = "weigh";
+    type Payload = Value;
+    type Solution = usize;
+
+    fn solve(&self, problem: &Problem<'_, Value>) -> anyhow::Result<usize> {
+        let file = problem.file("instance")?;
+        assert_eq!(std::fs::read(file.path())?, file.read()?);
+        Ok(file.read()?.len())
+    }
+}
+
+#[tokio::test]
+async fn problems_have_files_of_their_own_and_rust_reads_them_too() {
+    let mut desk = Desk::empty().await;
+    let files = std::sync::Arc::clone(&desk.server.files);
+    desk.program("name = \"once\"\nmode = \"one-shot\"\npath = \"/bin/cat\"\nargs = [\"instance\"]");
+    let [a, b, of_job] = [&b"aa"[..], b"b", b"of all"].map(|content| files.put(content));
+    let (mut agent, mut session) = desk.agent_of(Agent::new().controller(Weigh), 2).await;
+    let own = |hash: &str| json!({"files": {"instance": hash}}).to_string();
+    let payloads = [own(&a), own(&b), own(&a), json!({}).to_string(), own(&"00".repeat(32)), own("x")];
+    let each = async |session: &mut Session, id, controller: &str| {
+        session.check_out_naming_files(id, controller, payloads.clone(), &[("instance", &of_job)]).await;
+        closed(session, id).await
+    };
+    let ended = each(&mut session, 1, "exec:once").await;
+    assert_eq!(ended[..4], ["\"aa\"", "\"b\"", "\"aa\"", "\"of all\""]);
+    assert!(ended[4].contains("does not give file 0000") && ended[5].contains("is not a SHA-256"), "{ended:?}");
+    let ended = each(&mut session, 2, "weigh").await;
+    assert_eq!(ended[..4], ["2", "1", "2", "6"]);
+    assert!(ended[4].contains("does not give file 0000") && ended[5].contains("is not a SHA-256"), "{ended:?}");
+    assert_eq!(
+        files.fetches.load(Ordering::Relaxed),
+        3 + 2,
+        "each is fetched once, by whoever comes first; what is not there is asked for again"
+    );
+    session.check_out(3, "weigh", [own(&a)]).await;
+    let ended = closed(&mut session, 3).await;
+    assert_eq!(ended, ["failed: neither the problem nor its job has a file \"instance\""], "its job does not say so");
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");

@@ -523,6 +523,7 @@ mod tests {
             problems: of,
             has_info: false,
             has_files: false,
+            problem_files: false,
             requirement: None,
             trace_parent: None,
         };

@@ -50,6 +50,7 @@ impl Shipment {
             time_limit: job_type.time_limit.and_then(|limit| prost_types::Duration::try_from(limit).ok()),
             one_by_one: first.alone && first.grouped,
             traced: decision.trace.is_some(),
+            problem_files: lane.problem_files,
             ..v1::Checkout::default()
         };
         Shipment {

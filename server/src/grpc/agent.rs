@@ -99,13 +99,18 @@ impl v1::agent_service_server::AgentService for AgentApi {
     async fn work(&self, request: Request<Streaming<v1::AgentMessage>>) -> Result<Response<Self::WorkStream>, Status> {
         let (caller, peer) = (Caller::of(&request)?, Peer::of(&request));
         let mut incoming = request.into_inner();
-        let hello = match tokio::time::timeout(HELLO_DEADLINE, incoming.message()).await {
+        let mut hello = match tokio::time::timeout(HELLO_DEADLINE, incoming.message()).await {
             Ok(Ok(Some(v1::AgentMessage { message: Some(Message::Hello(hello)) }))) => hello,
             Ok(Ok(_)) => return Err(Status::invalid_argument("the first message must be Hello")),
             Ok(Err(status)) => return Err(status),
             Err(_) => return Err(Status::deadline_exceeded("no Hello came")),
         };
+        let wrong = labels::take_wrong(&mut hello.labels);
         let who = introduction(&hello)?;
+        if !wrong.is_empty() {
+            let labels = wrong.iter().take(10).map(|label| shown(label)).collect::<Vec<_>>().join(", ");
+            warn!(hostname = who.hostname, labels, "what is no label is ignored: correct the agent's settings");
+        }
         self.is_itself(&caller, who.identity, &who.hostname).await?;
         let credential = peer.workstation.filter(|_| matches!(caller.kind(), Kind::Workstation(_)));
         let (out, messages) = mpsc::channel(OUTGOING_LIMIT);

@@ -95,6 +95,9 @@ struct NewJob {
     /// What its problems need beside their payloads: SHA-256 of files that are there, by the names that programs find them under
     #[serde(default)]
     files: BTreeMap<String, String>,
+    /// Payloads name files of single problems, too, under `files`, in the same way
+    #[serde(default)]
+    problem_files: bool,
     /// What its controllers and people say about it, an object
     #[schema(value_type = Option<Object>)]
     info: Option<Map<String, Value>>,
@@ -245,6 +248,7 @@ fn options(job: &NewJob, key: Option<(String, String)>) -> Map<String, Value> {
         ("parameters", job.parameters.as_ref().map(json)),
         ("require", Some(Value::from(job.require.clone())).filter(|_| !job.require.is_empty())),
         ("files", Some(json!(job.files)).filter(|_| !job.files.is_empty())),
+        ("problem_files", job.problem_files.then_some(Value::Bool(true))),
         ("info", job.info.clone().map(Value::Object)),
         ("after", ids(&job.after)),
         ("after_ended", ids(&job.after_ended)),

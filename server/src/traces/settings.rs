@@ -155,7 +155,7 @@ mod tests {
             of(setting, variables).expect("sensible").map(|wanted| wanted.endpoint).unwrap_or_default()
         };
         assert_eq!(endpoint(Some("http://b:4317"), &[ENDPOINT]), "http://b:4317");
-        let refused = of(Some("https://me:secret@b:4317"), &[]).err().expect("a key in an address");
+        let refused = of(Some("https://me:secret@b:4317"), &[]).expect_err("a key in an address");
         assert!(refused.contains("OTEL_EXPORTER_OTLP_HEADERS") && !refused.contains("secret"), "{refused}");
         assert_eq!(endpoint(None, &[ENDPOINT]), "http://a:4317");
         let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://c:4317");

@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use pcfarm_proto::files::{FileHash, is_file_name};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
@@ -26,8 +25,9 @@ use crate::exec::plan::{Ended, Plan, Question, Reply};
 use crate::exec::settings::{AnswerIs, Mode, Program, StdinIs};
 use crate::fed::failure::{Failure, cite, message};
 use crate::fed::lines::{self, storable, text};
-use crate::files::{Files, Kept, Made};
+use crate::files::{Files, Kept, Made, Uploaded};
 use crate::manners::Rank;
+use crate::named;
 use crate::presence::Directive;
 use crate::presence::policy::Activity;
 use crate::settings::{Settings, SettingsError};
@@ -305,19 +305,21 @@ impl Exec {
         match reply {
             Reply::Answer { exit_code, stderr } => {
                 self.note(false);
+                let said = program.keep_stderr.then(|| stderr.clone());
                 let (result, wanted) = match program.mode {
                     Mode::Fed => {
                         let answer = lines::answer(problem, &body, &stderr)?;
-                        (answer.result, answer.files.map(named).transpose()?)
+                        (answer.result, answer.files.map(named_outputs).transpose()?)
                     }
                     Mode::OneShot => {
                         let result = one_shot_answer(program.answer, exit_code, body, stderr)?;
                         (result, Some(program.outputs.clone()).filter(|outputs| !outputs.is_empty()))
                     }
                 };
-                match wanted {
-                    Some(wanted) => self.with_outputs(problem, &result, &wanted, directory),
-                    None => Ok(result),
+                let sent = wanted.map(|wanted| self.send_outputs(problem, &wanted, directory)).transpose()?;
+                match (&sent, &said) {
+                    (None, None) => Ok(result),
+                    _ => outputs::with_more(&result, sent.as_ref(), said.as_deref()),
                 }
             }
             Reply::Failed { failure, stderr, ended } => {
@@ -330,30 +332,28 @@ impl Exec {
     }
 
     /// Sends the files that the program has made, before the solution that names them.
-    fn with_outputs(
+    fn send_outputs(
         &self,
         problem: &Problem<'_, Box<RawValue>>,
-        result: &RawValue,
         wanted: &[Wanted],
         directory: &Path,
-    ) -> anyhow::Result<Box<RawValue>> {
+    ) -> anyhow::Result<BTreeMap<String, Uploaded>> {
         let mut sent = BTreeMap::new();
         for (name, file) in outputs::collect(directory, wanted, self.program.user)? {
             let made = Made { of: problem.checkout.key, problem: problem.problem_id(), name };
             let uploaded = self.files.put(&made, file, &|| problem.cancelled())?;
             sent.insert(made.name, uploaded);
         }
-        outputs::with_files(result, &sent)
+        Ok(sent)
     }
 
-    /// The files that a problem's job has, in the agent's hands for as long as what is returned lives. They are fetched before
-    /// the problem's time begins.
+    /// The files that a problem and its job have, in the agent's hands for as long as what is returned lives. They are fetched
+    /// before the problem's time begins.
     fn fetch(&self, problem: &Problem<'_, Box<RawValue>>) -> anyhow::Result<Vec<(String, Kept<'_>)>> {
-        let fetched = problem.checkout.files.iter().map(|file| {
-            ensure!(is_file_name(&file.name), "{:?} is no name of a file", file.name);
-            let hash = FileHash::try_from(&file.sha256[..])?;
+        let named = named::files(problem.checkout, problem.payload().get().as_bytes())?;
+        let fetched = named.into_iter().map(|(name, hash)| {
             let kept = self.files.get(hash, problem.checkout.key, &|| problem.cancelled())?;
-            Ok((file.name.clone(), kept))
+            Ok((name, kept))
         });
         fetched.collect()
     }
@@ -390,7 +390,7 @@ impl Exec {
 }
 
 /// What an answer names, name by name.
-fn named(names: Vec<String>) -> anyhow::Result<Vec<Wanted>> {
+fn named_outputs(names: Vec<String>) -> anyhow::Result<Vec<Wanted>> {
     let exact = |name: String| match Wanted::parse(&name).filter(|_| !name.contains('*')) {
         Some(wanted) => Ok(wanted),
         None => Err(anyhow!("the program's answer names a file {name:?}: letters, digits and _ . - are names")),

@@ -92,7 +92,10 @@ fn opened(directory: &Path, name: &str, user: Option<User>) -> anyhow::Result<Fi
 #[derive(Serialize)]
 struct Solution<'a> {
     result: &'a RawValue,
-    files: BTreeMap<&'a str, OfFarm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<BTreeMap<&'a str, OfFarm>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -101,13 +104,18 @@ struct OfFarm {
     bytes: u64,
 }
 
-/// A solution that comes with files.
-pub fn with_files(result: &RawValue, files: &BTreeMap<String, Uploaded>) -> anyhow::Result<Box<RawValue>> {
-    let files = files.iter().map(|(name, file)| {
-        let of_farm = OfFarm { sha256: file.hash.to_string(), bytes: file.bytes };
-        (name.as_str(), of_farm)
-    });
-    Ok(to_raw_value(&Solution { result, files: files.collect() })?)
+/// A solution that comes with files, or with what the program has said on standard error.
+pub fn with_more(
+    result: &RawValue,
+    files: Option<&BTreeMap<String, Uploaded>>,
+    stderr: Option<&str>,
+) -> anyhow::Result<Box<RawValue>> {
+    Ok(to_raw_value(&Solution { result, files: files.map(of_farms), stderr })?)
+}
+
+fn of_farms(files: &BTreeMap<String, Uploaded>) -> BTreeMap<&str, OfFarm> {
+    let of_farm = |file: &Uploaded| OfFarm { sha256: file.hash.to_string(), bytes: file.bytes };
+    files.iter().map(|(name, file)| (name.as_str(), of_farm(file))).collect()
 }
 
 #[cfg(test)]
@@ -182,11 +190,15 @@ mod tests {
     fn a_solution_with_files_names_them() {
         let result = RawValue::from_string("[1]".to_owned()).expect("JSON");
         let files = BTreeMap::from([("a".to_owned(), Uploaded { hash: FileHash([1; 32]), bytes: 5 })]);
-        let with = with_files(&result, &files).expect("JSON");
+        let with = with_more(&result, Some(&files), None).expect("JSON");
         assert_eq!(
             with.get(),
             format!(r#"{{"result":[1],"files":{{"a":{{"sha256":"{}","bytes":5}}}}}}"#, "01".repeat(32))
         );
-        assert_eq!(with_files(&result, &BTreeMap::new()).expect("JSON").get(), r#"{"result":[1],"files":{}}"#);
+        assert_eq!(
+            with_more(&result, Some(&BTreeMap::new()), None).expect("JSON").get(),
+            r#"{"result":[1],"files":{}}"#
+        );
+        assert_eq!(with_more(&result, None, Some("s")).expect("JSON").get(), r#"{"result":[1],"stderr":"s"}"#);
     }
 }

@@ -59,6 +59,9 @@ pub struct ProgramSettings {
     /// Files that a one-shot program leaves in its directory for the farm: names, or forms of names with `*`.
     #[serde(default)]
     pub outputs: Vec<String>,
+    /// The end of what it wrote to standard error goes with solutions, too.
+    #[serde(default, rename = "keep_stderr")]
+    pub keep_stderr: bool,
     /// Seconds for one problem; without it only the job type's limit holds.
     #[serde(rename = "time_limit")]
     pub time_limit: Option<f64>,
@@ -177,6 +180,7 @@ pub struct Program {
     pub answer: AnswerIs,
     pub exit_codes: Vec<i32>,
     pub outputs: Vec<Wanted>,
+    pub keep_stderr: bool,
     pub time_limit: Option<Duration>,
     pub limits: Limits,
     pub environment: Vec<(String, String)>,
@@ -250,6 +254,7 @@ fn ready(settings: &ProgramSettings, machine: &Machine) -> Result<Program, Progr
         answer: s.answer,
         exit_codes: s.exit_codes.clone(),
         outputs: outputs(s)?,
+        keep_stderr: s.keep_stderr,
         time_limit: s.time_limit.map(|seconds| duration(seconds, "time_limit")).transpose()?,
         limits: limits(s, machine)?,
         environment: environment(s)?,

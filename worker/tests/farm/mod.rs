@@ -229,13 +229,22 @@ impl Session {
         payloads: impl IntoIterator<Item = String>,
         files: &[(&str, &str)],
     ) {
-        let file = |(name, hash): &(&str, &str)| {
-            let hash: pcfarm_proto::files::FileHash = hash.parse().expect("a hash");
-            v1::JobFile { name: (*name).to_owned(), sha256: hash.0.to_vec().into() }
-        };
         let checkout = self.checkout(id, controller, payloads);
-        let checkout = v1::Checkout { files: files.iter().map(file).collect(), ..checkout };
+        let checkout = v1::Checkout { files: files.iter().map(job_file).collect(), ..checkout };
         self.send(ToAgent::Checkout(checkout)).await;
+    }
+
+    /// A job whose payloads name files of their problems.
+    pub async fn check_out_naming_files(
+        &self,
+        id: i64,
+        controller: &str,
+        payloads: impl IntoIterator<Item = String>,
+        files: &[(&str, &str)],
+    ) {
+        let checkout = self.checkout(id, controller, payloads);
+        let files = files.iter().map(job_file).collect();
+        self.send(ToAgent::Checkout(v1::Checkout { files, problem_files: true, ..checkout })).await;
     }
 
     /// The same, each with its batch order: those that share one are a convoy.
@@ -387,4 +396,9 @@ pub fn outcomes(part: &v1::CheckoutResults) -> Vec<(i64, String)> {
         part.results.iter().map(|result| (result.problem_id, text(result))).collect();
     outcomes.sort();
     outcomes
+}
+
+fn job_file((name, hash): &(&str, &str)) -> v1::JobFile {
+    let hash: pcfarm_proto::files::FileHash = hash.parse().expect("a hash");
+    v1::JobFile { name: (*name).to_owned(), sha256: hash.0.to_vec().into() }
 }

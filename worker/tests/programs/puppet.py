@@ -40,6 +40,30 @@ for line in sys.stdin:
         say({"result": question})
     elif do == "count":
         say({"result": {"answered": answered, "pid": os.getpid()}})
+    elif do == "mutter":
+        os.write(2, payload["bytes"].encode("latin-1"))
+        say({"result": 1})
+    elif do == "bytes":
+        os.write(1, bytes(payload["bytes"]))
+    elif do == "deep":
+        print("[" * 100000 + "]" * 100000, flush=True)
+    elif do == "stop itself":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif do == "deaf loop":
+        for one in range(1, 32):
+            if one not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+                signal.signal(one, signal.SIG_IGN)
+        while True:
+            pass
+    elif do == "remove its directories":
+        import shutil
+        shutil.rmtree(question["directory"], ignore_errors=True)
+        shutil.rmtree(os.getcwd(), ignore_errors=True)
+        os._exit(4)
+    elif do == "leave a child with the pipes":
+        start_orphan()
+        print('{"result": ', end="", flush=True)
+        os._exit(0)
     elif do == "refuse":
         print("a line on standard error", file=sys.stderr)
         say({"error": "no luck"})
