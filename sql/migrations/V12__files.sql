@@ -448,3 +448,10 @@ revoke all on function pcfarm.begin_file(), pcfarm.name_file(bigint, bytea, bigi
     pcfarm.add_output(pcfarm.job, bigint, text, bytea, bigint), pcfarm.count_bytes_added(),
     pcfarm.count_bytes_gone(), pcfarm.output_keeps(), pcfarm.output_lets_go(), pcfarm.forget_files(), pcfarm.job_type_has_module(), pcfarm.set_job_files(bigint, jsonb),
     pcfarm.set_problem_files(bigint, bigint[]), pcfarm.files_named(bigint, bigint[]) from public;
+-- To run a job once more is to read what it needs; whoever has not put a file there still cannot name it.
+do $$
+begin
+    if exists (select from pg_roles where rolname = 'pcfarm_loader') then
+        grant select on pcfarm.job_file to pcfarm_loader;
+    end if;
+end $$;

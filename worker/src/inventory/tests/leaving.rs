@@ -100,7 +100,7 @@ fn what_nobody_takes_any_more_goes_back_when_the_person_has_left_again() {
     trial.inventory.held[&CheckoutId(1)].checkout.take();
     trial.on(directed(Activity::Finish));
     assert_eq!(trial.on(directed(Activity::Work)), ["credit 1"]);
-    assert_eq!(trial.on(solved(1, &[10])), ["cancel 1", "delivery 2: 1 [10] finished given back"]);
+    assert_eq!(trial.on(solved(1, &[10])), ["cancel 1", "delivery 2: 1 [10] finished given back", "credit 1"]);
 }
 
 /// Two of a program, of which one was begun, and one of a thread that cannot stand still.
@@ -138,7 +138,7 @@ fn what_can_stand_still_does_and_goes_on() {
     assert!(actions.contains(&"go on".to_owned()), "{actions:?}");
     assert!(trial.after(SECOND).contains(&"state processing".to_owned()));
     assert!(!first.is_frozen() && first.take().is_some());
-    assert_eq!(trial.on(solved(1, &[11])), ["delivery 3: 1 [11] finished"]);
+    assert_eq!(trial.on(solved(1, &[11])), ["delivery 3: 1 [11] finished", "credit 1"]);
 }
 
 #[test]
