@@ -7,7 +7,7 @@ use crate::schedules::Due;
 use anyhow::ensure;
 
 /// Schedules, each five seconds.
-const LADDER: [u64; 6] = [40_000, 70_000, 100_000, 150_000, 200_000, 250_000];
+const LADDER: [u64; 7] = [40_000, 70_000, 100_000, 150_000, 200_000, 250_000, 300_000];
 const QUICK_LADDER: [u64; 2] = [500, 1_000];
 
 /// Of each step.
