@@ -4,6 +4,7 @@
 //! the same authority; one without its key serves and trusts, but lets nobody join. Files that change are read again, and
 //! what cannot be read leaves what was there. A private key leaves its file only to sign.
 
+use crate::accept::Protocol;
 use anyhow::{Context, bail, ensure};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
@@ -118,14 +119,13 @@ impl Tls {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// For the connection that comes next.
-    pub fn config(&self) -> Arc<ServerConfig> {
-        self.now().config.clone()
-    }
-
-    /// The same for REST, where nobody is asked for a certificate.
-    pub fn http_config(&self) -> Arc<ServerConfig> {
-        self.now().http_config.clone()
+    /// As the files are now, for the connection that comes next. Of who speaks HTTP/1.1 nobody is asked for a certificate.
+    pub fn config(&self, protocol: Protocol) -> Arc<ServerConfig> {
+        let now = self.now();
+        match protocol {
+            Protocol::Http1 => now.http_config.clone(),
+            Protocol::Http2 => now.config.clone(),
+        }
     }
 
     /// What agents and people trust, PEM.

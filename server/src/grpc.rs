@@ -1,6 +1,5 @@
 //! The gRPC edge: nothing behind it knows about messages of the wire's services.
 
-pub mod accept;
 pub mod access;
 pub mod agent;
 pub mod alerts;

@@ -8,8 +8,10 @@
 //! - what is measured: [`instruments`]; what became of a submission: [`traces`]; what the service manager is told: [`watchdog`]
 //! - what is stored before it is loaded: [`originals`], and where: [`s3`]; files by their hashes: [`files`]
 //! - telling people what they asked to be told: [`alerts`]; others by HTTP: [`outward`]; what is to be done when: [`schedules`]
-//! - who may do what: [`access`]; certificates: [`authority`], [`init`]; the edges: [`grpc`], and [`rest`] over it
+//! - who may do what: [`access`]; certificates: [`authority`], [`init`]; who connects: [`accept`]; the edges: [`grpc`], and
+//!   [`rest`] over it
 
+pub mod accept;
 pub mod access;
 pub mod alerts;
 pub mod authority;

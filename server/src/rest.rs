@@ -1,7 +1,5 @@
 //! REST under `/api/v1`, for programs and people's scripts: a thin translation. What may be done, by whom and with what
 //! outcome is decided by the services of [`crate::grpc`], which are called in this process; so the rules are the same.
-//!
-//! A listener of its own, because browsers must not be asked for agents' certificates.
 
 mod accounts;
 mod alerts;

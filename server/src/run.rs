@@ -1,10 +1,10 @@
 //! Start, run, drain: a server's life from settings to exit.
 
+use crate::accept::{self, Connections, Incoming, Limits, Protocol};
 use crate::access::{self, Access};
 use crate::authority::Tls;
 use crate::farm::{Farm, Parts};
 use crate::files::Files;
-use crate::grpc::accept::Incoming;
 use crate::grpc::jobs::JobsApi;
 use crate::originals::Originals;
 use crate::originals::kept::Store;
@@ -113,10 +113,8 @@ async fn serve(
     let facts = prepare_database(&config, &stopping).await?;
     let mut connections = settings.connections;
     connections.total = descriptors::make_room(connections.total);
-    let listener =
-        grpc::accept::listen(settings.listen).with_context(|| format!("listening on {}", settings.listen))?;
-    let address = listener.local_addr().context("asking for the port")?;
-    let http = listen_for_rest(settings.http_listen)?;
+    let listeners = Listeners::open(settings)?;
+    let address = listeners.grpc.local_addr().context("asking for the port")?;
     let (pool, epoch) = pool::pool_with_epoch(config.clone(), settings.pool_size, "pcfarm-server");
     let server_id = patiently(&stopping, async || register(settings, &pool, &address.to_string()).await).await?;
     let (traces, sender) = Traces::start(settings.traces.as_ref(), &settings.name)?;
@@ -167,12 +165,12 @@ async fn serve(
     let files = Files::new(farm.pool.clone());
     let originals = Originals::new(farm.clone(), jobs.clone(), uploads);
     parts.spawn(originals.clone().sweep());
-    if let Some(listener) = http {
+    let (of_grpc, of_rest) = listeners.accept(connections, &farm, &mut serving);
+    if let Some(connections) = of_rest {
         let api = rest::Services::new(farm.clone(), (jobs.clone(), files.clone()), originals, facts.warnings.clone());
-        let incoming = Incoming::http1(listener, connections, farm.tls.clone());
-        serving.spawn(rest::serve(api, incoming, stopping.clone()));
+        serving.spawn(rest::serve(api, connections, stopping.clone()));
     }
-    serving.spawn(grpc::serve::serve(farm.clone(), (jobs, files), listener, connections, facts.warnings));
+    serving.spawn(grpc::serve::serve(farm.clone(), (jobs, files), of_grpc, facts.warnings));
     watchdog::ready(&address.to_string());
     // A part that ends before its time is a bug: stop, and let the service manager start a whole server.
     let outcome = tokio::select! {
@@ -193,22 +191,59 @@ async fn serve(
     outcome
 }
 
-fn listen_for_rest(wanted: HttpListen) -> anyhow::Result<Option<TcpListener>> {
-    let listening = |address| {
-        let listener = grpc::accept::listen(address)?;
-        info!(address = %listener.local_addr()?, "REST");
-        std::io::Result::Ok(listener)
-    };
-    match wanted {
-        HttpListen::Nowhere => Ok(None),
-        HttpListen::At(address) => {
-            listening(address).map(Some).with_context(|| format!("listening on {address} for REST"))
+/// The ports, which are taken before the database is asked for anything.
+struct Listeners {
+    grpc: TcpListener,
+    rest: Rest,
+}
+
+enum Rest {
+    Nowhere,
+    Same,
+    At(TcpListener),
+}
+
+impl Listeners {
+    fn open(settings: &Settings) -> anyhow::Result<Listeners> {
+        let grpc = accept::listen(settings.listen).with_context(|| format!("listening on {}", settings.listen))?;
+        let rest = match settings.http_listen {
+            HttpListen::Nowhere => Rest::Nowhere,
+            HttpListen::Same => Rest::Same,
+            HttpListen::At(address) => {
+                Rest::At(accept::listen(address).with_context(|| format!("listening on {address} for REST"))?)
+            }
+        };
+        let of_rest = match &rest {
+            Rest::Nowhere => None,
+            Rest::Same => Some(&grpc),
+            Rest::At(listener) => Some(listener),
+        };
+        if let Some(listener) = of_rest {
+            info!(address = %listener.local_addr().context("asking for the port")?, "REST");
         }
-        HttpListen::Perhaps(address) => Ok(listening(address)
-            .inspect_err(|error| {
-                warn!(%error, %address, "no REST, metrics and health here: say where with --http-listen, or none")
-            })
-            .ok()),
+        Ok(Listeners { grpc, rest })
+    }
+
+    /// Connections of gRPC and of REST, told apart among `serving` where they share a port.
+    fn accept(
+        self,
+        limits: Limits,
+        farm: &Farm,
+        serving: &mut JoinSet<anyhow::Result<()>>,
+    ) -> (Connections, Option<Connections>) {
+        let of = |protocol, listener| -> Connections {
+            Box::pin(Incoming::of(protocol, listener, limits, farm.tls.clone()))
+        };
+        match self.rest {
+            Rest::Nowhere => (of(Protocol::Http2, self.grpc), None),
+            Rest::At(rest) => (of(Protocol::Http2, self.grpc), Some(of(Protocol::Http1, rest))),
+            Rest::Same => {
+                let incoming = Incoming::either(self.grpc, limits, farm.tls.clone());
+                let (grpc, rest, telling) = accept::apart(incoming, farm.stopping.clone());
+                serving.spawn(telling);
+                (grpc, Some(rest))
+            }
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! What the server is told: flags over `PCFARM_*` variables over a TOML file over defaults. Filled once, checked whole.
 
+use crate::accept::Limits;
 use crate::access::Asks;
 use crate::alerts::mail::Mailer;
 use crate::authority::Files;
 use crate::farm::Rhythm;
-use crate::grpc::accept::Limits;
 use crate::originals::kept::Choice;
 use crate::s3;
 use crate::traces;
@@ -21,8 +21,6 @@ use std::time::Duration;
 
 /// Loopback: others are let in with certificates, or on purpose.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
-/// REST is beside that, on the same address: 7080.
-const HTTP_PORT_OFFSET: u16 = 10;
 
 /// Two beats may be lost and a third be late before a lease of 20 s is over.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
@@ -112,7 +110,7 @@ struct Flags {
     /// Address and port to listen on [default: 127.0.0.1:7070]
     #[arg(long, env = "PCFARM_LISTEN", value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Address and port of REST, metrics and health, or none [default: that of --listen, ten ports on: 127.0.0.1:7080]
+    /// Address and port of REST, metrics and health; same: that of --listen, told from gRPC; or none [default: same]
     #[arg(long, env = "PCFARM_HTTP_LISTEN", value_name = "ADDRESS")]
     http_listen: Option<String>,
     /// Listen on an address that others can reach, without encryption, and let in whoever comes until there are accounts
@@ -257,19 +255,10 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HttpListen {
     Nowhere,
-    /// Somebody wants them there.
+    /// On the port of gRPC.
+    Same,
+    /// On a port of their own, such as one that a proxy for browsers alone may reach.
     At(SocketAddr),
-    /// If that is free: of many servers on one machine most do without.
-    Perhaps(SocketAddr),
-}
-
-impl HttpListen {
-    fn address(self) -> Option<SocketAddr> {
-        match self {
-            HttpListen::Nowhere => None,
-            HttpListen::At(address) | HttpListen::Perhaps(address) => Some(address),
-        }
-    }
 }
 
 /// What `pcfarm-server init` is to make, and where.
@@ -359,7 +348,7 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         Some(listen) => listen,
         None => DEFAULT_LISTEN.parse().expect("a constant"),
     };
-    let http_listen = http_listen(arguments.http_listen.or(file.http_listen), listen)?;
+    let http_listen = http_listen(arguments.http_listen.or(file.http_listen).as_deref())?;
     let tls = arguments.tls.or(file.tls).map(|directory| Files {
         directory,
         certificate: arguments.tls_certificate.or(file.tls_certificate),
@@ -369,8 +358,8 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         return Err("tls_certificate and tls_key: one does not do without the other".to_owned());
     }
     let insecure = arguments.insecure || file.insecure.unwrap_or(false);
-    let reachable =
-        [Some(listen), http_listen.address()].into_iter().flatten().find(|address| !address.ip().is_loopback());
+    let of_rest = if let HttpListen::At(address) = http_listen { Some(address) } else { None };
+    let reachable = [Some(listen), of_rest].into_iter().flatten().find(|address| !address.ip().is_loopback());
     if let Some(listen) = reachable.filter(|_| tls.is_none() && !insecure) {
         return Err(format!(
             "{listen} can be reached by others, and what is said there by everybody who listens in: make certificates with \
@@ -503,16 +492,13 @@ fn originals(
     }
 }
 
-fn http_listen(given: Option<String>, listen: SocketAddr) -> Result<HttpListen, String> {
-    match given.as_deref() {
+fn http_listen(given: Option<&str>) -> Result<HttpListen, String> {
+    match given {
+        None | Some("same") => Ok(HttpListen::Same),
         Some("none") => Ok(HttpListen::Nowhere),
         Some(address) => address.parse().map(HttpListen::At).map_err(|_| {
-            format!("http_listen: {address:?} is not an address and port such as 127.0.0.1:7080, nor none")
+            format!("http_listen: {address:?} is not an address and port such as 127.0.0.1:7080, nor same, nor none")
         }),
-        None => {
-            let port = if listen.port() == 0 { Some(0) } else { listen.port().checked_add(HTTP_PORT_OFFSET) };
-            Ok(port.map_or(HttpListen::Nowhere, |port| HttpListen::Perhaps(SocketAddr::new(listen.ip(), port))))
-        }
     }
 }
 
@@ -588,10 +574,10 @@ mod tests {
     }
 
     #[test]
-    fn rest_has_an_address_of_its_own_or_none() {
+    fn rest_is_on_the_same_port_on_one_of_its_own_or_nowhere() {
         let of = |flags: &[&str]| read(flags, "").expect("sensible").http_listen;
-        assert_eq!(of(&[]), HttpListen::Perhaps("127.0.0.1:7080".parse().expect("an address")));
-        assert_eq!(of(&["--listen", "[::1]:0"]), HttpListen::Perhaps("[::1]:0".parse().expect("an address")));
+        assert_eq!(of(&[]), HttpListen::Same);
+        assert_eq!(of(&["--http-listen", "same"]), HttpListen::Same);
         assert_eq!(of(&["--http-listen", "none"]), HttpListen::Nowhere);
         assert_eq!(of(&["--http-listen", "[::1]:9"]), HttpListen::At("[::1]:9".parse().expect("an address")));
         assert!(read(&["--http-listen", "here"], "").expect_err("refused").contains("http_listen"));

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::caller::{Connection, shown};
@@ -10,9 +11,11 @@ use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path, free_port};
 use pcfarm_bench::program::Program;
 use pcfarm_proto::v1::access_service_client::AccessServiceClient;
 use pcfarm_proto::v1::{CreateJoinTokenRequest, ListCredentialsRequest, RevokeCredentialRequest, WhoAmIRequest};
+use rustls::client::{ResolvesClientCert, WantsClientCert};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, SignatureScheme};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -196,12 +199,52 @@ async fn certificates_are_read_again_when_they_change() {
     }
 }
 
-/// REST on a listener of its own with the same certificate: what `curl --cacert authority.pem` does, by hand.
+/// REST with the same certificate, on a listener of its own or on that of gRPC: what `curl --cacert authority.pem` does, by hand.
 #[tokio::test]
 async fn rest_speaks_tls_with_the_farms_own_authority() {
     let site = Site::new().await;
     let port = free_port();
     let server = site.serving("a", &["--http-listen", &format!("127.0.0.1:{port}")]).await;
+    rest_speaks_tls(&site, &server, port).await;
+}
+
+#[tokio::test]
+async fn rest_and_grpc_share_a_port_and_no_browser_is_asked_for_a_certificate() {
+    let site = Site::new().await;
+    let server = site.serving("a", &["--http-listen", "same"]).await;
+    rest_speaks_tls(&site, &server, server.port).await;
+    let authority = std::fs::read(site.tls.join("authority.pem")).expect("made by init");
+    for (speaks, agreed, asked) in [
+        (&["h2", "http/1.1"][..], Some("http/1.1"), false),
+        (&["http/1.1"], Some("http/1.1"), false),
+        (&[], None, false),
+        (&["h2"], Some("h2"), true),
+    ] {
+        let resolver = Arc::new(Asked::default());
+        let mut config = trusting(&authority).with_client_cert_resolver(resolver.clone());
+        config.alpn_protocols = speaks.iter().map(|one| one.as_bytes().to_vec()).collect();
+        let line = connected(server.port, config).await.expect("TLS");
+        assert_eq!(line.get_ref().1.alpn_protocol(), agreed.map(str::as_bytes), "{speaks:?}");
+        assert_eq!(resolver.0.load(Ordering::Relaxed), asked, "{speaks:?}");
+    }
+}
+
+/// Whether somebody was asked for a certificate, and has none.
+#[derive(Debug, Default)]
+struct Asked(AtomicBool);
+
+impl ResolvesClientCert for Asked {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.store(true, Ordering::Relaxed);
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+async fn rest_speaks_tls(site: &Site, server: &Server, port: u16) {
     let authority = std::fs::read(site.tls.join("authority.pem")).expect("made by init");
     let trusted = secret_line(port, &authority).await;
     let (status, body) = ask(trusted.expect("TLS"), "/api/v1/whoami", Some(&site.root)).await;
@@ -210,8 +253,8 @@ async fn rest_speaks_tls_with_the_farms_own_authority() {
     assert!(status == 401 && body.contains("who are you"), "{status} {body}");
     let (status, _) = ask(secret_line(port, &authority).await.expect("TLS"), "/healthz", None).await;
     assert_eq!(status, 200);
-    // The same authority signs for both listeners, and nobody else's is trusted.
-    assert_eq!(who(site.connect(&server, Some(&site.root)).await.expect("TLS")).await.expect("known"), "root");
+    // The same authority signs for both, and nobody else's is trusted.
+    assert_eq!(who(site.connect(server, Some(&site.root)).await.expect("TLS")).await.expect("known"), "root");
     let elsewhere = site.farm.path("elsewhere");
     init(&site.farm, &elsewhere);
     let other = std::fs::read(elsewhere.join("authority.pem")).expect("made by init");
@@ -224,15 +267,21 @@ async fn rest_speaks_tls_with_the_farms_own_authority() {
 }
 
 async fn secret_line(port: u16, authority: &[u8]) -> std::io::Result<TlsStream<TcpStream>> {
+    connected(port, trusting(authority).with_no_client_auth()).await
+}
+
+fn trusting(authority: &[u8]) -> ConfigBuilder<ClientConfig, WantsClientCert> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(authority) {
         roots.add(certificate.expect("PEM")).expect("an authority");
     }
-    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("versions")
         .with_root_certificates(roots)
-        .with_no_client_auth();
+}
+
+async fn connected(port: u16, config: ClientConfig) -> std::io::Result<TlsStream<TcpStream>> {
     let socket = TcpStream::connect(("127.0.0.1", port)).await?;
     let name = ServerName::try_from("localhost").expect("a name");
     TlsConnector::from(Arc::new(config)).connect(name, socket).await

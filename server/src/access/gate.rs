@@ -2,7 +2,7 @@
 
 use super::lasting::{self, Ending, Going, Over};
 use super::{Access, Caller, Peer, Refusal, Scopes, may, table};
-use crate::grpc::accept::ConnectInfo;
+use crate::accept::ConnectInfo;
 use crate::traces::{self, Traces, calls};
 use std::future::Future;
 use std::pin::Pin;

@@ -1,9 +1,9 @@
-//! The listening socket: every limit is set here, since tonic's defaults leave most of them open.
+//! Serving gRPC: every limit is set here, since tonic's defaults leave most of them open.
 
+use crate::accept::Connections;
 use crate::access::gate::Gate;
 use crate::farm::Farm;
 use crate::files::Files;
-use crate::grpc::accept::{Incoming, Limits};
 use crate::grpc::access::AccessApi;
 use crate::grpc::agent::AgentApi;
 use crate::grpc::alerts::AlertsApi;
@@ -29,7 +29,6 @@ use pcfarm_proto::v1::workstation_service_server::WorkstationServiceServer;
 use pcfarm_proto::{DESCRIPTORS, MESSAGE_BYTES_LIMIT};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tonic::transport::Server;
 
 /// Of what anybody may send who is not known yet.
@@ -39,8 +38,7 @@ const SMALL_MESSAGE_BYTES: usize = 64 << 10;
 pub async fn serve(
     farm: Arc<Farm>,
     (jobs, files): (Arc<JobsApi>, Arc<Files>),
-    listener: TcpListener,
-    connections: Limits,
+    connections: Connections,
     warnings: Vec<String>,
 ) -> anyhow::Result<()> {
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -106,10 +104,7 @@ pub async fn serve(
         .add_service(
             FarmServiceServer::new(FarmApi::new(pool, lease, warnings)).max_decoding_message_size(MESSAGE_BYTES_LIMIT),
         )
-        .serve_with_incoming_shutdown(
-            Incoming::new(listener, connections, farm.tls.clone()),
-            farm.stopping.clone().cancelled_owned(),
-        )
+        .serve_with_incoming_shutdown(connections, farm.stopping.clone().cancelled_owned())
         .await
         .context("serving")
 }

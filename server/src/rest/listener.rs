@@ -1,8 +1,8 @@
-//! The listening socket of REST: who may connect, how long a header may take, and how all of it ends.
+//! Serving REST: how long a header may take, and how all of it ends.
 
 use super::Api;
+use crate::accept::Connections;
 use crate::access::Peer;
-use crate::grpc::accept;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -25,7 +25,7 @@ const HEADERS: usize = 100;
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 /// Serves until the farm stops, then lets requests end.
-pub async fn serve(api: Api, mut incoming: accept::Incoming, stopping: CancellationToken) -> anyhow::Result<()> {
+pub async fn serve(api: Api, mut incoming: Connections, stopping: CancellationToken) -> anyhow::Result<()> {
     let (router, _) = super::router(api);
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_LIMIT).max_buf_size(HEADER_BYTES).max_headers(HEADERS);
@@ -37,7 +37,11 @@ pub async fn serve(api: Api, mut incoming: accept::Incoming, stopping: Cancellat
             Some(_) = connections.join_next() => continue,
             accepted = incoming.next() => accepted,
         };
-        let Some(Ok(connection)) = accepted else { continue };
+        let connection = match accepted {
+            Some(Ok(connection)) => connection,
+            Some(Err(_)) => continue,
+            None => break,
+        };
         // No certificates here: people and programs have tokens.
         let peer = Peer { workstation: None, ..connection.connect_info().peer() };
         let router = router.clone();

@@ -1,6 +1,11 @@
-//! Accepting connections: how many there may be, in all and from one address, and what is closed at once.
+//! Accepting connections: how many there may be, in all and from one address, and what is closed at once; which of two
+//! protocols of a port they speak: [`mod@apart`].
 //!
 //! Never busy: when the process is out of file descriptors it waits, and those who knock wait in the backlog.
+
+mod apart;
+
+pub use apart::apart;
 
 use crate::access::Peer;
 use crate::authority::{self, Tls};
@@ -34,6 +39,16 @@ const PREFACE_BYTES: usize = 24;
 
 /// A flood of connections is not to become a flood of log lines.
 const LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// What whoever serves them takes connections from.
+pub type Connections = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
+
+/// What a connection speaks: gRPC is HTTP/2, REST is HTTP/1.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Http1,
+    Http2,
+}
 
 /// Begins to listen.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -125,8 +140,8 @@ impl Rarely {
 pub struct Incoming {
     listener: TcpListener,
     limits: Limits,
-    /// HTTP/2 is what they must begin with.
-    http2: bool,
+    /// None: it is told by how each begins.
+    protocol: Option<Protocol>,
     /// None: everything is said in the clear.
     tls: Option<Arc<Tls>>,
     taken: Arc<Mutex<Taken>>,
@@ -136,22 +151,23 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    pub fn new(listener: TcpListener, limits: Limits, tls: Option<Arc<Tls>>) -> Incoming {
+    /// Those of a port where one of them is spoken.
+    pub fn of(protocol: Protocol, listener: TcpListener, limits: Limits, tls: Option<Arc<Tls>>) -> Incoming {
+        Incoming { protocol: Some(protocol), ..Incoming::either(listener, limits, tls) }
+    }
+
+    /// Those of a port where both are, to be told [`apart`].
+    pub fn either(listener: TcpListener, limits: Limits, tls: Option<Arc<Tls>>) -> Incoming {
         Incoming {
             listener,
             limits,
-            http2: true,
+            protocol: None,
             tls,
             taken: Arc::default(),
             pause: None,
             refusals: Rarely::default(),
             errors: Rarely::default(),
         }
-    }
-
-    /// Connections that are watched by whoever serves them.
-    pub fn http1(listener: TcpListener, limits: Limits, tls: Option<Arc<Tls>>) -> Incoming {
-        Incoming { http2: false, ..Incoming::new(listener, limits, tls) }
     }
 
     /// The connection with its place, or nothing when there is none for it: then it is closed.
@@ -171,14 +187,13 @@ impl Incoming {
         drop(stream.set_nodelay(true));
         let place = Place { taken: self.taken.clone(), address };
         let info = ConnectInfo { address, proven: Arc::default() };
-        let socket = match &self.tls {
-            None => Socket::Plain(stream),
-            // What the files have now, for this connection.
-            Some(tls) => Socket::Agreeing(Box::new(
-                TlsAcceptor::from(if self.http2 { tls.config() } else { tls.http_config() }).accept(stream),
-            )),
+        let socket = match (&self.tls, self.protocol) {
+            (None, _) | (_, None) => Socket::Plain(stream),
+            (Some(tls), Some(protocol)) => {
+                Socket::Agreeing(Box::new(TlsAcceptor::from(tls.config(protocol)).accept(stream)))
+            }
         };
-        Some(Connection { socket, info, preface: self.http2.then(Preface::new), _place: place })
+        Some(Connection { socket, info, preface: self.protocol.and_then(Preface::of), _place: place })
     }
 
     fn failed(&mut self, error: &io::Error) {
@@ -224,8 +239,10 @@ struct Preface {
 }
 
 impl Preface {
-    fn new() -> Preface {
-        Preface { missing: PREFACE_BYTES, deadline: Box::pin(sleep(PREFACE_DEADLINE)) }
+    /// HTTP/1.1's requests are timed by whoever serves them.
+    fn of(protocol: Protocol) -> Option<Preface> {
+        let expected = || Preface { missing: PREFACE_BYTES, deadline: Box::pin(sleep(PREFACE_DEADLINE)) };
+        (protocol == Protocol::Http2).then(expected)
     }
 }
 
@@ -403,7 +420,7 @@ mod tests {
     fn incoming(limits: Limits) -> (Incoming, std::net::SocketAddr) {
         let listener = listen("127.0.0.1:0".parse().expect("an address")).expect("a free port");
         let address = listener.local_addr().expect("bound");
-        (Incoming::new(listener, limits, None), address)
+        (Incoming::of(Protocol::Http2, listener, limits, None), address)
     }
 
     #[tokio::test]
