@@ -8,7 +8,7 @@ use crate::access::{Caller, Scope};
 use crate::schedules::plan::{Definition, Impossible, timestamp};
 use crate::traces;
 use deadpool_postgres::{Object, Pool};
-use messages::{definition, merged, message, options, portable, schedule_of, trigger_message};
+use messages::{merged, message, options, portable, schedule_of, trigger_message};
 use pcfarm_proto::ids::{JobId, ScheduleId};
 use pcfarm_proto::v1::schedule_definition::Target;
 use pcfarm_proto::v1::schedules_server::Schedules;

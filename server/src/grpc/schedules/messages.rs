@@ -3,7 +3,7 @@
 use crate::grpc;
 use crate::problem;
 use crate::schedules::plan::{Definition, timestamp};
-use pcfarm_proto::ids::{JobId, ScheduleId};
+use pcfarm_proto::ids::ScheduleId;
 use pcfarm_proto::v1::schedule_definition::Target;
 use pcfarm_proto::v1::{Schedule, ScheduleDefinition, ScheduleTrigger};
 use pcfarm_sql::json::RawJson;
