@@ -4,9 +4,10 @@
 //! asks a server is made for that ([`Check`](pcfarm_proto::v1::CheckRequest)).
 //!
 //! - [`reach`]: from a server's name to its answer. [`witness`]: what a server shows, whoever it is.
-//! - [`here`]: what is on this machine.
+//! - [`here`]: what is on this machine. `programs`: what holds back the owner's programs there.
 
 pub mod here;
+mod programs;
 pub mod reach;
 pub mod witness;
 
@@ -31,6 +32,8 @@ pub enum Step {
     Version,
     Clock,
     Presence,
+    /// Of each of the owner's programs.
+    Programs,
 }
 
 impl Step {
@@ -48,13 +51,14 @@ impl Step {
             Step::Version => "version",
             Step::Clock => "clock",
             Step::Presence => "presence",
+            Step::Programs => "programs",
         }
     }
 
     /// As everywhere: 1 failed, 2 wrong usage, 3 not reachable, 5 not allowed.
     pub fn exit_code(self) -> u8 {
         match self {
-            Step::State | Step::Service | Step::Version | Step::Clock | Step::Presence => 1,
+            Step::State | Step::Service | Step::Version | Step::Clock | Step::Presence | Step::Programs => 1,
             Step::Settings => 2,
             Step::Name | Step::Route | Step::Port | Step::Answer => 3,
             Step::Tls | Step::Credentials => 5,

@@ -33,11 +33,11 @@
 mod arguments;
 pub(crate) mod controller;
 mod directory;
-mod fence;
+pub(crate) mod fence;
 mod instance;
 mod launcher;
 mod outputs;
-mod plan;
+pub(crate) mod plan;
 mod running;
 pub mod settings;
 mod supervisor;

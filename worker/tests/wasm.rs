@@ -406,9 +406,30 @@ fn module_of_rust(source: &Path) -> Option<Vec<u8>> {
     }
 }
 
-/// What users copy from: one source, as a module and as a program.
+/// The same once more, for the agent itself.
+#[cfg(target_os = "linux")]
+struct Primes;
+
+#[cfg(target_os = "linux")]
+impl pcfarm_worker::Controller for Primes {
+    const NAME: &'static str = "primes";
+    type Payload = Value;
+    type Solution = Value;
+
+    fn solve(&self, problem: &pcfarm_worker::Problem<'_, Value>) -> anyhow::Result<Value> {
+        let bound = |name: &str| problem.payload()[name].as_i64();
+        let (Some(from), Some(to)) = (bound("from"), bound("to")) else {
+            anyhow::bail!("from and to are wanted, two whole numbers");
+        };
+        anyhow::ensure!(from <= to, "from {from} to {to} is no range");
+        let is_prime = |n: i64| n >= 2 && (2..).take_while(|f| f * f <= n).all(|f| n % f != 0);
+        Ok(json!({"primes": (from..to).filter(|&n| is_prime(n)).count()}))
+    }
+}
+
+/// What users copy from: one source, as a module and as a program; and a controller in Rust beside them.
 #[tokio::test]
-async fn the_examples_give_the_same_as_modules_and_as_programs() {
+async fn modules_programs_and_controllers_in_rust_give_the_same() {
     let (c, rust) = (examples().join("c/primes.c"), examples().join("rust/primes.rs"));
     let ranges = ranges();
     let expected: Vec<String> = ranges.iter().map(primes).collect();
@@ -446,12 +467,17 @@ async fn natively(c: &Path, rust: &Path, ranges: &[Value], expected: &[String]) 
     };
     let programs = vec![program("c", &of_c), program("rust", &of_rust)];
     let mut server = Server::start().await;
-    let agent = RunningAgent::start(Agent::new(), &[&server], |settings| {
+    let agent = RunningAgent::start(Agent::new().controller(Primes), &[&server], |settings| {
         settings.programs = programs;
         settings.work_dir = dir.path().join("work");
         settings.supervisor = Some(env!("CARGO_BIN_EXE_pcfarm-worker").into());
     });
     let (mut session, _) = server.welcomed().await;
+    // Spaces between tokens are a program's own.
+    let value = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| json!(text));
+    session.check_out(3, "primes", ranges.iter().map(Value::to_string)).await;
+    let of_agent: Vec<Value> = results(&mut session, 3).await.iter().map(value).collect();
+    assert_eq!(of_agent, expected.iter().map(value).collect::<Vec<Value>>());
     for (id, controller) in [(1, "exec:c"), (2, "exec:rust")] {
         session.check_out(id, controller, ranges.iter().map(Value::to_string)).await;
         assert_eq!(results(&mut session, id).await, expected, "{controller}");

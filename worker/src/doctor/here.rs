@@ -50,6 +50,7 @@ pub async fn look(asked: &Asked, explained: Option<&Explanation>) -> Vec<Finding
         }
     }
     findings.push(presence(settings, explained));
+    findings.extend(super::programs::programs(settings));
     findings
 }
 

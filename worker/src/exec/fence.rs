@@ -29,6 +29,25 @@ pub struct Fence<'a> {
     pub network: bool,
 }
 
+/// What of it this kernel has: files from Linux 5.13 on, TCP from 6.7, signals from 6.12.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    pub files: bool,
+    pub tcp: bool,
+    pub signals: bool,
+}
+
+pub fn kernel() -> Kernel {
+    let required = || Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let tcp = required().handle_access(AccessNet::from_all(RIGHTS));
+    let signals = required().scope(Scope::Signal);
+    Kernel {
+        files: available(),
+        tcp: tcp.and_then(Ruleset::create).is_ok(),
+        signals: signals.and_then(Ruleset::create).is_ok(),
+    }
+}
+
 /// Whether this kernel has it.
 pub fn available() -> bool {
     static AVAILABLE: LazyLock<bool> = LazyLock::new(|| {

@@ -1,0 +1,130 @@
+//! What holds back each of the owner's programs on this machine, in words: by its user, by the kernel's fence, by limits.
+//!
+//! Changes nothing and starts nothing: what is asked is what the launcher would ask.
+
+use super::{Finding, Step};
+use crate::exec::fence::{self, Kernel};
+use crate::exec::settings::Program;
+use crate::settings::Settings;
+
+/// A line for each, or one that says that there are none. None of them fails: an agent works, and what its owner trusts or what an old
+/// kernel lacks is said as advice.
+pub fn programs(settings: &Settings) -> Vec<Finding> {
+    // What is wrong with the list, settings have refused.
+    let list = settings.checked_programs().unwrap_or_default();
+    if list.is_empty() {
+        return vec![Finding::skipped(Step::Programs, "none: no [[program]] in the settings")];
+    }
+    let kernel = fence::kernel();
+    list.iter().map(|program| finding(program, kernel, program.installed())).collect()
+}
+
+fn finding(program: &Program, kernel: Kernel, installed: Result<(), String>) -> Finding {
+    let name = program.controller();
+    if let Err(why) = installed {
+        let advice = "the farm is not told of it, and its problems go to other workstations";
+        return Finding { advice: advice.to_owned(), ..Finding::skipped(Step::Programs, format!("{name}: {why}")) };
+    }
+    let mut advice = Vec::new();
+    let whose = match program.user {
+        Some(user) => format!("as user {}", user.uid),
+        None => "as the agent's own user".to_owned(),
+    };
+    let files = match (kernel.files, program.user) {
+        (true, _) if program.writable.is_empty() => {
+            "reads neither the agent's key nor what is hidden, writes to its own directories alone (Landlock)"
+        }
+        (true, _) => {
+            "reads neither the agent's key nor what is hidden, writes to its own directories and what writable names (Landlock)"
+        }
+        (false, Some(_)) => "reads and writes what that user may (no Landlock here)",
+        (false, None) => {
+            advice.push("this system has no Landlock: give it a user of its own (run_as, on an agent that is root)");
+            "MAY READ THE AGENT'S KEY and write where the agent may: its owner trusts it"
+        }
+    };
+    let signals = match (kernel.signals, program.user) {
+        (true, _) => "cannot signal what it has not started",
+        (false, Some(_)) => "may signal what runs as that user",
+        (false, None) => {
+            advice.push("before Linux 6.12 nothing but a user of its own (run_as) keeps it from signalling the agent");
+            "MAY SIGNAL THE AGENT"
+        }
+    };
+    let network = match (program.network, kernel.tcp) {
+        (true, _) => "has the network",
+        (false, true) => "no TCP",
+        (false, false) => {
+            advice.push("network = false needs Linux 6.7 or newer with Landlock: here it has no effect");
+            "HAS THE NETWORK although network = false"
+        }
+    };
+    let mib = |bytes: u64| bytes >> 20;
+    let limits = &program.limits;
+    let says = format!(
+        "{name}: {whose}; {files}; {signals}; {network}; at most {} MiB of memory with all that it starts, {} processes, {} MiB of disk \
+         (looked at twenty times a second)",
+        mib(limits.memory_bytes),
+        limits.processes,
+        mib(limits.disk_bytes)
+    );
+    Finding { advice: advice.join("; "), ..Finding::ok(Step::Programs, says) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::plan::User;
+
+    const NEW: Kernel = Kernel { files: true, tcp: true, signals: true };
+    const OLD: Kernel = Kernel { files: false, tcp: false, signals: false };
+
+    fn program(more: &str) -> Program {
+        #[derive(serde::Deserialize)]
+        struct File {
+            program: Vec<crate::exec::settings::ProgramSettings>,
+        }
+        let text = format!("[[program]]\nname = \"a\"\npath = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\n{more}");
+        let file: File = toml::from_str(&text).expect("a list");
+        let machine = crate::exec::settings::Machine { memory_bytes: 16 << 30, cores: 4, is_root: false };
+        crate::exec::settings::check(&file.program, &machine).expect("a good list").remove(0)
+    }
+
+    #[test]
+    fn an_owner_reads_what_holds_a_program_back_and_what_does_not() {
+        let shut = finding(&program("network = false\nmemory_mib = 512\nprocesses = 3"), NEW, Ok(()));
+        assert_eq!(shut.outcome, super::super::Outcome::Ok);
+        assert_eq!(shut.advice, "");
+        assert_eq!(
+            shut.says,
+            "exec:a: as the agent's own user; reads neither the agent's key nor what is hidden, writes to its own directories alone \
+             (Landlock); cannot signal what it has not started; no TCP; at most 512 MiB of memory with all that it starts, \
+             3 processes, 1024 MiB of disk (looked at twenty times a second)"
+        );
+
+        let open = finding(&program("network = false"), OLD, Ok(()));
+        assert!(!open.has_failed());
+        for word in ["MAY READ THE AGENT'S KEY", "MAY SIGNAL THE AGENT", "HAS THE NETWORK although network = false"] {
+            assert!(open.says.contains(word), "{word}: {}", open.says);
+        }
+        for word in ["Landlock", "run_as", "6.12", "6.7"] {
+            assert!(open.advice.contains(word), "{word}: {}", open.advice);
+        }
+
+        let wide = finding(&program("writable = [\"/dev/shm\"]"), NEW, Ok(()));
+        assert!(wide.says.contains("and what writable names"), "{}", wide.says);
+
+        let other = Program { user: Some(User { uid: 65534, gid: 65534 }), ..program("") };
+        let other = finding(&other, OLD, Ok(()));
+        assert!(other.says.starts_with("exec:a: as user 65534; reads and writes what that user may"), "{}", other.says);
+        assert_eq!(other.advice, "");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_says_so() {
+        let missing = finding(&program(""), NEW, Err("/nowhere: not found".to_owned()));
+        assert_eq!(missing.outcome, super::super::Outcome::Skipped);
+        assert_eq!(missing.says, "exec:a: /nowhere: not found");
+        assert!(missing.advice.contains("other workstations"));
+    }
+}

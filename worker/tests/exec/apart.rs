@@ -1,0 +1,157 @@
+//! What keeps programs and their agent apart, whichever of them ends, stands still or is hostile.
+
+use super::*;
+
+#[tokio::test]
+async fn a_revoked_problem_is_ended_with_all_it_has_started() {
+    let mut desk = Desk::new("").await;
+    let (mut agent, mut session) = desk.agent(2).await;
+    session.check_out(1, "exec:puppet", [puppet("orphan").to_string(), puppet("loop").to_string()]).await;
+    desk.wait_until("it does not start", || desk.processes().len() >= 3).await;
+    session.revoke(1).await;
+    let results = run(&mut session, 2, "puppet", &[add(&[1]), add(&[2])]).await;
+    assert_eq!(results, ["1", "2"]);
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_supervisor_that_is_frozen_holds_no_core() {
+    let mut desk = Desk::new("").await;
+    let (mut agent, mut session) = desk.agent(1).await;
+    assert_eq!(run(&mut session, 1, "puppet", &[add(&[1])]).await, ["1"]);
+    let program = desk.processes()[0];
+    let status = fs::read_to_string(format!("/proc/{program}/status")).expect("it is fed");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("it has one").trim();
+    let supervisor = rustix::process::Pid::from_raw(parent.parse().expect("a number")).expect("a process");
+    rustix::process::kill_process(supervisor, rustix::process::Signal::STOP).expect("it is ours");
+    // More than a pipe holds: nobody reads it.
+    let long = json!({"do": "add", "of": [], "more": "x".repeat(1 << 20)});
+    session.check_out(2, "exec:puppet", [long.to_string()]).await;
+    desk.wait_until("it is not asked", || desk.problems_in_hand() == 1).await;
+    session.revoke(2).await;
+    assert_eq!(run(&mut session, 3, "puppet", &[add(&[2])]).await, ["2"]);
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn programs_end_with_an_agent_that_is_killed() {
+    let mut desk = Desk::new("").await;
+    let config = desk.dir.path().join("worker.toml");
+    let script = desk.dir.path().join("puppet.py").display().to_string();
+    let text = format!(
+        "state_dir = {:?}\nwork_dir = {:?}\n[[program]]\nname = \"puppet\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [{script:?}]\n\
+         trusted = true\nenv = {{ MARK = {:?} }}\n",
+        desk.dir.path().join("state"),
+        desk.work_dir(),
+        desk.mark,
+    );
+    fs::write(&config, text).expect("written");
+    let start = |server: &Server| {
+        Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
+            .args(["--server", &server.url(), "--cores", "2", "--unattended", "--config"])
+            .arg(&config)
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the agent starts")
+    };
+    let mut agent = start(&desk.server);
+    let (session, hello) = desk.server.welcomed().await;
+    assert!(hello.controllers.contains(&"exec:puppet".to_owned()));
+    session.check_out(1, "exec:puppet", [puppet("orphan").to_string(), puppet("loop").to_string()]).await;
+    desk.wait_until("it does not start", || desk.processes().len() >= 3).await;
+    agent.kill().await.expect("it runs");
+    desk.wait_until("processes are left", || desk.processes().is_empty()).await;
+    drop(session);
+
+    // What it has left on the disk is gone when its successor has started.
+    let litter = |dir: &Path| fs::read_dir(dir).map_or(0, |entries| entries.flatten().count());
+    let of_programs = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().ends_with(".files");
+    let mut dirs = fs::read_dir(desk.work_dir()).expect("it is there").flatten();
+    let base = dirs.find(of_programs).expect("the agent's").path();
+    assert!(litter(&base) > 0);
+    let mut agent = start(&desk.server);
+    let (session, _) = desk.server.welcomed().await;
+    assert_eq!(litter(&base), 0);
+    let pid = agent.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).expect("it runs");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+    drop(session);
+    agent.wait().await.expect("it ends");
+    desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn programs_see_nothing_of_the_agent() {
+    see_nothing("trusted = false").await;
+}
+
+/// Not even when nothing but the fence keeps them from it.
+#[tokio::test]
+async fn programs_of_the_agents_user_see_nothing_of_it() {
+    let is_root = rustix::process::geteuid().is_root();
+    see_nothing(if is_root { "trusted = false\nrun_as = \"root\"" } else { "trusted = false" }).await;
+}
+
+async fn see_nothing(more: &str) {
+    let mut desk = Desk::new(more).await;
+    let secret = desk.file("secret", "hidden by name");
+    let open = desk.file("open", "for all");
+    // Keys that people press, which the agent may read.
+    let dev = desk.dir.path().join("dev");
+    let keyboard = dev.join("input/event0");
+    fs::create_dir_all(dev.join("input")).expect("made");
+    fs::write(&keyboard, "a password").expect("written");
+    fs::set_permissions(&keyboard, fs::Permissions::from_mode(0o666)).expect("opened");
+    let keyboard = keyboard.display().to_string();
+    let (mut agent, mut session) = {
+        let (programs, work_dir, hide) = (desk.programs.clone(), desk.work_dir(), vec![PathBuf::from(&secret)]);
+        let agent = RunningAgent::start(Agent::new(), &[&desk.server], |settings| {
+            fs::write(settings.state_dir.join("workstation.key"), "a key").expect("written");
+            settings.programs = programs;
+            settings.work_dir = work_dir;
+            settings.hide = hide;
+            settings.presence.dev = dev.clone();
+            settings.cores = 1;
+            settings.supervisor = Some(env!("CARGO_BIN_EXE_pcfarm-worker").into());
+        });
+        let (session, _) = desk.server.welcomed().await;
+        (agent, session)
+    };
+    let state_dir = agent.state_dir().to_owned();
+    let key = state_dir.join("workstation.key").display().to_string();
+    let through_proc = format!("/proc/{}/root{key}", std::process::id());
+    let environ = format!("/proc/{}/environ", std::process::id());
+    let payloads = [
+        json!({"do": "read", "paths": [key, through_proc, environ, secret, keyboard, open]}),
+        puppet("look"),
+        json!({"do": "signal", "pids": [std::process::id()]}),
+        json!({"do": "write", "path": format!("{}/new", desk.dir.path().display())}),
+        puppet("leave a file"),
+    ];
+    let results = run(&mut session, 1, "puppet", &payloads).await;
+    let results: Vec<Value> = results.iter().map(|text| serde_json::from_str(text).expect(text)).collect();
+    assert_eq!(results[0][&key], "PermissionError");
+    assert_eq!(results[0][&through_proc], "PermissionError");
+    assert_eq!(results[0][&environ], "PermissionError");
+    assert_eq!(results[0][&secret], "PermissionError");
+    assert_eq!(results[0][&keyboard], "PermissionError");
+    assert_eq!(results[0][&open], "read 7 bytes");
+    let seen = results[1]["environment"].as_object().expect("an object");
+    let allowed = ["HOME", "LANG", "LC_ALL", "LC_CTYPE", "MARK", "PATH", "PWD", "TMPDIR", "TZ"];
+    assert!(seen.keys().all(|name| allowed.contains(&name.as_str())), "{seen:?}");
+    assert_eq!(results[1]["descriptors"], json!([0, 1, 2]));
+    assert_eq!(results[2][&std::process::id().to_string()], "PermissionError");
+    assert_eq!(results[3], "PermissionError");
+    let directory = results[4].as_str().expect("its directory");
+    assert!(!Path::new(directory).exists(), "a problem's directory stays");
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
