@@ -115,17 +115,18 @@ mod tests {
         let (mut grpc, mut rest, telling) = apart(Incoming::either(listener, LIMITS, None), stopping.clone());
         let telling = JoinSet::from_iter([telling]);
         let mut silent = TcpStream::connect(address).await.expect("the backlog takes it");
-        for (first, second, from) in [
-            ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "", &mut grpc),
-            ("P", "RI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &mut grpc),
-            ("P", "OST / HTTP/1.1\r\n\r\n", &mut rest),
-            ("GET / HTTP/1.1\r\n\r\n", "", &mut rest),
+        for (first, second, protocol) in [
+            ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "", Protocol::Http2),
+            ("P", "RI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Protocol::Http2),
+            ("P", "OST / HTTP/1.1\r\n\r\n", Protocol::Http1),
+            ("GET / HTTP/1.1\r\n\r\n", "", Protocol::Http1),
         ] {
             let mut client = TcpStream::connect(address).await.expect("the backlog takes it");
             client.set_nodelay(true).expect("it is open");
             client.write_all(first.as_bytes()).await.expect("connected");
             tokio::task::yield_now().await;
             client.write_all(second.as_bytes()).await.expect("connected");
+            let from = if protocol == Protocol::Http2 { &mut grpc } else { &mut rest };
             let mut connection = from.next().await.expect("it is served").expect("accepted");
             let mut bytes = vec![0; first.len() + second.len()];
             connection.read_exact(&mut bytes).await.expect("connected");
