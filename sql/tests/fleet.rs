@@ -408,7 +408,7 @@ async fn what_is_wanted_of_presence_is_checked_and_kept_by_name() {
     assert_eq!(queue.number("select count(*) from pcfarm.presence").await, 0);
     let names = ["pc".to_owned(), "later".to_owned()];
     let set = async |settings: &'static str| {
-        presence::set_presence(&client, &names, &RawJson(settings.into())).await.expect("set");
+        presence::set_presence(&client, &names, &RawJson(settings.into()), "").await.expect("set");
     };
     set(r#"{"start_after": 1800, "hours": ["mon-fri 18:00-7:00", "sat,sun", "22:00-24:00"], "on_return": "freeze"}"#)
         .await;
