@@ -18,7 +18,7 @@ use pcfarm_proto::ids::JobId;
 use crate::output::Format;
 use access::{CreateUserArgs, CredentialsVerb, JoinTokenVerb, LoginArgs, PasswordArgs, Role, TokensVerb};
 use files::FilesVerb;
-use fleet::{CHOSEN_HELP, DrainArgs, ForgetArgs, NoteArgs, UndrainArgs};
+use fleet::{CHOSEN_HELP, DrainArgs, ForgetArgs, NoteArgs, UndrainArgs, WakeArgs};
 use schedules::SchedulesVerb;
 use sharing::{ProfilesVerb, QueueVerb, QuotaArgs, ResourcesVerb, SetLimitsArgs};
 use types::TypesVerb;
@@ -119,6 +119,8 @@ pub enum Verb {
     Undrain(UndrainArgs),
     /// Remember something about workstations, for whoever looks at them
     Note(NoteArgs),
+    /// Wake workstations that sleep or are switched off, where their owners allow it
+    Wake(WakeArgs),
     /// Remove workstations that are gone for good, with their certificates
     Forget(ForgetArgs),
     /// What workstations may take: users, job types, labels, size

@@ -4,11 +4,12 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use anyhow::{Context, Result};
 use pcfarm_proto::v1::{
-    DrainWorkstationsRequest, ForgetWorkstationsRequest, ForgottenWorkstation, NoteWorkstationsRequest, Workstation,
+    DrainWorkstationsRequest, ForgetWorkstationsRequest, ForgottenWorkstation, NoteWorkstationsRequest,
+    WakeWorkstationsRequest, Workstation,
 };
 use serde::Serialize;
 
-use crate::args::fleet::{DrainArgs, ForgetArgs, NoteArgs, UndrainArgs};
+use crate::args::fleet::{DrainArgs, ForgetArgs, NoteArgs, UndrainArgs, WakeArgs};
 use crate::exit::Failure;
 use crate::farm::Farm;
 use crate::output::{self, Output};
@@ -80,6 +81,21 @@ pub async fn note(farm: &Farm, args: NoteArgs, output: Output) -> Result<()> {
         noted.extend(after(noted.len(), call)?.workstations);
     }
     workstations::print(&noted, output)
+}
+
+pub async fn wake(farm: &Farm, args: WakeArgs, output: Output) -> Result<()> {
+    let WakeArgs { chosen, yes } = args;
+    let meant = meant(farm, &chosen.workstations).await?;
+    if meant.len() > 1 {
+        confirm(&format!("wake {}", many(&meant)), yes)?;
+    }
+    let (mut client, mut woken) = (farm.workstations(), Vec::new());
+    for workstation_ids in in_calls(&ids(&meant)) {
+        let request = WakeWorkstationsRequest { workstation_ids };
+        let call = farm.call("waking", client.wake_workstations(farm.request(request))).await;
+        woken.extend(after(woken.len(), call)?.workstations);
+    }
+    workstations::print(&woken, output)
 }
 
 pub async fn forget(farm: &Farm, args: ForgetArgs, output: Output) -> Result<()> {

@@ -138,6 +138,7 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Drain(args) => fleet::drain(&farm, args, output).await?,
         Verb::Undrain(args) => fleet::undrain(&farm, args, output).await?,
         Verb::Note(args) => fleet::note(&farm, args, output).await?,
+        Verb::Wake(args) => fleet::wake(&farm, args, output).await?,
         Verb::Forget(args) => fleet::forget(&farm, args, output).await?,
         Verb::Explain(ExplainVerb::Job(args)) => explain::job(&farm, args.id, output).await?,
         Verb::Explain(ExplainVerb::Workstation { workstation }) => {

@@ -23,7 +23,7 @@ pub fn wish(text: &str) -> Result<(String, Value), String> {
     let value = match name {
         // None at all is a time here, too.
         _ if TIMES.contains(&name) && value != "0" => crate::settings::duration(value)?.as_secs_f64().into(),
-        "hours" => value.split(';').map(|window| Value::from(window.trim())).collect(),
+        "hours" | "wake_hours" => value.split(';').map(|window| Value::from(window.trim())).collect(),
         _ => serde_json::from_str(value).unwrap_or_else(|_| Value::from(value)),
     };
     Ok((name.to_owned(), value))
@@ -40,7 +40,7 @@ pub async fn run(farm: &Farm, args: PresenceArgs, output: Output) -> Result<()> 
     }
     if !settings.is_empty() {
         let settings = Value::Object(settings).to_string().into();
-        let request = SetPresenceRequest { hostnames: hostnames.clone(), settings };
+        let request = SetPresenceRequest { hostnames: hostnames.clone(), settings, version: String::new() };
         let mut client = farm.workstations();
         farm.call("setting what agents go by", client.set_presence(farm.request(request))).await?;
     }

@@ -141,7 +141,7 @@ pub fn print(changed: &[Workstation], output: Output) -> Result<()> {
         || match changed {
             [one] => {
                 let (id, host) = (one.workstation_id, cut(&one.hostname, 60));
-                format!("workstation {id} ({host}) is {}: {}", state(one), cut(&why(one), 400))
+                format!("workstation {id} ({host}) is {}: {}", shown_state(one), cut(&why(one), 400))
             }
             several => table(several, true, now),
         },
@@ -156,7 +156,7 @@ pub fn table(workstations: &[Workstation], all: bool, now: jiff::Timestamp) -> S
     let mut columns = vec![
         (Column::Number("ID"), workstations.iter().map(|one| one.workstation_id.to_string()).collect::<Vec<_>>()),
         (Column::Text("HOST"), workstations.iter().map(|one| cut(&one.hostname, 24)).collect()),
-        (Column::Text("STATE"), workstations.iter().map(|one| state(one).to_owned()).collect()),
+        (Column::Text("STATE"), workstations.iter().map(|one| shown_state(one).to_owned()).collect()),
         (Column::Text("SINCE"), workstations.iter().map(|one| ago(one.since.as_ref(), now)).collect()),
         (Column::Number("SPEED"), workstations.iter().map(|one| speed(one.speed.as_ref())).collect()),
     ];
@@ -187,7 +187,8 @@ fn narrow(one: &Workstation, width: usize, now: jiff::Timestamp) -> String {
     let (id, host) = (one.workstation_id, cut(&one.hostname, width / 2));
     let asides = ASIDES.iter().map(|(_, what, value)| (what, value(one))).filter(|(_, value)| value != NOTHING);
     let asides: Vec<String> = asides.map(|(what, value)| format!("{what} {value}")).collect();
-    let first = format!("{id} {host} {}, {}, {}", state(one), ago(one.since.as_ref(), now), speed(one.speed.as_ref()));
+    let first =
+        format!("{id} {host} {}, {}, {}", shown_state(one), ago(one.since.as_ref(), now), speed(one.speed.as_ref()));
     let mut text = output::wrapped(&first, "", width);
     text.push_str(&output::wrapped(&cut(&why(one), 160), "    ", width));
     text.push_str(&output::wrapped(&asides.join("; "), "    ", width));
@@ -256,6 +257,14 @@ fn holds(held: &[WorkstationCheckout]) -> Option<String> {
     Some(if each.len() == 0 { first } else { format!("{first}, +{}", each.len()) })
 }
 
+/// For people, whom it matters whether something is wrong.
+fn shown_state(workstation: &Workstation) -> &'static str {
+    match state(workstation) {
+        "dead" if workstation.asleep => "asleep",
+        state => state,
+    }
+}
+
 fn state(workstation: &Workstation) -> &'static str {
     match workstation.state() {
         WorkstationState::Unspecified => "unknown",
@@ -302,6 +311,9 @@ struct WorkstationJson<'a> {
     yields: Option<YieldsJson>,
     presence: Vec<SettingJson<'a>>,
     presence_wanted: Option<serde_json::Value>,
+    asleep: bool,
+    can_be_woken: bool,
+    woken: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -390,6 +402,9 @@ fn json(one: &Workstation) -> WorkstationJson<'_> {
         yields: one.yields.map(|Yields { p50_ms, p99_ms, count }| YieldsJson { p50_ms, p99_ms, count }),
         presence: one.presence.iter().map(setting_json).collect(),
         presence_wanted: serde_json::from_slice(&one.presence_wanted).ok(),
+        asleep: one.asleep,
+        can_be_woken: one.can_be_woken,
+        woken: text::rfc3339(one.woken.as_ref()),
     }
 }
 

@@ -281,6 +281,22 @@ async fn every_resource_is_there() -> Result<()> {
     ensure!(said.json()?["labels"] == json!(["big"]) && said.header("etag") != Some("\"none\""), "{said:?}");
     client.send("PATCH", selection, &new, big).await?.is(412)?;
     ensure!(client.get(selection).await?.is(200)?.header("etag") == said.header("etag"));
+    let presence = "/api/v1/hosts/pc1/presence";
+    let none = client.get(presence).await?.is(200)?;
+    ensure!(none.json()? == json!({"hostname": "pc1"}) && none.header("etag") == Some("\"none\""), "{none:?}");
+    let wish = |wish: Value| Some(wish.to_string().into_bytes());
+    let careful = wish(json!({"start_after": 1800, "on_battery": false}));
+    let said = client.send("PATCH", presence, &new, careful.clone()).await?.is(200)?;
+    ensure!(said.json()? == json!({"hostname": "pc1", "start_after": 1800, "on_battery": false}), "{said:?}");
+    client.send("PATCH", presence, &new, careful).await?.is(412)?;
+    ensure!(client.get(presence).await?.is(200)?.header("etag") == said.header("etag"));
+    let version = [("If-Match", said.header("etag").unwrap_or_default()), ("Content-Type", "application/json")];
+    client.send("PATCH", presence, &version, wish(json!({"start_after": "soon"}))).await?.is(422)?;
+    let less = client.send("PATCH", presence, &version, wish(json!({"on_battery": null}))).await?.is(200)?;
+    ensure!(
+        less.json()? == json!({"hostname": "pc1", "start_after": 1800}) && less.header("etag") != said.header("etag")
+    );
+    client.json("PATCH", presence, json!({"start_after": null})).await?.is(200)?;
     client.get("/api/v1/slots").await?.is(200)?;
     // Queue control.
     client.json("PUT", "/api/v1/queue/suspension", json!({"reason": "maintenance"})).await?.is(204)?;

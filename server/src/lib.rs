@@ -4,7 +4,8 @@
 //! - what it is told: [`settings`]; how it starts and stops: [`run`]; how many files it may open: [`descriptors`]
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
-//! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]
+//! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]; waking those
+//!   that sleep: `waking`
 //! - what is measured: [`instruments`]; what became of a submission: [`traces`]; what the service manager is told: [`watchdog`]
 //! - what is stored before it is loaded: [`originals`], and where: [`s3`]; files by their hashes: [`files`]
 //! - telling people what they asked to be told: [`alerts`]; others by HTTP: [`outward`]; what is to be done when: [`schedules`]
@@ -37,5 +38,6 @@ pub mod session;
 pub mod settings;
 pub mod traces;
 pub mod upkeep;
+mod waking;
 pub mod watch;
 pub mod watchdog;

@@ -12,7 +12,8 @@ use crate::reads::Reads;
 use crate::settings::{Database, HttpListen, Settings};
 use crate::traces::Traces;
 use crate::{
-    alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, watch, watchdog,
+    alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, waking, watch,
+    watchdog,
 };
 use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
@@ -150,6 +151,7 @@ async fn serve(
     parts.spawn(access::lasting::watch(farm.access.clone(), stopping.clone()));
     parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
+    parts.spawn(waking::run(farm.clone()));
     parts.spawn(alerts::run(farm.clone(), settings.mailer.clone()));
     if let Some(tls) = &farm.tls {
         parts.spawn(tls.clone().watch(stopping.clone()));

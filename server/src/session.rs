@@ -564,6 +564,7 @@ mod tests {
             drain_reason: if drained { "fan".to_owned() } else { String::new() },
             same_instance: false,
             was_dead: false,
+            woken: false,
             selection: None,
             presence: None,
             slots: Vec::new(),

@@ -355,6 +355,7 @@ returns text language sql stable as $$
             select md5(coalesce(jsonb_agg(to_jsonb(q) order by q.period), '[]')::text)
             from pcfarm.quota q where q.owner = version_of.name::name)
         when 'selection' then (select md5(s.selection::text) from pcfarm.selection s where s.hostname = version_of.name)
+        when 'presence' then (select md5(r.wanted::text) from pcfarm.presence r where r.hostname = version_of.name)
         when 'resource' then (
             select md5(jsonb_build_array(r.tokens, r.description)::text) from pcfarm.resource r where r.name = version_of.name)
         when 'profile entry' then (
@@ -386,6 +387,8 @@ begin
         when 'defaults' then perform from pcfarm.farm f for no key update;
         when 'selection' then
             perform from pcfarm.selection s where s.hostname = expect_version.name for no key update;
+        when 'presence' then
+            perform from pcfarm.presence r where r.hostname = expect_version.name for no key update;
         when 'resource' then
             perform from pcfarm.resource r where r.name = expect_version.name for no key update;
         when 'profile entry' then

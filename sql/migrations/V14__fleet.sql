@@ -24,6 +24,19 @@ begin
         using errcode = 'invalid_parameter_value', constraint = 'presence';
 end $$;
 
+-- Hours of the week, as agents have them in their files.
+create function pcfarm.are_hours(value jsonb)
+returns boolean language plpgsql immutable as $$
+declare
+    days  constant text := '(mon|tue|wed|thu|fri|sat|sun)';
+    clock constant text := '([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00';
+begin
+    return jsonb_typeof(value) = 'array' and jsonb_array_length(value) <= 50 and not exists (
+        select from jsonb_array_elements(value) h
+        where jsonb_typeof(h) <> 'string'
+            or h #>> '{}' !~* format('^(%1$s([-,]%1$s)*|(%2$s)-(%2$s)|%1$s([-,]%1$s)* (%2$s)-(%2$s))$', days, clock));
+end $$;
+
 -- Settings that are not given stay as they are; null: not wanted any more. What an agent's owner does not allow does not hold there.
 create function pcfarm.set_presence(hostnames text[], settings jsonb)
 returns void language plpgsql as $$
@@ -31,11 +44,10 @@ declare
     one   record;
     times constant text[] := array['start_after', 'resume_after', 'give_back_after'];
     flags constant text[] := array['on_battery', 'on_metered', 'beside_full_screen'];
-    days  constant text := '(mon|tue|wed|thu|fri|sat|sun)';
-    clock constant text := '([01]?[0-9]|2[0-4]):[0-5][0-9]';
 begin
     perform pcfarm.check_options(settings,
-        times || flags || array['on_return', 'load', 'free_memory', 'memory_limit_mib', 'hours'], 'presence');
+        times || flags || array['on_return', 'load', 'free_memory', 'memory_limit_mib', 'hours',
+            'wake_hours', 'wake_time_zone', 'wake_address'], 'presence');
     for one in select s.key, s.value, jsonb_typeof(s.value) as kind, s.value #>> '{}' as said from jsonb_each(settings) s loop
         if one.kind = 'null' then
             continue;
@@ -63,10 +75,15 @@ begin
             if one.kind <> 'number' or one.value::numeric not between 1 and 1e12 or one.value::numeric % 1 <> 0 then
                 perform pcfarm.no_presence(one.key, one.value, 'a whole number of MiB');
             end if;
-        elsif one.kind <> 'array' or jsonb_array_length(one.value) > 50 or exists (
-            select from jsonb_array_elements(one.value) h
-            where jsonb_typeof(h) <> 'string' or h #>> '{}' !~* format('^(%1$s([-,]%1$s)*|%2$s-%2$s|%1$s([-,]%1$s)* %2$s-%2$s)$', days, clock))
-        then
+        elsif one.key = 'wake_address' then
+            if one.kind <> 'string' or one.said !~ '^[A-Za-z0-9._:\[\]-]{1,255}$' then
+                perform pcfarm.no_presence(one.key, one.value, 'an address that a network hears, such as 192.0.2.255 or 192.0.2.255:9,');
+            end if;
+        elsif one.key = 'wake_time_zone' then
+            if one.kind <> 'string' or not exists (select from pg_timezone_names z where z.name = one.said) then
+                perform pcfarm.no_presence(one.key, one.value, 'a time zone such as Europe/Berlin');
+            end if;
+        elsif not pcfarm.are_hours(one.value) then
             perform pcfarm.no_presence(one.key, one.value, 'a list of hours such as "mon-fri 18:00-07:00"');
         end if;
     end loop;
@@ -78,8 +95,9 @@ begin
 end $$;
 comment on function pcfarm.set_presence is
     'What agents of these host names are to go by: start_after, resume_after, give_back_after (seconds), on_return, load, free_memory, '
-    'memory_limit_mib, on_battery, on_metered, beside_full_screen, hours. What is not named stays; null removes it. An agent is made '
-    'more careful by it, and less so only where its owner allows that.';
+    'memory_limit_mib, on_battery, on_metered, beside_full_screen, hours; and, for servers, wake_hours, wake_time_zone and '
+    'wake_address. What is not named stays; null removes it. An agent is made more careful by it, and less so only where its '
+    'owner allows that.';
 
 -- Removes workstations that are gone for good. Those that are connected, or were a moment ago, are refused unless `force`:
 -- then what they hold comes back at no cost. Their certificates let nobody in any more. Checkouts and events keep their
@@ -255,7 +273,7 @@ end $$;
 revoke all on routine pcfarm.failed_lately(), pcfarm.suspects(integer), pcfarm.fails_more_than_others(),
     pcfarm.quarantine_workstations() from public;
 revoke all on routine pcfarm.drainer(), pcfarm.drain_reason(text, text, timestamptz),
-    pcfarm.forget_workstations(bigint[], boolean), pcfarm.no_presence(text, jsonb, text),
+    pcfarm.forget_workstations(bigint[], boolean), pcfarm.no_presence(text, jsonb, text), pcfarm.are_hours(jsonb),
     pcfarm.set_presence(text[], jsonb) from public;
 do $$
 begin

@@ -318,6 +318,13 @@ create table pcfarm.workstation (
     yield_p99_ms   bigint,
     -- What its agent goes by when it decides whether it may work: [{"name", "value", "by", "refused"}, …]; null: it has not said.
     presence       jsonb,
+    -- How it can be woken, as far as its owner lets the farm know: its network card, and the address that all hear in the card's network.
+    wake_card      text constraint wake_card check (wake_card ~ '^([0-9a-f]{2}:){5}[0-9a-f]{2}$'),
+    wake_broadcast text,
+    -- When the farm began to wake it last.
+    woken_at       timestamptz,
+    -- It has said that it goes to sleep: that it is silent does not mean that something is wrong.
+    asleep         boolean not null default false,
     -- The connection that speaks for it: what was handed out to an older one comes back as never received.
     session        bigint not null,
     server_id      bigint not null,

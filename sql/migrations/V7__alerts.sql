@@ -478,10 +478,10 @@ returns jsonb language sql stable as $$
                 select l.job_id::text as job_id, l.name, l.outcome as state from late l order by l.job_id limit 10) t),
         'workstations_died', (select count(*) from event e where e.what = 'workstation dead'),
         'workstations_back', (select count(*) from event e where e.what = 'workstation back'),
-        'workstations_dead', (select count(*) from pcfarm.workstation w where w.state = 'dead'),
+        'workstations_dead', (select count(*) from pcfarm.workstation w where w.state = 'dead' and not w.asleep),
         'dead', (
             select coalesce(jsonb_agg(t.hostname), '[]') from (
-                select w.hostname from pcfarm.workstation w where w.state = 'dead' order by w.since desc limit 10) t),
+                select w.hostname from pcfarm.workstation w where w.state = 'dead' and not w.asleep order by w.since desc limit 10) t),
         'settings', (
             select coalesce(jsonb_agg(to_jsonb(t)), '[]') from (
                 select s.who, s.what, s.times, coalesce(s.subjects, '{}') as subjects from setting s

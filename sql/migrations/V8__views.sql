@@ -36,7 +36,8 @@ select w.workstation_id, w.hostname,
     coalesce(w.silent_since, s.heard_at) as last_heard, w.server_id, s.name as server_name,
     w.drain, w.drained_by, w.drained_since, w.drained_why, w.drain_deadline, w.quarantine, w.note, w.idle_source, w.power,
     v.job_type as speed_job_type, v.problems_per_second, v.measured_at as speed_measured_at,
-    w.yields, w.yield_p50_ms, w.yield_p99_ms, w.presence, r.wanted as presence_wanted
+    w.yields, w.yield_p50_ms, w.yield_p99_ms, w.presence, r.wanted as presence_wanted,
+    w.asleep, w.wake_card is not null as can_be_woken, w.woken_at
 from pcfarm.workstation w
 left join pcfarm.workstation_speed v on v.workstation_id = w.workstation_id
 left join pcfarm.server s on s.server_id = w.server_id

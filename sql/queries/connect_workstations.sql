@@ -4,15 +4,15 @@
 -- other in a circle. A session's number is drawn under its row's lock, so that of two connections the one that comes
 -- last has the newer. Controllers come as pairs of a position ($10, from 1) and a name ($11), and so do labels ($12, $13),
 -- GPUs ($16, $17) and programs ($18, $19). $20 and $21 are what it tells absence by, and what it runs on; $22 to $24 how often and
--- how quickly it gave way, and $25 what it goes by, as texts of JSON.
+-- how quickly it gave way, $25 what it goes by, as texts of JSON, and $26 and $27 how it can be woken.
 with asked as materialized (
     select a.*
     from unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[], $6::text[], $7::text[], $8::text[],
         $14::text[], $15::text[], $20::text[], $21::text[],
-        $22::integer[], $23::bigint[], $24::bigint[], $25::text[])
+        $22::integer[], $23::bigint[], $24::bigint[], $25::text[], $26::text[], $27::text[])
         with ordinality
         as a(identity, instance, hostname, cores, memory_bytes, system, agent_version, state, system_name, arch, idle_source,
-            power, yields, yield_p50_ms, yield_p99_ms, presence, position)),
+            power, yields, yield_p50_ms, yield_p99_ms, presence, wake_card, wake_broadcast, position)),
 offered as materialized (
     select o.position, array_agg(o.controller order by o.n) as controllers
     from unnest($10::integer[], $11::text[]) with ordinality as o(position, controller, n)
@@ -36,11 +36,12 @@ prior as materialized (
     for update),
 connected as (
     insert into pcfarm.workstation as w (identity, instance, hostname, cores, memory_bytes, system, agent_version,
-        system_name, arch, gpus, programs, controllers, labels, state, session, server_id, idle_source, power, yields, yield_p50_ms, yield_p99_ms, presence)
+        system_name, arch, gpus, programs, controllers, labels, state, session, server_id, idle_source, power, yields, yield_p50_ms, yield_p99_ms, presence,
+        wake_card, wake_broadcast)
     select a.identity, a.instance, a.hostname, a.cores, a.memory_bytes, a.system, a.agent_version,
         a.system_name, a.arch, coalesce(g.gpus, '{}'), coalesce(r.programs, '{}'), coalesce(o.controllers, '{}'),
         coalesce(l.labels, '{}'), a.state, nextval('pcfarm.session_number'), $9, a.idle_source, a.power,
-        a.yields, a.yield_p50_ms, a.yield_p99_ms, a.presence::jsonb
+        a.yields, a.yield_p50_ms, a.yield_p99_ms, a.presence::jsonb, a.wake_card, a.wake_broadcast
     from asked a
     left join prior p on p.identity = a.identity
     left join offered o on o.position = a.position
@@ -59,15 +60,16 @@ connected as (
         reason = case when w.drain then pcfarm.drain_reason(w.drained_by, w.drained_why, w.drain_deadline) else '' end,
         idle_source = excluded.idle_source, power = excluded.power,
         yields = excluded.yields, yield_p50_ms = excluded.yield_p50_ms, yield_p99_ms = excluded.yield_p99_ms,
-        presence = excluded.presence,
+        presence = excluded.presence, wake_card = excluded.wake_card, wake_broadcast = excluded.wake_broadcast, asleep = false,
         silent_since = null, connected_at = clock_timestamp()
     returning w.workstation_id, w.identity, w.instance, w.session, w.drain, w.reason)
 select c.workstation_id, c.session, c.drain, case when c.drain then c.reason else '' end as drain_reason, coalesce(p.instance = c.instance, false) as same_instance,
     coalesce(p.state = 'dead', false) as was_dead, s.selection,
-    r.wanted as presence, array(select o.name from pcfarm.slot o where o.hostname = a.hostname order by o.name) as slots
+    r.wanted as presence, coalesce(k.tries > 0, false) as woken, array(select o.name from pcfarm.slot o where o.hostname = a.hostname order by o.name) as slots
 from asked a
 join connected c on c.identity = a.identity
 left join prior p on p.identity = a.identity
 left join pcfarm.selection s on s.hostname = a.hostname
 left join pcfarm.presence r on r.hostname = a.hostname
+left join pcfarm.wake k on k.workstation_id = c.workstation_id
 order by a.position

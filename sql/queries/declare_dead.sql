@@ -22,7 +22,8 @@ dying as materialized (
     order by w.workstation_id
     limit 1000
     for update of w skip locked)
-update pcfarm.workstation w set state = 'dead', since = clock_timestamp(), reason = 'not heard of for the lease'
+update pcfarm.workstation w set state = 'dead', since = clock_timestamp(),
+    reason = case when w.asleep then w.reason else 'not heard of for the lease' end
 from dying d
 where w.workstation_id = d.workstation_id
 returning w.workstation_id, w.hostname

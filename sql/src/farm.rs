@@ -67,6 +67,12 @@ pub struct Workstation {
     /// What is wanted of its agent's presence, as `pcfarm.set_presence` keeps it.
     pub presence_wanted: Option<RawJson>,
     pub speed: Option<Speed>,
+    /// It has said that it goes to sleep.
+    pub asleep: bool,
+    /// Its owner lets it be woken.
+    pub can_be_woken: bool,
+    /// When the farm began to wake it last.
+    pub woken_at: Option<SystemTime>,
 }
 
 /// That an administrator lets it take no more.
@@ -206,6 +212,9 @@ fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error>
         note: row.try_get("note")?,
         signs: signs_of_row(row)?,
         presence_wanted: row.try_get("presence_wanted")?,
+        asleep: row.try_get("asleep")?,
+        can_be_woken: row.try_get("can_be_woken")?,
+        woken_at: row.try_get("woken_at")?,
         speed: speed_of_row(row)?,
     })
 }
@@ -396,6 +405,14 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
     let reason = &workstation.reason;
     let mut reasons = Vec::new();
     match workstation.state {
+        WorkstationState::Dead if workstation.asleep => {
+            let wakes = if workstation.can_be_woken {
+                format!("`pcfarm wake {id}` wakes it.")
+            } else {
+                "Its owner does not let the farm wake it.".to_owned()
+            };
+            reasons.push(format!("It has been asleep for {since}, as it said: {reason}. {wakes}"));
+        }
         WorkstationState::Dead => reasons.push(format!(
             "It has been dead for {since}: {reason}. What it held is back on the queue. It works again when its agent \
              connects: is the PC on, does pcfarm-worker run, does it reach a server?"
@@ -521,6 +538,9 @@ mod tests {
             note: String::new(),
             signs: Signs::default(),
             presence_wanted: None,
+            asleep: false,
+            can_be_woken: false,
+            woken_at: None,
             speed: None,
             holds: vec![held; holds as usize],
         }

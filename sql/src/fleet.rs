@@ -56,6 +56,45 @@ pub async fn note(
     judged(client, &ids, changed.len()).await
 }
 
+/// Wakes those that sleep. One that is not there, or that must not be woken, is an error of the database with a message for people.
+pub async fn wake(client: &ClientWrapper, workstations: &[WorkstationId]) -> Result<(), Error> {
+    client.run(include_str!("../queries/wake.sql"), &[&ids(workstations)]).await.map(drop)
+}
+
+/// Wakes those for which there is work, in the hours that administrators have set; returns how many there are.
+pub async fn wake_for_work(client: &impl Queries) -> Result<i64, Error> {
+    client.run(include_str!("../queries/wake_for_work.sql"), &[]).await?[0].try_get(0)
+}
+
+/// A workstation that is to be woken now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wake {
+    pub workstation_id: WorkstationId,
+    pub hostname: String,
+    /// Its network card.
+    pub card: String,
+    /// Where to send.
+    pub address: String,
+    /// From 1.
+    pub attempt: i32,
+}
+
+/// Those that this server is to try to wake now.
+pub async fn claim_wakes(client: &impl Queries) -> Result<Vec<Wake>, Error> {
+    let rows = client.run(include_str!("../queries/claim_wakes.sql"), &[]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Wake {
+                workstation_id: row.try_get("workstation_id")?,
+                hostname: row.try_get("hostname")?,
+                card: row.try_get("card")?,
+                address: row.try_get("address")?,
+                attempt: row.try_get("try")?,
+            })
+        })
+        .collect()
+}
+
 /// Removes workstations that are gone for good, with their credentials; returns what they were called. One that is not there,
 /// or, unless it is forced, not dead, is an error of the database with a message for people.
 pub async fn forget(

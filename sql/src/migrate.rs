@@ -18,6 +18,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V12__files", include_str!("../migrations/V12__files.sql")),
     ("V13__requirements", include_str!("../migrations/V13__requirements.sql")),
     ("V14__fleet", include_str!("../migrations/V14__fleet.sql")),
+    ("V15__waking", include_str!("../migrations/V15__waking.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

@@ -55,6 +55,17 @@ pub struct Introduction {
     /// `waiting`, `suspended` or `draining`.
     pub state: &'static str,
     pub signs: Signs,
+    /// None: its owner does not let it be woken.
+    pub waking: Option<Waking>,
+}
+
+/// How a workstation can be woken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waking {
+    /// Its network card: `52:54:00:12:34:56`.
+    pub card: String,
+    /// The address that all hear in the card's network, if its agent knows.
+    pub broadcast: Option<String>,
 }
 
 /// What an agent says about its workstation's person, for people; empty where it has said nothing.
@@ -94,6 +105,8 @@ pub struct Connection {
     pub selection: Option<RawJson>,
     /// What is wanted of its agent's presence, as `pcfarm.set_presence` keeps it.
     pub presence: Option<RawJson>,
+    /// It was being woken.
+    pub woken: bool,
     /// What its agent is to run beside it.
     pub slots: Vec<String>,
 }
@@ -145,6 +158,8 @@ pub async fn connect(
                 &each(all, |who| who.signs.yields.map(|yields| yields.p50_ms)),
                 &each(all, |who| who.signs.yields.map(|yields| yields.p99_ms)),
                 &each(all, |who| who.signs.settings.clone()),
+                &each(all, |who| who.waking.as_ref().map(|waking| waking.card.clone())),
+                &each(all, |who| who.waking.as_ref().and_then(|waking| waking.broadcast.clone())),
             ],
         )
         .await?;
@@ -157,6 +172,7 @@ pub async fn connect(
                 drain_reason: row.try_get("drain_reason")?,
                 same_instance: row.try_get("same_instance")?,
                 was_dead: row.try_get("was_dead")?,
+                woken: row.try_get("woken")?,
                 selection: row.try_get("selection")?,
                 presence: row.try_get("presence")?,
                 slots: row.try_get("slots")?,
@@ -220,6 +236,8 @@ pub struct StateChange {
     /// `waiting`, `suspended` or `draining`.
     pub state: &'static str,
     pub reason: String,
+    /// It goes to sleep: its silence will not mean that something is wrong.
+    pub asleep: bool,
     pub signs: Signs,
 }
 
@@ -229,13 +247,16 @@ pub async fn change_state(
     session: i64,
     change: &StateChange,
 ) -> Result<(), Error> {
-    let StateChange { state, reason, signs } = change;
+    let StateChange { state, reason, asleep, signs } = change;
     let Signs { idle_source, power, yields, settings } = signs;
     let count = yields.map(|yields| yields.count);
     let (p50, p99) = (yields.map(|yields| yields.p50_ms), yields.map(|yields| yields.p99_ms));
     let statement = include_str!("../queries/change_workstation_state.sql");
     client
-        .run(statement, &[&workstation_id, &session, state, reason, idle_source, power, &count, &p50, &p99, settings])
+        .run(
+            statement,
+            &[&workstation_id, &session, state, reason, idle_source, power, &count, &p50, &p99, settings, asleep],
+        )
         .await
         .map(drop)
 }
@@ -300,9 +321,21 @@ pub async fn selection(client: &ClientWrapper, hostname: &str) -> Result<(RawJso
     Ok((row.try_get("selection")?, row.try_get("version")?))
 }
 
-/// What agents of these names are to go by. `settings`: a JSON object, as `pcfarm.set_presence` takes it.
-pub async fn set_presence(client: &ClientWrapper, hostnames: &[String], settings: &RawJson) -> Result<(), Error> {
-    client.run(include_str!("../queries/set_presence.sql"), &[&hostnames, settings]).await.map(drop)
+/// What agents of these names are to go by. `settings`: a JSON object, as `pcfarm.set_presence` takes it. `version`: the one that it
+/// is meant for, of one workstation alone; empty: any.
+pub async fn set_presence(
+    client: &ClientWrapper,
+    hostnames: &[String],
+    settings: &RawJson,
+    version: &str,
+) -> Result<(), Error> {
+    client.run(include_str!("../queries/set_presence.sql"), &[&hostnames, settings, &version]).await.map(drop)
+}
+
+/// What agents of this name are to go by, as `pcfarm.set_presence` keeps it, and of which version that is.
+pub async fn wanted(client: &ClientWrapper, hostname: &str) -> Result<(RawJson, String), Error> {
+    let row = &client.run(include_str!("../queries/presence.sql"), &[&hostname]).await?[0];
+    Ok((row.try_get("wanted")?, row.try_get("version")?))
 }
 
 /// Tells every server to look: `work`, `revoked`, `drain`, `selection` or `job_type`.

@@ -104,6 +104,7 @@ async fn a_drain_outlives_its_agent_and_the_agents_word() {
         controllers: vec!["c".to_owned()],
         state: "waiting",
         signs: Signs::default(),
+        waking: None,
     };
     let first = presence::connect(&client, &[&who], ServerId(1)).await.expect("connected").remove(0);
     let pc = [first.workstation_id];
@@ -119,7 +120,7 @@ async fn a_drain_outlives_its_agent_and_the_agents_word() {
     let yields = Some(Yields { count: 7, p50_ms: 40, p99_ms: 390 });
     let signs = Signs { idle_source: "evdev".to_owned(), power: "battery".to_owned(), yields, settings: None };
     for state in ["waiting", "draining"] {
-        let change = StateChange { state, reason: "of the agent".to_owned(), signs: signs.clone() };
+        let change = StateChange { state, reason: "of the agent".to_owned(), asleep: false, signs: signs.clone() };
         presence::change_state(&client, pc[0], second.session, &change).await.expect("changed");
     }
     let one = farm::workstation(&client, pc[0]).await.expect("read").expect("there");
@@ -134,7 +135,8 @@ async fn what_is_said_beside_a_state_changes_no_moment() {
     let since = queue.text("select since::text from pcfarm.workstation where workstation_id = 1").await;
     for power in ["mains", "battery"] {
         let signs = Signs { idle_source: "evdev".to_owned(), power: power.to_owned(), yields: None, settings: None };
-        let change = StateChange { state: "waiting", reason: "low on licences".to_owned(), signs: signs.clone() };
+        let change =
+            StateChange { state: "waiting", reason: "low on licences".to_owned(), asleep: false, signs: signs.clone() };
         presence::change_state(&client, WorkstationId(1), 1, &change).await.expect("changed");
         let one = farm::workstation(&client, WorkstationId(1)).await.expect("read").expect("there");
         assert_eq!(one.signs, signs);
@@ -406,7 +408,7 @@ async fn what_is_wanted_of_presence_is_checked_and_kept_by_name() {
     assert_eq!(queue.number("select count(*) from pcfarm.presence").await, 0);
     let names = ["pc".to_owned(), "later".to_owned()];
     let set = async |settings: &'static str| {
-        presence::set_presence(&client, &names, &RawJson(settings.into())).await.expect("set");
+        presence::set_presence(&client, &names, &RawJson(settings.into()), "").await.expect("set");
     };
     set(r#"{"start_after": 1800, "hours": ["mon-fri 18:00-7:00", "sat,sun", "22:00-24:00"], "on_return": "freeze"}"#)
         .await;

@@ -25,6 +25,7 @@ fn introduction(instance: u128) -> Introduction {
         controllers: vec!["c".to_owned()],
         state: "waiting",
         signs: Signs { idle_source: "evdev".to_owned(), power: "mains".to_owned(), yields: None, settings: None },
+        waking: None,
     }
 }
 

@@ -33,6 +33,7 @@ use crate::manners::{self, Rank};
 use crate::pool;
 use crate::presence::{Desk, Presence, Start};
 use crate::settings::{self, Asked, Settings, SettingsError};
+use crate::sleep::{self, Wake};
 use crate::slots;
 use crate::solve::Controllers;
 use crate::state_dir::{StateDir, StateDirError};
@@ -243,60 +244,30 @@ impl Agent {
         let state_dir = StateDir::open(&settings.state_dir)?;
         let credentials = Arc::new(settings.credentials(state_dir.identity));
         #[cfg(any(target_os = "linux", feature = "wasm"))]
-        let (place, mut kept) = (FilesPlace::of(&settings, state_dir.identity, &endpoints, &credentials), None);
-        #[cfg(target_os = "linux")]
-        let programs = match settings.programs.is_empty() {
-            true => Programs::default(),
-            false => {
-                let files = place.open_once(&mut kept)?;
-                Programs::add(&settings, state_dir.identity, files, &mut self.controllers)?
-            }
+        let programs = {
+            let place = FilesPlace::of(&settings, state_dir.identity, &endpoints, &credentials);
+            self.take_in(&settings, state_dir.identity, place)?
         };
-        #[cfg(feature = "wasm")]
-        if let Some(limits) = settings.wasm_limits().map_err(SettingsError::from)? {
-            let files = place.open_once(&mut kept)?;
-            crate::wasm::controller::add(files, limits, settings.cores, &mut self.controllers)?;
-        }
-        #[cfg(any(target_os = "linux", feature = "wasm"))]
-        {
-            self.controllers.store = Some(Arc::new(Lazy::new(kept, Box::new(move || place.open()))));
-        }
+        #[cfg(not(any(target_os = "linux", feature = "wasm")))]
+        let programs = Programs;
         let names = self.names();
         let rank = Rank::of(settings.presence.policy.unattended);
         let (controllers, steps) = self.parts(settings.cores, rank)?;
-        info!(
-            identity = %state_dir.identity,
-            servers = settings.servers.join(","),
-            state_dir = %settings.state_dir.display(),
-            cores = settings.cores,
-            hostname = settings.hostname,
-            prefetch = settings.prefetch,
-            grace_seconds = settings.grace.as_secs(),
-            unacknowledged_bytes = settings.unacknowledged_bytes,
-            controllers = names.join(","),
-            "agent starts"
-        );
+        note_start(&settings, state_dir.identity, &names);
         let manager = own.as_ref().map_or_else(Manager::nobody, |own| own.manager.clone());
         manager.ready();
         let mut watchdog = Watchdog::new(manager);
-        if let Some(token) = &settings.join_token {
-            let joined = watchdog.during(stop.run_until_cancelled(credentials.join(&endpoints, token))).await;
-            match joined {
-                None => return Ok(Ended::AsTold),
-                Some(Ok(())) => {}
-                Some(Err(error)) => return Err(AgentError::Joining(error)),
-            }
+        let entering = enter(&settings, &credentials, &endpoints);
+        match watchdog.during(stop.run_until_cancelled(entering)).await {
+            None => return Ok(Ended::AsTold),
+            Some(entered) => entered?,
         }
-        watchdog.during(stop.run_until_cancelled(credentials.renew_if_due(&endpoints))).await;
-        let (slots, wanted) = watch::channel(Vec::new());
         let threads = pool::threads(settings.cores, rank).map_err(AgentError::Failed)?;
         let start =
             if own.as_ref().is_some_and(|own| own.instance.is_some()) { Start::Interrupted } else { Start::Fresh };
+        // Its thread ends with it.
         let presence =
             Presence::start(settings.presence.clone(), &settings.state_dir, start).map_err(AgentError::Presence)?;
-        let can_be_replaced = own.is_some();
-        let instance = own.and_then(|own| own.instance).unwrap_or_else(Uuid::new_v4);
-        let replace = CancellationToken::new();
         let desk = presence.desk.clone();
         desk.introduce(About {
             identity: state_dir.identity.to_string(),
@@ -305,7 +276,8 @@ impl Agent {
             servers: settings.servers.clone(),
             session: None,
         });
-        let watchdog = Some(watchdog.minding(desk.clone()));
+        let watchdog = watchdog.minding(desk.clone());
+        let can_be_replaced = own.is_some();
         let body = Body {
             settings,
             state_dir,
@@ -315,41 +287,63 @@ impl Agent {
             controllers,
             steps,
             names,
-            instance,
+            instance: own.and_then(|own| own.instance).unwrap_or_else(Uuid::new_v4),
             desk,
-            replace: replace.clone(),
+            replace: CancellationToken::new(),
         };
-        let setup = Setup { slots: Some(slots), watchdog, ..body.setup(body.state_dir.identity, None) };
-        // Its slots end with it: nobody is left who tells them apart.
-        let working = async { tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, &body, stop)) };
-        let socket = body.settings.socket.clone().unwrap_or_else(|| local::path(&body.settings.state_dir));
-        let socket = Local::open(socket.clone(), body.desk.clone()).inspect_err(
-            |error| warn!(socket = %socket.display(), %error, "nobody can ask this agent anything on this machine"),
-        );
-        let local = async {
-            match socket {
-                Ok(local) => local.serve().await,
-                Err(_) => std::future::pending().await,
+        body.work(watchdog, &programs, can_be_replaced, stop).await
+    }
+
+    /// What its owner lets it run beside its own controllers: programs, and modules.
+    #[cfg(any(target_os = "linux", feature = "wasm"))]
+    fn take_in(&mut self, settings: &Settings, identity: Uuid, place: FilesPlace) -> Result<Programs, SettingsError> {
+        let mut kept = None;
+        #[cfg(target_os = "linux")]
+        let programs = match settings.programs.is_empty() {
+            true => Programs::default(),
+            false => {
+                let files = place.open_once(&mut kept)?;
+                Programs::add(settings, identity, files, &mut self.controllers)?
             }
         };
-        #[cfg(target_os = "linux")]
-        let idle_programs = programs.give_way(body.desk.directives());
         #[cfg(not(target_os = "linux"))]
-        let idle_programs = std::future::pending();
-        let (ended, left) = tokio::select! {
-            ended = working => ended,
-            () = idle_programs => unreachable!("it never ends"),
-            () = replace.cancelled(), if can_be_replaced => return Ok(Ended::ToBeReplaced { instance }),
-            () = local => unreachable!("it serves for ever"),
-            () = body.credentials.keep_renewing(&body.endpoints) => unreachable!("it never ends"),
-        };
-        match ended {
-            Ok(Ending::Clean) if left == 0 => Ok(Ended::AsTold),
-            Ok(Ending::Clean) => Err(AgentError::Unacknowledged(left)),
-            Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts + left)),
-            Err(error) => Err(error.downcast::<IdentityInUse>().map_or_else(AgentError::Failed, AgentError::from)),
+        let (programs, _) = (Programs, identity);
+        #[cfg(feature = "wasm")]
+        if let Some(limits) = settings.wasm_limits().map_err(SettingsError::from)? {
+            let files = place.open_once(&mut kept)?;
+            crate::wasm::controller::add(files, limits, settings.cores, &mut self.controllers)?;
         }
+        self.controllers.store = Some(Arc::new(Lazy::new(kept, Box::new(move || place.open()))));
+        Ok(programs)
     }
+}
+
+/// There are none here.
+#[cfg(not(target_os = "linux"))]
+struct Programs;
+
+fn note_start(settings: &Settings, identity: Uuid, controllers: &[String]) {
+    info!(
+        %identity,
+        servers = settings.servers.join(","),
+        state_dir = %settings.state_dir.display(),
+        cores = settings.cores,
+        hostname = settings.hostname,
+        prefetch = settings.prefetch,
+        grace_seconds = settings.grace.as_secs(),
+        unacknowledged_bytes = settings.unacknowledged_bytes,
+        controllers = controllers.join(","),
+        "agent starts"
+    );
+}
+
+/// Joins the farm, if it is to, and has a certificate that holds for a while.
+async fn enter(settings: &Settings, credentials: &Credentials, endpoints: &[Endpoint]) -> Result<(), AgentError> {
+    if let Some(token) = &settings.join_token {
+        credentials.join(endpoints, token).await.map_err(AgentError::Joining)?;
+    }
+    credentials.renew_if_due(endpoints).await;
+    Ok(())
 }
 
 /// What the sessions of an agent have in common.
@@ -392,6 +386,7 @@ impl Body {
             profile,
             slots: None,
             desk: self.desk.clone(),
+            wake: Wake::Never,
             watchdog: None,
             replace: self.replace.clone(),
         }
@@ -399,6 +394,55 @@ impl Body {
 }
 
 impl Body {
+    /// Its own session and its slots, until it is to stop or to be replaced; and whoever asks it something meanwhile.
+    async fn work(
+        &self,
+        watchdog: Watchdog,
+        programs: &Programs,
+        can_be_replaced: bool,
+        stop: CancellationToken,
+    ) -> Result<Ended, AgentError> {
+        let (slots, wanted) = watch::channel(Vec::new());
+        let wake = self.settings.sleep.wake.clone();
+        let setup = self.setup(self.state_dir.identity, None);
+        let setup = Setup { slots: Some(slots), wake, watchdog: Some(watchdog), ..setup };
+        // Its slots end with it: nobody is left who tells them apart.
+        let working = async { tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, self, stop)) };
+        let socket = self.settings.socket.clone().unwrap_or_else(|| local::path(&self.settings.state_dir));
+        let socket = Local::open(socket.clone(), self.desk.clone()).inspect_err(
+            |error| warn!(socket = %socket.display(), %error, "nobody can ask this agent anything on this machine"),
+        );
+        let local = async {
+            match socket {
+                Ok(local) => local.serve().await,
+                Err(_) => std::future::pending().await,
+            }
+        };
+        #[cfg(target_os = "linux")]
+        let idle_programs = programs.give_way(self.desk.directives());
+        #[cfg(not(target_os = "linux"))]
+        let idle_programs = {
+            let Programs = programs;
+            std::future::pending()
+        };
+        let (ended, left) = tokio::select! {
+            ended = working => ended,
+            () = idle_programs => unreachable!("it never ends"),
+            () = self.replace.cancelled(), if can_be_replaced => {
+                return Ok(Ended::ToBeReplaced { instance: self.instance });
+            }
+            () = local => unreachable!("it serves for ever"),
+            never = sleep::run(self.settings.sleep.sleeps.clone(), self.desk.clone()) => match never {},
+            () = self.credentials.keep_renewing(&self.endpoints) => unreachable!("it never ends"),
+        };
+        match ended {
+            Ok(Ending::Clean) if left == 0 => Ok(Ended::AsTold),
+            Ok(Ending::Clean) => Err(AgentError::Unacknowledged(left)),
+            Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts + left)),
+            Err(error) => Err(error.downcast::<IdentityInUse>().map_or_else(AgentError::Failed, AgentError::from)),
+        }
+    }
+
     /// Controllers that wait for pools of their own, and not for the cores.
     fn apart(&self) -> BTreeSet<String> {
         let controllers = self.steps.engine().controllers();

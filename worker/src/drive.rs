@@ -24,6 +24,7 @@ use crate::pool::{Pool, Report};
 use crate::presence::policy::Activity;
 use crate::presence::signals::Moment;
 use crate::presence::{Desk, Directive};
+use crate::sleep::Wake;
 use crate::solve::Controllers;
 use crate::steps::Engine;
 use crate::watchdog::Watchdog;
@@ -55,6 +56,8 @@ pub struct Setup {
     pub slots: Option<watch::Sender<Vec<String>>>,
     /// Whether the workstation's person lets it work.
     pub desk: Desk,
+    /// Whether its servers are told how it can be woken; a slot cannot be.
+    pub wake: Wake,
     /// What its service manager is told by; a slot has none.
     pub watchdog: Option<Watchdog>,
     /// Cancelled if nothing but another process can end what controllers do.
@@ -84,7 +87,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
     let _end_link_with_this = end_link.clone().drop_guard();
     let mut tasks = JoinSet::new();
     // Its error, a copied identity, stops the agent.
-    tasks.spawn(Link::new(setup.endpoints, setup.credentials, events).keep_up(end_link.clone()));
+    tasks.spawn(Link::new(setup.endpoints, setup.credentials, setup.wake, events).keep_up(end_link.clone()));
     let mut driver = Driver {
         inventory: Inventory::new(setup.profile, clock::now()),
         pool,
@@ -180,6 +183,9 @@ impl Driver {
                     self.want_slots(welcome.slots.clone());
                     self.want_presence(&welcome.presence);
                     self.tell_session(Some(welcome.workstation_id));
+                    if welcome.woken && self.slots.is_some() {
+                        self.desk.was_woken();
+                    }
                 }
                 self.take(Event::Received(message));
             }
@@ -261,7 +267,12 @@ impl Driver {
             let mut decide_again = false;
             for action in self.inventory.settle(clock::now(), self.pool.revoked_cores()) {
                 match action {
-                    Action::Send(message) => self.outgoing.push_back(message),
+                    Action::Send(mut message) => {
+                        if let Out::Hello(hello) = &mut message {
+                            hello.waking = self.stream.as_ref().and_then(|stream| stream.waking.clone());
+                        }
+                        self.outgoing.push_back(message);
+                    }
                     Action::Compute(checkout) => {
                         self.desk.computes(&checkout);
                         self.pool.compute(checkout);

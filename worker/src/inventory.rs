@@ -14,14 +14,17 @@
 //!
 //! - [`held`]: one checkout in hand.
 //! - [`outbox`]: deliveries until they are acknowledged.
+//! - `session`: from Hello to the end of a session; `hearing`: what the server says in it.
 //! - `telling`: what the server is told, and when; `asking`: what it is asked for.
 //! - `stopping`: how it comes to its end; `leaving`: how it gives way to the workstation's person.
 //! - `stuck`: what it does when controllers do not return from revoked work.
 
 mod asking;
+mod hearing;
 pub mod held;
 mod leaving;
 pub mod outbox;
+mod session;
 mod stopping;
 mod stuck;
 mod telling;
@@ -33,13 +36,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pcfarm_faults::{CrashPoint, crash_point};
-use pcfarm_proto::files::announced;
 use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::v1::server_message::Message as In;
-use pcfarm_proto::{
-    MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT, ids::CheckoutId, v1,
-};
-use tracing::{debug, info, warn};
+use pcfarm_proto::{PART_BYTES_TARGET, SOLUTION_BYTES_LIMIT, ids::CheckoutId, v1};
 
 use crate::pool::{Batch, Report};
 use crate::presence::history::Yields;
@@ -216,6 +215,7 @@ struct Open {
     state_due: Duration,
     /// Why it is in that state, if there is something to say, and when that may change.
     reason: String,
+    asleep: bool,
     signs: Signs,
     settings: Arc<[Setting]>,
     reason_due: Duration,
@@ -396,271 +396,6 @@ impl Inventory {
         open.signs != self.signs || open.settings != self.settings
     }
 
-    // Sessions
-
-    fn greet(&mut self, now: Duration) {
-        let hello = v1::Hello {
-            protocol_version: PROTOCOL_VERSION,
-            held: self.held.values().map(|held| held_message(held.checkout.key)).collect(),
-            state: self.state().into(),
-            apart: self.profile.apart.iter().cloned().collect(),
-            idle_source: self.signs.idle_source.clone(),
-            power: self.signs.power.to_owned(),
-            yields: self.yields.map(yields_message),
-            presence: Some(settings_message(&self.settings)),
-            ..self.profile.hello.clone()
-        };
-        self.session =
-            Session::Greeting { since: now, signs: self.signs.clone(), settings: Arc::clone(&self.settings) };
-        self.send(Out::Hello(hello));
-    }
-
-    fn welcomed(&mut self, now: Duration, welcome: v1::Welcome) {
-        let Session::Greeting { signs: greeted, settings: settings_told, .. } = &self.session else {
-            warn!("the server says Welcome twice");
-            return;
-        };
-        let (greeted, settings_told) = (greeted.clone(), Arc::clone(settings_told));
-        info!(workstation_id = welcome.workstation_id, server_version = welcome.server_version, "welcomed");
-        self.lease = duration(welcome.lease).unwrap_or(LEASE);
-        self.limit_messages(&welcome);
-        self.contact.lost_since = None;
-        self.contact.noted = false;
-        let heartbeat_every = duration(welcome.heartbeat).unwrap_or(self.lease / 4);
-        self.session = Session::Open(Open {
-            credit: 0,
-            last_sequence: 0,
-            heartbeat_every,
-            heartbeat_due: now + heartbeat_every,
-            state: self.state(),
-            state_due: now,
-            reason: String::new(),
-            signs: greeted,
-            settings: settings_told,
-            reason_due: now,
-            takes_intake: welcome.takes_intake,
-            paused: BTreeSet::new(),
-            intake_due: now,
-            processing_since: None,
-            arriving: BTreeMap::new(),
-        });
-        let why = if welcome.drain_reason.is_empty() { "it is to be drained".to_owned() } else { welcome.drain_reason };
-        self.drained_by_server(welcome.draining.then_some(why));
-        self.revoke(welcome.revoked);
-        self.outbox.resend_all();
-    }
-
-    fn limit_messages(&mut self, welcome: &v1::Welcome) {
-        let message = limit(welcome.message_bytes_limit, MESSAGE_BYTES_LIMIT);
-        let solution = limit(welcome.solution_bytes_limit, SOLUTION_BYTES_LIMIT);
-        self.solution_bytes_limit = solution.min(message.saturating_sub(FRAME_BYTES));
-        // A part ends with the result that reaches the target: one more solution must fit.
-        self.part_bytes_target =
-            PART_BYTES_TARGET.min(message.saturating_sub(self.solution_bytes_limit + FRAME_BYTES)).max(1);
-        self.actions.push(Action::LimitSolutions(self.solution_bytes_limit));
-    }
-
-    fn disconnected(&mut self, now: Duration) {
-        if let Session::Open(open) = &self.session
-            && !open.arriving.is_empty()
-        {
-            info!(checkouts = open.arriving.len(), "dropped checkouts that had not arrived whole");
-        }
-        self.session = Session::None;
-        self.contact.lost_since.get_or_insert(now);
-        self.outbox.resend_all();
-    }
-
-    fn give_up_session(&mut self) {
-        self.session = Session::GivenUp;
-        self.actions.push(Action::Reconnect);
-    }
-
-    /// Plain work goes on without contact: the fence of a checkout is its token, not its time. But a machine
-    /// that slept asks at once what has become of its checkouts.
-    fn notice_absence(&mut self, now: Duration) {
-        let patience = self.lease * 3 / 4;
-        let since = |at: Option<Duration>| at.map_or(Duration::ZERO, |at| now.saturating_sub(at));
-        let slept = since(self.contact.settled_at);
-        self.contact.settled_at = Some(now);
-        if slept > patience && matches!(self.session, Session::Greeting { .. } | Session::Open(_)) {
-            warn!(seconds = slept.as_secs(), "the machine slept or stood still: asking anew what is still ours");
-            self.give_up_session();
-            return;
-        }
-        if since(self.contact.lost_since) > patience && !self.contact.noted {
-            self.contact.noted = true;
-            if !self.held.is_empty() {
-                let checkouts = self.held.len();
-                warn!(checkouts, "out of contact for three quarters of a lease: what is held may be revoked");
-            }
-        }
-    }
-
-    fn give_up_silent_server(&mut self, now: Duration) {
-        let silent = match &self.session {
-            Session::None | Session::GivenUp => false,
-            Session::Greeting { since, .. } => now >= *since + WELCOME_WAIT,
-            Session::Open(_) => {
-                let wait = self.lease * LEASES_TO_ACKNOWLEDGE;
-                self.outbox.oldest_sent().is_some_and(|sent| now >= sent + wait)
-            }
-        };
-        if silent {
-            warn!("the server does not answer: trying another");
-            self.give_up_session();
-        }
-    }
-
-    // What the server says
-
-    fn receive(&mut self, now: Duration, message: In) {
-        if matches!(self.session, Session::None | Session::GivenUp) {
-            return;
-        }
-        match message {
-            In::Welcome(welcome) => self.welcomed(now, welcome),
-            In::Checkout(part) => self.part(now, part),
-            In::DeliveryAck(ack) => self.acknowledged(ack),
-            In::Revoke(revoke) => self.revoke(revoke.revoked),
-            // The driver's: they are sessions of their own.
-            In::Slots(_) | In::Presence(_) => {}
-            In::Drain(drain) => {
-                self.drained_by_server(Some(drain.reason));
-                if let Drain::Server { over, gives_back, .. } = &mut self.drain {
-                    (*over, *gives_back) = (drain.give_back, drain.give_back);
-                }
-            }
-        }
-    }
-
-    fn part(&mut self, now: Duration, part: v1::Checkout) {
-        let Session::Open(open) = &mut self.session else {
-            warn!(checkout_id = part.checkout_id, "the server sends a checkout before its Welcome: left to it");
-            return;
-        };
-        open.last_sequence = part.sequence;
-        let key = key_of(&part);
-        if self.held.get(&key.checkout_id).is_some_and(|held| held.checkout.key == key) {
-            debug!(checkout_id = %key.checkout_id, "a part of a checkout that is here already");
-            return;
-        }
-        let more = part.more;
-        let whole = match open.arriving.remove(&key.checkout_id) {
-            Some(earlier) if earlier.token == key.token => joined(earlier, part),
-            Some(_) | None => {
-                open.credit = open.credit.saturating_sub(1);
-                part
-            }
-        };
-        if more {
-            open.arriving.insert(key.checkout_id, whole);
-        } else {
-            crash_point(CrashPoint::CheckoutReceived);
-            self.arrived(now, Checkout::new(whole));
-        }
-    }
-
-    fn arrived(&mut self, now: Duration, checkout: Checkout) {
-        let key = checkout.key;
-        // The same id with another token: the database has forgotten the one in hand.
-        self.forget(key.checkout_id, "its id was given to another checkout");
-        debug!(checkout_id = %key.checkout_id, job_id = %checkout.job_id, problems = checkout.problems.len(), "checked out");
-        let known = self.profile.hello.controllers.iter().any(|name| name == announced(&checkout.controller));
-        let refusal = match &self.drain {
-            Drain::Stop { .. } => Some("the agent is stopping".to_owned()),
-            Drain::Server { reason, over: true, .. } => Some(reason.clone()),
-            Drain::No | Drain::Server { .. } if !known => {
-                Some(format!("the agent has no controller {:?}", checkout.controller))
-            }
-            Drain::No | Drain::Server { .. } => self.leaving.as_ref().map(|leaving| leaving.reason.clone()),
-        };
-        let mut held = Held::new(checkout, now);
-        match refusal {
-            Some(reason) => {
-                warn!(checkout_id = %key.checkout_id, reason, "giving a checkout back");
-                held.give_back(&reason);
-            }
-            None if held.is_computing() => self.actions.push(Action::Compute(Arc::clone(&held.checkout))),
-            None => {}
-        }
-        self.held.insert(key.checkout_id, held);
-    }
-
-    fn acknowledged(&mut self, ack: v1::DeliveryAck) {
-        let Some(delivery) = self.outbox.acknowledge(ack.delivery_id) else {
-            debug!(delivery_id = ack.delivery_id, "an acknowledgement of nothing that is held");
-            return;
-        };
-        crash_point(CrashPoint::AcknowledgementCame);
-        let verdicts: BTreeMap<i64, v1::CheckoutVerdict> =
-            ack.verdicts.into_iter().map(|verdict| (verdict.checkout_id, verdict)).collect();
-        for part in delivery.checkouts {
-            let key = CheckoutKey { checkout_id: CheckoutId(part.checkout_id), token: part.token };
-            if self.held.get(&key.checkout_id).is_none_or(|held| held.checkout.key != key) {
-                continue;
-            }
-            let verdict = verdicts.get(&part.checkout_id).cloned().unwrap_or_default();
-            self.judged(key.checkout_id, &verdict, part.finished);
-            self.release_next(key, part.results.len());
-        }
-    }
-
-    /// Of a checkout that is computed one by one: what was waited for is acknowledged.
-    fn release_next(&mut self, key: CheckoutKey, acknowledged: usize) {
-        let Some(held) = self.held_mut(key).filter(|held| held.checkout.one_by_one && held.is_computing()) else {
-            return;
-        };
-        let checkout = Arc::clone(&held.checkout);
-        checkout.release(acknowledged);
-        self.actions.push(Action::Compute(checkout));
-    }
-
-    fn judged(&mut self, checkout_id: CheckoutId, verdict: &v1::CheckoutVerdict, finished: bool) {
-        if verdict.refused > 0 {
-            warn!(%checkout_id, refused = verdict.refused, "results were refused");
-        }
-        match verdict.verdict() {
-            v1::Verdict::Accepted | v1::Verdict::AlreadyAccepted => {
-                if finished {
-                    debug!(%checkout_id, accepted = verdict.accepted, "closed");
-                    self.held.remove(&checkout_id);
-                }
-            }
-            v1::Verdict::Revoked => self.forget(checkout_id, &verdict.reason),
-            v1::Verdict::Unknown => self.forget(checkout_id, "the server does not know it"),
-            v1::Verdict::Unspecified => self.forget(checkout_id, "the server gave no verdict"),
-        }
-    }
-
-    fn revoke(&mut self, revoked: Vec<v1::Revocation>) {
-        for revocation in revoked {
-            if let Session::Open(open) = &mut self.session {
-                open.arriving.remove(&CheckoutId(revocation.checkout_id));
-            }
-            self.forget(CheckoutId(revocation.checkout_id), &revocation.reason);
-        }
-    }
-
-    /// Nothing of it is computed or delivered from now on.
-    fn forget(&mut self, checkout_id: CheckoutId, reason: &str) {
-        let Some(held) = self.held.remove(&checkout_id) else {
-            return;
-        };
-        self.revoked += 1;
-        warn!(%checkout_id, reason, revoked_so_far = self.revoked, "a checkout was revoked");
-        self.outbox.strike(held.checkout.key);
-        self.cancel(held.checkout);
-    }
-
-    /// Its controllers are told at once: whether cores are free is judged before the action is done.
-    fn cancel(&mut self, checkout: Arc<Checkout>) {
-        checkout.cancel();
-        self.actions.push(Action::Cancel(checkout));
-    }
-
-    // What the cores say
-
     fn started(&mut self, now: Duration, key: CheckoutKey) {
         if let Some(held) = self.held_mut(key) {
             held.start(now);
@@ -720,24 +455,4 @@ fn settings_message(settings: &[Setting]) -> v1::PresenceSettings {
 fn yields_message(yields: Yields) -> v1::Yields {
     let count = u32::try_from(yields.count).unwrap_or(u32::MAX);
     v1::Yields { p50_ms: yields.p50_ms, p99_ms: yields.p99_ms, count }
-}
-
-/// What the first part says of the job holds for all.
-fn joined(mut whole: v1::Checkout, part: v1::Checkout) -> v1::Checkout {
-    whole.problems.extend(part.problems);
-    whole.related.extend(part.related);
-    whole
-}
-
-fn duration(duration: Option<prost_types::Duration>) -> Option<Duration> {
-    let duration = duration.and_then(|duration| Duration::try_from(duration).ok());
-    duration.filter(|duration| !duration.is_zero()).map(|duration| duration.min(LONGEST))
-}
-
-/// A server's limit, where it states one that is tighter than this build's.
-fn limit(stated: u64, ours: usize) -> usize {
-    match usize::try_from(stated) {
-        Ok(0) | Err(_) => ours,
-        Ok(stated) => stated.min(ours),
-    }
 }

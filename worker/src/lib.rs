@@ -64,6 +64,7 @@
 //! - `named`: files by the names that problems know them by.
 //! - `files`: contents by their hashes, from the farm, kept for a while.
 //! - [`presence`]: whether the workstation's person is there, and what it may do then.
+//! - [`sleep`]: whether the farm may wake the PC, and when it goes to sleep.
 //! - `local`: its socket, `command`: what people ask it there, `session`: the helper in their sessions.
 //! - `drive`: the one loop: wait, decide, act.
 //! - `inventory`: every decision of it, without I/O or clock.
@@ -92,6 +93,7 @@ pub mod presence;
 #[cfg(target_os = "linux")]
 mod service;
 pub mod settings;
+pub mod sleep;
 pub mod state_dir;
 pub mod steps;
 pub mod trial;

@@ -22,6 +22,7 @@ use tonic::{Code, Status};
 use tracing::{debug, error, info, warn};
 
 use crate::credentials::Credentials;
+use crate::sleep::Wake;
 
 /// A server on the same campus answers in milliseconds: with three, rotating past a dead one stays quick.
 const CONNECT_WAIT: Duration = Duration::from_secs(3);
@@ -54,6 +55,8 @@ pub enum LinkEvent {
 pub struct Stream {
     /// Whose it is.
     pub server: String,
+    /// What it is to be told of how this workstation can be woken.
+    pub waking: Option<v1::Waking>,
     pub outbound: mpsc::Sender<v1::AgentMessage>,
     pub give_up: CancellationToken,
 }
@@ -66,6 +69,7 @@ pub struct IdentityInUse(pub String);
 pub struct Link {
     endpoints: Vec<Endpoint>,
     credentials: Arc<Credentials>,
+    wake: Wake,
     events: mpsc::Sender<LinkEvent>,
     /// A quarter of the farm's lease if that is less than [`LONGEST_DELAY`]: back before it is over. Milliseconds.
     longest_delay_ms: AtomicU64,
@@ -91,7 +95,12 @@ enum Cause {
 
 impl Link {
     /// The servers are tried in random order, so that agents spread over them.
-    pub fn new(mut endpoints: Vec<Endpoint>, credentials: Arc<Credentials>, events: mpsc::Sender<LinkEvent>) -> Link {
+    pub fn new(
+        mut endpoints: Vec<Endpoint>,
+        credentials: Arc<Credentials>,
+        wake: Wake,
+        events: mpsc::Sender<LinkEvent>,
+    ) -> Link {
         endpoints.shuffle(&mut rand::rng());
         let tuned = |endpoint: Endpoint| {
             endpoint
@@ -106,6 +115,7 @@ impl Link {
         Link {
             endpoints: endpoints.into_iter().map(tuned).collect(),
             credentials,
+            wake,
             events,
             longest_delay_ms: AtomicU64::new(u64::try_from(LONGEST_DELAY.as_millis()).expect("seconds")),
         }
@@ -166,17 +176,18 @@ impl Link {
         match timeout(CONNECT_WAIT, endpoint.connect()).await {
             Ok(Ok(channel)) => {
                 info!(server = %endpoint.uri(), "connected");
-                self.converse(endpoint.uri().to_string(), channel).await
+                let waking = timeout(CONNECT_WAIT, self.wake.by(endpoint.uri())).await.unwrap_or_default();
+                self.converse(endpoint.uri().to_string(), waking, channel).await
             }
             Ok(Err(error)) => End::Failed(Cause::Rotate(error.into())),
             Err(_) => End::Failed(Cause::Rotate(anyhow::anyhow!("not connected within {} s", CONNECT_WAIT.as_secs()))),
         }
     }
 
-    async fn converse(&self, server: String, channel: Channel) -> End {
+    async fn converse(&self, server: String, waking: Option<v1::Waking>, channel: Channel) -> End {
         let (outbound, requests) = mpsc::channel(OUTBOUND_WAITING);
         let give_up = CancellationToken::new();
-        self.tell(LinkEvent::Opened(Stream { server, outbound, give_up: give_up.clone() })).await;
+        self.tell(LinkEvent::Opened(Stream { server, waking, outbound, give_up: give_up.clone() })).await;
         let mut welcomed = false;
         let cause = give_up
             .run_until_cancelled(self.listen(channel, requests, &mut welcomed))

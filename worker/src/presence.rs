@@ -56,6 +56,7 @@ use self::sources::Sources;
 use self::wishes::{Owner, Setting};
 use crate::clock;
 use crate::local::message::{About, Holds, Session};
+use crate::sleep::Look;
 use crate::work::Checkout;
 
 /// The rhythm of heartbeats: nothing wakes an idle machine more often. Input does at once.
@@ -69,6 +70,8 @@ pub struct Directive {
     pub reason: String,
     /// The input that ended its work, if that was what did.
     pub input: Option<Moment>,
+    /// The PC is about to sleep.
+    pub asleep: bool,
     pub signs: Signs,
     /// How quickly it gave way so far.
     pub yields: Option<Yields>,
@@ -92,6 +95,7 @@ impl Directive {
             activity: Activity::Work,
             reason: String::new(),
             input: None,
+            asleep: false,
             signs: Signs::default(),
             yields: None,
             settings: Arc::default(),
@@ -120,6 +124,8 @@ struct Shared {
     /// Who works here, for people who ask.
     agent: OnceLock<About>,
     session: Mutex<Option<Session>>,
+    /// When a server said that it had woken the PC, until somebody touches it.
+    woken: Mutex<Option<Moment>>,
 }
 
 struct Known {
@@ -181,6 +187,7 @@ impl Presence {
             computes: Mutex::default(),
             agent: OnceLock::new(),
             session: Mutex::default(),
+            woken: Mutex::default(),
         });
         let desk = Desk(Arc::clone(&shared));
         let noticed = {
@@ -262,6 +269,56 @@ impl Desk {
         alive.filter(|(_, checkout)| !checkout.is_cancelled()).map(holds).collect()
     }
 
+    /// Something is in its hands, if only to be delivered.
+    pub fn holds_anything(&self) -> bool {
+        let computes = self.0.computes.lock().expect("nothing panics under this lock");
+        computes.iter().any(|(_, held)| held.strong_count() > 0)
+    }
+
+    /// The farm has woken the PC.
+    pub fn was_woken(&self) {
+        *self.0.woken.lock().expect("nothing panics under this lock") = Some(clock::now());
+    }
+
+    /// What keeps the PC awake.
+    pub fn looks_for_sleep(&self, now: Moment) -> Look {
+        let (deserted, touched) = {
+            let known = self.0.known();
+            let inputs = known.signals.iter().flat_map(|signals| &signals.input);
+            let touched = inputs.filter_map(|reading| Some(reading.says.as_ref().ok()?.last)).max();
+            (known.signals.is_some() && known.state.is_deserted(), touched)
+        };
+        let mut woken = self.0.woken.lock().expect("nothing panics under this lock");
+        *woken = woken.filter(|woken| touched.is_none_or(|touched| touched <= *woken));
+        let in_session = self.0.session.lock().expect("nothing panics under this lock").is_some();
+        Look { now, in_session, holds: self.holds_anything(), deserted, woken: woken.is_some() }
+    }
+
+    /// From now on nothing is taken, until somebody comes or [`Desk::wakes`]. False: somebody has come.
+    pub fn falls_asleep(&self, reason: &str) -> bool {
+        let known = self.0.known();
+        let may = known.state.is_deserted();
+        if may {
+            self.0.directives.send_modify(|directive| {
+                (directive.activity, directive.asleep) = (Activity::Rest, true);
+                reason.clone_into(&mut directive.reason);
+            });
+        }
+        may
+    }
+
+    /// It is as the sources say again.
+    pub fn wakes(&self) {
+        let known = self.0.known();
+        self.0.directives.send_if_modified(|directive| {
+            let slept = std::mem::take(&mut directive.asleep);
+            if slept {
+                (directive.activity, directive.reason) = (known.state.activity, known.state.reason());
+            }
+            slept
+        });
+    }
+
     /// Who works here.
     pub fn introduce(&self, agent: About) {
         let _ = self.0.agent.set(agent); // once
@@ -335,7 +392,8 @@ impl Desk {
 }
 
 fn settled(owner: &Settings, wanted: &Map<String, Value>) -> (Policy, Vec<Setting>) {
-    let owner = Owner { policy: &owner.policy, named: &owner.named, limits: &owner.limits };
+    let Settings { policy, named, limits, may_be_woken, .. } = owner;
+    let owner = Owner { policy, named, limits, may_be_woken: *may_be_woken };
     wishes::settle(&owner, wanted)
 }
 
@@ -387,7 +445,7 @@ impl Shared {
             let input = if stopped && by_person { last(&signals) } else { None };
             self.directives.send_if_modified(|directive| {
                 let input = if state.activity == directive.activity { directive.input } else { input };
-                let new = Directive { activity: state.activity, reason, input, ..directive.clone() };
+                let new = Directive { activity: state.activity, reason, input, asleep: false, ..directive.clone() };
                 let is_new = *directive != new;
                 *directive = new;
                 is_new

@@ -19,6 +19,7 @@ use crate::credentials::Credentials;
 #[cfg(target_os = "linux")]
 use crate::exec::settings::{ProgramError, ProgramSettings};
 use crate::presence::settings as presence;
+use crate::sleep::{self, Wake};
 #[cfg(feature = "wasm")]
 use crate::wasm::settings::{WasmError, WasmSettings};
 
@@ -85,6 +86,8 @@ pub struct Settings {
     pub supervisor: Option<PathBuf>,
     /// When the workstation's person lets it work.
     pub presence: presence::Settings,
+    /// Whether the farm may wake the workstation, and when it goes to sleep.
+    pub sleep: sleep::Settings,
     /// Where people and their sessions' helpers reach the agent on this machine.
     pub socket: Option<PathBuf>,
 }
@@ -111,6 +114,7 @@ impl Default for Settings {
             hide: Vec::new(),
             supervisor: None,
             presence: presence::Settings::of_a_desk(),
+            sleep: sleep::Settings::default(),
             socket: None,
         }
     }
@@ -186,6 +190,8 @@ pub enum SettingsError {
     Hide(PathBuf),
     #[error("presence")]
     Presence(#[from] presence::PresenceError),
+    #[error("sleep")]
+    Sleep(#[from] sleep::SleepError),
     #[error("an agent needs at least one controller")]
     NoController,
 }
@@ -298,6 +304,8 @@ struct FileSettings {
     #[serde(default)]
     presence: presence::FileSettings,
     #[serde(default)]
+    sleep: sleep::FileSettings,
+    #[serde(default)]
     hide: Vec<PathBuf>,
     #[cfg(target_os = "linux")]
     #[serde(default)]
@@ -351,7 +359,9 @@ impl Settings {
         let own_files = join_token_file.clone().into_iter().chain(flags.config).map(whole);
         let hide = file.hide.into_iter().chain(own_files).collect();
         let unattended = flags.unattended || file.unattended.unwrap_or(false);
-        let presence = if unattended { presence::Settings::unattended() } else { default.presence };
+        let sleep = file.sleep.checked()?;
+        let mut presence = if unattended { presence::Settings::unattended() } else { default.presence };
+        presence.may_be_woken = sleep.wake != Wake::Never;
         let settings = Settings {
             servers: if flags.server.is_empty() { file_servers } else { flags.server },
             state_dir: flags.state_dir.or(file.state_dir).unwrap_or(default.state_dir),
@@ -376,6 +386,7 @@ impl Settings {
             hide,
             supervisor: None,
             presence: file.presence.over(presence)?,
+            sleep,
             socket: flags.socket.or(file.socket),
         };
         settings.endpoints()?;

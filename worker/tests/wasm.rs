@@ -7,11 +7,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use farm::{RunningAgent, Server, Session, outcomes};
+use farm::{RunningAgent, Server, Session, module_of_c, outcomes, puppet_module};
 use pcfarm_worker::wasm::settings::WasmSettings;
 use pcfarm_worker::{Agent, Settings};
 use serde_json::{Value, json};
@@ -101,28 +100,6 @@ fn puppet(what: &str) -> Value {
 
 fn double(n: i64) -> Value {
     json!({"do": "double", "n": n})
-}
-
-/// A source in C as a module; none, where nothing can make one.
-fn module_of_c(source: &Path) -> Option<Vec<u8>> {
-    let out = tempfile::NamedTempFile::new().expect("a file");
-    let made = Command::new("clang").args(["--target=wasm32-wasi", "-O2", "-o"]).arg(out.path()).arg(source).output();
-    match made {
-        Ok(made) if made.status.success() => Some(fs::read(out.path()).expect("it was made")),
-        Ok(made) => {
-            eprintln!("left out: clang made no module: {}", String::from_utf8_lossy(&made.stderr));
-            None
-        }
-        Err(error) => {
-            eprintln!("left out: clang with wasi-libc is not installed ({error}); scripts/test installs them");
-            None
-        }
-    }
-}
-
-fn puppet_module() -> Option<Vec<u8>> {
-    static MADE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
-    MADE.get_or_init(|| module_of_c(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/puppet.c"))).clone()
 }
 
 /// Each between two good problems, on one core.

@@ -64,6 +64,16 @@ pub struct NoteArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = CHOSEN_HELP)]
+pub struct WakeArgs {
+    #[command(flatten)]
+    pub chosen: Chosen,
+    /// Do not ask whether several are meant
+    #[arg(long, short)]
+    pub yes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = CHOSEN_HELP)]
 pub struct ForgetArgs {
     #[command(flatten)]
     pub chosen: Chosen,

@@ -334,6 +334,21 @@ impl WorkstationService for Script {
         Ok(Response::new(SetSelectionResponse {}))
     }
 
+    async fn wake_workstations(
+        &self,
+        _: Request<pcfarm_proto::v1::WakeWorkstationsRequest>,
+    ) -> Answer<ChangedWorkstations> {
+        Ok(Response::new(ChangedWorkstations::default()))
+    }
+
+    async fn get_presence(
+        &self,
+        request: Request<pcfarm_proto::v1::GetPresenceRequest>,
+    ) -> Answer<pcfarm_proto::v1::WantedPresence> {
+        let hostname = request.into_inner().hostname;
+        Ok(Response::new(pcfarm_proto::v1::WantedPresence { hostname, ..Default::default() }))
+    }
+
     async fn set_presence(
         &self,
         _: Request<pcfarm_proto::v1::SetPresenceRequest>,

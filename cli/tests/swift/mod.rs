@@ -55,18 +55,16 @@ impl Swift {
         swift.go_on()?;
         let bucket = swift.bucket();
         let make = bucket.create_bucket(&credentials()).sign(SIGNED_FOR).to_string();
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let agent = swift.agent.clone();
-            let url = make.clone();
+        until(async || {
+            let (agent, url) = (swift.agent.clone(), make.clone());
             let made = tokio::task::spawn_blocking(move || agent.put(url.as_str()).send_empty()).await?;
-            if made.as_ref().is_ok_and(|answer| answer.status().is_success()) {
-                return Ok(Some(swift));
-            }
             let runs = swift.storage.runs() && swift.proxy.as_mut().is_none_or(Running::runs);
-            ensure!(runs && Instant::now() < deadline, "swift does not serve: {made:?}\n{}", swift.log());
-            tokio::time::sleep(BETWEEN_LOOKS).await;
-        }
+            ensure!(runs, "swift has ended: {made:?}\n{}", swift.log());
+            let serves = made.as_ref().is_ok_and(|answer| answer.status().is_success());
+            Ok(if serves { None } else { Some(format!("swift does not serve: {made:?}\n{}", swift.log())) })
+        })
+        .await?;
+        Ok(Some(swift))
     }
 
     /// Nobody reaches it any more.
@@ -110,27 +108,19 @@ impl Swift {
     }
 
     pub async fn until_begun(&self, expected: usize) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        until(async || {
             let found = self.begun().await?;
-            if found == expected {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "{found} uploads have begun, and not {expected}");
-            tokio::time::sleep(BETWEEN_LOOKS).await;
-        }
+            Ok((found != expected).then(|| format!("{found} uploads have begun, and not {expected}")))
+        })
+        .await
     }
 
     pub async fn until_objects(&self, expected: usize) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        until(async || {
             let found = self.objects().await?;
-            if found.len() == expected {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "{found:?} are there, and not {expected}");
-            tokio::time::sleep(BETWEEN_LOOKS).await;
-        }
+            Ok((found.len() != expected).then(|| format!("{found:?} are there, and not {expected}")))
+        })
+        .await
     }
 
     fn bucket(&self) -> Bucket {
@@ -153,6 +143,16 @@ impl Swift {
         let read = |kind: &str| std::fs::read_to_string(log_of(self.directory.path(), kind)).unwrap_or_default();
         read("storage") + &read("proxy")
     }
+}
+
+/// Until nothing is wrong any more: a look says what is.
+async fn until(mut look: impl AsyncFnMut() -> Result<Option<String>>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(wrong) = look().await? {
+        ensure!(Instant::now() < deadline, "{wrong}");
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    }
+    Ok(())
 }
 
 fn credentials() -> Credentials {

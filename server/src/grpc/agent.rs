@@ -25,9 +25,10 @@ use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::files::Output;
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::presence::{self, Connection, Introduction, Signs, Yields};
+use pcfarm_sql::presence::{self, Connection, Introduction, Signs, Waking, Yields};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
+use std::net::Ipv4Addr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -263,7 +264,17 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
             .collect(),
         state: stored_state(hello.state()),
         signs: signs(&hello.idle_source, &hello.power, hello.yields.as_ref(), hello.presence.as_ref()),
+        waking: hello.waking.as_ref().and_then(waking),
     })
+}
+
+/// What makes no sense is as good as nothing: nobody needs it but whoever wants to wake it, who is told that it cannot be woken.
+fn waking(said: &v1::Waking) -> Option<Waking> {
+    let card = said.card.to_ascii_lowercase();
+    let is_byte = |part: &str| part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_card = card.split(':').count() == 6 && card.split(':').all(is_byte);
+    let broadcast = said.broadcast.parse::<Ipv4Addr>().ok().map(|address| address.to_string());
+    is_card.then_some(Waking { card, broadcast })
 }
 
 /// What requirements look at is made of names.
@@ -374,6 +385,7 @@ async fn register(
         takes_intake: true,
         drain_reason: connection.drain_reason.clone(),
         presence: connection.presence.clone().unwrap_or_default().0,
+        woken: connection.woken,
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(out.try_send(Ok(message)));
@@ -486,7 +498,7 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
 async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::StateChange) -> Result<(), Status> {
     let state = stored_state(change.state());
     let signs = signs(&change.idle_source, &change.power, change.yields.as_ref(), change.presence.as_ref());
-    let change = presence::StateChange { state, reason: shown(&change.reason), signs };
+    let change = presence::StateChange { state, reason: shown(&change.reason), asleep: change.asleep, signs };
     session.set_suspended(state == "suspended");
     session.set_leaving(state == "draining");
     let recorded = async {

@@ -106,10 +106,19 @@ impl WorkstationsApi {
         if asked.hostnames.is_empty() || settings.is_empty() {
             return Err(Status::invalid_argument("name workstations, and what their agents are to go by"));
         }
+        if asked.hostnames.len() > 1 && !asked.version.is_empty() {
+            return Err(Status::invalid_argument("a version is that of one workstation: name one"));
+        }
         let settings = RawJson(Value::Object(settings).to_string().into());
         let client = self.client(caller).await?;
-        presence::set_presence(&client, &asked.hostnames, &settings).await.map_err(status_code::of)?;
+        presence::set_presence(&client, &asked.hostnames, &settings, &asked.version).await.map_err(status_code::of)?;
         Ok(Response::new(v1::SetPresenceResponse {}))
+    }
+
+    async fn presence(&self, hostname: String) -> Result<Response<v1::WantedPresence>, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let (wanted, version) = presence::wanted(&client, &hostname).await.map_err(status_code::of)?;
+        Ok(Response::new(v1::WantedPresence { hostname, settings: wanted.0, version }))
     }
 
     async fn set_slot(&self, caller: &Caller, asked: SetSlotRequest) -> Result<Response<SetSlotResponse>, Status> {
@@ -153,6 +162,17 @@ impl WorkstationsApi {
         let ids = named(&asked.workstation_ids)?;
         let client = self.client(caller).await?;
         let done = fleet::note(&client, &ids, &asked.note).await;
+        changed(&client, &ids, done).await
+    }
+
+    async fn wake(
+        &self,
+        caller: &Caller,
+        asked: v1::WakeWorkstationsRequest,
+    ) -> Result<Response<ChangedWorkstations>, Status> {
+        let ids = named(&asked.workstation_ids)?;
+        let client = self.client(caller).await?;
+        let done = fleet::wake(&client, &ids).await.map(Ok);
         changed(&client, &ids, done).await
     }
 
@@ -257,6 +277,20 @@ impl WorkstationService for WorkstationsApi {
         self.select(&Caller::of(&request)?, request.into_inner()).await
     }
 
+    async fn wake_workstations(
+        &self,
+        request: Request<v1::WakeWorkstationsRequest>,
+    ) -> Result<Response<ChangedWorkstations>, Status> {
+        self.wake(&Caller::of(&request)?, request.into_inner()).await
+    }
+
+    async fn get_presence(
+        &self,
+        request: Request<v1::GetPresenceRequest>,
+    ) -> Result<Response<v1::WantedPresence>, Status> {
+        self.presence(request.into_inner().hostname).await
+    }
+
     async fn set_presence(
         &self,
         request: Request<v1::SetPresenceRequest>,
@@ -307,6 +341,9 @@ fn message(one: farm::Workstation) -> Workstation {
         yields: one.signs.yields.map(yields),
         presence: one.signs.settings.map(|settings| presence_settings(&settings)).unwrap_or_default(),
         presence_wanted: one.presence_wanted.unwrap_or_default().0,
+        asleep: one.asleep,
+        can_be_woken: one.can_be_woken,
+        woken: one.woken_at.map(Into::into),
     }
 }
 

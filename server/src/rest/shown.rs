@@ -542,6 +542,12 @@ pub struct Workstation {
     pub yields: Option<Yields>,
     /// What its agent goes by, as it says
     pub presence: Vec<PresenceSetting>,
+    /// It has said that it goes to sleep
+    pub asleep: bool,
+    /// Its owner lets it be woken
+    pub can_be_woken: bool,
+    /// When the farm began to wake it last
+    pub woken: Option<Time>,
 }
 
 impl Show<v1::Workstation> for Workstation {
@@ -559,6 +565,9 @@ impl Show<v1::Workstation> for Workstation {
             note: Show::show(from.note),
             yields: Show::show(from.yields),
             presence: Show::show(from.presence),
+            asleep: from.asleep,
+            can_be_woken: from.can_be_woken,
+            woken: Show::show(from.woken),
             since: Show::show(from.since),
             reason: from.reason,
             cores: from.cores,

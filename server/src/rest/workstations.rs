@@ -13,6 +13,7 @@ use axum::response::Response;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::workstation_service_server::WorkstationService;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tonic::Status;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -27,10 +28,11 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(drain_many))
         .routes(routes!(undrain_many))
         .routes(routes!(note))
+        .routes(routes!(wake))
         .routes(routes!(forget))
         .routes(routes!(explain))
         .routes(routes!(selection, select))
-        .routes(routes!(set_presence))
+        .routes(routes!(presence, set_presence))
         .routes(routes!(slots))
         .routes(routes!(start_slot, stop_slot))
 }
@@ -188,6 +190,26 @@ async fn note(
     Ok(Body(Page::whole(Show::show(noted))))
 }
 
+/// Many at once: all of them or, if one is not there or must not be woken, none
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Waking {
+    workstation_ids: Vec<Id>,
+}
+
+/// Wake workstations that sleep; with the others there is nothing to do
+#[utoipa::path(post, path = "/api/v1/workstations/wake", tag = "workstations",
+    request_body = Waking, responses((status = 200, body = Page<Workstation>)))]
+async fn wake(
+    State(api): State<Api>,
+    who: Who,
+    Document(Waking { workstation_ids }): Document<Waking>,
+) -> Answer<Body<Page<Workstation>>> {
+    let asked = v1::WakeWorkstationsRequest { workstation_ids: numbers(workstation_ids) };
+    let woken = api.workstations.wake_workstations(who.ask(asked)).await?.into_inner().workstations;
+    Ok(Body(Page::whole(Show::show(woken))))
+}
+
 /// Many at once: all of them or, if one is not there or not dead, none
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -311,27 +333,56 @@ async fn select(
     selected(&api, &who, hostname).await
 }
 
-/// What an agent is to go by when it decides whether it may work, by the names of its table `[presence]`: what is missing stays, and
-/// null is not wanted any more.
-#[derive(Debug, Deserialize, ToSchema)]
+/// What an agent is to go by when it decides whether it may work, by the names of its table `[presence]`; what is missing is as
+/// its owner has it
+#[derive(Debug, Serialize, ToSchema)]
 struct Presence {
+    hostname: String,
     #[serde(flatten)]
     #[schema(value_type = Object)]
-    settings: serde_json::Map<String, serde_json::Value>,
+    settings: Map<String, Value>,
+}
+
+async fn wanted_presence(api: &Api, who: &Who, hostname: String) -> Answer<Response> {
+    let found = api.workstations.get_presence(who.ask(v1::GetPresenceRequest { hostname })).await?.into_inner();
+    let v1::WantedPresence { hostname, settings, version } = found;
+    let settings = serde_json::from_slice(&settings).map_err(|error| Status::internal(error.to_string()))?;
+    Ok(tagged(Presence { hostname, settings }, &version))
+}
+
+/// What a workstation's agent is to go by
+///
+/// Of one that has not connected yet, too: it will find this when it does. What of it holds, and what its owner refuses, is in the
+/// workstation's `presence`.
+#[utoipa::path(get, path = "/api/v1/hosts/{hostname}/presence", tag = "workstations",
+    params(("hostname" = String, Path)), responses((status = 200, body = Presence, headers(("ETag" = String)))))]
+async fn presence(State(api): State<Api>, who: Who, PathName(hostname): PathName) -> Answer<Response> {
+    wanted_presence(&api, &who, hostname).await
+}
+
+/// What an agent is to go by: what is missing stays, and null is not wanted any more.
+#[derive(Debug, Deserialize, ToSchema)]
+struct NewPresence {
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    settings: Map<String, Value>,
 }
 
 /// Make a workstation's agent more careful, or less so where its owner allows that
 #[utoipa::path(patch, path = "/api/v1/hosts/{hostname}/presence", tag = "workstations",
-    params(("hostname" = String, Path)), request_body = Presence, responses((status = 204)))]
+    params(("hostname" = String, Path), ("If-Match" = Option<String>, Header, description = "The ETag of what was read")),
+    request_body = NewPresence, responses((status = 200, body = Presence, headers(("ETag" = String)))))]
 async fn set_presence(
     State(api): State<Api>,
     who: Who,
     PathName(hostname): PathName,
-    Document(Presence { settings }): Document<Presence>,
-) -> Answer<StatusCode> {
-    let settings = serde_json::Value::Object(settings).to_string().into();
-    api.workstations.set_presence(who.ask(v1::SetPresenceRequest { hostnames: vec![hostname], settings })).await?;
-    Ok(StatusCode::NO_CONTENT)
+    SomeVersion(version): SomeVersion,
+    Document(NewPresence { settings }): Document<NewPresence>,
+) -> Answer<Response> {
+    let settings = Value::Object(settings).to_string().into();
+    let asked = v1::SetPresenceRequest { hostnames: vec![hostname.clone()], settings, version };
+    api.workstations.set_presence(who.ask(asked)).await?;
+    wanted_presence(&api, &who, hostname).await
 }
 
 /// Slots

@@ -29,11 +29,13 @@ pub struct Leaving {
     let_go: Option<Duration>,
     /// It has been said that controllers are deaf.
     deaf: bool,
+    /// Not for a person, but because the PC is about to sleep.
+    asleep: bool,
 }
 
 impl Inventory {
     pub(super) fn directed(&mut self, directive: Directive) {
-        let Directive { activity, reason, signs, yields, settings, .. } = directive;
+        let Directive { activity, reason, asleep, signs, yields, settings, .. } = directive;
         (self.signs, self.yields, self.settings) = (signs, yields, settings);
         if activity == Activity::Work {
             if self.leaving.take().is_some() {
@@ -48,7 +50,7 @@ impl Inventory {
         if is_new {
             info!(reason, checkouts = self.held.len(), "gives way");
         }
-        self.leaving = Some(Leaving { activity, reason, let_go, deaf });
+        self.leaving = Some(Leaving { activity, reason, let_go, deaf, asleep });
         if is_new && activity == Activity::Finish {
             self.held.values_mut().for_each(Held::finish_begun);
         }
@@ -102,6 +104,11 @@ impl Inventory {
     /// What was begun stands still.
     pub(super) fn is_frozen(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| leaving.activity == Activity::Freeze)
+    }
+
+    /// The PC is about to sleep.
+    pub(super) fn falls_asleep(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| leaving.asleep)
     }
 
     fn give_back_where(&mut self, reason: &str, which: impl Fn(&Held) -> bool) {

@@ -55,6 +55,7 @@ impl Inventory {
     pub(super) fn tell_state(&mut self, now: Duration) {
         let state = self.state();
         let reason = self.reason();
+        let asleep = self.falls_asleep();
         let Session::Open(open) = &mut self.session else {
             return;
         };
@@ -66,10 +67,13 @@ impl Inventory {
         let new_settings = (self.settings != open.settings).then(|| settings_message(&self.settings));
         let is_news = reason != open.reason || self.signs != open.signs || new_settings.is_some();
         let says_why = state == open.state && is_news && now >= open.reason_due;
-        if !says_why && (state == open.state || ((now < open.state_due || too_early) && !urgent)) {
+        // There may not be another chance.
+        let is_last_word = asleep && !open.asleep;
+        if !says_why && !is_last_word && (state == open.state || ((now < open.state_due || too_early) && !urgent)) {
             return;
         }
         open.state = state;
+        open.asleep = asleep;
         open.reason.clone_from(&reason);
         open.signs.clone_from(&self.signs);
         open.settings = Arc::clone(&self.settings);
@@ -84,6 +88,7 @@ impl Inventory {
             power: power.to_owned(),
             yields: self.yields.map(yields_message),
             presence: new_settings,
+            asleep,
         }));
     }
 

@@ -180,6 +180,12 @@ impl State {
         self.objections.first().map(|first| first.text.clone()).unwrap_or_default()
     }
 
+    /// Nobody is there, as far as anybody can tell, and what is done there is nobody's: the PC may sleep. That it is not to work
+    /// at this hour, or on battery, is no reason to stay awake.
+    pub fn is_deserted(&self) -> bool {
+        self.objections.iter().all(|objection| matches!(objection.kind, Kind::Hours | Kind::Battery))
+    }
+
     pub fn weightiest(&self) -> Option<Kind> {
         self.objections.first().map(|first| first.kind)
     }

@@ -35,6 +35,8 @@ pub struct Settings {
     pub limits: Limits,
     /// What of it its owner has said.
     pub named: BTreeSet<&'static str>,
+    /// The farm may wake the PC.
+    pub may_be_woken: bool,
     /// Terminals prove that nobody is there: there is no graphical desktop.
     pub trust_terminals: bool,
     /// What helpers of other users say proves that nobody is there: each session has one.
@@ -70,6 +72,7 @@ impl Settings {
             policy,
             limits: Limits::default(),
             named: BTreeSet::new(),
+            may_be_woken: false,
             trust_terminals: false,
             trust_sessions: false,
             ignored_devices: Vec::new(),
@@ -198,6 +201,7 @@ impl FileSettings {
             policy,
             limits: self.limits,
             named,
+            may_be_woken: default.may_be_woken,
             trust_terminals: self.trust_terminals.unwrap_or(default.trust_terminals),
             trust_sessions: self.trust_sessions.unwrap_or(default.trust_sessions),
             ignored_devices: self.ignored_devices,

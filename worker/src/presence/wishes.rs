@@ -83,6 +83,8 @@ pub struct Owner<'a> {
     /// What its owner has said, and is no default.
     pub named: &'a BTreeSet<&'static str>,
     pub limits: &'a Limits,
+    /// The farm may wake the PC.
+    pub may_be_woken: bool,
 }
 
 /// The policy that holds, and where each of it is from. `wanted` is a JSON object, as `pcfarm.set_presence` keeps it.
@@ -116,6 +118,7 @@ pub fn settle(owner: &Owner<'_>, wanted: &Map<String, Value>) -> (Policy, Vec<Se
     let beside_full_screen =
         settling.settle("beside_full_screen", policy.beside_full_screen, limits.beside_full_screen, &kind);
     let (hours, farm_hours) = settling.hours();
+    settling.waking();
     settling.unknown();
     let effective = Policy {
         start_after: Duration::from_secs_f64(start_after),
@@ -210,6 +213,22 @@ impl Settling<'_> {
         (owners, wanted)
     }
 
+    /// When and where to it is woken is the servers' to know; whether it may be, its owner's to say.
+    fn waking(&mut self) {
+        for name in ["wake_hours", "wake_time_zone", "wake_address"] {
+            let Some(given) = self.wanted.get(name) else { continue };
+            let refused = if self.owner.may_be_woken { "" } else { "its owner does not let the farm wake it" };
+            let value = match given {
+                Value::String(text) => text.clone(),
+                Value::Array(all) => {
+                    all.iter().map(|one| one.as_str().unwrap_or_default()).collect::<Vec<_>>().join("; ")
+                }
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => given.to_string(),
+            };
+            self.add(name, value, By::Farm, refused.to_owned());
+        }
+    }
+
     /// What other versions know.
     fn unknown(&mut self) {
         for (name, value) in self.wanted {
@@ -263,7 +282,8 @@ mod tests {
         let limits: Limits = toml::from_str(limits).expect("limits");
         assert_eq!(limits.wrong(), None);
         let Value::Object(wanted) = wanted else { panic!("no object") };
-        let owner = Owner { policy: &desk.policy, named: &BTreeSet::from(["load"]), limits: &limits };
+        let owner =
+            Owner { policy: &desk.policy, named: &BTreeSet::from(["load"]), limits: &limits, may_be_woken: false };
         let (policy, all) = settle(&owner, &wanted);
         let of = move |name: &str| {
             let setting = all.iter().find(|setting| setting.name == name).unwrap_or_else(|| panic!("no {name}"));
@@ -319,6 +339,22 @@ mod tests {
         );
         assert_eq!(of("hours"), ("22:00-06:00 within mon-fri".to_owned(), By::Farm, String::new()));
         assert_eq!((policy.hours.to_string(), policy.farm_hours.to_string()), ("mon-fri".into(), "22:00-06:00".into()));
+    }
+
+    #[test]
+    fn whether_it_is_woken_is_its_owners_to_say() {
+        let Value::Object(wanted) = json!({"wake_hours": ["sat", "22:00-06:00"], "wake_address": "192.0.2.255"}) else {
+            panic!("no object")
+        };
+        let desk = Settings::of_a_desk();
+        for may_be_woken in [false, true] {
+            let owner = Owner { policy: &desk.policy, named: &desk.named, limits: &desk.limits, may_be_woken };
+            let (policy, all) = settle(&owner, &wanted);
+            assert_eq!(policy, desk.policy);
+            let said = |name: &str| all.iter().find(|setting| setting.name == name).expect(name);
+            assert_eq!((said("wake_hours").value.as_str(), said("wake_hours").by), ("sat; 22:00-06:00", By::Farm));
+            assert_eq!(said("wake_address").refused.is_empty(), may_be_woken);
+        }
     }
 
     #[test]

@@ -402,3 +402,30 @@ fn job_file((name, hash): &(&str, &str)) -> v1::JobFile {
     let hash: pcfarm_proto::files::FileHash = hash.parse().expect("a hash");
     v1::JobFile { name: (*name).to_owned(), sha256: hash.0.to_vec().into() }
 }
+
+/// A source in C as a module; none, where nothing can make one.
+pub fn module_of_c(source: &std::path::Path) -> Option<Vec<u8>> {
+    let out = tempfile::NamedTempFile::new().expect("a file");
+    let made = std::process::Command::new("clang")
+        .args(["--target=wasm32-wasi", "-O2", "-o"])
+        .arg(out.path())
+        .arg(source)
+        .output();
+    match made {
+        Ok(made) if made.status.success() => Some(std::fs::read(out.path()).expect("it was made")),
+        Ok(made) => {
+            eprintln!("left out: clang made no module: {}", String::from_utf8_lossy(&made.stderr));
+            None
+        }
+        Err(error) => {
+            eprintln!("left out: clang with wasi-libc is not installed ({error}); scripts/test installs them");
+            None
+        }
+    }
+}
+
+pub fn puppet_module() -> Option<Vec<u8>> {
+    static MADE: std::sync::OnceLock<Option<Vec<u8>>> = std::sync::OnceLock::new();
+    MADE.get_or_init(|| module_of_c(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/puppet.c")))
+        .clone()
+}

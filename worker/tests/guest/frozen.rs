@@ -245,3 +245,109 @@ async fn what_computes_has_the_idle_class_and_what_waits_has_not() {
     drop(session);
     agent.ended().await.expect("nothing is left");
 }
+
+/// Of the threads on which modules and controllers compute, in nanoseconds.
+#[cfg(feature = "wasm")]
+fn cores_used() -> u64 {
+    let threads = fs::read_dir("/proc/self/task").expect("this is Linux").flatten();
+    let is_core = |thread: &fs::DirEntry| {
+        fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.starts_with("pcfarm-core"))
+    };
+    let used = |thread: fs::DirEntry| {
+        let times = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        times.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    };
+    threads.filter(is_core).filter_map(used).sum()
+}
+
+/// Where the module's walk from 1 leads to: of twice as many steps, each is two.
+#[cfg(feature = "wasm")]
+fn walked(mut steps: u64) -> u64 {
+    let (mut at, mut factor, mut more) = (1_u64, 6_364_136_223_846_793_005_u64, 1_442_695_040_888_963_407_u64);
+    while steps > 0 {
+        if steps % 2 == 1 {
+            at = at.wrapping_mul(factor).wrapping_add(more);
+        }
+        more = factor.wrapping_add(1).wrapping_mul(more);
+        factor = factor.wrapping_mul(factor);
+        steps /= 2;
+    }
+    at
+}
+
+#[cfg(feature = "wasm")]
+#[tokio::test]
+async fn a_module_stands_still_and_goes_on_to_the_right_result() {
+    /// Some seconds' worth.
+    const STEPS: u64 = 3_000_000_000;
+    let Some(module) = crate::farm::puppet_module() else { return };
+    let mut desk = Desk::new();
+    let mut presence = desk.presence();
+    presence.policy.start_after = Duration::from_secs(1);
+    presence.policy.resume_after = Duration::from_secs(1);
+    presence.policy.on_return = OnReturn::Freeze;
+    let work_dir = desk.dir.path().join("work");
+    let (server, mut agent, mut session) = desk
+        .agent(|settings| {
+            settings.wasm = Some(pcfarm_worker::wasm::settings::WasmSettings::default());
+            settings.work_dir = work_dir;
+            settings.cores = 1;
+            settings.presence = presence;
+        })
+        .await;
+    let controller = format!("wasm:{}", server.files.put(&module));
+    session.credit().await;
+    // What compiles it is no core.
+    session.check_out(1, &controller, [r#"{"do":"echo"}"#.to_owned()]).await;
+    loop {
+        let delivery = session.delivery().await;
+        session.acknowledge(&delivery).await;
+        if delivery.checkouts[0].finished {
+            break;
+        }
+    }
+    session.check_out(2, &controller, [format!("{{\"do\":\"walk\",\"n\":{STEPS}}}")]).await;
+    session.until_state(State::Processing).await;
+    let idle = cores_used();
+    while cores_used() < idle + 50_000_000 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    desk.press_a_key();
+    let before = cores_used();
+    let reason = session.until_state(State::Suspended).await;
+    assert!(reason.ends_with("; what it has begun is frozen"), "{reason}");
+    // It stands still, for two heartbeats that name it, and used less than a second of a core to hear of it.
+    let end = Instant::now() + PATIENCE;
+    let mut still = cores_used();
+    loop {
+        desk.press_a_key();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let now = cores_used();
+        if now == still {
+            break;
+        }
+        assert!(Instant::now() < end, "it does not stand still");
+        still = now;
+    }
+    assert!(still - before < 1_000_000_000, "it went on for {} ms", (still - before) / 1_000_000);
+    for _ in 0..2 {
+        let beat = session.next(|message| if let FromAgent::Heartbeat(beat) = message { Some(beat) } else { None });
+        let mut beat = std::pin::pin!(beat);
+        let beat = loop {
+            tokio::select! {
+                beat = &mut beat => break beat,
+                () = tokio::time::sleep(Duration::from_millis(100)) => desk.press_a_key(),
+            }
+        };
+        assert_eq!(beat.held.iter().map(|held| held.checkout_id).collect::<Vec<_>>(), [2]);
+    }
+    assert_eq!(cores_used(), still, "it has used no time");
+    // The person leaves, and it comes to what it would have come to, once.
+    let delivery = session.delivery().await;
+    assert_eq!(outcomes(&delivery.checkouts[0]), [(2000, (walked(STEPS) >> 33).to_string())]);
+    assert!(delivery.checkouts[0].finished && delivery.checkouts.len() == 1, "{delivery:?}");
+    session.acknowledge(&delivery).await;
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}

@@ -42,6 +42,11 @@ int main(int argc, char **argv) {
         } else if (DO("refuse")) {
             fprintf(stderr, "a line on standard error\n");
             printf("{\"error\": \"no luck\"}\n");
+        } else if (DO("walk")) {
+            unsigned long long at = 1;
+            for (long long i = 0; i < n; i++)
+                at = at * 6364136223846793005u + 1442695040888963407u;
+            answer((long long)(at >> 33));
         } else if (DO("loop")) {
             for (volatile unsigned i = 0;; i++) {
             }

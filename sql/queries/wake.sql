@@ -1,0 +1,1 @@
+select pcfarm.wake($1)

@@ -1,0 +1,1 @@
+select pcfarm.wake_for_work()
