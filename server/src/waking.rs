@@ -42,7 +42,9 @@ pub async fn run(farm: Arc<Farm>) {
             looked_for_work = Some(Instant::now());
         }
         match claim(&farm, for_work).await {
-            Ok(claimed) => wake(&claimed).await,
+            Ok(claimed) => {
+                farm.stopping.run_until_cancelled(wake(&claimed)).await;
+            }
             Err(error) => warn!(error = format!("{error:#}"), "looking for workstations to wake failed: trying again"),
         }
     }

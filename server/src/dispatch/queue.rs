@@ -161,6 +161,7 @@ mod tests {
             was_dead: false,
             selection: None,
             presence: None,
+            woken: false,
             slots: Vec::new(),
         };
         let session = Session::new(&connection, hello, None, mpsc::channel(1).0, CancellationToken::new());
