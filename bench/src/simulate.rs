@@ -66,11 +66,11 @@ enum Happening {
     },
     ToServer {
         connection: usize,
-        message: Out,
+        message: Box<Out>,
     },
     ToAgent {
         connection: usize,
-        message: In,
+        message: Box<In>,
     },
     /// An end of a connection learns that it is over.
     AgentLearns {
@@ -233,8 +233,8 @@ impl World {
             Happening::Wake { agent, life } => self.wake(agent, life),
             Happening::Connect { agent, life } => self.connect(agent, life),
             Happening::Solve { agent, life, checkout } => self.solve(agent, life, checkout),
-            Happening::ToServer { connection, message } => self.server_hears(connection, message),
-            Happening::ToAgent { connection, message } => self.agent_hears(connection, message),
+            Happening::ToServer { connection, message } => self.server_hears(connection, *message),
+            Happening::ToAgent { connection, message } => self.agent_hears(connection, *message),
             Happening::AgentLearns { connection } => self.agent_learns(connection),
             Happening::ServerLearns { connection } => self.server_learns(connection),
             Happening::Tick { server, life } => self.tick(server, life),
@@ -256,7 +256,7 @@ impl World {
         if link.open {
             link.up = link.up.max(self.now + delay).max(link.silent_until);
             let at = link.up;
-            self.at(at, Happening::ToServer { connection, message });
+            self.at(at, Happening::ToServer { connection, message: Box::new(message) });
         }
     }
 
@@ -266,7 +266,7 @@ impl World {
         if link.open {
             link.down = link.down.max(self.now + delay).max(link.silent_until);
             let at = link.down;
-            self.at(at, Happening::ToAgent { connection, message });
+            self.at(at, Happening::ToAgent { connection, message: Box::new(message) });
         }
     }
 

@@ -222,8 +222,9 @@ mod tests {
         let only_woken = settings("after = 60").expect("settings").sleeps.expect("it sleeps");
         let always = Sleeps { always: true, ..only_woken.clone() };
         let at = |seconds| Duration::from_secs(seconds);
-        // What each look finds, and whether it sleeps then.
-        let cases: [(&str, &Sleeps, Vec<(Look, bool)>); 7] = [
+        /// What each look finds, and whether it sleeps then.
+        type Looks = Vec<(Look, bool)>;
+        let cases: [(&str, &Sleeps, Looks); 7] = [
             (
                 "idle all the time",
                 &only_woken,

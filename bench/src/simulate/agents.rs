@@ -120,7 +120,7 @@ impl World {
             return;
         }
         if let Some(until) = self.is_frozen(agent) {
-            return self.again(until, Happening::ToAgent { connection, message });
+            return self.again(until, Happening::ToAgent { connection, message: Box::new(message) });
         }
         self.take(agent, Event::Received(message));
     }

@@ -158,7 +158,10 @@ impl World {
             return;
         }
         if self.servers[server].frozen_until > self.now {
-            return self.again(self.servers[server].frozen_until, Happening::ToServer { connection, message });
+            return self.again(
+                self.servers[server].frozen_until,
+                Happening::ToServer { connection, message: Box::new(message) },
+            );
         }
         if let Out::Hello(hello) = message {
             if self.welcome(server, connection, &hello).is_err() {

@@ -62,8 +62,8 @@ fn finding(program: &Program, kernel: Kernel, installed: Result<(), String>) -> 
     let mib = |bytes: u64| bytes >> 20;
     let limits = &program.limits;
     let says = format!(
-        "{name}: {whose}; {files}; {signals}; {network}; at most {} MiB of memory with all that it starts, {} processes, {} MiB of disk \
-         (looked at twenty times a second)",
+        "{name}: {whose}; {files}; {signals}; {network}; at most {} MiB of memory with all that it starts \
+         (looked at twenty times a second), {} processes, {} MiB of disk (once a second)",
         mib(limits.memory_bytes),
         limits.processes,
         mib(limits.disk_bytes)
@@ -98,8 +98,8 @@ mod tests {
         assert_eq!(
             shut.says,
             "exec:a: as the agent's own user; reads neither the agent's key nor what is hidden, writes to its own directories alone \
-             (Landlock); cannot signal what it has not started; no TCP; at most 512 MiB of memory with all that it starts, \
-             3 processes, 1024 MiB of disk (looked at twenty times a second)"
+             (Landlock); cannot signal what it has not started; no TCP; at most 512 MiB of memory with all that it starts \
+             (looked at twenty times a second), 3 processes, 1024 MiB of disk (once a second)"
         );
 
         let open = finding(&program("network = false"), OLD, Ok(()));
