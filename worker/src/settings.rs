@@ -165,8 +165,9 @@ struct Flags {
     /// Address of a server; several by commas or by repeating it [default: http://127.0.0.1:7070]
     #[arg(long, value_name = "URL", env = "PCFARM_SERVER", value_delimiter = ',')]
     server: Vec<String>,
-    /// Where the agent keeps its identity [default: /var/lib/pcfarm-worker as root, else
-    /// ~/.local/state/pcfarm-worker]
+    /// Where the agent keeps its identity
+    #[cfg_attr(unix, doc = "[default: /var/lib/pcfarm-worker as root, else ~/.local/state/pcfarm-worker]")]
+    #[cfg_attr(windows, doc = r"[default: %LOCALAPPDATA%\pcfarm-worker\state]")]
     #[arg(long, value_name = "DIR", env = "PCFARM_STATE_DIR")]
     state_dir: Option<PathBuf>,
     /// Cores to use [default: all]
@@ -196,8 +197,9 @@ struct Flags {
     /// An authority of servers' certificates, beside the farm's own: a PEM file
     #[arg(long, value_name = "FILE", env = "PCFARM_CA")]
     ca: Option<PathBuf>,
-    /// Where programs work; each agent has a directory of its own in it [default: /var/cache/pcfarm-worker as root, else
-    /// ~/.cache/pcfarm-worker]
+    /// Where programs work; each agent has a directory of its own in it
+    #[cfg_attr(unix, doc = "[default: /var/cache/pcfarm-worker as root, else ~/.cache/pcfarm-worker]")]
+    #[cfg_attr(windows, doc = r"[default: %LOCALAPPDATA%\pcfarm-worker\work]")]
     #[arg(long, value_name = "DIR", env = "PCFARM_WORK_DIR")]
     work_dir: Option<PathBuf>,
     /// Most that is kept there of files from the farm, modules for instance [default: 2048]
@@ -212,8 +214,15 @@ struct Flags {
     /// only while it knows that nobody is there
     #[arg(long, env = "PCFARM_UNATTENDED", value_parser = clap::builder::FalseyValueParser::new())]
     unattended: bool,
-    /// Where people and their sessions' helpers reach it on this machine [default: /run/pcfarm-worker/agent.sock for a
-    /// service of the system, else agent.sock in its state directory]
+    /// Where people and their sessions' helpers reach it on this machine
+    #[cfg_attr(
+        unix,
+        doc = "[default: /run/pcfarm-worker/agent.sock for a service of the system, else agent.sock in its state directory]"
+    )]
+    #[cfg_attr(
+        windows,
+        doc = r"[default: \\.\pipe\pcfarm-worker for a service of the system, else one by its person's name]"
+    )]
     #[arg(long, value_name = "PATH", env = "PCFARM_WORKER_SOCKET")]
     socket: Option<PathBuf>,
     #[command(subcommand)]

@@ -68,13 +68,15 @@ pub fn install(program: &Path, config: &Path, settings: &Settings) -> anyhow::Re
     let service = manager.create_service(&info, access).context("making the service")?;
     let ready = (|| {
         let restart = ServiceAction { action_type: ServiceActionType::Restart, delay: RESTART_AFTER };
-        service.update_failure_actions(ServiceFailureActions {
-            reset_period: ServiceFailureResetPeriod::After(Duration::from_secs(86_400)),
-            reboot_msg: None,
-            command: None,
-            actions: Some(vec![restart]),
-        })?;
-        service.set_failure_actions_on_non_crash_failures(true)?;
+        service
+            .update_failure_actions(ServiceFailureActions {
+                reset_period: ServiceFailureResetPeriod::After(Duration::from_secs(86_400)),
+                reboot_msg: None,
+                command: None,
+                actions: Some(vec![restart]),
+            })
+            .and_then(|()| service.set_failure_actions_on_non_crash_failures(true))
+            .context("saying what becomes of an agent that fails")?;
         close_directories()?;
         join(settings, Path::new(SYSTEM_STATE_DIR))?;
         begin_with_sessions(program)?;

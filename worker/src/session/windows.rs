@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pcfarm_native::windows::{idle, leave_own_console, own_session, program_fills_screen};
 
 use super::{Agent, Ended, Never, SPEAK_EVERY, Sight};
+use crate::clock;
 
 pub const SOURCE: &str = "windows";
 
@@ -20,10 +21,13 @@ pub fn tell(agent: &mut Agent) -> Result<Never, Ended> {
     if own_session().map_err(gone)? == 0 {
         return Err(Ended::SessionGone("nobody sits in the session of services: begin this in a person's".to_owned()));
     }
+    let begun = clock::now();
     let mut before: Option<(Duration, Option<bool>)> = None;
     let mut said = Instant::now();
     loop {
-        let sight = (idle().map_err(gone)?, program_fills_screen());
+        // In a session without any input so far Windows counts from its own start: somebody has just logged on.
+        let idle = idle().map_err(gone)?.min(clock::now().saturating_sub(begun));
+        let sight = (idle, program_fills_screen());
         let is_news = before.is_none_or(|(idle, full_screen)| sight.0 < idle || sight.1 != full_screen);
         if is_news || said.elapsed() >= SPEAK_EVERY {
             agent.hear(&Sight { source: SOURCE, idle: Ok(sight.0), full_screen: sight.1 })?;
