@@ -13,7 +13,6 @@ use pcfarm_proto::v1::{
     RegisterRequest, RevokeCredentialRequest, RevokeJoinTokenRequest, RevokeTokenRequest, SetAccountRequest,
     SetPasswordRequest, WhoAmIRequest,
 };
-use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use serde::Serialize;
 use serde_json::json;
 
@@ -23,6 +22,7 @@ use crate::args::access::{
 use crate::exit::{Exit, Failure};
 use crate::farm::Farm;
 use crate::output::{self, Column, Output};
+use crate::platform;
 use crate::settings::{Settings, kept};
 use crate::text::{self, cut};
 
@@ -42,7 +42,7 @@ pub async fn login(farm: &Farm, settings: &Settings, args: LoginArgs, output: Ou
         let request = RegisterRequest { user: user.clone(), password };
         farm.call("making an account", client.register(farm.request(request))).await?
     } else {
-        let token_name = name.unwrap_or_else(|| format!("login {}", machine()));
+        let token_name = name.unwrap_or_else(|| format!("login {}", platform::machine_name()));
         let request = LoginRequest { user: user.clone(), password, token_name, lifetime: expires.map(lasting) };
         farm.call("logging in", client.login(farm.request(request))).await?
     };
@@ -356,7 +356,7 @@ pub async fn join_tokens(farm: &Farm, verb: JoinTokenVerb, output: Output) -> Re
 fn as_others_reach_it(server: &str) -> String {
     let host_is_here = ["//localhost", "//127.", "//[::1]"].iter().any(|here| server.contains(here));
     match server.rsplit_once(':').map(|(_, port)| port) {
-        Some(port) if host_is_here => format!("https://{}:{port}", machine()),
+        Some(port) if host_is_here => format!("https://{}:{port}", platform::machine_name()),
         _ => server.replacen("http://", "https://", 1),
     }
 }
@@ -369,10 +369,6 @@ fn join_command(server: &str, secret: &str) -> String {
 /// By a pipe: whoever is on the machine reads the arguments of sudo.
 fn install_command(server: &str, secret: &str) -> String {
     format!("echo {secret} | sudo pcfarm-worker install --server {server} --token-file -")
-}
-
-fn machine() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 #[derive(Serialize)]
@@ -528,23 +524,15 @@ fn new_password() -> Result<String> {
 
 /// From the terminal, which does not show it.
 fn prompted(prompt: &str) -> Result<String> {
-    let stdin = std::io::stdin();
-    if !stdin.is_terminal() {
+    if !std::io::stdin().is_terminal() {
         return Err(Failure::usage(
             "there is no terminal to ask for a password on: --password-file - reads it from a pipe",
         ));
     }
     let _ = write!(std::io::stderr(), "{prompt}");
-    let before = tcgetattr(&stdin).context("asking the terminal")?;
-    let mut silent = before.clone();
-    silent.local_modes.remove(LocalModes::ECHO);
-    tcsetattr(&stdin, OptionalActions::Flush, &silent).context("silencing the terminal")?;
-    let mut line = String::new();
-    let read = stdin.read_line(&mut line);
-    tcsetattr(&stdin, OptionalActions::Flush, &before).context("letting the terminal speak again")?;
+    let read = platform::read_silently();
     let _ = writeln!(std::io::stderr());
-    read.context("reading the terminal")?;
-    Ok(line.trim_end_matches(['\n', '\r']).to_owned())
+    Ok(read?.trim_end_matches(['\n', '\r']).to_owned())
 }
 
 #[cfg(test)]

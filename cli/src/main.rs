@@ -6,7 +6,7 @@
 //!   [`users`], [`types`], [`files`], [`profiles`], [`resources`], [`queue`], [`explain`],
 //!   [`events`], [`alerts`], [`access`], [`schedules`], [`top`].
 //! - [`load`] sends problems from files, [`query`] lets the database load what a query returns.
-//! - [`up`] runs a farm on this machine.
+//! - [`up`] runs a farm on this machine. [`platform`]: what Windows does otherwise.
 
 mod access;
 mod alerts;
@@ -20,6 +20,12 @@ mod fleet;
 mod jobs;
 mod load;
 mod output;
+#[cfg(unix)]
+#[path = "platform/unix.rs"]
+mod platform;
+#[cfg(windows)]
+#[path = "platform/windows.rs"]
+mod platform;
 mod presence;
 mod problems;
 mod profiles;
@@ -37,6 +43,10 @@ mod text;
 mod top;
 mod trace;
 mod types;
+#[cfg(unix)]
+mod up;
+#[cfg(windows)]
+#[path = "up/nowhere.rs"]
 mod up;
 mod usage;
 mod users;

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::exit::{self, Failure};
+use crate::platform;
 
 /// No table is wider, whatever the terminal.
 pub const WIDTH: u16 = 100;
@@ -164,8 +165,8 @@ pub fn fields(rows: &[(&str, String)]) -> String {
 
 /// The width of a terminal on which a table falls apart.
 pub fn narrow() -> Option<usize> {
-    let size = io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten()?;
-    (20..80).contains(&size.ws_col).then(|| size.ws_col.into())
+    let (columns, _) = io::stdout().is_terminal().then(platform::terminal_size).flatten()?;
+    (20..80).contains(&columns).then(|| columns.into())
 }
 
 /// Text in lines of at most so many characters, each behind this; words are broken only if they are longer than a line.
@@ -190,9 +191,8 @@ pub fn wrapped(text: &str, before: &str, width: usize) -> String {
 
 /// The terminal's width up to [`WIDTH`], but what can still hold a table: in less, words and numbers fall apart.
 fn terminal_width() -> u16 {
-    let size = io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten();
-    match size {
-        Some(size) if size.ws_col > 0 => size.ws_col.clamp(80, WIDTH),
+    match io::stdout().is_terminal().then(platform::terminal_size).flatten() {
+        Some((columns, _)) if columns > 0 => columns.clamp(80, WIDTH),
         _ => WIDTH,
     }
 }

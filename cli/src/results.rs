@@ -4,7 +4,6 @@ mod made;
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -20,7 +19,7 @@ use crate::exit::{self, Failure};
 use crate::farm::Farm;
 use crate::output::{self, Format};
 use crate::results::made::Made;
-use crate::{jobs, text};
+use crate::{jobs, platform, text};
 
 /// The forms that results have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,12 +122,9 @@ impl Sink {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        // The mode of a file made in the ordinary way: the process's umask is taken off.
-        let file = tempfile::Builder::new()
-            .prefix(".pcfarm-results-")
-            .permissions(std::fs::Permissions::from_mode(0o666))
-            .tempfile_in(directory)
-            .with_context(creating)?;
+        let mut made = tempfile::Builder::new();
+        platform::make_ordinary(made.prefix(".pcfarm-results-"));
+        let file = made.tempfile_in(directory).with_context(creating)?;
         Ok(Sink::File { file: BufWriter::with_capacity(1 << 16, file), path: path.to_owned() })
     }
 

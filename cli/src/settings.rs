@@ -10,7 +10,7 @@ use pcfarm_proto::secrets::Token;
 
 use crate::args::Global;
 use crate::exit::Failure;
-use crate::trace;
+use crate::{platform, trace};
 
 pub const DEFAULT_SERVER: &str = "http://127.0.0.1:7070";
 
@@ -117,11 +117,10 @@ fn listened_to(server: &str) -> bool {
 
 /// Tokens by server, in a file that nobody else reads.
 pub mod kept {
-    use super::{Failure, Path, PathBuf, Result, configuration};
+    use super::{Failure, Path, PathBuf, Result, configuration, platform};
     use std::collections::BTreeMap;
     use std::fs;
     use std::io::Write;
-    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 
     const FILE: &str = "tokens.toml";
 
@@ -158,14 +157,14 @@ pub mod kept {
         };
         let text = toml::to_string(&tokens)?;
         if let Some(directory) = file.parent() {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+            platform::make_private_dir(directory)?;
         }
         let aside = file.with_extension("new");
         match fs::remove_file(&aside) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
             Ok(()) | Err(_) => {}
         }
-        let mut to = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+        let mut to = platform::create_private(&aside)?;
         to.write_all(text.as_bytes())?;
         to.sync_all()?;
         fs::rename(&aside, &file)?;
@@ -179,10 +178,7 @@ fn default_file() -> Option<PathBuf> {
 }
 
 fn configuration() -> Option<PathBuf> {
-    let configured = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
-    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".config"));
-    let directory = configured.filter(|path| path.is_absolute()).or(home)?;
-    Some(directory.join("pcfarm"))
+    platform::configuration().map(|directory| directory.join("pcfarm"))
 }
 
 /// `host:port` and `http://host:port` name the same server.

@@ -3,12 +3,12 @@
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::TopArgs;
 use crate::exit::{self, Failure};
 use crate::farm::Farm;
 use crate::output::Output;
+use crate::platform::{self, Stops};
 use crate::{jobs, status, text, workstations};
 
 /// More than a screen shows, and not all of a large farm every second.
@@ -18,8 +18,7 @@ pub async fn top(farm: &Farm, args: &TopArgs, output: Output) -> Result<()> {
     if output == Output::Json {
         return Err(Failure::usage("top is for people; `pcfarm status --output json` is for programs"));
     }
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut stops = Stops::new()?;
     // Before the screen is switched: an error now is told in the ordinary way.
     let mut view = frame(farm).await?;
     let mut screen = Screen::open()?;
@@ -29,13 +28,11 @@ pub async fn top(farm: &Farm, args: &TopArgs, output: Output) -> Result<()> {
     loop {
         screen.draw(&view)?;
         tokio::select! {
-            _ = interrupt.recv() => return Ok(()),
-            _ = terminate.recv() => return Ok(()),
+            () = stops.next() => return Ok(()),
             _ = ticks.tick() => {}
         }
         let next = tokio::select! {
-            _ = interrupt.recv() => return Ok(()),
-            _ = terminate.recv() => return Ok(()),
+            () = stops.next() => return Ok(()),
             next = frame(farm) => next,
         };
         match next {
@@ -80,7 +77,7 @@ impl Screen {
             self.drawn = true;
             return write(format!("{between}{view}\n").as_bytes());
         }
-        let rows = rustix::termios::tcgetwinsize(io::stdout()).map_or(24, |size| size.ws_row);
+        let rows = platform::terminal_size().map_or(24, |(_, rows)| rows);
         write(redraw(view, rows).as_bytes())
     }
 }

@@ -38,7 +38,8 @@ pub mod pool;
 pub mod profiles;
 pub mod requests;
 
+#[cfg(unix)]
 pub mod cluster;
 
-#[cfg(any(test, feature = "testing"))]
+#[cfg(all(unix, any(test, feature = "testing")))]
 pub mod testing;

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use pcfarm_proto::v1;
 #[cfg(target_os = "linux")]
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
@@ -26,10 +25,11 @@ use crate::exec::controller::Programs;
 use crate::files::{Farm, Files, Lazy};
 use crate::inventory::{Ending, Profile};
 use crate::link::IdentityInUse;
+use crate::local::Local;
 use crate::local::message::About;
-use crate::local::{self, Local};
 use crate::machine;
 use crate::manners::{self, Rank};
+use crate::platform::{self, Stops};
 use crate::pool;
 use crate::presence::{Desk, Presence, Start};
 use crate::settings::{self, Asked, Settings, SettingsError};
@@ -151,15 +151,28 @@ impl Agent {
     pub fn run(self) -> ExitCode {
         #[cfg(target_os = "linux")]
         crate::exec::supervise_if_asked();
-        start_logging();
         let asked = Asked::of_program();
+        #[cfg(windows)]
+        if matches!(asked.command, Some(crate::command::Command::Serve)) {
+            log_as_service();
+            return match asked.settings {
+                Ok(settings) => crate::service::windows::serve(settings.grace, move || self.run_until_told(settings)),
+                Err(error) => failed(&error.into()),
+            };
+        }
+        start_logging();
         if let Some(command) = &asked.command {
             return crate::command::run(command, &asked);
         }
-        let mut settings = match asked.settings {
-            Ok(settings) => settings,
-            Err(error) => return failed(&error.into()),
-        };
+        match asked.settings {
+            Ok(settings) => self.run_until_told(settings),
+            Err(error) => failed(&error.into()),
+        }
+    }
+
+    /// The program's life, when it has settings.
+    #[cfg_attr(not(target_os = "linux"), allow(unused_mut, reason = "programs have a supervisor on Linux"))]
+    fn run_until_told(self, mut settings: Settings) -> ExitCode {
         #[cfg(target_os = "linux")]
         if !settings.programs.is_empty() {
             // This very binary, even if its file is replaced meanwhile. Programs of the same user must not look into it.
@@ -188,8 +201,8 @@ impl Agent {
 
     /// The first signal stops it in good order, the second at once. An error is no error, but that it is to be replaced.
     async fn run_until_signalled(self, settings: Settings) -> Result<ExitCode, Uuid> {
-        let mut signals = match Signals::new() {
-            Ok(signals) => signals,
+        let mut stops = match Stops::new() {
+            Ok(stops) => stops,
             Err(error) => return Ok(failed(&AgentError::Failed(error.into()))),
         };
         let stop = CancellationToken::new();
@@ -201,13 +214,13 @@ impl Agent {
         ));
         let ended = tokio::select! {
             ended = &mut agent => ended,
-            () = signals.next() => {
+            () = stops.next() => {
                 info!("told to stop; once more to stop at once");
                 manager.stopping(grace);
                 stop.cancel();
                 tokio::select! {
                     ended = &mut agent => ended,
-                    () = signals.next() => {
+                    () = stops.next() => {
                         error!("stopped at once: what was held is lost to this agent, and the farm takes it back");
                         return Ok(ExitCode::FAILURE);
                     }
@@ -408,7 +421,7 @@ impl Body {
         let setup = Setup { slots: Some(slots), wake, watchdog: Some(watchdog), ..setup };
         // Its slots end with it: nobody is left who tells them apart.
         let working = async { tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, self, stop)) };
-        let socket = self.settings.socket.clone().unwrap_or_else(|| local::path(&self.settings.state_dir));
+        let socket = self.settings.socket.clone().unwrap_or_else(|| platform::socket(&self.settings.state_dir));
         let socket = Local::open(socket.clone(), self.desk.clone()).inspect_err(
             |error| warn!(socket = %socket.display(), %error, "nobody can ask this agent anything on this machine"),
         );
@@ -518,6 +531,8 @@ fn can_stand_still(controller: &str) -> bool {
 /// Of what this agent runs, that which jobs may require beside their controllers.
 fn programs(settings: &Settings, controllers: &[String]) -> Vec<v1::Program> {
     let mut programs = Vec::new();
+    #[cfg(not(target_os = "linux"))]
+    let _ = settings;
     #[cfg(target_os = "linux")]
     for one in &settings.programs {
         if controllers.contains(&format!("{}{}", crate::exec::settings::PREFIX, one.name)) {
@@ -541,21 +556,11 @@ fn replaced() -> Option<Uuid> {
     std::env::var(REPLACES).ok().and_then(|text| text.parse().ok())
 }
 
-/// Puts this program, anew, in the place of this process: all its threads end at once, whatever they do. It keeps its number, so
-/// that nobody who watches it takes it for dead. The servers know the new one as the same: what was on its way to it comes back
-/// as never received.
+/// Another process in the place of this one. The servers know the new one as the same: what was on its way to it comes back as never
+/// received.
 fn replace(instance: Uuid) -> ExitCode {
-    use std::os::unix::process::CommandExt;
-    let this = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
-    let error = match this {
-        Ok(this) => {
-            let mut arguments = std::env::args_os();
-            let name = arguments.next().unwrap_or_default();
-            std::process::Command::new(this).arg0(name).args(arguments).env(REPLACES, instance.to_string()).exec()
-        }
-        Err(error) => error,
-    };
-    failed(&AgentError::Failed(anyhow::Error::from(error).context("starting anew to end controllers that do not hear")))
+    let error = anyhow::Error::from(platform::replace_this_process(REPLACES, &instance.to_string()));
+    failed(&AgentError::Failed(error.context("starting anew to end controllers that do not hear")))
 }
 
 fn start_logging() {
@@ -564,6 +569,19 @@ fn start_logging() {
     // A program that has its own subscriber keeps it.
     let _ =
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).try_init();
+}
+
+/// To a file that does not grow without a bound: nobody sees a service's standard error.
+#[cfg(windows)]
+fn log_as_service() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    match crate::service::windows::Log::open() {
+        Ok(log) => {
+            let log = std::sync::Mutex::new(log);
+            let _ = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log).try_init();
+        }
+        Err(_) => start_logging(),
+    }
 }
 
 fn failed(error: &AgentError) -> ExitCode {
@@ -575,22 +593,4 @@ fn failed(error: &AgentError) -> ExitCode {
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }

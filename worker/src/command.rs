@@ -3,7 +3,6 @@
 //! Owns the words of it. None of it needs an administrator's rights.
 
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,10 +15,14 @@ use jiff::tz::TimeZone;
 use crate::doctor::{Report, here};
 use crate::local;
 use crate::local::message::{self, Answer, Ask, Explanation, about};
+use crate::platform;
 use crate::presence::history::{Entry, Event};
 use crate::presence::{Presence, Start};
+#[cfg(not(target_os = "linux"))]
+use crate::service::elsewhere;
 #[cfg(target_os = "linux")]
 use crate::service::{install, status::Status, uninstall};
+#[cfg(not(target_os = "macos"))]
 use crate::session;
 use crate::settings::{Asked, Settings};
 
@@ -56,6 +59,19 @@ pub enum Command {
     /// Makes this program a service of the system, and this machine a workstation of the farm
     #[cfg(target_os = "linux")]
     Install(Box<install::Wishes>),
+    /// Makes this program a service of the system, with the settings that are in its place or named by --config
+    #[cfg(not(target_os = "linux"))]
+    Install,
+    /// Takes the service away, and what it was to the farm; leaves its settings
+    #[cfg(not(target_os = "linux"))]
+    Uninstall,
+    /// The service, and what its agent does now
+    #[cfg(not(target_os = "linux"))]
+    Status,
+    /// To be said by the service manager
+    #[cfg(windows)]
+    #[command(hide = true)]
+    Serve,
     /// Takes the service away, and what it was to the farm; leaves its settings
     #[cfg(target_os = "linux")]
     Uninstall {
@@ -89,7 +105,7 @@ impl Command {
         #[cfg(target_os = "linux")]
         return matches!(self, Command::Status { .. } | Command::Doctor { .. });
         #[cfg(not(target_os = "linux"))]
-        false
+        matches!(self, Command::Install | Command::Status)
     }
 }
 
@@ -136,6 +152,19 @@ pub fn run(command: &Command, asked: &Asked) -> ExitCode {
         | Command::History { .. }
         | Command::Session => {}
     }
+    #[cfg(not(target_os = "linux"))]
+    match command {
+        Command::Install => return told(elsewhere::install(asked)),
+        Command::Uninstall => return told(elsewhere::uninstall()),
+        Command::Status => println!("service      {}", elsewhere::state()),
+        #[cfg(windows)]
+        Command::Serve => {}
+        Command::Explain { .. }
+        | Command::Pause { .. }
+        | Command::Resume
+        | Command::History { .. }
+        | Command::Session => {}
+    }
     match &asked.settings {
         Ok(settings) => of_desk(command, settings),
         Err(error) => {
@@ -149,7 +178,13 @@ pub fn run(command: &Command, asked: &Asked) -> ExitCode {
 fn of_desk(command: &Command, settings: &Settings) -> ExitCode {
     let sockets = settings.socket.clone().map_or_else(|| local::candidates(&settings.state_dir), |socket| vec![socket]);
     let done = match command {
+        #[cfg(not(target_os = "macos"))]
         Command::Session => return session::run(&sockets),
+        #[cfg(target_os = "macos")]
+        Command::Session => {
+            eprintln!("no helper is needed here: an agent of macOS sees by itself when somebody touches something");
+            return ExitCode::from(FAILED);
+        }
         Command::Explain { output } => match ask(&sockets, &Ask::Explain) {
             Ok(Answer::Explanation(explanation)) => show(&*explanation, *output, text),
             Err(NoAnswer::NoAgent(sockets)) => return without_agent(settings, *output, &NoAnswer::NoAgent(sockets)),
@@ -165,6 +200,15 @@ fn of_desk(command: &Command, settings: &Settings) -> ExitCode {
         Command::Install(_) | Command::Uninstall { .. } | Command::Status { .. } | Command::Doctor { .. } => {
             unreachable!("it is about the service")
         }
+        #[cfg(not(target_os = "linux"))]
+        Command::Status => match ask(&sockets, &Ask::Explain) {
+            Ok(Answer::Explanation(explanation)) => show(&*explanation, Output::Text, headline),
+            other => unexpected(other),
+        },
+        #[cfg(not(target_os = "linux"))]
+        Command::Install | Command::Uninstall => unreachable!("it is about the service"),
+        #[cfg(windows)]
+        Command::Serve => unreachable!("it is an agent, and no question"),
     };
     match done {
         Ok(()) => ExitCode::from(DONE),
@@ -207,7 +251,17 @@ fn uninstalled(purge: bool, root: Option<&std::path::Path>) -> ExitCode {
     }
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(not(target_os = "linux"))]
+fn told(done: anyhow::Result<Vec<String>>) -> ExitCode {
+    match done {
+        Ok(done) => tell_all(&done),
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
 fn tell_all(done: &[String]) -> ExitCode {
     done.iter().for_each(|line| println!("{line}"));
     ExitCode::from(DONE)
@@ -218,7 +272,7 @@ fn tell_all(done: &[String]) -> ExitCode {
 fn explained(asked: &Asked) -> Option<Explanation> {
     let settings = asked.settings.as_ref().ok();
     let sockets = settings.map_or_else(
-        || local::candidates(std::path::Path::new(crate::settings::SYSTEM_STATE_DIR)),
+        || local::candidates(std::path::Path::new(platform::SYSTEM_STATE_DIR)),
         |settings| {
             settings.socket.clone().map_or_else(|| local::candidates(&settings.state_dir), |socket| vec![socket])
         },
@@ -285,10 +339,8 @@ fn show<T: serde::Serialize + ?Sized>(shown: &T, output: Output, text: impl Fn(&
 
 /// The first of these sockets that somebody listens on.
 fn ask(sockets: &[PathBuf], ask: &Ask) -> Result<Answer, NoAnswer> {
-    let stream = sockets.iter().find_map(|socket| UnixStream::connect(socket).ok());
+    let stream = sockets.iter().find_map(|socket| platform::connect(socket, ANSWER_WAIT).ok());
     let mut stream = stream.ok_or_else(|| NoAnswer::NoAgent(sockets.to_vec()))?;
-    stream.set_read_timeout(Some(ANSWER_WAIT))?;
-    stream.set_write_timeout(Some(ANSWER_WAIT))?;
     stream.write_all(&message::write(ask))?;
     let mut line = Vec::new();
     BufReader::new(stream.take(ANSWER_BYTES_LIMIT)).read_until(b'\n', &mut line)?;

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -30,6 +29,8 @@ use tonic::{Code, Status};
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use crate::platform;
+
 const AUTHORITY_FILE: &str = "authority.pem";
 const CERTIFICATE_FILE: &str = "certificate.pem";
 const KEY_FILE: &str = "key.pem";
@@ -38,6 +39,10 @@ const RENEW_FILE: &str = "renew_at";
 
 /// No server renews a certificate then, which ended thirty days ago: with a token this agent joins anew.
 const TOO_LATE: Duration = Duration::from_secs(31 * 86_400);
+
+/// Who reads a file that is written.
+pub(crate) const EVERYBODY: bool = true;
+pub(crate) const NOBODY_ELSE: bool = false;
 
 const CALL_WAIT: Duration = Duration::from_secs(10);
 
@@ -158,7 +163,6 @@ impl Credentials {
     }
 
     /// Joins by this server, now or not at all.
-    #[cfg(target_os = "linux")]
     pub async fn join_once(&self, server: &Endpoint, token: &JoinToken) -> anyhow::Result<()> {
         self.join_by(server, token).await.map_err(|error| match refusal(&error) {
             Some(reason) => Refused(reason).into(),
@@ -175,7 +179,7 @@ impl Credentials {
         // One that another token named is not the one to tell this one to.
         if !self.trusts(token.authority) {
             let authority = authority_of(server, token.authority).await?;
-            write(&self.file(AUTHORITY_FILE), &authority, 0o644)?;
+            write(&self.file(AUTHORITY_FILE), &authority, EVERYBODY)?;
         }
         let request = JoinRequest {
             join_token: token.reveal(),
@@ -206,7 +210,7 @@ impl Credentials {
             KeyPair::from_pem(&self.read(KEY_FILE)?).with_context(|| format!("reading {}", file.display()))?
         } else {
             let key = KeyPair::generate().context("making a key")?;
-            write(&file, &key.serialize_pem(), 0o600)?;
+            write(&file, &key.serialize_pem(), NOBODY_ELSE)?;
             key
         };
         let request = CertificateParams::default().serialize_request(&key).context("asking for a certificate")?;
@@ -218,9 +222,9 @@ impl Credentials {
         let renew_at = SystemTime::now() + renew_in;
         let renew_at = renew_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         // An authority that is about to be replaced comes with the next.
-        write(&self.file(AUTHORITY_FILE), &given.authority, 0o644)?;
-        write(&self.file(CERTIFICATE_FILE), &given.certificate, 0o600)?;
-        write(&self.file(RENEW_FILE), &format!("{renew_at:.3}\n"), 0o600)
+        write(&self.file(AUTHORITY_FILE), &given.authority, EVERYBODY)?;
+        write(&self.file(CERTIFICATE_FILE), &given.certificate, NOBODY_ELSE)?;
+        write(&self.file(RENEW_FILE), &format!("{renew_at:.3}\n"), NOBODY_ELSE)
     }
 
     /// How long until it is time for another certificate.
@@ -384,14 +388,14 @@ impl ServerCertVerifier for Finder {
 }
 
 /// Aside, synced and renamed: after a crash there is a whole one or none.
-pub(crate) fn write(file: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
+pub(crate) fn write(file: &Path, text: &str, everybody: bool) -> anyhow::Result<()> {
     let aside = file.with_extension("new");
     let written = || {
         match fs::remove_file(&aside) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        let mut to = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&aside)?;
+        let mut to = platform::create_new(&aside, everybody)?;
         to.write_all(text.as_bytes())?;
         to.sync_all()?;
         fs::rename(&aside, file)

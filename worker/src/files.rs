@@ -11,9 +11,8 @@ mod shelf;
 #[cfg(target_os = "linux")]
 mod upload;
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,6 +25,7 @@ use tracing::{info, warn};
 
 use crate::agent::chain;
 use crate::credentials::Credentials;
+use crate::platform;
 use crate::work::CheckoutKey;
 use download::Download;
 pub use lazy::Lazy;
@@ -214,10 +214,10 @@ impl Files {
         }
         if let Some(above) = self.dir.parent().filter(|above| !above.exists()) {
             fs::create_dir_all(above)?;
-            fs::set_permissions(above, Permissions::from_mode(0o711))?;
+            platform::let_pass(above)?;
         }
         fs::create_dir_all(&self.dir)?;
-        fs::set_permissions(&self.dir, Permissions::from_mode(0o711))
+        platform::let_pass(&self.dir)
     }
 
     fn fetch(
@@ -254,9 +254,9 @@ impl Files {
         })();
         match fetched {
             Ok(bytes) => {
-                let renamed = fs::set_permissions(&part, Permissions::from_mode(0o444))
+                let renamed = platform::seal(&part)
                     .and_then(|()| fs::rename(&part, path))
-                    .and_then(|()| fs::File::open(&self.dir)?.sync_all());
+                    .and_then(|()| platform::sync_dir(&self.dir));
                 renamed.map(|()| bytes).map_err(|error| {
                     // Nobody would know of it.
                     drop(fs::remove_file(&part));

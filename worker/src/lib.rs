@@ -74,6 +74,7 @@
 //! - `service`: what makes it a service of the system, `doctor`: which step fails where an agent does not work, and `watchdog`:
 //!   what its service manager is told.
 //! - `clock`: a clock that runs on while the machine sleeps.
+//! - `platform`: what Linux and macOS do in one way and Windows in another.
 
 pub mod agent;
 pub mod builtin;
@@ -89,8 +90,13 @@ mod fed;
 #[cfg(any(target_os = "linux", feature = "wasm"))]
 mod files;
 mod named;
+#[cfg(unix)]
+#[path = "platform/unix.rs"]
+mod platform;
+#[cfg(windows)]
+#[path = "platform/windows.rs"]
+mod platform;
 pub mod presence;
-#[cfg(target_os = "linux")]
 mod service;
 pub mod settings;
 pub mod sleep;
@@ -117,6 +123,7 @@ mod machine;
 mod manners;
 mod pool;
 mod related;
+#[cfg(not(target_os = "macos"))]
 mod session;
 mod slots;
 mod solve;

@@ -11,11 +11,10 @@
 #[cfg(target_os = "linux")]
 use std::sync::Once;
 
-#[cfg(target_os = "linux")]
 use tracing::warn;
 
 /// The steps to the lowest that there is.
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 const LOWEST_PRECEDENCE: i32 = 19;
 
 /// What computes on a machine.
@@ -43,6 +42,7 @@ impl Rank {
     }
 
     /// The calling thread's.
+    #[cfg(target_os = "linux")]
     pub fn of_this_thread() -> Rank {
         if is_behind() { Rank::Guest } else { Rank::AsStarted }
     }
@@ -50,8 +50,11 @@ impl Rank {
 
 /// Every thread from now on is nice; the kernel's order for disks follows it. Who may not go behind is behind already.
 pub fn give_precedence() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::nice(LOWEST_PRECEDENCE) {
+    #[cfg(unix)]
+    let given = rustix::process::nice(LOWEST_PRECEDENCE);
+    #[cfg(windows)]
+    let given = pcfarm_native::windows::give_precedence();
+    if let Err(error) = given {
         warn!(%error, "the agent has the precedence of any program");
     }
 }
@@ -74,18 +77,21 @@ fn fall_behind() {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(windows)]
+fn fall_behind() {
+    if let Err(error) = pcfarm_native::windows::fall_behind() {
+        warn!(%error, "what computes has the precedence of any other thread of this process");
+    }
+}
+
+/// macOS has no class behind all others that would use all of its cores: being nice is all.
+#[cfg(target_os = "macos")]
 fn fall_behind() {}
 
 #[cfg(target_os = "linux")]
 fn is_behind() -> bool {
     use thread_priority::{NormalThreadSchedulePolicy, ThreadSchedulePolicy, thread_schedule_policy};
     matches!(thread_schedule_policy(), Ok(ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle)))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn is_behind() -> bool {
-    false
 }
 
 /// Before the programs that it must end, which only root may be.

@@ -12,17 +12,25 @@
 //!
 //! - [`policy`]: the decision, pure. [`signals`]: what it decides by.
 //! - [`settings`]: what its owner says, and [`hours`] of the week.
-//! - `sources`: all sources of a machine. On Linux: `evdev` (with `bump`), `terminals`, `probes`; `helper`: what people's sessions say.
+//! - `sources`: all sources of a machine; `helper`: what people's sessions say. `linux`: `evdev` (with `bump`), `terminals`,
+//!   `probes`. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
 //! - [`wishes`]: what the farm wants, within the owner's limits.
 //! - `pause`: the owner's pause. `history`: what it did in the last week.
 
 #[cfg(target_os = "linux")]
 mod bump;
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
 #[cfg(target_os = "linux")]
 mod evdev;
 pub(crate) mod helper;
+#[cfg(target_os = "macos")]
+mod hid;
 pub(crate) mod history;
 pub mod hours;
+#[cfg(target_os = "linux")]
+mod linux;
+mod load;
 pub(crate) mod pause;
 pub mod policy;
 #[cfg(target_os = "linux")]

@@ -7,16 +7,18 @@
 mod mutter;
 #[cfg(target_os = "linux")]
 mod wayland;
+#[cfg(windows)]
+mod windows;
 #[cfg(target_os = "linux")]
 mod x11;
 
 use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::local::message::{Ask, write};
+use crate::platform::{self, Connection};
 
 /// Well within what the agent takes for silence.
 const SPEAK_EVERY: Duration = Duration::from_secs(50);
@@ -39,7 +41,7 @@ pub struct Sight {
 pub fn run(sockets: &[PathBuf]) -> ExitCode {
     let mut complained = false;
     loop {
-        let ended = match sockets.iter().find_map(|socket| UnixStream::connect(socket).ok()) {
+        let ended = match sockets.iter().find_map(|socket| platform::connect(socket, WRITE_WAIT).ok()) {
             None => Ended::NoAgent,
             Some(stream) => tell(Agent { stream }),
         };
@@ -59,7 +61,6 @@ pub fn run(sockets: &[PathBuf]) -> ExitCode {
 }
 
 /// Never made: telling ends only with a reason.
-#[cfg(target_os = "linux")]
 type Never = std::convert::Infallible;
 
 /// Why there is nothing to tell, or nobody.
@@ -71,7 +72,7 @@ pub enum Ended {
 
 /// The agent's end of a connection.
 pub struct Agent {
-    stream: UnixStream,
+    stream: Connection,
 }
 
 impl Agent {
@@ -82,8 +83,7 @@ impl Agent {
         };
         let source = sight.source.to_owned();
         let said = write(&Ask::Session { source, idle_ms, error, full_screen: sight.full_screen });
-        let told = self.stream.set_write_timeout(Some(WRITE_WAIT)).and_then(|()| self.stream.write_all(&said));
-        told.map_err(|_| Ended::AgentGone)
+        self.stream.write_all(&said).map_err(|_| Ended::AgentGone)
     }
 }
 
@@ -131,7 +131,11 @@ fn of_x11(agent: &mut Agent) -> (&'static str, Result<Never, Ended>) {
     (x11::SOURCE, ended)
 }
 
-#[cfg(not(target_os = "linux"))]
-fn tell(_: Agent) -> Ended {
-    Ended::SessionGone("sessions of this system cannot be watched yet".to_owned())
+#[cfg(windows)]
+fn tell(mut agent: Agent) -> Ended {
+    let Err(ended) = windows::tell(&mut agent);
+    if let Ended::SessionGone(why) = &ended {
+        let _ = agent.hear(&Sight { source: windows::SOURCE, idle: Err(why.clone()), full_screen: None });
+    }
+    ended
 }

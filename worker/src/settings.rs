@@ -18,6 +18,7 @@ use crate::command::Command;
 use crate::credentials::Credentials;
 #[cfg(target_os = "linux")]
 use crate::exec::settings::{ProgramError, ProgramSettings};
+use crate::platform::{self, SYSTEM_CONFIG};
 use crate::presence::settings as presence;
 use crate::sleep::{self, Wake};
 #[cfg(feature = "wasm")]
@@ -38,13 +39,6 @@ const DEFAULT_UNACKNOWLEDGED_MIB: usize = 64;
 
 /// What the working directory may hold of files from the farm, for the next problem that needs one of them.
 const DEFAULT_FILES_MIB: u64 = 2048;
-
-const STATE_DIR_NAME: &str = "pcfarm-worker";
-pub(crate) const SYSTEM_STATE_DIR: &str = "/var/lib/pcfarm-worker";
-const SYSTEM_WORK_DIR: &str = "/var/cache/pcfarm-worker";
-
-/// Of an agent that is a service of the system.
-pub(crate) const SYSTEM_CONFIG: &str = "/etc/pcfarm/worker.toml";
 
 /// All settings of an agent.
 #[derive(Clone, Debug)]
@@ -96,7 +90,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             servers: vec![DEFAULT_SERVER.to_owned()],
-            state_dir: default_state_dir(),
+            state_dir: platform::default_state_dir(),
             cores: available_parallelism().map_or(1, usize::from),
             hostname: hostname::get().map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned()),
             labels: Vec::new(),
@@ -109,7 +103,7 @@ impl Default for Settings {
             programs: Vec::new(),
             #[cfg(feature = "wasm")]
             wasm: None,
-            work_dir: default_work_dir(),
+            work_dir: platform::default_work_dir(),
             files_bytes: DEFAULT_FILES_MIB << 20,
             hide: Vec::new(),
             supervisor: None,
@@ -118,41 +112,6 @@ impl Default for Settings {
             socket: None,
         }
     }
-}
-
-fn default_state_dir() -> PathBuf {
-    if let Some(made) = made_by_manager("STATE_DIRECTORY") {
-        return made;
-    }
-    if rustix::process::geteuid().is_root() {
-        return PathBuf::from(SYSTEM_STATE_DIR);
-    }
-    let from = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
-    from("XDG_STATE_HOME")
-        .or_else(|| from("HOME").map(|home| home.join(".local/state")))
-        .unwrap_or_else(std::env::temp_dir)
-        .join(STATE_DIR_NAME)
-}
-
-/// A directory that a service manager has made for its service. It may have made several, which it separates by colons.
-pub(crate) fn made_by_manager(variable: &str) -> Option<PathBuf> {
-    let made = std::env::var(variable).unwrap_or_default();
-    made.split(':').next().filter(|first| !first.is_empty()).map(PathBuf::from)
-}
-
-/// Apart from the state, which programs must not see; and for root where other users may pass through.
-fn default_work_dir() -> PathBuf {
-    if let Some(made) = made_by_manager("CACHE_DIRECTORY") {
-        return made;
-    }
-    if rustix::process::geteuid().is_root() {
-        return PathBuf::from(SYSTEM_WORK_DIR);
-    }
-    let from = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
-    from("XDG_CACHE_HOME")
-        .or_else(|| from("HOME").map(|home| home.join(".cache")))
-        .unwrap_or_else(std::env::temp_dir)
-        .join(STATE_DIR_NAME)
 }
 
 /// Why settings cannot be used.
@@ -192,6 +151,9 @@ pub enum SettingsError {
     Presence(#[from] presence::PresenceError),
     #[error("sleep")]
     Sleep(#[from] sleep::SleepError),
+    #[cfg(not(target_os = "linux"))]
+    #[error("programs run on Linux only, which fences them: leave [[program]] away")]
+    NoPrograms,
     #[error("an agent needs at least one controller")]
     NoController,
 }
@@ -203,8 +165,9 @@ struct Flags {
     /// Address of a server; several by commas or by repeating it [default: http://127.0.0.1:7070]
     #[arg(long, value_name = "URL", env = "PCFARM_SERVER", value_delimiter = ',')]
     server: Vec<String>,
-    /// Where the agent keeps its identity [default: /var/lib/pcfarm-worker as root, else
-    /// ~/.local/state/pcfarm-worker]
+    /// Where the agent keeps its identity
+    #[cfg_attr(unix, doc = "[default: /var/lib/pcfarm-worker as root, else ~/.local/state/pcfarm-worker]")]
+    #[cfg_attr(windows, doc = r"[default: %LOCALAPPDATA%\pcfarm-worker\state]")]
     #[arg(long, value_name = "DIR", env = "PCFARM_STATE_DIR")]
     state_dir: Option<PathBuf>,
     /// Cores to use [default: all]
@@ -234,8 +197,9 @@ struct Flags {
     /// An authority of servers' certificates, beside the farm's own: a PEM file
     #[arg(long, value_name = "FILE", env = "PCFARM_CA")]
     ca: Option<PathBuf>,
-    /// Where programs work; each agent has a directory of its own in it [default: /var/cache/pcfarm-worker as root, else
-    /// ~/.cache/pcfarm-worker]
+    /// Where programs work; each agent has a directory of its own in it
+    #[cfg_attr(unix, doc = "[default: /var/cache/pcfarm-worker as root, else ~/.cache/pcfarm-worker]")]
+    #[cfg_attr(windows, doc = r"[default: %LOCALAPPDATA%\pcfarm-worker\work]")]
     #[arg(long, value_name = "DIR", env = "PCFARM_WORK_DIR")]
     work_dir: Option<PathBuf>,
     /// Most that is kept there of files from the farm, modules for instance [default: 2048]
@@ -250,8 +214,15 @@ struct Flags {
     /// only while it knows that nobody is there
     #[arg(long, env = "PCFARM_UNATTENDED", value_parser = clap::builder::FalseyValueParser::new())]
     unattended: bool,
-    /// Where people and their sessions' helpers reach it on this machine [default: /run/pcfarm-worker/agent.sock for a
-    /// service of the system, else agent.sock in its state directory]
+    /// Where people and their sessions' helpers reach it on this machine
+    #[cfg_attr(
+        unix,
+        doc = "[default: /run/pcfarm-worker/agent.sock for a service of the system, else agent.sock in its state directory]"
+    )]
+    #[cfg_attr(
+        windows,
+        doc = r"[default: \\.\pipe\pcfarm-worker for a service of the system, else one by its person's name]"
+    )]
     #[arg(long, value_name = "PATH", env = "PCFARM_WORKER_SOCKET")]
     socket: Option<PathBuf>,
     #[command(subcommand)]
@@ -310,6 +281,8 @@ struct FileSettings {
     #[cfg(target_os = "linux")]
     #[serde(default)]
     program: Vec<ProgramSettings>,
+    #[cfg(not(target_os = "linux"))]
+    program: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -329,8 +302,8 @@ impl Settings {
     #[cfg(target_os = "linux")]
     pub(crate) fn of_service(path: &Path, text: &str) -> Result<Settings, SettingsError> {
         let mut file = parse(path, text)?;
-        file.state_dir.get_or_insert_with(|| SYSTEM_STATE_DIR.into());
-        file.work_dir.get_or_insert_with(|| SYSTEM_WORK_DIR.into());
+        file.state_dir.get_or_insert_with(|| platform::SYSTEM_STATE_DIR.into());
+        file.work_dir.get_or_insert_with(|| platform::SYSTEM_WORK_DIR.into());
         Settings::over(Flags { config: Some(path.to_owned()), ..Flags::default() }, file)
     }
 
@@ -345,6 +318,10 @@ impl Settings {
     }
 
     fn over(flags: Flags, file: FileSettings) -> Result<Settings, SettingsError> {
+        #[cfg(not(target_os = "linux"))]
+        if file.program.is_some() {
+            return Err(SettingsError::NoPrograms);
+        }
         let default = Settings::default();
         let all = |given: Option<OneOrMany>, otherwise| match given {
             Some(OneOrMany::One(one)) => vec![one],

@@ -15,6 +15,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::clock;
+use crate::platform::SLEEP_COMMAND;
 use crate::presence::policy::span;
 use crate::presence::signals::Moment;
 use crate::presence::{Desk, Directive};
@@ -35,9 +36,6 @@ const COMMAND_WAIT: Duration = Duration::from_secs(60);
 
 /// What says that the machine has slept.
 const SLEPT: Duration = Duration::from_secs(1);
-
-/// By logind, which refuses while somebody has asked it not to.
-const COMMAND: [&str; 3] = ["systemctl", "suspend", "--check-inhibitors=yes"];
 
 const WEEK: f64 = 7.0 * 86_400.0;
 
@@ -93,7 +91,7 @@ impl FileSettings {
         if !(after > 0.0 && after <= WEEK) {
             return Err(SleepError::After);
         }
-        let command = command.unwrap_or_else(|| COMMAND.map(str::to_owned).to_vec());
+        let command = command.unwrap_or_else(|| SLEEP_COMMAND.iter().map(|word| (*word).to_owned()).collect());
         if command.first().is_none_or(String::is_empty) {
             return Err(SleepError::Command);
         }
@@ -296,7 +294,7 @@ mod tests {
         let expected = Sleeps {
             after: Duration::from_secs(1800),
             always: false,
-            command: ["systemctl", "suspend", "--check-inhibitors=yes"].map(str::to_owned).to_vec(),
+            command: SLEEP_COMMAND.iter().map(|word| (*word).to_owned()).collect(),
         };
         assert_eq!(sleeps, Settings { wake: Wake::ByRoute, sleeps: Some(expected) });
         for (text, expected) in [

@@ -3,13 +3,13 @@
 //! Owns the identity file and the lock that keeps a second agent out. Beside them are the agent's credentials, and nothing
 //! else: what an agent holds is lost with it, and the farm hands it out again.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
+
+use crate::platform;
 
 const IDENTITY_FILE: &str = "identity";
 const LOCK_FILE: &str = "lock";
@@ -34,9 +34,7 @@ pub enum StateDirError {
 impl StateDir {
     /// Takes the directory; makes it and an identity at the first start.
     pub fn open(dir: &Path) -> Result<StateDir, StateDirError> {
-        // What is in it is nobody else's business, credentials least of all.
-        let mut make = fs::DirBuilder::new();
-        make.recursive(true).mode(0o700).create(dir).map_err(failed("make the state directory", dir))?;
+        platform::make_private_dir(dir).map_err(failed("make the state directory", dir))?;
         let lock = lock(dir)?;
         Ok(StateDir { identity: identity(dir, IDENTITY_FILE)?, _lock: lock })
     }
@@ -68,10 +66,10 @@ fn identity(dir: &Path, file: &str) -> Result<Uuid, StateDirError> {
 fn lock(dir: &Path) -> Result<File, StateDirError> {
     let path = dir.join(LOCK_FILE);
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed("open", &path))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StateDirError::InUse(dir.to_owned())),
-        Err(errno) => Err(failed("lock", &path)(errno.into())),
+        Err(TryLockError::WouldBlock) => Err(StateDirError::InUse(dir.to_owned())),
+        Err(TryLockError::Error(error)) => Err(failed("lock", &path)(error)),
     }
 }
 
@@ -84,7 +82,7 @@ fn make_identity(dir: &Path, path: &Path) -> Result<Uuid, StateDirError> {
         writeln!(file, "{identity}")?;
         file.sync_all()?;
         fs::rename(&aside, path)?;
-        File::open(dir)?.sync_all()
+        platform::sync_dir(dir)
     };
     write().map_err(failed("write", path))?;
     Ok(identity)

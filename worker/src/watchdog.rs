@@ -1,4 +1,4 @@
-//! What a service manager is told (`sd_notify`): that this agent runs, that it is not hung, that it stops. Says nothing
+//! What a service manager is told (`sd_notify`, on Linux): that this agent runs, that it is not hung, that it stops. Says nothing
 //! where nobody asked, and nothing for an agent inside another program, which speaks for itself.
 //!
 //! **Hung** is an agent whose loop does not come round, or that no longer looks for its person: the former is of no use, and
@@ -8,9 +8,9 @@ use std::pin::pin;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use sd_notify::NotifyState;
 use tracing::{error, warn};
 
+use crate::platform::manager;
 use crate::presence::Desk;
 
 /// Who looks every few seconds, and has not for so long, does not look.
@@ -40,7 +40,7 @@ pub struct Manager(Option<SyncSender<Said>>);
 impl Manager {
     /// Of an agent that is a program of its own.
     pub fn of_program() -> Manager {
-        if std::env::var_os("NOTIFY_SOCKET").is_none() {
+        if !manager::listens() {
             return Manager(None);
         }
         let (sender, receiver) = sync_channel(UNSAID);
@@ -81,12 +81,9 @@ impl Manager {
 
 fn tell(said: &Said) {
     let told = match said {
-        Said::Ready => sd_notify::notify(&[NotifyState::Ready]),
-        Said::Beat => sd_notify::notify(&[NotifyState::Watchdog]),
-        Said::Stopping(limit) => {
-            let microseconds = u32::try_from(limit.as_micros()).unwrap_or(u32::MAX);
-            sd_notify::notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(microseconds)])
-        }
+        Said::Ready => manager::ready(),
+        Said::Beat => manager::beat(),
+        Said::Stopping(limit) => manager::stopping(*limit),
     };
     if let Err(error) = told {
         warn!(%error, "the service manager was not told");
@@ -105,7 +102,7 @@ pub struct Watchdog {
 
 impl Watchdog {
     pub fn new(manager: Manager) -> Watchdog {
-        let limit = manager.0.as_ref().and_then(|_| sd_notify::watchdog_enabled());
+        let limit = manager.0.as_ref().and_then(|_| manager::limit());
         Watchdog { manager, every: limit.map(|limit| limit / BEATS_A_LIMIT), beaten: None, desk: None }
     }
 

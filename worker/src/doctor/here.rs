@@ -82,7 +82,7 @@ fn state(dir: &Path, places: &Places) -> (Finding, Option<Uuid>) {
     let Some(identity) = identity else {
         return failed(format!("{shown} has no identity yet"), "pcfarm-worker install, or run an agent once");
     };
-    let is_services = dir == Path::new(crate::settings::SYSTEM_STATE_DIR) && places.unit().is_some();
+    let is_services = dir == Path::new(crate::platform::SYSTEM_STATE_DIR) && places.unit().is_some();
     let expected = if is_services { places.user().map(|(uid, _)| uid) } else { None };
     if let Some(uid) = expected.filter(|uid| *uid != metadata.uid()) {
         let says = format!("{shown} belongs to user {} and not to {} ({uid})", metadata.uid(), system::USER);

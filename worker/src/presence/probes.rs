@@ -2,23 +2,12 @@
 //!
 //! Owns the reading of `/proc` and `/sys`. A file that is not there or makes no sense is an answer of its own: unknown, and why.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use rustix::param::clock_ticks_per_second;
-
+use super::load::Sample;
 use super::signals::{Memory, Moment, Power};
-
-/// Load is judged over about a minute: a page that loads is no load.
-const LOAD_WINDOW: Duration = Duration::from_secs(60);
-
-/// The least that says something.
-const LEAST_WINDOW: Duration = Duration::from_secs(10);
-
-/// Whoever did not look for so long was asleep, and knows nothing of the time between.
-const LONGEST_GAP: Duration = Duration::from_secs(30);
 
 /// Processes, as one look at `/proc` finds them.
 pub struct Processes {
@@ -96,46 +85,10 @@ fn parse_stat(line: &[u8]) -> Option<Process> {
     Some(Process { name: name.to_owned(), parent: fields.get(1)?.parse().ok()?, ticks })
 }
 
-/// CPU that others use, from one look to the next.
-#[derive(Default)]
-pub struct Load {
-    samples: VecDeque<Sample>,
-}
-
-#[derive(Clone, Copy)]
-struct Sample {
-    at: Moment,
-    busy: u64,
-    own: u64,
-}
-
-impl Load {
-    /// In cores, over about the last minute.
-    pub fn read(&mut self, proc: &Path, processes: &Result<Processes, String>, now: Moment) -> Result<f64, String> {
-        let sample = processes
-            .as_ref()
-            .map_err(Clone::clone)
-            .and_then(|processes| Ok(Sample { at: now, busy: busy_ticks(proc)?, own: processes.own_ticks() }));
-        let sample = sample.inspect_err(|_| self.samples.clear())?;
-        self.add(sample, clock_ticks_per_second())
-    }
-
-    fn add(&mut self, sample: Sample, ticks_per_second: u64) -> Result<f64, String> {
-        if self.samples.back().is_some_and(|last| sample.at.saturating_sub(last.at) > LONGEST_GAP) {
-            self.samples.clear();
-        }
-        self.samples.push_back(sample);
-        while self.samples.get(1).is_some_and(|second| sample.at.saturating_sub(second.at) >= LOAD_WINDOW) {
-            self.samples.pop_front();
-        }
-        let first = self.samples[0];
-        let time = sample.at.saturating_sub(first.at);
-        if time < LEAST_WINDOW {
-            return Err(format!("it has looked for less than {} s", LEAST_WINDOW.as_secs()));
-        }
-        let others = sample.busy.saturating_sub(first.busy).saturating_sub(sample.own.saturating_sub(first.own));
-        Ok(others as f64 / ticks_per_second as f64 / time.as_secs_f64())
-    }
+/// In the kernel's ticks.
+pub fn sample(proc: &Path, processes: &Result<Processes, String>, now: Moment) -> Result<Sample, String> {
+    let processes = processes.as_ref().map_err(Clone::clone)?;
+    Ok(Sample { at: now, busy: busy_ticks(proc)?, own: processes.own_ticks() })
 }
 
 /// Of all cores, whoever used them; waiting for a disk is no use.
@@ -265,24 +218,7 @@ mod tests {
         fs::write(proc.join("meminfo"), "MemTotal:  1000 kB\n").expect("written");
         assert!(memory(&proc, &processes).is_err());
         fs::write(proc.join("stat"), "cpu  1 2\n").expect("written");
-        assert!(Load::default().read(&proc, &processes, Duration::ZERO).is_err());
-    }
-
-    #[test]
-    fn load_is_of_the_last_minute() {
-        let mut load = Load::default();
-        let mut add = |at, busy, own| load.add(Sample { at: Duration::from_secs(at), busy, own }, 100).ok();
-        assert_eq!(add(0, 0, 0), None);
-        assert_eq!(add(5, 1000, 1000), None);
-        assert_eq!(add(10, 1500, 1000), Some(0.5));
-        assert_eq!(add(30, 1500, 1000), Some(5.0 / 30.0));
-        assert_eq!(add(60, 1500, 1000), Some(5.0 / 60.0));
-        assert_eq!(add(70, 1500, 1000), Some(0.0));
-        // Own time that is noted later than the machine's.
-        assert_eq!(add(75, 1500, 2000), Some(0.0));
-        // It slept.
-        assert_eq!(add(200, 9000, 2000), None);
-        assert_eq!(add(210, 9100, 2000), Some(0.1));
+        assert!(sample(&proc, &processes, Moment::ZERO).is_err());
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl Plan {
             }
         };
         let mut settings = Settings::of_service(&path, &text).map_err(anyhow::Error::from)?;
-        let state_dir = Path::new(crate::settings::SYSTEM_STATE_DIR);
+        let state_dir = Path::new(crate::platform::SYSTEM_STATE_DIR);
         ensure!(
             settings.state_dir == state_dir,
             "a service keeps its state in {}: leave state_dir away",

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
-use crate::settings::{SYSTEM_CONFIG, SYSTEM_STATE_DIR};
+use crate::platform::{SYSTEM_CONFIG, SYSTEM_STATE_DIR};
 
 pub const UNIT: &str = "pcfarm-worker.service";
 pub const USER: &str = "pcfarm-worker";

@@ -1,0 +1,91 @@
+//! What an agent of Linux knows by itself.
+//!
+//! Owns that only what matters to the policy is asked, and that what broke is looked for again.
+
+use std::time::Duration;
+
+use rustix::param::clock_ticks_per_second;
+
+use super::evdev::{Evdev, Places};
+use super::load::Load;
+use super::policy::Policy;
+use super::probes::{self, Processes};
+use super::settings::Settings;
+use super::signals::{Input, Moment, Proves, Reading};
+use super::sources::{Machine, not_asked};
+use super::terminals::Terminals;
+use crate::clock;
+
+/// A keyboard may be plugged in where there was none.
+const RESTART_AFTER: Duration = Duration::from_secs(60);
+
+pub struct Own {
+    settings: Settings,
+    evdev: Option<Evdev>,
+    /// Looks again, where there was nothing to watch or what was there broke.
+    restart: Box<dyn Fn() -> Evdev + Send>,
+    restarted: Moment,
+    terminals: Option<Terminals>,
+    load: Load,
+}
+
+impl Own {
+    pub fn start(settings: Settings, noticed: impl Fn() + Clone + Send + 'static) -> Own {
+        let attended = !settings.policy.unattended;
+        let places = Places {
+            devices: settings.dev.join("input"),
+            classes: settings.sys.join("class/input"),
+            ignored: settings.ignored_devices.clone(),
+        };
+        let proves = if settings.trust_terminals { Proves::Absence } else { Proves::Presence };
+        let dev = settings.dev.clone();
+        let restart = {
+            let noticed = noticed.clone();
+            Box::new(move || Evdev::start(places.clone(), noticed.clone()))
+        };
+        Own {
+            evdev: attended.then(&restart),
+            restart,
+            restarted: clock::now(),
+            terminals: attended.then(|| Terminals::start(dev, proves, noticed)),
+            load: Load::default(),
+            settings,
+        }
+    }
+
+    pub fn input(&mut self, now: Moment) -> Vec<Reading<Input>> {
+        let is_due = now.saturating_sub(self.restarted) >= RESTART_AFTER;
+        if let Some(evdev) = self.evdev.as_mut().filter(|evdev| is_due && evdev.has_ended()) {
+            *evdev = (self.restart)();
+            self.restarted = now;
+        }
+        let evdev = self.evdev.as_ref().map(|evdev| evdev.read(now));
+        let terminals = self.terminals.as_mut().map(|terminals| terminals.read(now));
+        evdev.into_iter().chain(terminals).collect()
+    }
+
+    pub fn machine(&mut self, policy: &Policy, now: Moment) -> Machine {
+        let proc = self.settings.proc.as_path();
+        let wants_memory = policy.free_memory.is_some() || policy.memory_limit.is_some();
+        let wants_processes = policy.load.is_some() || wants_memory || !policy.programs.is_empty();
+        let processes = if wants_processes { Processes::look(proc) } else { not_asked() };
+        let load = if policy.load.is_some() {
+            self.load.read(probes::sample(proc, &processes, now), clock_ticks_per_second())
+        } else {
+            not_asked()
+        };
+        let memory = if wants_memory { probes::memory(proc, &processes) } else { not_asked() };
+        let supplies = self.settings.sys.join("class/power_supply");
+        let power = if policy.on_battery { not_asked() } else { probes::power(&supplies) };
+        let programs = match policy.programs.as_slice() {
+            [] => not_asked(),
+            names => processes.as_ref().map(|processes| processes.running(names)).map_err(Clone::clone),
+        };
+        Machine {
+            load: Reading::new("proc", now, load),
+            memory: Reading::new("proc", now, memory),
+            power: Reading::new("power_supply", now, power),
+            programs: Reading::new("proc", now, programs),
+        }
+    }
+}
