@@ -53,16 +53,26 @@ pub struct Site {
 impl Site {
     /// With the default rhythm of a farm, and these flags for the server.
     pub async fn start(context: &Context, flags: &[&str]) -> anyhow::Result<Site> {
+        Site::start_with(context, flags, |agent, _| agent).await
+    }
+
+    /// The same, with an agent of one's own making.
+    pub async fn start_with(
+        context: &Context,
+        flags: &[&str],
+        agent: impl FnOnce(Program, &Farm) -> Program,
+    ) -> anyhow::Result<Site> {
         let database = context.farm_database().await?;
         let (client, _connection) = database.connect().await?;
         client.batch_execute(PAYLOAD).await?;
         client.execute("select pcfarm.create_job_type('noop', 'echo')", &[]).await?;
         let farm = context.farm(&database);
         let server = farm.serving("server", &[&RHYTHM, flags].concat()).await;
-        let mut agent = farm
+        let plain = farm
             .program("agent", "pcfarm-worker")
             .arguments(["--server", &server.url(), "--hostname", "agent"])
             .arguments(["--state-dir".as_ref(), farm.path("agent.state").as_os_str()]);
+        let mut agent = agent(plain, &farm);
         agent.start();
         farm.until(Duration::from_secs(20), "select exists (select from pcfarm.workstation)").await;
         Ok(Site { database, farm, server, agent, postmaster: context.postmaster().await? })

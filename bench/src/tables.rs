@@ -9,6 +9,7 @@ pub mod latency;
 pub mod load;
 pub mod peers;
 pub mod pools;
+pub mod programs;
 pub mod recovery;
 pub mod replicas;
 pub mod scale;
@@ -37,6 +38,7 @@ pub const TABLES: &[&str] = &[
     "schedules",
     "replicas",
     "pools",
+    "programs",
     "yields",
 ];
 
@@ -58,6 +60,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "schedules" => schedules::run(context, report).await,
         "replicas" => replicas::run(context, report).await,
         "pools" => pools::run(context, report).await,
+        "programs" => programs::run(context, report).await,
         "yields" => yields::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }

@@ -136,14 +136,14 @@ impl Agent {
     }
 
     /// What it is made of, for a run without a farm; or why it cannot be run.
-    pub(crate) fn parts(self, cores: usize, rank: Rank) -> Result<(Controllers, Running), AgentError> {
+    pub(crate) fn parts(self, cores: usize) -> Result<(Controllers, Running), AgentError> {
         if let Some(name) = self.duplicate {
             return Err(SettingsError::DuplicateController(name).into());
         }
         if self.names().is_empty() {
             return Err(SettingsError::NoController.into());
         }
-        let running = Running::start(&self.steps, cores, rank)?;
+        let running = Running::start(&self.steps, cores)?;
         Ok((self.controllers, running))
     }
 
@@ -264,8 +264,7 @@ impl Agent {
         #[cfg(not(any(target_os = "linux", feature = "wasm")))]
         let programs = Programs;
         let names = self.names();
-        let rank = Rank::of(settings.presence.policy.unattended);
-        let (controllers, steps) = self.parts(settings.cores, rank)?;
+        let (controllers, steps) = self.parts(settings.cores)?;
         note_start(&settings, state_dir.identity, &names);
         let manager = own.as_ref().map_or_else(Manager::nobody, |own| own.manager.clone());
         manager.ready();
@@ -275,7 +274,8 @@ impl Agent {
             None => return Ok(Ended::AsTold),
             Some(entered) => entered?,
         }
-        let threads = pool::threads(settings.cores, rank).map_err(AgentError::Failed)?;
+        let threads =
+            pool::threads(settings.cores, Rank::of(settings.presence.policy.unattended)).map_err(AgentError::Failed)?;
         let start =
             if own.as_ref().is_some_and(|own| own.instance.is_some()) { Start::Interrupted } else { Start::Fresh };
         // Its thread ends with it.

@@ -3,9 +3,13 @@
 //! Owns the two ranks of an agent on a desk. What computes (cores, pools of steps, and all that they start: programs, their
 //! supervisors, compilers of modules) has the idle class of the kernel's scheduler, which gives it what nobody else wants, and with it
 //! the idle class for disks. What waits (the connection, the sources of input) is nice, and no more: it needs a few milliseconds
-//! in five seconds, and whoever comes back is noticed before anything that computes.
+//! in five seconds, and whoever comes back is noticed before anything that computes. Where nobody sits, pools of steps are in the
+//! idle class all the same, behind what the cores compute.
 //!
 //! Set before the first of these threads starts, and never taken back: who has no privileges cannot.
+
+#[cfg(target_os = "linux")]
+use std::sync::Once;
 
 use tracing::warn;
 
@@ -67,7 +71,9 @@ fn fall_behind() {
     let set = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, idle);
     let _ = rustix::process::setpriority_process(None, LOWEST_PRECEDENCE);
     if !is_behind() {
-        warn!(error = ?set.err(), "what computes has the precedence of any nice program");
+        // Threads of pools come and go.
+        static SAID: Once = Once::new();
+        SAID.call_once(|| warn!(error = ?set.err(), "what computes has the precedence of any nice program"));
     }
 }
 

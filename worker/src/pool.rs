@@ -519,7 +519,7 @@ mod tests {
         let mut controllers = Controllers::default();
         controllers.add(Echo);
         controllers.add(Sleep);
-        let running = steps::Running::start(&[], cores, Rank::AsStarted).expect("nothing can be wrong with nothing");
+        let running = steps::Running::start(&[], cores).expect("nothing can be wrong with nothing");
         Pool::new(
             threads(cores, Rank::AsStarted).expect("threads can be started"),
             controllers,

@@ -182,7 +182,7 @@ pub struct Ended {
 impl Rig {
     /// Or why an agent with these controllers could not be started.
     pub fn start(agent: Agent, cores: usize) -> Result<Rig, AgentError> {
-        let (controllers, running) = agent.parts(cores, Rank::AsStarted)?;
+        let (controllers, running) = agent.parts(cores)?;
         let threads = pool::threads(cores, Rank::AsStarted).map_err(AgentError::Failed)?;
         let (pool, reports) = Pool::new(threads, controllers, Arc::clone(running.engine()));
         Ok(Rig { pool, reports, outcomes: VecDeque::new(), checkouts: HashMap::new(), handed_in: 0, running })

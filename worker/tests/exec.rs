@@ -345,28 +345,3 @@ async fn an_agent_whose_list_is_wrong_does_not_start() {
     let error = agent.ended().await.expect_err("two of one name");
     assert_eq!(error.exit_code(), 2);
 }
-
-/// `cargo test --release -p pcfarm-worker --test exec -- --ignored --nocapture overhead`
-#[tokio::test]
-#[ignore = "a measurement, not a test"]
-async fn overhead_of_a_thousand_runs() {
-    let mut desk = Desk::new("").await;
-    let script = desk.file("add.py", "import json, sys\nprint(sum(json.load(sys.stdin)['of']))\n");
-    desk.program(&format!(
-        "name = \"python\"\nmode = \"one-shot\"\npath = \"{PYTHON}\"\nargs = [\"{script}\"]\nstdin = \"payload\"\nanswer = \"json\""
-    ));
-    desk.program("name = \"true\"\nmode = \"one-shot\"\npath = \"/bin/true\"");
-    let (mut agent, mut session) = desk.agent(1).await;
-    let payloads: Vec<Value> = (0..1000).map(|n| add(&[n, 1])).collect();
-    for (id, (program, what)) in
-        (1..).zip([("puppet", "Python, fed"), ("python", "Python, one-shot"), ("true", "/bin/true, one-shot")])
-    {
-        let began = Instant::now();
-        let results = run(&mut session, id, program, &payloads).await;
-        assert!(results.iter().all(|result| !result.starts_with("failed")), "{results:?}");
-        println!("1,000 problems on one core, {what}: {:?}", began.elapsed());
-    }
-    agent.stop.cancel();
-    drop(session);
-    agent.ended().await.expect("nothing is left");
-}

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farm::{RunningAgent, Server, Session, module_of_c, outcomes, puppet_module};
 use pcfarm_worker::wasm::settings::WasmSettings;
@@ -458,62 +458,6 @@ async fn natively(c: &Path, rust: &Path, ranges: &[Value], expected: &[String]) 
     for (id, controller) in [(1, "exec:c"), (2, "exec:rust")] {
         session.check_out(id, controller, ranges.iter().map(Value::to_string)).await;
         assert_eq!(results(&mut session, id).await, expected, "{controller}");
-    }
-    stopped(agent, session).await;
-}
-
-/// `cargo test --release -p pcfarm-worker --test wasm -- --ignored --nocapture cost`
-#[cfg(target_os = "linux")]
-#[tokio::test]
-#[ignore = "a measurement, not a test"]
-async fn cost_of_a_call_as_a_module_and_as_a_program() {
-    let source = examples().join("c/primes.c");
-    let module = module_of_c(&source).expect("clang and wasi-libc");
-    let dir = tempfile::tempdir().expect("a directory");
-    let native = dir.path().join("primes");
-    let made = Command::new("cc").args(["-O2", "-o"]).arg(&native).arg(&source).status().expect("a compiler");
-    assert!(made.success());
-    let for_all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(dir.path(), for_all).expect("ours");
-    let text = format!("name = \"primes\"\nmode = \"fed\"\npath = {native:?}\ntrusted = true");
-    let programs = vec![toml::from_str(&text).expect("a program")];
-    let mut server = Server::start().await;
-    let hash = server.files.put(&module);
-    let agent = RunningAgent::start(Agent::new(), &[&server], |settings| {
-        settings.programs = programs;
-        settings.work_dir = dir.path().join("work");
-        settings.supervisor = Some(env!("CARGO_BIN_EXE_pcfarm-worker").into());
-        settings.wasm = Some(WasmSettings::default());
-        settings.cores = 1;
-    });
-    let (mut session, _) = server.welcomed().await;
-    let mut id = 0;
-    let (as_module, as_program) = (format!("wasm:{hash}"), "exec:primes".to_owned());
-    for (what, count, range) in [
-        ("10,000 problems of nothing", 10_000, json!({"from": 0, "to": 1})),
-        ("20 problems of the primes below 300,000", 20, json!({"from": 0, "to": 300_000})),
-    ] {
-        for (how, controller, convoys) in [
-            ("module, one convoy", &as_module, 1),
-            ("module, a convoy each", &as_module, i64::MAX),
-            ("program", &as_program, 1),
-        ] {
-            let mut took = Vec::new();
-            // The first one compiles and starts.
-            for round in 0..6 {
-                id += 1;
-                let problems: Vec<(i64, String)> = (0..count).map(|n| (n % convoys, range.to_string())).collect();
-                let began = Instant::now();
-                session.check_out_convoys(id, controller, &problems).await;
-                let solved = results(&mut session, id).await;
-                assert!(solved.iter().all(|result| result.starts_with("{\"primes\"")), "{:?}", solved.first());
-                if round > 0 {
-                    took.push(began.elapsed() / u32::try_from(count).expect("few"));
-                }
-            }
-            took.sort();
-            println!("{what}, {how}: {:?} a problem (median of {})", took[took.len() / 2], took.len());
-        }
     }
     stopped(agent, session).await;
 }

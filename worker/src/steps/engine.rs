@@ -19,7 +19,6 @@ use super::pool::{PoolReport, StepPool};
 use super::readiness::{Readiness, Resume};
 use super::wiring::{FlowPlan, Place, Set, StepPlan, WiringError, flow_bit, pool_bit, wire};
 use crate::controller::Problem;
-use crate::manners::Rank;
 use crate::solve::panic_text;
 use crate::work::Checkout;
 
@@ -93,13 +92,13 @@ pub struct Running(Arc<Engine>);
 
 impl Running {
     /// Wires the controllers and starts what they need. Warnings are logged.
-    pub fn start(declarations: &[Declaration], cores: usize, rank: Rank) -> Result<Running, WiringError> {
+    pub fn start(declarations: &[Declaration], cores: usize) -> Result<Running, WiringError> {
         let plan = wire(declarations)?;
         for warning in &plan.warnings {
             warn!("{warning}");
         }
         let pools: Vec<Arc<StepPool>> = (plan.pools.into_iter().enumerate())
-            .map(|(index, pool)| Arc::new(StepPool::new(pool.name, pool.bound, index, rank)))
+            .map(|(index, pool)| Arc::new(StepPool::new(pool.name, pool.bound, index)))
             .collect();
         let of_pools = pools.iter().enumerate().map(|(index, pool)| (pool_bit(index), pool.bound.places()));
         let of_flows = declarations.iter().enumerate().map(|(index, flow)| (flow_bit(index), flow.in_flight));

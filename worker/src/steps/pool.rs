@@ -24,7 +24,6 @@ pub(super) struct StepPool {
     pub name: String,
     pub bound: Bound,
     index: usize,
-    rank: Rank,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -61,21 +60,8 @@ pub struct PoolReport {
     pub served: u64,
 }
 
-/// Threads of pools wait, by and large, and there may be hundreds: where they and the cores' threads want the same core, what
-/// computes goes first. Without it, calls of a millisecond to a quick service, fifty at a time, took a third to half of the
-/// cores from computations.
-fn step_aside() {
-    // Of this thread alone, on Linux; elsewhere it would be the whole process. It may fail: they are only slower then.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, LEAST_PRIORITY);
-}
-
-/// As `nice` has it.
-#[cfg(target_os = "linux")]
-const LEAST_PRIORITY: i32 = 19;
-
 impl StepPool {
-    pub fn new(name: String, bound: Bound, index: usize, rank: Rank) -> StepPool {
+    pub fn new(name: String, bound: Bound, index: usize) -> StepPool {
         let state = State {
             queue: VecDeque::new(),
             threads: 0,
@@ -89,7 +75,7 @@ impl StepPool {
             served_before: 0,
             queued_before: false,
         };
-        StepPool { name, bound, index, rank, state: Mutex::new(state), work: Condvar::new() }
+        StepPool { name, bound, index, state: Mutex::new(state), work: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -132,8 +118,9 @@ impl StepPool {
     }
 
     fn serve(&self, engine: &Arc<Engine>) {
-        self.rank.take();
-        step_aside();
+        // It waits, by and large, beside perhaps hundreds of others: where they and the cores' threads want the same core, what
+        // computes goes first.
+        Rank::Guest.take();
         while let Some(task) = self.next() {
             // Steps' own panics have ended in their problems by then; what is left are destructors.
             if catch_unwind(AssertUnwindSafe(|| engine.run(task, Where::Pool(self.index)))).is_err() {
