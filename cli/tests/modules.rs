@@ -60,7 +60,9 @@ async fn files_that_problems_make_are_their_owners() -> Result<()> {
     let settings = farm.file(
         "agent.toml",
         "[[program]]\nname = \"draw\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\noutputs = [\"*.svg\"]\ntrusted = true\n\
-         args = [\"-c\", 'for n in \"$@\"; do seq $n > $n.svg; done', \"draw\", \"{payload[]}\"]\n",
+         args = [\"-c\", 'for n in \"$@\"; do seq $n > $n.svg; done', \"draw\", \"{payload[]}\"]\n\n\
+         [[program]]\nname = \"count\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\noutputs = [\"*.txt\"]\ntrusted = true\n\
+         args = [\"-c\", 'wc -l < drawn.svg; tail -n 1 drawn.svg > last.txt']\nanswer = \"json\"\n",
     )?;
     let mut agent = program("pcfarm-worker")?;
     agent.args(["--config", &settings, "--server", &farm.url, "--cores", "2", "--hostname", "one", "--state-dir"]);
@@ -96,6 +98,32 @@ async fn files_that_problems_make_are_their_owners() -> Result<()> {
     ensure!(small["bytes"] == 6, "{outcomes}");
     farm.ends(0, &format!("files get {} --to /dev/null", small["sha256"].as_str().context("a hash")?)).await?;
     ensure!(hashes(&farm.json("files list").await?).is_empty(), "nobody has put them there");
+
+    // What one job's problems have made, another's have as their input, each its own.
+    farm.ends(0, "types set count --controller exec:count").await?;
+    let names = |hash: &str| json!({"files": {"drawn.svg": hash}});
+    let hash_of = |problem: usize, name: &str| &outcomes["outcomes"][problem]["result"]["files"][name]["sha256"];
+    let (long, short) = (hash_of(0, "400000.svg").as_str(), hash_of(1, "3.svg").as_str());
+    let problem = |key: &str, hash: &str| json!({"key": key, "payload": names(hash)}).to_string() + "\n";
+    let [long, short] = [long, short].map(|hash| problem(hash.unwrap_or_default(), hash.unwrap_or_default()));
+    let load = "--name count --type count --option problem_files=true";
+    let unknown = farm.file("unknown.ndjson", &(short.clone() + &problem("nowhere", &"0".repeat(64))))?;
+    let refused = farm.run(&format!("job load {unknown} {load}")).await?;
+    ensure!(refused.code == Some(2) && refused.stderr.contains(&"0".repeat(64)), "{refused:?}");
+    let drawn = farm.file("drawn.ndjson", &(short + &long))?;
+    let loaded = farm.ends(0, &format!("job load {drawn} {load}")).await?;
+    let job = loaded.split(" in job ").nth(1).and_then(|rest| rest.split(',').next()).context("a job")?.to_owned();
+    let waited = farm.run(&format!("job wait {job} --timeout 60s")).await?;
+    ensure!(waited.code == Some(0), "{waited:?}, {}", fs::read_to_string(directory.join("one.log"))?);
+    let counted = farm.json(&format!("job results {job}")).await?;
+    let lines = |problem: usize| &counted["outcomes"][problem]["result"]["result"];
+    ensure!(lines(0) == 3 && lines(1) == 400_000, "{counted}");
+    let counted_to = directory.join("counted").display().to_string();
+    farm.ends(0, &format!("job results {job} --out {counted_to}.json --files {counted_to}")).await?;
+    let last: Vec<String> = fs::read_dir(&counted_to)?
+        .map(|problem| Ok(fs::read_to_string(problem?.path().join("last.txt"))?))
+        .collect::<Result<_>>()?;
+    ensure!(last.contains(&"3\n".to_owned()) && last.contains(&"400000\n".to_owned()), "{last:?}");
     drop(agent);
     farm.kill_agents();
     Ok(())

@@ -243,6 +243,33 @@ fn command_importing(module: &str, name: &str) -> Vec<u8> {
     [importing(module, name), functions.to_vec(), memory.to_vec(), exports.to_vec(), code.to_vec()].concat()
 }
 
+/// A command with a table of so many entries, and a function that is called before its `_start`: an endless loop.
+fn looping_before_start(entries: [u8; 4]) -> Vec<u8> {
+    let types_and_functions: &[u8] = &[1, 4, 1, 0x60, 0, 0, 3, 2, 1, 0];
+    let table = [&[4, 7, 1, 0x70, 0][..], &entries].concat();
+    let memory: &[u8] = &[5, 3, 1, 0, 1];
+    let exports: &[u8] = b"\x07\x13\x02\x06_start\0\0\x06memory\x02\0";
+    let start_and_code: &[u8] = &[8, 1, 0, 10, 9, 1, 7, 0, 0x03, 0x40, 0x0c, 0, 0x0b, 0x0b];
+    [b"\0asm\x01\0\0\0", types_and_functions, &table, memory, exports, start_and_code].concat()
+}
+
+#[tokio::test]
+async fn limits_hold_before_a_module_begins() {
+    let mut desk = Desk::new(Some(1.0)).await;
+    let files = std::sync::Arc::clone(&desk.server.files);
+    let (agent, mut session) = desk.agent(1).await;
+    // 1, and 16 Mi, of 8 bytes each.
+    for (id, entries, expected) in [
+        (1, [0x81, 0x80, 0x80, 0x00], "failed: the program took longer than its time limit of 1 s"),
+        (2, [0x80, 0x80, 0x80, 0x08], "failed: the program wanted 129 MiB of memory; its limit is 64 MiB"),
+    ] {
+        let hash = files.put(&looping_before_start(entries));
+        let results = run(&mut session, id, &hash, &[json!(1)]).await;
+        assert!(results[0].starts_with(expected), "{results:?}");
+    }
+    stopped(agent, session).await;
+}
+
 #[tokio::test]
 async fn what_is_no_module_says_so() {
     let mut desk = Desk::new(None).await;

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pcfarm_native::windows::service::{Work, run as serve_as};
@@ -34,6 +34,9 @@ const RESTART_AFTER: Duration = Duration::from_secs(10);
 
 /// What goodbyes may take beyond the grace that running work has.
 const GOODBYES: Duration = Duration::from_secs(30);
+
+/// How long its removal waits for the service to stop. It may have work in hand.
+const STOP_WAIT: Duration = Duration::from_secs(120);
 
 const LOG_BYTES_LIMIT: u64 = 1 << 20;
 
@@ -125,7 +128,12 @@ pub fn uninstall() -> anyhow::Result<Vec<String>> {
     let service = manager.open_service(NAME, access).context("the service")?;
     if service.query_status()?.current_state != ServiceState::Stopped {
         service.stop().context("stopping the service")?;
+        let until = Instant::now() + STOP_WAIT;
         while service.query_status()?.current_state != ServiceState::Stopped {
+            anyhow::ensure!(
+                Instant::now() < until,
+                "the service {NAME} does not stop: try again, or end its process first"
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
     }

@@ -15,8 +15,8 @@ use crate::fed::lines::{Kind, kind};
 use crate::wasm::preview1::{Exited, Host, Pipes, locked};
 use crate::wasm::settings::Limits;
 
-/// Most entries of all its tables: functions that can be called by address.
-const TABLE_LIMIT: usize = 1 << 20;
+/// Of an entry of a table: a function that can be called by address.
+const ENTRY_BYTES: u64 = 8;
 
 /// What a command begins with.
 const START: &str = "_start";
@@ -52,29 +52,37 @@ pub enum Trouble {
     NextBeforeAnswer,
 }
 
-/// Counts what an instance takes.
+/// Counts what an instance takes, memory and tables together.
 pub struct Limiter {
     memory_bytes: u64,
+    taken: u64,
     wanted: Arc<Mutex<Option<u64>>>,
 }
 
 impl Limiter {
     pub fn new(memory_bytes: u64) -> Limiter {
-        Limiter { memory_bytes, wanted: Arc::default() }
+        Limiter { memory_bytes, taken: 0, wanted: Arc::default() }
+    }
+
+    fn take(&mut self, more: u64) -> bool {
+        let wanted = self.taken.saturating_add(more);
+        let is_given = wanted <= self.memory_bytes;
+        if is_given {
+            self.taken = wanted;
+        } else {
+            *self.wanted.lock().expect("nothing panics under this lock") = Some(wanted);
+        }
+        is_given
     }
 }
 
 impl ResourceLimiter for Limiter {
-    fn memory_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        let is_given = desired as u64 <= self.memory_bytes;
-        if !is_given {
-            *self.wanted.lock().expect("nothing panics under this lock") = Some(desired as u64);
-        }
-        Ok(is_given)
+    fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(self.take(desired.saturating_sub(current) as u64))
     }
 
-    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(desired <= TABLE_LIMIT)
+    fn table_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(self.take(ENTRY_BYTES.saturating_mul(desired.saturating_sub(current) as u64)))
     }
 
     fn instances(&self) -> usize {
