@@ -90,6 +90,7 @@ mod tests {
         card(root, "renderD128", "0000:01:00.0", ("0x10de", "0x2204"));
         card(root, "card1-DP-1", "0000:01:00.0", ("0x10de", "0x2204"));
         card(root, "card2", "0000:03:00.0", ("0x1a03", "0x2000"));
+        card(root, "card3", "0000:61:00.0", ("0x1002", "0x73bf"));
         for (place, text) in [
             ("0000:01:00.0", "Model: \t\t NVIDIA GeForce RTX 3090\nIRQ:   \t\t 156\n"),
             ("0000:41:00.0", "Model: \t\t NVIDIA A100\n"),
@@ -99,6 +100,6 @@ mod tests {
             fs::write(gpu.join("information"), text).expect("information");
         }
         let found: Vec<String> = gpus(root).iter().map(|gpu| format!("{} {}", gpu.vendor, gpu.name)).collect();
-        assert_eq!(found, ["intel 8086:9a49", "nvidia NVIDIA GeForce RTX 3090", "nvidia NVIDIA A100"]);
+        assert_eq!(found, ["intel 8086:9a49", "nvidia NVIDIA GeForce RTX 3090", "nvidia NVIDIA A100", "amd 1002:73bf"]);
     }
 }
