@@ -380,14 +380,16 @@ impl Settings {
         self.wasm.as_ref().map(|wasm| wasm.limits(memory_bytes(), self.cores)).transpose()
     }
 
-    /// The owner's programs, if all of them make sense.
+    /// The owner's programs, if all of them make sense for an agent that is this process's user.
     #[cfg(target_os = "linux")]
     pub(crate) fn checked_programs(&self) -> Result<Vec<crate::exec::settings::Program>, SettingsError> {
-        let machine = crate::exec::settings::Machine {
-            memory_bytes: memory_bytes(),
-            cores: self.cores,
-            is_root: rustix::process::geteuid().is_root(),
-        };
+        self.programs_of(rustix::process::geteuid().is_root())
+    }
+
+    /// The same for an agent that is root, or is not.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn programs_of(&self, is_root: bool) -> Result<Vec<crate::exec::settings::Program>, SettingsError> {
+        let machine = crate::exec::settings::Machine { memory_bytes: memory_bytes(), cores: self.cores, is_root };
         if let Some(path) = self.hide.iter().find(|path| !path.is_absolute()) {
             return Err(SettingsError::Hide(path.clone()));
         }

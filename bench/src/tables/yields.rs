@@ -87,7 +87,7 @@ async fn measure(
     let database = context.farm_database().await?;
     {
         let farm = context.farm(&database);
-        farm.job_type("spin", case.controller, json!({"max_attempts": 1000})).await;
+        farm.job_type("spin", case.controller, json!({"max_attempts": 100})).await;
         let rounds = case.takes.map_or(0, calibrate);
         let payload = format!("jsonb_build_object('seed', i, 'rounds', {rounds})");
         let query = format!("select i::text as key, {payload} as payload from generate_series(1, 100000) i");

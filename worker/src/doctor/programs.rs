@@ -2,21 +2,34 @@
 //!
 //! Changes nothing and starts nothing: what is asked is what the launcher would ask.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::process::geteuid;
+
 use super::{Finding, Step};
+use crate::agent::chain;
 use crate::exec::fence::{self, Kernel};
 use crate::exec::settings::Program;
 use crate::settings::Settings;
 
-/// A line for each, or one that says that there are none. None of them fails: an agent works, and what its owner trusts or what an old
-/// kernel lacks is said as advice.
+/// A line for each, or one that says that there are none. What its owner trusts or what an old kernel lacks is said as advice: an agent
+/// works with it. It fails if the agent would not start.
 pub fn programs(settings: &Settings) -> Vec<Finding> {
-    // What is wrong with the list, settings have refused.
-    let list = settings.checked_programs().unwrap_or_default();
+    let list = match settings.programs_of(agent_is_root(&settings.state_dir)) {
+        Ok(list) => list,
+        Err(error) => return vec![Finding::failed(Step::Programs, chain(&error), "the agent does not start with it")],
+    };
     if list.is_empty() {
         return vec![Finding::skipped(Step::Programs, "none: no [[program]] in the settings")];
     }
     let kernel = fence::kernel();
     list.iter().map(|program| finding(program, kernel, program.installed())).collect()
+}
+
+/// Whoever asks may be root where the agent is a user of its own: its state is that user's.
+fn agent_is_root(state_dir: &Path) -> bool {
+    std::fs::metadata(state_dir).map_or_else(|_| geteuid().is_root(), |state| state.uid() == 0)
 }
 
 fn finding(program: &Program, kernel: Kernel, installed: Result<(), String>) -> Finding {
@@ -118,6 +131,16 @@ mod tests {
         let other = finding(&other, OLD, Ok(()));
         assert!(other.says.starts_with("exec:a: as user 65534; reads and writes what that user may"), "{}", other.says);
         assert_eq!(other.advice, "");
+    }
+
+    #[test]
+    fn the_agent_is_whoever_has_its_state() {
+        let state = tempfile::tempdir().expect("a directory");
+        assert_eq!(agent_is_root(state.path()), geteuid().is_root());
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(state.path(), Some(65534), None).expect("root may");
+            assert!(!agent_is_root(state.path()));
+        }
     }
 
     #[test]
