@@ -180,6 +180,9 @@ impl Agent {
             if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
                 return failed(&AgentError::Failed(std::io::Error::from(error).into()));
             }
+            if let Err(error) = crate::exec::orphans::adopt() {
+                return failed(&AgentError::Failed(error.into()));
+            }
         }
         if !settings.presence.policy.unattended {
             manners::give_precedence();

@@ -14,7 +14,7 @@
 //! | ends | then |
 //! | --- | --- |
 //! | agent, at any moment, by any signal | the supervisor reads the end of its requests, ends the tree, exits |
-//! | supervisor | the program gets SIGKILL from the kernel; the agent fails the problem, and starts another |
+//! | supervisor | the program gets SIGKILL from the kernel, and what it has started comes to the agent, which ends it; the agent fails the problem, and starts another |
 //! | program, while it has a problem | that problem fails, with exit code and the end of standard error; the rest of the tree is ended; another is started for the next problem |
 //! | program, while it has none | another is started with the next problem, which does not notice |
 //! | checkout (revoked, time limit, suspension) | as when the agent ends |
@@ -25,9 +25,11 @@
 //! - `controller`: problems to programs, on the cores of the agent.
 //! - `instance`: the agent's end of one supervisor.
 //! - `directory`: where programs work, and that nothing stays there.
+//! - `space`: how much is in there, and its removal, whatever a program has made of it.
 //! - `outputs`: the files that a program has made for the farm.
 //! - `supervisor`, `running`: one program and its tree, from start to end.
 //! - `tree`: finding and ending all that descends from a process.
+//! - `orphans`: what a supervisor leaves that was killed.
 //! - `launcher`, `fence`: what is given up before the program is.
 
 mod arguments;
@@ -36,10 +38,12 @@ mod directory;
 pub(crate) mod fence;
 mod instance;
 mod launcher;
+pub(crate) mod orphans;
 mod outputs;
 pub(crate) mod plan;
 mod running;
 pub mod settings;
+mod space;
 mod supervisor;
 mod tree;
 

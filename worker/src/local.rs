@@ -1,6 +1,7 @@
 //! The agent's socket on its own machine: for its owner, and for helpers in people's sessions.
 //!
-//! Owns who may say what. Everybody who has an account may ask, and pause the agent: it is their desk. What a helper says is
+//! Owns who may say what. Everybody who has an account may ask, and pause the agent: it is their desk. Programs that the
+//! agent runs for others may not, whoever they run as. What a helper says is
 //! believed as far as `presence::helper` allows. Nothing that is said here is ever longer, more frequent or from more
 //! connections than a helper and a few curious people need.
 //!
@@ -80,6 +81,11 @@ impl Local {
                 }
             };
             let Ok(caller) = platform::number_of(&stream) else { continue };
+            // It could end a person's pause, or say that nobody is there.
+            if platform::is_of_program(&stream) {
+                warn!(by = format!("{CALLERS} {caller}"), "a problem's program is not heard at the agent's socket");
+                continue;
+            }
             let of_caller = callers.values().filter(|known| **known == caller).count();
             if callers.len() >= CONNECTIONS_LIMIT || of_caller >= CONNECTIONS_OF_CALLER_LIMIT {
                 debug!(by = format!("{CALLERS} {caller}"), "too many connections to the agent's socket");

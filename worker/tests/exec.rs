@@ -201,6 +201,11 @@ async fn what_a_program_does_wrong_fails_its_problem_alone() {
         (puppet("loop"), "longer than its time limit of 2 s"),
         (puppet("hog"), "MiB of memory; its limit is 256 MiB"),
         (puppet("hog together"), "MiB of memory; its limit is 256 MiB"),
+        (puppet("hog a shared memory"), "MiB of memory; its limit is 256 MiB"),
+        (puppet("hog files in memory"), "MiB of memory; its limit is 256 MiB"),
+        (puppet("fill the disk without names"), "to its directory; its limit is 64 MiB"),
+        (puppet("fill the disk where no path leads"), "to its directory; its limit is 64 MiB"),
+        (puppet("dig"), "more than 200 levels of directories"),
         (puppet("orphan and exit"), "exited with code 1 before it answered"),
         (puppet("bomb"), "its limit is 20"),
         (puppet("fill the disk"), "to its directory; its limit is 64 MiB"),
@@ -235,6 +240,21 @@ async fn what_a_program_does_wrong_fails_its_problem_alone() {
     drop(session);
     agent.ended().await.expect("nothing is left");
     desk.nothing_is_left().await;
+}
+
+/// What is shared counts once.
+#[tokio::test]
+async fn a_program_may_share_what_it_has_with_its_children() {
+    let mut desk = Desk::new("memory_mib = 256").await;
+    assert_eq!(desk.solve("puppet", &[puppet("share")]).await, ["\"shared\""]);
+}
+
+/// One that runs as the agent's user may make what it likes beside its own directory.
+#[tokio::test]
+async fn a_program_cannot_take_the_place_of_the_next_problem() {
+    let mut desk = Desk::new("").await;
+    let results = desk.solve("puppet", &[puppet("make other problems' directories"), add(&[1, 2]), add(&[3, 4])]).await;
+    assert_eq!(results[1..], ["3", "7"]);
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 
 use crate::controller::{Controller, Problem};
 use crate::exec::arguments::{Values, fill};
-use crate::exec::directory::Area;
+use crate::exec::directory::{Area, ProblemDir};
 use crate::exec::instance::{Asked, Instance};
 use crate::exec::outputs::{self, Wanted};
 use crate::exec::plan::{Ended, Plan, Question, Reply};
@@ -43,7 +43,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How often a waiting problem asks whether it is still wanted.
 const STEP: Duration = Duration::from_millis(20);
 
-/// A supervisor that retires in the moment of a question is replaced; twice in a row does not happen.
+/// A supervisor that retires in the moment of a question is replaced, and one whose directory cannot be made; more often than that
+/// it is the workstation that is at fault.
 const TRIES: u32 = 3;
 
 /// The programs of an agent. Dropped, they are ended, and nothing of them is left on the disk.
@@ -160,7 +161,41 @@ struct Exec {
 #[derive(Default)]
 struct Failures {
     in_a_row: u32,
+    has_answered: bool,
     pause_until: Option<Instant>,
+}
+
+/// How a problem has ended, as far as it tells of its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Answered,
+    /// A process that was to answer more than one problem failed after others.
+    Failed,
+    /// A process failed that had answered nothing. If it was for this problem alone, the problem may be what is wrong.
+    Unanswered {
+        alone: bool,
+    },
+    /// It never came to the program.
+    NotStarted,
+}
+
+impl Failures {
+    /// How long the next problems wait.
+    fn note(&mut self, outcome: Outcome) -> Option<Duration> {
+        self.has_answered |= outcome == Outcome::Answered;
+        let is_of_program = match outcome {
+            Outcome::Answered | Outcome::Failed => false,
+            Outcome::Unanswered { alone } => !(alone && self.has_answered),
+            Outcome::NotStarted => true,
+        };
+        if !is_of_program {
+            self.in_a_row = 0;
+            return None;
+        }
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        let over = self.in_a_row.checked_sub(QUICK_FAILURES + 1)?;
+        Some(FIRST_PAUSE.saturating_mul(1 << over.min(10)).min(LONGEST_PAUSE))
+    }
 }
 
 impl Exec {
@@ -246,21 +281,13 @@ impl Exec {
         Ok(())
     }
 
-    fn note(&self, program_is_at_fault: bool) {
+    fn note(&self, outcome: Outcome) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        if !program_is_at_fault {
-            *failures = Failures::default();
-            return;
+        let pause = failures.note(outcome);
+        if pause.is_some_and(|pause| pause == FIRST_PAUSE) {
+            warn!(program = self.program.name, "it fails again and again without an answer: its problems wait now");
         }
-        failures.in_a_row = failures.in_a_row.saturating_add(1);
-        let over = failures.in_a_row.saturating_sub(QUICK_FAILURES);
-        if over > 0 {
-            let pause = FIRST_PAUSE.saturating_mul(1 << over.min(10)).min(LONGEST_PAUSE);
-            if over == 1 {
-                warn!(program = self.program.name, "it fails again and again without an answer: its problems wait now");
-            }
-            failures.pause_until = Instant::now().checked_add(pause);
-        }
+        failures.pause_until = pause.and_then(|pause| Instant::now().checked_add(pause));
     }
 
     fn question(&self, problem: &Problem<'_, Box<RawValue>>, directory: &str) -> anyhow::Result<(Question, Vec<u8>)> {
@@ -304,7 +331,7 @@ impl Exec {
         let program = &self.program;
         match reply {
             Reply::Answer { exit_code, stderr } => {
-                self.note(false);
+                self.note(Outcome::Answered);
                 let said = program.keep_stderr.then(|| stderr.clone());
                 let (result, wanted) = match program.mode {
                     Mode::Fed => {
@@ -323,8 +350,11 @@ impl Exec {
                 }
             }
             Reply::Failed { failure, stderr, ended } => {
-                let not_started = matches!(failure, Failure::NotStarted(_));
-                self.note(not_started || (program.mode == Mode::Fed && ended == Ended::BeforeAnyAnswer));
+                self.note(match (&failure, ended) {
+                    (Failure::NotStarted(_), _) => Outcome::NotStarted,
+                    (_, Ended::BeforeAnyAnswer) => Outcome::Unanswered { alone: program.mode == Mode::OneShot },
+                    (_, Ended::AfterAnswers) => Outcome::Failed,
+                });
                 Err(anyhow!(message(&failure.to_string(), &stderr)))
             }
             Reply::Frozen | Reply::Retired => bail!("the program's supervisor retired"),
@@ -361,31 +391,58 @@ impl Exec {
     fn solve(&self, problem: &Problem<'_, Box<RawValue>>) -> anyhow::Result<Box<RawValue>> {
         self.back_off(|| problem.cancelled())?;
         let files = self.fetch(problem)?;
+        let mut last = None;
         for _ in 0..TRIES {
-            let mut instance = self.instance()?;
-            let directory = instance.place().problem(&problem.problem_id().to_string())?;
-            for (name, kept) in &files {
-                // Read-only: what is behind the link is the agent's.
-                symlink(kept.path(), directory.path().join(name)).with_context(|| format!("giving it {name}"))?;
-            }
+            let prepared = self.instance().and_then(|instance| {
+                let directory = self.directory(&instance, problem, &files)?;
+                Ok((instance, directory))
+            });
+            let (mut instance, directory) = match prepared {
+                Ok(prepared) => prepared,
+                Err(error) => {
+                    last = Some(error);
+                    continue;
+                }
+            };
             let (question, body) = self.question(problem, &directory.path().display().to_string())?;
             problem.checkout.stand_still();
             match instance.ask(question, &body, problem.checkout) {
                 Asked::Replied(Reply::Retired, _) => debug!(program = self.program.name, "supervisor retired"),
                 Asked::Replied(reply, answer) => {
+                    // Another program finds nothing of this one's in its home.
+                    let is_used_up = self.program.mode == Mode::Fed && matches!(reply, Reply::Failed { .. });
                     let solved = self.replied(problem, (reply, answer), directory.path());
                     drop(directory);
-                    self.keep(instance);
+                    if !is_used_up {
+                        self.keep(instance);
+                    }
                     return solved;
                 }
                 Asked::Cancelled => bail!("cancelled"),
                 Asked::Lost(why) => {
-                    self.note(true);
+                    self.note(Outcome::NotStarted);
                     bail!(why)
                 }
             }
         }
-        bail!("the program's supervisors retire again and again")
+        self.note(Outcome::NotStarted);
+        Err(last.unwrap_or_else(|| anyhow!("the program's supervisors retire again and again")))
+    }
+
+    /// Where it works on a problem. A program of the agent's own user may have made something there before, for a problem that is not
+    /// its own: it is another's turn then, elsewhere.
+    fn directory(
+        &self,
+        instance: &Instance,
+        problem: &Problem<'_, Box<RawValue>>,
+        files: &[(String, Kept<'_>)],
+    ) -> anyhow::Result<ProblemDir> {
+        let directory = instance.place().problem(&problem.problem_id().to_string())?;
+        for (name, kept) in files {
+            // Read-only: what is behind the link is the agent's.
+            symlink(kept.path(), directory.path().join(name)).with_context(|| format!("giving it {name}"))?;
+        }
+        Ok(directory)
     }
 }
 
@@ -424,6 +481,27 @@ fn one_shot_answer(answer: AnswerIs, exit_code: i32, output: Vec<u8>, stderr: St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_never_works_here_is_slowed_down_and_a_bad_problem_slows_nobody() {
+        let pauses = |outcomes: &[Outcome]| {
+            let mut failures = Failures::default();
+            outcomes
+                .iter()
+                .map(|&outcome| failures.note(outcome).map_or(0, |pause| pause.as_millis()))
+                .collect::<Vec<_>>()
+        };
+        for outcome in [Outcome::NotStarted, Outcome::Unanswered { alone: false }, Outcome::Unanswered { alone: true }]
+        {
+            assert_eq!(pauses(&[outcome; 10]), [0, 0, 0, 100, 200, 400, 800, 1600, 2000, 2000], "{outcome:?}");
+        }
+        let mut outcomes = vec![Outcome::Answered];
+        outcomes.extend([Outcome::Unanswered { alone: true }; 10]);
+        assert!(pauses(&outcomes).iter().all(|&pause| pause == 0), "problems of a program that works may all be bad");
+        outcomes[1..].fill(Outcome::Unanswered { alone: false });
+        assert_eq!(pauses(&outcomes)[4..6], [100, 200], "it does not work any more");
+        assert_eq!(pauses(&[Outcome::Failed; 10]), [0; 10]);
+    }
 
     #[test]
     fn output_becomes_what_was_asked_for() {

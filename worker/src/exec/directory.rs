@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! work_dir/IDENTITY/        the agent's; emptied when it starts, since a killed agent cleans nothing
-//!   3/                      a program's on one core; it cannot change what is in here
+//!   3/                      a program's on one core; what runs as the agent's user may make things in here, too
 //!     home/                 where a fed program works, while it runs
 //!     40000000001/          a problem's, while it is in hand
 //! ```
 
 use std::fs::{self, DirBuilder, Permissions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,13 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::warn;
 
 use crate::exec::plan::User;
+use crate::exec::space;
 
 /// Others may pass through, and see nothing.
 const PASSAGE: u32 = 0o711;
 const OWN: u32 = 0o700;
 
-/// Something may still be written by what is about to be ended.
-const REMOVALS: u32 = 5;
+/// Most directories that could not be removed and are put aside.
+const ASIDE: u32 = 9;
 
 /// The working directories of one agent, until it is dropped.
 #[derive(Debug)]
@@ -32,9 +33,15 @@ pub struct Area {
 }
 
 impl Area {
-    /// Removes what an agent before this one has left there. Nobody else may use `base`.
+    /// Removes what an agent before this one has left there; what cannot be removed is put aside, and tried again the next time.
+    /// Nobody else may use `base`.
     pub fn open(base: &Path) -> io::Result<Area> {
-        remove(base)?;
+        let aside = |n: u32| base.with_extension(format!("left-{n}"));
+        (1..=ASIDE).map(aside).filter(|left| left.exists()).for_each(|left| discard(&left));
+        if let Err(error) = space::remove(base) {
+            warn!(path = %base.display(), %error, "put aside");
+            (1..=ASIDE).map(aside).find_map(|to| fs::rename(base, to).ok()).ok_or(error)?;
+        }
         if let Some(above) = base.parent().filter(|above| !above.exists()) {
             fs::create_dir_all(above)?;
             fs::set_permissions(above, Permissions::from_mode(PASSAGE))?;
@@ -120,36 +127,8 @@ fn make(path: &Path, mode: u32, owner: Option<User>) -> io::Result<()> {
 }
 
 fn discard(path: &Path) {
-    if let Err(error) = remove(path) {
+    if let Err(error) = space::remove(path) {
         warn!(path = %path.display(), %error, "a program's directory cannot be removed; it is when the agent starts again");
-    }
-}
-
-/// Removes a directory with all that is in it, however it was left. Links are removed, not followed.
-fn remove(path: &Path) -> io::Result<()> {
-    let mut last = Ok(());
-    for _ in 0..REMOVALS {
-        last = match fs::remove_dir_all(path) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                open_up(path);
-                Err(error)
-            }
-            Err(error) => Err(error),
-        };
-    }
-    last.map_err(|error| io::Error::new(error.kind(), format!("removing {}: {error}", path.display())))
-}
-
-/// Makes directories writable again that a program has closed behind itself. It has ended by now.
-fn open_up(path: &Path) {
-    let is_dir = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
-    if !is_dir || fs::set_permissions(path, Permissions::from_mode(OWN)).is_err() {
-        return;
-    }
-    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        open_up(&entry.path());
     }
 }
 

@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt;
 
 use crate::exec::SUPERVISE;
 use crate::exec::directory::Place;
+use crate::exec::orphans;
 use crate::exec::plan::{Plan, Question, Reply, Request, frame, read_frame, write_frame};
 use crate::work::Checkout;
 
@@ -32,6 +33,7 @@ pub struct Instance {
     replies: ChildStdout,
     /// It answered when it was to stand still, and does so now: for good.
     is_spent: bool,
+    has_ended: bool,
     /// Behind the processes: they are gone when it is removed.
     place: Ended,
 }
@@ -49,19 +51,26 @@ pub enum Asked {
 
 impl Instance {
     pub fn start(binary: &Path, plan: &Plan, place: Place) -> io::Result<Instance> {
-        let mut supervisor = Command::new(binary)
+        let mut supervisor = Command::new(binary);
+        let supervisor = supervisor
             .arg(SUPERVISE)
             .env_clear()
             .current_dir("/")
             // What a terminal sends to the agent is for the agent.
             .process_group(0)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+            .stdout(Stdio::piped());
+        let mut supervisor = orphans::start(supervisor)?;
         let requests = supervisor.stdin.take().expect("it is piped");
         let replies = supervisor.stdout.take().expect("it is piped");
-        let mut instance =
-            Instance { supervisor, requests: Some(requests), replies, is_spent: false, place: Ended(place) };
+        let mut instance = Instance {
+            supervisor,
+            requests: Some(requests),
+            replies,
+            is_spent: false,
+            has_ended: false,
+            place: Ended(place),
+        };
         let requests = instance.requests.as_mut().expect("just made");
         write_frame(requests, plan, &[])?;
         // From here on nobody waits for a supervisor that does not read without asking whether that is still wanted.
@@ -133,8 +142,11 @@ impl Instance {
             }
             if freezing.is_none() && unwritten.is_empty() && checkout.is_frozen() {
                 freezing = Some(Instant::now());
-                // One that has just retired has said so.
                 match write_frame(requests, &Request::Freeze, &[]) {
+                    // A supervisor that gets no core has not read its question yet: it is told in the next step. What is as short
+                    // as this is written whole or not at all.
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => freezing = None,
+                    // One that has just retired has said so.
                     Err(error) if error.kind() != ErrorKind::BrokenPipe => return self.lost(&error.to_string()),
                     Ok(()) | Err(_) => {}
                 }
@@ -150,8 +162,16 @@ impl Instance {
         Asked::Lost(format!("the program's supervisor is lost: {why}"))
     }
 
-    /// Lets the supervisor end all it has. Nothing of it runs afterwards.
+    /// Lets the supervisor end all it has. Nothing of it runs afterwards, also if somebody has killed it.
     fn end(&mut self) -> Option<std::process::ExitStatus> {
+        let status = self.end_supervisor();
+        if !std::mem::replace(&mut self.has_ended, true) {
+            orphans::ended(&self.supervisor, status);
+        }
+        status
+    }
+
+    fn end_supervisor(&mut self) -> Option<std::process::ExitStatus> {
         self.requests = None;
         let until = Instant::now() + END_WAIT;
         let mut pause = Duration::from_micros(500);

@@ -3,7 +3,7 @@
 //! Owns the moving of bytes, without ever waiting for one pipe while another is full, and the look at limits. What the bytes
 //! mean is its supervisor's business.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::fchown;
@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use crate::exec::LAUNCH;
 use crate::exec::plan::{Launch, Limits, Plan, Question, write_frame};
-use crate::exec::tree;
+use crate::exec::{space, tree};
 use crate::fed::ANSWER_BYTES_LIMIT;
 use crate::fed::failure::{Exit, Failure, Tail};
 
@@ -265,13 +265,16 @@ impl Running {
         let usage = tree::usage(getpid());
         let over = if usage.processes > limits.processes {
             Some(Failure::Processes { started: usage.processes, limit: limits.processes })
-        } else if usage.memory_bytes > limits.memory_bytes {
-            let used = tree::exact_memory(getpid()).unwrap_or(usage.memory_bytes);
+        } else if usage.most_memory_bytes > limits.memory_bytes {
+            let used = usage.exact_memory(getpid()).unwrap_or(usage.memory_bytes);
             (used > limits.memory_bytes).then_some(Failure::Memory { used, limit: limits.memory_bytes })
         } else if now >= self.disk_look_at {
-            let used = disk_usage(area);
+            let used = space::used(area, limits.disk_bytes);
             self.disk_look_at = Instant::now() + BETWEEN_DISK_LOOKS.max(now.elapsed() * LOOK_SHARE);
-            (used > limits.disk_bytes).then_some(Failure::Disk { used, limit: limits.disk_bytes })
+            match used.map(|used| used + usage.disk_bytes) {
+                Ok(used) => (used > limits.disk_bytes).then_some(Failure::Disk { used, limit: limits.disk_bytes }),
+                Err(failure) => Some(failure),
+            }
         } else {
             None
         };
@@ -334,21 +337,4 @@ fn read_into(pipe: &mut Option<File>, mut with: impl FnMut(&[u8])) {
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
         Err(_) => *pipe = None,
     }
-}
-
-/// Bytes on the disk beneath a directory. What cannot be looked at does not count.
-fn disk_usage(dir: &Path) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let mut total = 0;
-    let mut dirs = vec![dir.to_owned()];
-    while let Some(dir) = dirs.pop() {
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            let Ok(metadata) = entry.metadata() else { continue };
-            total += metadata.blocks() * 512;
-            if metadata.is_dir() {
-                dirs.push(entry.path());
-            }
-        }
-    }
-    total
 }

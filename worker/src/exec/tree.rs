@@ -3,14 +3,16 @@
 //! Owns what is known of other processes, by `/proc`. Its root must be the subreaper of its descendants: what loses its parent
 //! then becomes the root's child instead of getting lost, in whatever session or group it is.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FileType, FsWord};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait, waitpid};
 
+use crate::exec::space;
 use crate::fed::failure::Exit;
 
 /// How long the kernel may take to end what was killed: longer only in an uninterruptible wait for a device.
@@ -23,6 +25,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// So many processes are no bomb.
 const RESTFUL: u32 = 16;
+
+/// More than any program may start; numbers that are used again could make a ring.
+const ANCESTORS_LIMIT: usize = 100_000;
+
+/// Kinds of file systems that are memory: tmpfs, which memfds are in, and huge pages. From linux/magic.h.
+const IN_MEMORY: [FsWord; 2] = [0x0102_1994, 0x9584_58f6];
 
 /// A process as `/proc/PID/stat` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,10 +45,17 @@ struct Stat {
 }
 
 /// What a tree takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Usage {
     pub processes: u32,
+    /// At least: of what several have mapped together, only as much as one of them has.
     pub memory_bytes: u64,
+    /// At most: what several have mapped counts for each.
+    pub most_memory_bytes: u64,
+    /// Files without a name on a disk.
+    pub disk_bytes: u64,
+    /// Files without a name in memory, by device and inode, and their bytes.
+    nameless: HashMap<(u64, u64), u64>,
 }
 
 /// Tells of the children of this process that have ended. True if it has no others.
@@ -90,6 +105,41 @@ pub fn end(root: Pid, mut reaped: impl FnMut(Pid, Exit)) -> bool {
     true
 }
 
+/// Ends the children of this process but for some, and all that descends from them, and reaps them. False if something is left at
+/// the deadline. This process must be a subreaper.
+pub fn end_children(of: Pid, but: &HashSet<Pid>, deadline: Instant) -> bool {
+    let mut pause = Duration::from_micros(200);
+    loop {
+        let mut found = 0;
+        for child in children(of).into_iter().filter(|child| !but.contains(child)) {
+            found += 1;
+            // What descends from it is a child, too, as soon as it has ended.
+            let _ = kill_process(child, Signal::KILL);
+            let _ = waitpid(Some(child), WaitOptions::NOHANG);
+        }
+        if found == 0 || Instant::now() >= deadline {
+            return found == 0;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn children(of: Pid) -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| stat(&entry.path()));
+    processes.filter(|process| process.parent == Some(of)).map(|process| process.pid).collect()
+}
+
+pub fn exists(pid: Pid) -> bool {
+    stat_of(pid).is_some()
+}
+
+/// A process and those above it, as long as they live.
+pub fn ancestors(pid: Pid) -> impl Iterator<Item = Pid> {
+    std::iter::successors(Some(pid), |&pid| stat_of(pid)?.parent).take(ANCESTORS_LIMIT)
+}
+
 /// Stops all that descends from this process, and returns what ran until then. What is stopped starts nothing more, so that looks
 /// find fewer and fewer, as in [`end`].
 pub fn stop(root: Pid) -> HashSet<Pid> {
@@ -127,10 +177,11 @@ pub fn go_on(stopped: &HashSet<Pid>) {
     }
 }
 
-/// How many there are, and the memory that is theirs alone: what they have mapped and others have, too, counts once.
+/// How many there are, and what they take. Files that have no name any more, or never had one, are found by who has them open.
 pub fn usage(root: Pid) -> Usage {
     let mut usage = Usage::default();
-    let mut most_shared = 0;
+    let (mut most_shared, mut all_shared) = (0, 0);
+    let mut on_disk = HashMap::new();
     each_descendant(root, |process| {
         if process.is_zombie {
             return;
@@ -139,9 +190,30 @@ pub fn usage(root: Pid) -> Usage {
         let memory = memory(process.pid);
         usage.memory_bytes += memory.own_bytes;
         most_shared = most_shared.max(memory.shared_bytes);
+        all_shared += memory.shared_bytes;
+        nameless(process.pid, &mut usage.nameless, &mut on_disk);
     });
+    usage.disk_bytes = on_disk.values().sum();
+    usage.most_memory_bytes = usage.memory_bytes + all_shared + usage.nameless.values().sum::<u64>();
     usage.memory_bytes += most_shared;
     usage
+}
+
+/// Files that a process has open and nobody can name: those in memory, and those on a disk. Whoever cannot be looked into, since
+/// it has forbidden that, has none.
+fn nameless(pid: Pid, in_memory: &mut HashMap<(u64, u64), u64>, on_disk: &mut HashMap<(u64, u64), u64>) {
+    let descriptors = format!("/proc/{}/fd", pid.as_raw_nonzero());
+    for entry in fs::read_dir(descriptors).into_iter().flatten().flatten() {
+        let path = entry.path();
+        // What is behind the link, whatever the link says.
+        let Ok(stat) = rustix::fs::stat(&path) else { continue };
+        if stat.st_nlink > 0 || !FileType::from_raw_mode(stat.st_mode).is_file() {
+            continue;
+        }
+        let is_in_memory = rustix::fs::statfs(&path).is_ok_and(|system| IN_MEMORY.contains(&system.f_type));
+        let files = if is_in_memory { &mut *in_memory } else { &mut *on_disk };
+        files.insert((stat.st_dev, stat.st_ino), space::on_disk(&stat));
+    }
 }
 
 /// Processes and threads of a user, on the whole machine.
@@ -154,18 +226,56 @@ pub fn tasks_of_user(uid: u32) -> u64 {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(of).sum()
 }
 
-/// The memory by what each process has in proportion, which is exact and takes the kernel long for large ones.
-pub fn exact_memory(root: Pid) -> Option<u64> {
-    let mut total = 0;
-    let mut all = true;
-    each_descendant(root, |process| {
-        match fs::read_to_string(format!("/proc/{process}/smaps_rollup", process = process.pid.as_raw_nonzero())) {
-            Ok(text) => total += number(&text, "Pss_Anon:") + number(&text, "Pss_Shmem:"),
-            // It has ended, or nobody may look.
-            Err(_) => all &= process.is_zombie,
+impl Usage {
+    /// The memory by what each process has in proportion, and files in memory as a whole, which is exact and takes the kernel long for
+    /// large ones.
+    pub fn exact_memory(&self, root: Pid) -> Option<u64> {
+        let mut total = 0;
+        let mut all = true;
+        each_descendant(root, |process| {
+            let read = |what| fs::read_to_string(format!("/proc/{}/{what}", process.pid.as_raw_nonzero()));
+            match read("smaps_rollup") {
+                Ok(text) => {
+                    total +=
+                        ["Pss_Anon:", "Pss_Shmem:", "SwapPss:"].map(|name| number(&text, name)).iter().sum::<u64>();
+                }
+                // It has ended, or nobody may look.
+                Err(_) => all &= process.is_zombie,
+            }
+            if !self.nameless.is_empty() {
+                // These count below, as a whole.
+                total = total.saturating_sub(read("smaps").map_or(0, |text| shared_of(&text, &self.nameless)));
+            }
+        });
+        all.then_some((total << 10) + self.nameless.values().sum::<u64>())
+    }
+}
+
+/// KiB that mappings of these files share, in proportion, by `/proc/PID/smaps`.
+fn shared_of(smaps: &str, files: &HashMap<(u64, u64), u64>) -> u64 {
+    let mut is_one = false;
+    let mut total = 0_u64;
+    let kib = |rest: &str| rest.split_ascii_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0);
+    for line in smaps.lines() {
+        if let Some(rest) = line.strip_prefix("Pss:").filter(|_| is_one) {
+            total += kib(rest);
+        } else if let Some(rest) = line.strip_prefix("Anonymous:").filter(|_| is_one) {
+            // Copies of its own.
+            total = total.saturating_sub(kib(rest));
+        } else if let Some(file) = mapped(line) {
+            is_one = files.contains_key(&file);
         }
-    });
-    all.then_some(total << 10)
+    }
+    total
+}
+
+/// The device and inode in the first line of a mapping: `55a0-55b0 rw-s 00000000 00:01 1042 /memfd:x (deleted)`.
+fn mapped(line: &str) -> Option<(u64, u64)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (_, device, inode) = (fields.next()?.split_once('-')?, fields.nth(2)?, fields.next()?);
+    let (major, minor) = device.split_once(':')?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
+    Some((rustix::fs::makedev(number(major)?, number(minor)?), inode.parse().ok()?))
 }
 
 /// In the order in which they were started, mostly, so that a parent is known before its children; whose parent is not known
@@ -200,6 +310,10 @@ fn each_descendant(root: Pid, mut with: impl FnMut(Stat)) {
     }
 }
 
+fn stat_of(pid: Pid) -> Option<Stat> {
+    stat(Path::new(&format!("/proc/{}", pid.as_raw_nonzero())))
+}
+
 fn stat(dir: &Path) -> Option<Stat> {
     dir.file_name()?.to_str()?.parse::<i32>().ok()?;
     parse_stat(&fs::read(dir.join("stat")).ok()?)
@@ -230,7 +344,8 @@ struct Memory {
 
 fn memory(pid: Pid) -> Memory {
     let text = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
-    Memory { own_bytes: number(&text, "RssAnon:") << 10, shared_bytes: number(&text, "RssShmem:") << 10 }
+    let own = number(&text, "RssAnon:") + number(&text, "VmSwap:");
+    Memory { own_bytes: own << 10, shared_bytes: number(&text, "RssShmem:") << 10 }
 }
 
 fn number(text: &str, name: &str) -> u64 {
@@ -257,6 +372,16 @@ mod tests {
         for wrong in [&b""[..], b"x (y) S 1", b"1 (y) S", b"1 y S 1", b"0 (y) S 1"] {
             assert_eq!(parse_stat(wrong), None);
         }
+    }
+
+    #[test]
+    fn mappings_of_files_are_found_by_device_and_inode() {
+        let smaps = "7f00-7f10 rw-s 00000000 00:01 1042 /memfd:x (deleted)\nRss: 900 kB\nPss:  450 kB\nAnonymous:   10 kB\n\
+                     7f10-7f20 rw-p 00000000 00:00 0 \nPss: 77 kB\nAnonymous: 77 kB\nVmFlags: rd wr\n";
+        let file = (rustix::fs::makedev(0, 1), 1042);
+        assert_eq!(mapped(smaps.lines().next().expect("a line")), Some(file));
+        assert_eq!(shared_of(smaps, &HashMap::from([(file, 1 << 20)])), 440);
+        assert_eq!(shared_of(smaps, &HashMap::new()), 0);
     }
 
     #[test]

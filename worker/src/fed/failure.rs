@@ -87,6 +87,10 @@ pub enum Failure {
     Processes { started: u32, limit: u32 },
     #[error("the program wrote {} MiB to its directory; its limit is {} MiB", used >> 20, limit >> 20)]
     Disk { used: u64, limit: u64 },
+    #[error("the program made more than {0} levels of directories")]
+    Levels(usize),
+    #[error("the program closed a directory of its own to the agent, which must know how much is in it")]
+    Unreadable,
 }
 
 /// A number for people.

@@ -203,6 +203,19 @@ impl Drop for Listener {
 
 pub type Stream = UnixStream;
 
+/// Whether a problem's program is at the other end of it. Who has ended by now and cannot be known is taken for one.
+#[cfg(target_os = "linux")]
+pub fn is_of_program(stream: &Stream) -> bool {
+    let peer = stream.peer_cred().ok().and_then(|peer| rustix::process::Pid::from_raw(peer.pid()?));
+    peer.is_none_or(crate::exec::orphans::is_of_program)
+}
+
+/// Programs are run on Linux only.
+#[cfg(not(target_os = "linux"))]
+pub fn is_of_program(_stream: &Stream) -> bool {
+    false
+}
+
 pub fn number_of(stream: &Stream) -> io::Result<u32> {
     stream.peer_cred().map(|peer| peer.uid())
 }

@@ -175,6 +175,11 @@ impl Listener {
 
 pub type Stream = NamedPipeServer;
 
+/// Programs are run on Linux only.
+pub fn is_of_program(_stream: &Stream) -> bool {
+    false
+}
+
 pub fn number_of(stream: &Stream) -> io::Result<u32> {
     pipe::session_of_client(stream)
 }

@@ -1,5 +1,10 @@
 //! What keeps programs and their agent apart, whichever of them ends, stands still or is hostile.
 
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::process::Child;
+
 use super::*;
 
 #[tokio::test]
@@ -22,11 +27,7 @@ async fn a_supervisor_that_is_frozen_holds_no_core() {
     let mut desk = Desk::new("").await;
     let (mut agent, mut session) = desk.agent(1).await;
     assert_eq!(run(&mut session, 1, "puppet", &[add(&[1])]).await, ["1"]);
-    let program = desk.processes()[0];
-    let status = fs::read_to_string(format!("/proc/{program}/status")).expect("it is fed");
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("it has one").trim();
-    let supervisor = rustix::process::Pid::from_raw(parent.parse().expect("a number")).expect("a process");
-    rustix::process::kill_process(supervisor, rustix::process::Signal::STOP).expect("it is ours");
+    kill_process(parent_of(desk.processes()[0]), Signal::STOP).expect("it is ours");
     // More than a pipe holds: nobody reads it.
     let long = json!({"do": "add", "of": [], "more": "x".repeat(1 << 20)});
     session.check_out(2, "exec:puppet", [long.to_string()]).await;
@@ -42,26 +43,7 @@ async fn a_supervisor_that_is_frozen_holds_no_core() {
 #[tokio::test]
 async fn programs_end_with_an_agent_that_is_killed() {
     let mut desk = Desk::new("").await;
-    let config = desk.dir.path().join("worker.toml");
-    let script = desk.dir.path().join("puppet.py").display().to_string();
-    let text = format!(
-        "state_dir = {:?}\nwork_dir = {:?}\n[[program]]\nname = \"puppet\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [{script:?}]\n\
-         trusted = true\nenv = {{ MARK = {:?} }}\n",
-        desk.dir.path().join("state"),
-        desk.work_dir(),
-        desk.mark,
-    );
-    fs::write(&config, text).expect("written");
-    let start = |server: &Server| {
-        Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
-            .args(["--server", &server.url(), "--cores", "2", "--unattended", "--config"])
-            .arg(&config)
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the agent starts")
-    };
-    let mut agent = start(&desk.server);
+    let mut agent = process(&desk);
     let (session, hello) = desk.server.welcomed().await;
     assert!(hello.controllers.contains(&"exec:puppet".to_owned()));
     session.check_out(1, "exec:puppet", [puppet("orphan").to_string(), puppet("loop").to_string()]).await;
@@ -76,14 +58,78 @@ async fn programs_end_with_an_agent_that_is_killed() {
     let mut dirs = fs::read_dir(desk.work_dir()).expect("it is there").flatten();
     let base = dirs.find(of_programs).expect("the agent's").path();
     assert!(litter(&base) > 0);
-    let mut agent = start(&desk.server);
+    let agent = process(&desk);
     let (session, _) = desk.server.welcomed().await;
     assert_eq!(litter(&base), 0);
-    let pid = agent.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).expect("it runs");
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+    stop(agent, session).await;
+    desk.nothing_is_left().await;
+}
+
+/// An agent that is a process of its own.
+fn process(desk: &Desk) -> Child {
+    let config = desk.dir.path().join("worker.toml");
+    let script = desk.dir.path().join("puppet.py").display().to_string();
+    let text = format!(
+        "state_dir = {:?}\nwork_dir = {:?}\n[[program]]\nname = \"puppet\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [{script:?}]\n\
+         trusted = true\nenv = {{ MARK = {:?} }}\n",
+        desk.dir.path().join("state"),
+        desk.work_dir(),
+        desk.mark,
+    );
+    fs::write(&config, text).expect("written");
+    Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
+        .args(["--server", &desk.server.url(), "--cores", "2", "--unattended", "--config"])
+        .arg(&config)
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the agent starts")
+}
+
+async fn stop(mut agent: Child, session: Session) {
+    let pid = agent.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("it runs");
+    kill_process(pid, Signal::TERM).expect("it is ours");
     drop(session);
     agent.wait().await.expect("it ends");
+}
+
+fn parent_of(process: i32) -> Pid {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it is fed");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("it has one").trim();
+    Pid::from_raw(parent.parse().expect("a number")).expect("a process")
+}
+
+#[tokio::test]
+async fn what_a_killed_supervisor_leaves_is_ended() {
+    let mut desk = Desk::new("").await;
+    let agent = process(&desk);
+    let (mut session, _) = desk.server.welcomed().await;
+    session.check_out(1, "exec:puppet", [puppet("orphan and wait").to_string()]).await;
+    desk.wait_until("it does not start", || desk.processes().len() == 2).await;
+    kill_process(parent_of(desk.processes()[0]), Signal::KILL).expect("it is ours");
+    let results = closed(&mut session, 1).await;
+    assert!(results[0].contains("supervisor is lost"), "{results:?}");
+    desk.wait_until("processes are left", || desk.processes().is_empty()).await;
+    assert_eq!(run(&mut session, 2, "puppet", &[add(&[1])]).await, ["1"]);
+    stop(agent, session).await;
     desk.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn no_program_is_heard_at_the_agents_socket() {
+    let mut desk = Desk::new("").await;
+    let agent = process(&desk);
+    let (mut session, _) = desk.server.welcomed().await;
+    let socket = desk.dir.path().join("state/agent.sock");
+    desk.wait_until("there is no socket", || socket.exists()).await;
+    // As a service has it: for whoever has an account.
+    fs::set_permissions(socket.parent().expect("its directory"), fs::Permissions::from_mode(0o755)).expect("ours");
+    let mut own = UnixStream::connect(&socket).await.expect("it is there");
+    own.write_all(b"anything\n").await.expect("it listens");
+    let mut heard = [0; 1];
+    own.read_exact(&mut heard).await.expect("it answers others");
+    assert_eq!(run(&mut session, 1, "puppet", &[json!({"do": "call", "path": socket})]).await, ["\"\""]);
+    stop(agent, session).await;
 }
 
 #[tokio::test]

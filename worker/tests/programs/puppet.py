@@ -1,5 +1,5 @@
 """A fed program that does what its payload says, good or bad."""
-import json, os, signal, subprocess, sys, time
+import json, mmap, os, signal, socket, subprocess, sys, time
 
 
 def say(value):
@@ -91,6 +91,82 @@ for line in sys.stdin:
                 hoard = bytearray(b"z" * (64 << 20))
                 time.sleep(1000)
         time.sleep(1000)
+    elif do == "hog a shared memory":
+        # Anonymous mappings that its children fill together.
+        for _ in range(3):
+            if os.fork() == 0:
+                hoard = mmap.mmap(-1, 190 << 20)
+                hoard.write(b"z" * (190 << 20))
+                time.sleep(1000)
+        time.sleep(1000)
+    elif do == "hog files in memory":
+        # Nobody maps them.
+        files = [os.memfd_create(str(n)) for n in range(10)]
+        for file in files:
+            for _ in range(5):
+                os.write(file, b"z" * (8 << 20))
+        time.sleep(1000)
+    elif do == "share":
+        # Much less than its limit, though each has it mapped.
+        hoard = mmap.mmap(-1, 90 << 20)
+        hoard.write(b"z" * (90 << 20))
+        file = os.memfd_create("mapped")
+        os.ftruncate(file, 50 << 20)
+        both = mmap.mmap(file, 50 << 20)
+        both.write(b"z" * (50 << 20))
+        children = []
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                sum(hoard[::4096]) + sum(both[::4096])
+                time.sleep(0.5)
+                os._exit(0)
+            children.append(pid)
+        for pid in children:
+            os.waitpid(pid, 0)
+        say({"result": "shared"})
+    elif do == "fill the disk without names":
+        files = []
+        for n in range(1000):
+            path = "%s/%d" % (question["directory"], n)
+            file = open(path, "wb", buffering=0)
+            os.unlink(path)
+            file.write(b"d" * (4 << 20))
+            files.append(file)
+            time.sleep(0.01)
+    elif do == "fill the disk where no path leads":
+        for n in range(20):
+            os.mkdir("n" * 250)
+            os.chdir("n" * 250)
+        for n in range(1000):
+            with open(str(n), "wb") as file:
+                file.write(b"d" * (4 << 20))
+            time.sleep(0.01)
+    elif do == "dig":
+        # Never mind how deep a path may be.
+        while True:
+            os.mkdir("d")
+            os.chdir("d")
+    elif do == "orphan and wait":
+        start_orphan()
+        time.sleep(1000)
+    elif do == "call":
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(20)
+            caller.connect(payload["path"])
+            try:
+                caller.sendall(b"anything\n")
+                heard = caller.recv(4096)
+            except OSError:
+                heard = b""
+        say({"result": heard.decode()})
+    elif do == "make other problems' directories":
+        for n in range(1000):
+            try:
+                os.mkdir(os.path.join(os.path.dirname(question["directory"]), str(n)))
+            except OSError:
+                pass
+        say({"result": "made"})
     elif do == "orphan and exit":
         start_orphan()
         os._exit(1)
