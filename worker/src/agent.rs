@@ -174,9 +174,13 @@ impl Agent {
     #[cfg_attr(not(target_os = "linux"), allow(unused_mut, reason = "programs have a supervisor on Linux"))]
     fn run_until_told(self, mut settings: Settings) -> ExitCode {
         #[cfg(target_os = "linux")]
-        if !settings.programs.is_empty() {
-            // This very binary, even if its file is replaced meanwhile. Programs of the same user must not look into it.
+        {
+            // This very binary, even if its file is replaced meanwhile.
             settings.supervisor = Some("/proc/self/exe".into());
+        }
+        #[cfg(target_os = "linux")]
+        if !settings.programs.is_empty() {
+            // Programs of the same user must not look into it.
             if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
                 return failed(&AgentError::Failed(std::io::Error::from(error).into()));
             }
@@ -327,7 +331,12 @@ impl Agent {
         #[cfg(feature = "wasm")]
         if let Some(limits) = settings.wasm_limits().map_err(SettingsError::from)? {
             let files = place.open_once(&mut kept)?;
-            crate::wasm::controller::add(files, limits, settings.cores, &mut self.controllers)?;
+            crate::wasm::controller::add(
+                files,
+                settings.supervisor.clone(),
+                (limits, settings.cores),
+                &mut self.controllers,
+            )?;
         }
         self.controllers.store = Some(Arc::new(Lazy::new(kept, Box::new(move || place.open()))));
         Ok(programs)

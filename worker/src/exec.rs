@@ -50,9 +50,12 @@ mod tree;
 /// The first argument that makes this binary a supervisor or a launcher.
 const SUPERVISE: &str = "__pcfarm-supervise";
 const LAUNCH: &str = "__pcfarm-launch";
+/// And a compiler of modules.
+#[cfg(feature = "wasm")]
+pub(crate) const COMPILE: &str = "__pcfarm-compile";
 
 /// Becomes a supervisor, and does not return, if this process was started as one. [`Agent::run`] does this first. A
-/// program that calls [`Agent::run_with`] and whose settings name programs calls it at the beginning of its `main`, and
+/// program that calls [`Agent::run_with`] and whose settings name programs, or that runs modules, calls it at the beginning of its `main`, and
 /// names itself as [`Settings::supervisor`].
 ///
 /// [`Agent::run`]: crate::Agent::run
@@ -62,6 +65,8 @@ pub fn supervise_if_asked() {
     match std::env::args_os().nth(1) {
         Some(first) if first == SUPERVISE => supervisor::run(),
         Some(first) if first == LAUNCH => launcher::run(),
+        #[cfg(feature = "wasm")]
+        Some(first) if first == COMPILE => crate::wasm::rehearsal::run(),
         Some(_) | None => {}
     }
 }

@@ -106,6 +106,8 @@ struct Queue {
     checkouts: VecDeque<Arc<Checkout>>,
     /// Those whose problems begin in pools, by controller: what finds no room holds up only what is behind it.
     pooled: BTreeMap<String, VecDeque<Arc<Checkout>>>,
+    /// Whose problem has begun in a pool last: of several that share one, each has its turn.
+    begun: String,
     /// Steps that go on on a core.
     tasks: VecDeque<steps::Task>,
     /// Shifts that are running or waiting for a thread; never more than cores.
@@ -117,6 +119,14 @@ struct Queue {
 impl Queue {
     fn all(&mut self) -> impl Iterator<Item = &mut VecDeque<Arc<Checkout>>> {
         std::iter::once(&mut self.checkouts).chain(self.pooled.values_mut())
+    }
+
+    /// What begins in pools, from behind the controller whose problem has begun last.
+    fn in_turn(&mut self) -> Vec<(&String, &mut VecDeque<Arc<Checkout>>)> {
+        let mut lines: Vec<_> = self.pooled.iter_mut().collect();
+        let next = lines.partition_point(|(controller, _)| **controller <= self.begun);
+        lines.rotate_left(next);
+        lines
     }
 
     /// How many problems and steps there are to take, as far as matters.
@@ -415,17 +425,21 @@ impl Shared {
         if queue.paused {
             return None;
         }
-        for (controller, line) in &mut queue.pooled {
+        let mut begins = None;
+        for (controller, line) in queue.in_turn() {
             while line.front().is_some_and(|first| first.untaken() == 0 || first.is_cancelled()) {
                 line.pop_front();
             }
             let Some(first) = line.front() else { continue };
             let flow = self.engine.flow(controller).expect("what is here begins in a pool");
             if let Some(admission) = self.engine.admit(flow) {
-                return Some((Arc::clone(first), Arc::clone(flow), admission));
+                begins = Some((controller.clone(), Arc::clone(first), Arc::clone(flow), admission));
+                break;
             }
         }
-        None
+        let (controller, first, flow, admission) = begins?;
+        queue.begun = controller;
+        Some((first, flow, admission))
     }
 
     /// Waits for room. An agent that is gone has no use for reports.
@@ -525,6 +539,17 @@ mod tests {
             controllers,
             running.engine().clone(),
         )
+    }
+
+    #[test]
+    fn controllers_that_begin_in_pools_take_turns() {
+        let mut queue = Queue::default();
+        queue.pooled.extend(["a", "b", "c"].map(|name| (name.to_owned(), VecDeque::new())));
+        let mut order = |begun: &str| {
+            queue.begun = begun.to_owned();
+            queue.in_turn().into_iter().map(|(name, _)| name.clone()).collect::<String>()
+        };
+        assert_eq!([order(""), order("a"), order("bb"), order("c")], ["abc", "bca", "cab", "abc"]);
     }
 
     /// Counts results by checkout until there are so many.

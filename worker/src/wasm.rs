@@ -20,6 +20,7 @@
 //! - `controller`: problems to instances, on the cores of the agent.
 //! - `modules`: from a hash to compiled code, once.
 //! - `sections`: what is too large to be compiled at all.
+//! - `rehearsal`: what would take the compiler too long.
 //! - `instance`: one run of a module, question by question.
 //! - `preview1`: what a module may call.
 //! - `ticker`: what makes instances give the core back.
@@ -28,6 +29,8 @@ pub(crate) mod controller;
 mod instance;
 mod modules;
 mod preview1;
+#[cfg(target_os = "linux")]
+pub(crate) mod rehearsal;
 mod sections;
 pub mod settings;
 mod ticker;

@@ -402,16 +402,20 @@ impl Run<'_> {
 
 /// Of each load's median the least.
 fn promises(context: &Context, report: &mut Report) {
-    for (hold_name, figure) in [("ms_100", "cpu_kept_ratio"), ("ms_1", "cpu_kept_of_left_ratio")] {
-        let names = in_flights(context).into_iter().flat_map(|in_flight| {
-            mixes(context).iter().map(move |(mix, ..)| format!("{hold_name}_{mix}_{in_flight}_{figure}"))
-        });
-        let least = names.map(|name| (report.median(&name).unwrap_or(0.0), name)).min_by(|a, b| a.0.total_cmp(&b.0));
-        if let Some((least, name)) = least {
-            report.promise(
-                format!("{hold_name}: {figure} is at least {KEPT} under every load: {least:.3} ({name})"),
-                least >= KEPT,
-            );
+    for (hold_name, figures) in
+        [("ms_100", &["cpu_kept_ratio"][..]), ("ms_1", &["cpu_kept_ratio", "cpu_kept_of_left_ratio"])]
+    {
+        for figure in figures {
+            let names = in_flights(context).into_iter().flat_map(|in_flight| {
+                mixes(context).iter().map(move |(mix, ..)| format!("{hold_name}_{mix}_{in_flight}_{figure}"))
+            });
+            let medians = names.map(|name| (report.median(&name).unwrap_or(0.0), name));
+            if let Some((least, name)) = medians.min_by(|a, b| a.0.total_cmp(&b.0)) {
+                report.promise(
+                    format!("{hold_name}: {figure} is at least {KEPT} under every load: {least:.3} ({name})"),
+                    least >= KEPT,
+                );
+            }
         }
         for how in ["pools", "pools_waiting"] {
             report.promise_at_least(&format!("{hold_name}_out_{how}_cpu_kept_ratio"), KEPT);

@@ -3,6 +3,7 @@
 //! Owns the instances that wait for another problem of their convoy. Like any controller it is called on the agent's cores and
 //! asks whether its work is still wanted.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,15 +24,15 @@ use crate::wasm::settings::{Limits, WAITING_BY_CORE, WasmError};
 use crate::wasm::ticker::Ticker;
 use crate::work::CheckoutKey;
 
-/// Gives an agent the controller `wasm`.
+/// Gives an agent the controller `wasm`. `binary` is this program, if it can be started as a compiler.
 pub fn add(
     files: Arc<Files>,
-    limits: Limits,
-    cores: usize,
+    binary: Option<PathBuf>,
+    (limits, cores): (Limits, usize),
     controllers: &mut Controllers,
 ) -> Result<(), SettingsError> {
     let wrong = |why: String| SettingsError::Wasm(WasmError::Machine(why));
-    let modules = Modules::new(files).map_err(|error| wrong(format!("{error:#}")))?;
+    let modules = Modules::new(files, binary).map_err(|error| wrong(format!("{error:#}")))?;
     let waiting = Arc::<Waiting>::default();
     let (engine, idle) = (modules.engine().clone(), Arc::clone(&waiting));
     let ticker = Ticker::start(move || engine.increment_epoch(), move || drop(idle.take_all()));

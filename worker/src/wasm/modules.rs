@@ -6,6 +6,8 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +20,8 @@ use wasmtime::{Config, Engine, InstancePre, Module};
 
 use crate::files::Files;
 use crate::wasm::preview1::{self, Host};
+#[cfg(target_os = "linux")]
+use crate::wasm::rehearsal;
 use crate::wasm::sections::{self, MODULE_BYTES_LIMIT};
 use crate::work::CheckoutKey;
 
@@ -38,6 +42,7 @@ const TRIES: u32 = 2;
 pub struct Modules {
     files: Arc<Files>,
     engine: Engine,
+    binary: Option<PathBuf>,
     shared: Arc<Shared>,
 }
 
@@ -81,18 +86,9 @@ impl Shared {
 }
 
 impl Modules {
-    pub fn new(files: Arc<Files>) -> anyhow::Result<Modules> {
-        let mut config = Config::new();
-        config
-            .epoch_interruption(true)
-            .max_wasm_stack(WASM_STACK_BYTES)
-            .async_stack_size(STACK_BYTES)
-            // One memory, with addresses of 32 bits, so that a limit is a limit; and nothing that differs from machine to machine.
-            .wasm_multi_memory(false)
-            .wasm_memory64(false)
-            .wasm_relaxed_simd(false);
-        let engine = Engine::new(&config).map_err(|error| anyhow!("{error:#}"))?;
-        Ok(Modules { files, engine, shared: Arc::default() })
+    /// `binary` is this program, if it can be started as a compiler.
+    pub fn new(files: Arc<Files>, binary: Option<PathBuf>) -> anyhow::Result<Modules> {
+        Ok(Modules { files, engine: engine()?, binary, shared: Arc::default() })
     }
 
     pub fn engine(&self) -> &Engine {
@@ -121,15 +117,15 @@ impl Modules {
             let Some(bytes) = content.take() else {
                 // Who waits for one from the farm does not hold up others that are here.
                 drop(shelf);
-                content = Some(self.read(hash, of, is_cancelled)?);
+                content = Some(Arc::new(self.read(hash, of, is_cancelled)?));
                 shelf = self.shared.shelf();
                 continue;
             };
             if !shelf.at_work {
                 shelf.at_work = true;
                 drop(shelf);
-                self.compile(hash, bytes, AtWork(Arc::clone(&self.shared)))?;
-                content = Some(Vec::new());
+                self.compile(hash, Arc::clone(&bytes), AtWork(Arc::clone(&self.shared)))?;
+                content = Some(bytes);
                 shelf = self.shared.shelf();
                 continue;
             }
@@ -154,11 +150,14 @@ impl Modules {
     }
 
     /// Begins to.
-    fn compile(&self, hash: FileHash, bytes: Vec<u8>, at_work: AtWork) -> anyhow::Result<()> {
-        let engine = self.engine.clone();
+    fn compile(&self, hash: FileHash, bytes: Arc<Vec<u8>>, at_work: AtWork) -> anyhow::Result<()> {
+        let (engine, binary) = (self.engine.clone(), self.binary.clone());
         let work = move || {
             let began = Instant::now();
-            let outcome = compiled(&engine, &bytes);
+            let make = || against(binary.as_deref(), &bytes).map_or_else(|| compiled(&engine, &bytes), Err);
+            // A bug of the compiler is that module's, and would be the same the next time. What it leaves of the engine is caches.
+            let outcome = catch_unwind(AssertUnwindSafe(make))
+                .unwrap_or_else(|_| Err("the module cannot be compiled: the compiler failed".to_owned()));
             match &outcome {
                 Ok(_) => {
                     info!(module = %hash, bytes = bytes.len(), ms = began.elapsed().as_millis(), "a module was compiled")
@@ -187,11 +186,35 @@ impl Shelf {
     }
 }
 
+/// What every module here is compiled for.
+pub fn engine() -> anyhow::Result<Engine> {
+    let mut config = Config::new();
+    config
+        .epoch_interruption(true)
+        .max_wasm_stack(WASM_STACK_BYTES)
+        .async_stack_size(STACK_BYTES)
+        // One memory, with addresses of 32 bits, so that a limit is a limit; and nothing that differs from machine to machine.
+        .wasm_multi_memory(false)
+        .wasm_memory64(false)
+        .wasm_relaxed_simd(false);
+    Engine::new(&config).map_err(|error| anyhow!("{error:#}"))
+}
+
+/// Why a module is not compiled.
+#[cfg_attr(not(target_os = "linux"), allow(unused_variables, reason = "its size is what is known elsewhere"))]
+fn against(binary: Option<&Path>, bytes: &[u8]) -> Option<String> {
+    if let Some(why) = sections::against(bytes) {
+        return Some(why);
+    }
+    #[cfg(target_os = "linux")]
+    if let Some(why) = binary.and_then(|binary| rehearsal::against(binary, bytes)) {
+        return Some(why);
+    }
+    None
+}
+
 /// Or why it cannot be run, on any machine.
 fn compiled(engine: &Engine, bytes: &[u8]) -> Result<InstancePre<Host>, String> {
-    if let Some(why) = sections::against(bytes) {
-        return Err(why);
-    }
     let module = Module::new(engine, bytes).map_err(|error| format!("the module cannot be compiled: {error:#}"))?;
     let command = module
         .get_export("_start")
