@@ -179,6 +179,7 @@ async fn see_nothing(more: &str) {
         json!({"do": "signal", "pids": [std::process::id()]}),
         json!({"do": "write", "path": format!("{}/new", desk.dir.path().display())}),
         puppet("leave a file"),
+        json!({"do": "link", "path": key}),
     ];
     let results = run(&mut session, 1, "puppet", &payloads).await;
     let results: Vec<Value> = results.iter().map(|text| serde_json::from_str(text).expect(text)).collect();
@@ -194,6 +195,8 @@ async fn see_nothing(more: &str) {
     assert_eq!(results[1]["descriptors"], json!([0, 1, 2]));
     assert_eq!(results[2][&std::process::id().to_string()], "PermissionError");
     assert_eq!(results[3], "PermissionError");
+    // Into another directory, which the fence takes for another file system.
+    assert!(["PermissionError", "OSError"].contains(&results[5].as_str().expect("a word")), "{}", results[5]);
     let directory = results[4].as_str().expect("its directory");
     assert!(!Path::new(directory).exists(), "a problem's directory stays");
     agent.stop.cancel();

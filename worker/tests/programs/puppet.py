@@ -147,6 +147,12 @@ for line in sys.stdin:
         while True:
             os.mkdir("d")
             os.chdir("d")
+    elif do == "link":
+        try:
+            os.link(payload["path"], os.path.join(question["directory"], "mine"))
+            say({"result": read(os.path.join(question["directory"], "mine"))})
+        except OSError as error:
+            say({"result": type(error).__name__})
     elif do == "orphan and wait":
         start_orphan()
         time.sleep(1000)
