@@ -192,22 +192,35 @@ impl Site {
         })
     }
 
+    /// By the database's clock.
+    pub async fn now(&self) -> anyhow::Result<SystemTime> {
+        let (client, _connection) = self.database.connect().await?;
+        Ok(client.query_one("select clock_timestamp()", &[]).await?.get(0))
+    }
+
     /// Problems a second of each tenth of a job's closed checkouts, in the order in which they ended.
     pub async fn tenths(&self, job: JobId) -> anyhow::Result<Vec<f64>> {
+        let (client, _connection) = self.database.connect().await?;
+        let opened = client.query_one("select opened_at from pcfarm.job where job_id = $1", &[&job]).await?.get(0);
+        self.tenths_since(job, opened).await
+    }
+
+    /// The same of what was handed out since a moment.
+    pub async fn tenths_since(&self, job: JobId, since: SystemTime) -> anyhow::Result<Vec<f64>> {
         let (client, _connection) = self.database.connect().await?;
         let text = "
             with ended as (
                 select c.ended_at, c.problems, sum(c.problems) over (order by c.ended_at, c.checkout_id) as so_far,
                     sum(c.problems) over () as total
-                from pcfarm.checkout c where c.job_id = $1 and c.ended_at is not null),
+                from pcfarm.checkout c where c.job_id = $1 and c.ended_at is not null and c.checked_out_at >= $2),
             tenth as (
                 select least(9, (e.so_far - e.problems) * 10 / e.total) as n, sum(e.problems) as problems,
                     max(e.ended_at) as until
                 from ended e group by 1)
             select (t.problems / greatest(1e-6, extract(epoch from t.until - coalesce(
-                lag(t.until) over (order by t.n), (select j.opened_at from pcfarm.job j where j.job_id = $1)))))::float8
+                lag(t.until) over (order by t.n), $2))))::float8
             from tenth t order by t.n";
-        Ok(client.query(text, &[&job]).await?.iter().map(|row| row.get(0)).collect())
+        Ok(client.query(text, &[&job, &since]).await?.iter().map(|row| row.get(0)).collect())
     }
 
     /// Every invariant, as queries that return no rows; and that so many results are there.

@@ -17,44 +17,47 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let processed = context.scaled(2_000_000, 100_000);
     context.need_disk((depths + 2 * processed * context.runs as u64) * BYTES_EACH, "depth")?;
     report.note(format!(
-        "processed in each run: {processed} problems; deep: the first of {depths} queued; shallow: jobs of {shallow}, one \
-         after the other, at most that many queued, without the first and the last tenth of each"
+        "processed in each run: {processed} problems, in pieces of {shallow}, without the first and the last tenth of each; \
+         shallow: a piece is a job, with nothing else queued; deep: a piece is the next of {depths} queued in one job. Before \
+         each piece the database is vacuumed, analysed and brought to disk, for both: else the deep one alone would pay for it"
     ));
     report.note("1,000 problems a checkout, convoys of 1, jsonb of about 100 bytes in and out");
     let site = Site::start(context, &["--checkout-problems", CHECKOUT]).await?;
-    let mut deep = None;
+    let mut queued = None;
     for run in 0..context.runs {
         let mut figures = Figures::default();
-        // Of equal length: the shallow queue is many short jobs, each loaded before the clock runs, of which the beginning
-        // and the end do not count, as the deep one's end is not reached.
-        let (mut seconds, mut count) = (0.0, 0);
-        while count < processed {
+        let mut pieces = Pieces::default();
+        while pieces.problems < processed {
             let job = site.load(shallow, 1).await?;
             context.settle(&site.database).await?;
-            count += site.crunch(job).await?.problems;
-            let tenth = shallow as f64 / 10.0;
-            let middle = site.tenths(job).await?.into_iter().skip(1).take(8);
-            seconds += middle.map(|rate| tenth / rate).sum::<f64>();
+            site.crunch(job).await?;
+            pieces.add(shallow, &site.tenths(job).await?);
         }
-        let rate = count as f64 * 0.8 / seconds;
+        let rate = pieces.rate();
         context.progress(&format!("run {run}: {shallow} deep: {rate:.0} a second"));
         figures.add("shallow_per_second", rate);
         // The deep job serves all runs, each from where the one before it held it.
-        let job = match deep {
+        let job = match queued {
             Some(job) => job,
             None => {
                 context.progress(&format!("loading {depths} problems"));
                 let job = site.load(depths, 1).await?;
                 context.settle(&site.database).await?;
-                deep = Some(job);
+                queued = Some(job);
                 job
             }
         };
-        let measured = site.crunch_more(job, processed.min(depths / context.runs as u64)).await?;
-        context.progress(&format!("run {run}: {depths} deep: {:.0} a second", measured.per_second()));
-        figures.add("deep_per_second", measured.per_second());
+        let mut deep = Pieces::default();
+        while deep.problems < processed.min(depths / context.runs as u64) {
+            context.settle(&site.database).await?;
+            let since = site.now().await?;
+            let measured = site.crunch_more(job, shallow).await?;
+            deep.add(measured.problems, &site.tenths_since(job, since).await?);
+        }
+        context.progress(&format!("run {run}: {depths} deep: {:.0} a second", deep.rate()));
+        figures.add("deep_per_second", deep.rate());
         figures.add_ratio("deep_of_shallow_ratio", "deep_per_second", "shallow_per_second");
-        report.processed(count + measured.problems);
+        report.processed(pieces.problems + deep.problems);
         report.run(figures);
     }
     site.end(context).await?;
@@ -68,4 +71,28 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         kind: Kind::Bars(bars),
     });
     Ok(())
+}
+
+/// Stretches of work, of each of which the beginning and the end do not count.
+#[derive(Default)]
+struct Pieces {
+    problems: u64,
+    seconds: f64,
+    counted: f64,
+}
+
+impl Pieces {
+    /// One more, by the rates of its tenths.
+    fn add(&mut self, problems: u64, tenths: &[f64]) {
+        let tenth = problems as f64 / 10.0;
+        self.problems += problems;
+        for rate in tenths.iter().skip(1).take(8) {
+            self.seconds += tenth / rate;
+            self.counted += tenth;
+        }
+    }
+
+    fn rate(&self) -> f64 {
+        self.counted / self.seconds
+    }
 }

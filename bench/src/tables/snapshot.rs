@@ -25,34 +25,25 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         "an idle REPEATABLE READ transaction that has read, open during {hand_outs} hand-outs of {SMALL} problems and then \
          {problems} problems at 1,000 a checkout"
     ));
-    for _ in 0..context.runs {
+    report.note(
+        "without: the same hand-outs and the same problems, with no such transaction; each on a database of its own",
+    );
+    let amounts = Amounts { hand_outs, problems };
+    for run in 0..context.runs {
         let mut figures = Figures::default();
-        let without = full_speed(context, problems, &mut figures, "without").await?;
-        let mut site = Site::start(context, &["--checkout-problems", &SMALL.to_string()]).await?;
-        let small = site.load(hand_outs * SMALL, 1).await?;
-        context.settle(&site.database).await?;
-        let snapshot = open_snapshot(&site.database).await?;
-        let measured = site.crunch(small).await?;
-        let given: i64 =
-            site.farm.number(&format!("select count(*) from pcfarm.checkout where job_id = {small}")).await;
-        figures.add("small_hand_outs", given as f64);
-        figures.add("small_hand_outs_per_second", given as f64 / measured.seconds);
-        site.restart_server(&["--checkout-problems", LARGE]).await;
-        let large = site.load(problems, 1).await?;
-        context.settle(&site.database).await?;
-        let measured = site.crunch(large).await?;
-        measured.add_to(&mut figures, "with");
-        let with = tenths(&site, large, &mut figures, "with").await?;
-        still_open(&snapshot.0).await?;
-        drop(snapshot);
-        site.check(large, problems).await?;
-        site.end(context).await?;
+        // A machine is slower after some work than after other: neither is always the second.
+        let order = if run % 2 == 0 { [Snapshot::None, Snapshot::Open] } else { [Snapshot::Open, Snapshot::None] };
+        let mut lines = Vec::new();
+        for snapshot in order {
+            lines.push((snapshot, night(context, &amounts, snapshot, &mut figures).await?));
+            report.processed(problems + hand_outs * SMALL);
+        }
         figures.add_ratio("with_of_without_ratio", "with_per_second", "without_per_second");
         figures.add_ratio("last_of_first_tenth_ratio", "with_last_tenth_per_second", "with_first_tenth_per_second");
         figures.add_ratio("last_tenth_of_without_ratio", "with_last_tenth_per_second", "without_last_tenth_per_second");
         context.progress(&format!("with and without a snapshot: {:?}", figures.get("with_of_without_ratio")));
-        report.processed(2 * problems + hand_outs * SMALL);
         if report.plots().is_empty() {
+            lines.sort_by_key(|(snapshot, _)| *snapshot);
             let points = |rates: Vec<f64>| (1..).map(f64::from).zip(rates).collect();
             report.plot(Plot {
                 name: "tenths".to_owned(),
@@ -61,10 +52,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
                 kind: Kind::Lines {
                     x: "tenth".to_owned(),
                     logarithmic: false,
-                    series: vec![
-                        ("without a snapshot".to_owned(), points(without)),
-                        ("under a snapshot".to_owned(), points(with)),
-                    ],
+                    series: lines.into_iter().map(|(kind, rates)| (kind.title().to_owned(), points(rates))).collect(),
                 },
             });
         }
@@ -76,12 +64,61 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn full_speed(context: &Context, problems: u64, figures: &mut Figures, name: &str) -> anyhow::Result<Vec<f64>> {
-    let site = Site::start(context, &["--checkout-problems", LARGE]).await?;
-    let job = site.load(problems, 1).await?;
+struct Amounts {
+    hand_outs: u64,
+    problems: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Snapshot {
+    None,
+    Open,
+}
+
+impl Snapshot {
+    fn prefix(self) -> &'static str {
+        match self {
+            Snapshot::None => "without",
+            Snapshot::Open => "with",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Snapshot::None => "without a snapshot",
+            Snapshot::Open => "under a snapshot",
+        }
+    }
+}
+
+/// Many small hand-outs, and then large ones at full speed, whose rate is taken: the rates of its tenths.
+async fn night(
+    context: &Context,
+    amounts: &Amounts,
+    snapshot: Snapshot,
+    figures: &mut Figures,
+) -> anyhow::Result<Vec<f64>> {
+    let name = snapshot.prefix();
+    let mut site = Site::start(context, &["--checkout-problems", &SMALL.to_string()]).await?;
+    let small = site.load(amounts.hand_outs * SMALL, 1).await?;
     context.settle(&site.database).await?;
-    site.crunch(job).await?.add_to(figures, name);
-    let tenths = tenths(&site, job, figures, name).await?;
+    let open = match snapshot {
+        Snapshot::None => None,
+        Snapshot::Open => Some(open_snapshot(&site.database).await?),
+    };
+    let measured = site.crunch(small).await?;
+    let given: i64 = site.farm.number(&format!("select count(*) from pcfarm.checkout where job_id = {small}")).await;
+    figures.add(format!("{name}_small_hand_outs"), given as f64);
+    figures.add(format!("{name}_small_hand_outs_per_second"), given as f64 / measured.seconds);
+    site.restart_server(&["--checkout-problems", LARGE]).await;
+    let large = site.load(amounts.problems, 1).await?;
+    context.settle(&site.database).await?;
+    site.crunch(large).await?.add_to(figures, name);
+    let tenths = tenths(&site, large, figures, name).await?;
+    if let Some((client, _connection)) = open {
+        still_open(&client).await?;
+    }
+    site.check(large, amounts.problems).await?;
     site.end(context).await?;
     Ok(tenths)
 }
