@@ -79,7 +79,7 @@ impl Own {
         let power = if policy.on_battery { not_asked() } else { probes::power(&supplies) };
         let programs = match policy.programs.as_slice() {
             [] => not_asked(),
-            names => processes.as_ref().map(|processes| processes.running(names)).map_err(Clone::clone),
+            names => processes.as_ref().map_err(Clone::clone).and_then(|processes| processes.running(names)),
         };
         Machine {
             load: Reading::new("proc", now, load),
