@@ -231,7 +231,8 @@ fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
         lines.push(line("input", reading, now, |input| {
             let partly = if input.proves == Proves::Presence { "; does not see everybody" } else { "" };
             let bump = input.bump.map_or_else(String::new, |bump| format!("; a bump {}", ago(bump)));
-            format!("last {}{partly}{bump}", ago(input.last))
+            let untold = if input.untold { "; in part only looked at" } else { "" };
+            format!("last {}{partly}{untold}{bump}", ago(input.last))
         }));
     }
     if let Some(woke) = signals.woke {
