@@ -413,6 +413,12 @@ fn text(explanation: &Explanation) -> String {
             yields.count, yields.p50, yields.p99
         ));
     }
+    if explanation.not_kept > 0 {
+        text.push_str(&format!(
+            "\nIts disk is slow or full: {} entries of its history are lost.\n",
+            explanation.not_kept
+        ));
+    }
     plain(&text)
 }
 

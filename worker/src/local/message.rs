@@ -68,6 +68,9 @@ pub struct Explanation {
     /// What it computes.
     pub holds: Vec<Holds>,
     pub yields: Option<Yields>,
+    /// What its disk did not take in time, and is not kept.
+    #[serde(default)]
+    pub not_kept: u64,
     /// No source can tell whether its person is there.
     #[serde(default)]
     pub blind: bool,
@@ -141,11 +144,12 @@ impl Explanation {
     pub fn of(desk: &Desk) -> Explanation {
         let now = clock::now();
         let (holds, agent) = (desk.holds(now), desk.about());
-        let settings = desk.settings().to_vec();
+        let (settings, not_kept) = (desk.settings().to_vec(), desk.not_kept());
         desk.view(|policy, state, signals, history| Explanation {
             holds,
             agent,
             settings,
+            not_kept,
             yields: history.yields().map(|yields| Yields {
                 p50: yields.p50_ms,
                 p99: yields.p99_ms,
@@ -171,6 +175,7 @@ impl Explanation {
             signals: signals.map(|signals| lines(policy, signals, now)).unwrap_or_default(),
             holds: Vec::new(),
             yields: None,
+            not_kept: 0,
             blind: state.objections.iter().any(|objection| objection.kind == Kind::Unknown),
             agent: None,
         }

@@ -2,6 +2,7 @@
 //!
 //! Owns that only what matters to the policy is asked, and that what broke is looked for again.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
@@ -20,13 +21,11 @@ use crate::clock;
 const RESTART_AFTER: Duration = Duration::from_secs(60);
 
 pub struct Own {
-    settings: Settings,
     evdev: Option<Evdev>,
     /// Looks again, where there was nothing to watch or what was there broke.
     restart: Box<dyn Fn() -> Evdev + Send>,
     restarted: Moment,
     terminals: Option<Terminals>,
-    load: Load,
 }
 
 impl Own {
@@ -35,10 +34,10 @@ impl Own {
         let places = Places {
             devices: settings.dev.join("input"),
             classes: settings.sys.join("class/input"),
-            ignored: settings.ignored_devices.clone(),
+            ignored: settings.ignored_devices,
         };
         let proves = if settings.trust_terminals { Proves::Absence } else { Proves::Presence };
-        let dev = settings.dev.clone();
+        let dev = settings.dev;
         let restart = {
             let noticed = noticed.clone();
             Box::new(move || Evdev::start(places.clone(), noticed.clone()))
@@ -48,8 +47,6 @@ impl Own {
             restart,
             restarted: clock::now(),
             terminals: attended.then(|| Terminals::start(dev, proves, noticed)),
-            load: Load::default(),
-            settings,
         }
     }
 
@@ -63,9 +60,23 @@ impl Own {
         let terminals = self.terminals.as_mut().map(|terminals| terminals.read(now));
         evdev.into_iter().chain(terminals).collect()
     }
+}
+
+/// The machine itself, as the kernel sees it.
+pub struct Probes {
+    /// `/proc` and `/sys`.
+    proc: PathBuf,
+    sys: PathBuf,
+    load: Load,
+}
+
+impl Probes {
+    pub fn new(settings: &Settings) -> Probes {
+        Probes { proc: settings.proc.clone(), sys: settings.sys.clone(), load: Load::default() }
+    }
 
     pub fn machine(&mut self, policy: &Policy, now: Moment) -> Machine {
-        let proc = self.settings.proc.as_path();
+        let proc = self.proc.as_path();
         let wants_memory = policy.free_memory.is_some() || policy.memory_limit.is_some();
         let wants_processes = policy.load.is_some() || wants_memory || !policy.programs.is_empty();
         let processes = if wants_processes { Processes::look(proc) } else { not_asked() };
@@ -75,7 +86,7 @@ impl Own {
             not_asked()
         };
         let memory = if wants_memory { probes::memory(proc, &processes) } else { not_asked() };
-        let supplies = self.settings.sys.join("class/power_supply");
+        let supplies = self.sys.join("class/power_supply");
         let power = if policy.on_battery { not_asked() } else { probes::power(&supplies) };
         let programs = match policy.programs.as_slice() {
             [] => not_asked(),
