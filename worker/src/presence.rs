@@ -46,7 +46,6 @@ mod sources;
 mod terminals;
 pub mod wishes;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
@@ -59,7 +58,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use self::disk::Disk;
-use self::helper::Helper;
+use self::helper::Helpers;
 use self::history::{History, Yields};
 use self::pause::Pauses;
 use self::policy::{Activity, Policy, State, decide};
@@ -171,7 +170,7 @@ struct Known {
     state: State,
     signals: Option<Signals>,
     pauses: Pauses,
-    helpers: BTreeMap<u64, Helper>,
+    helpers: Helpers,
     history: History,
     nudged: bool,
     ended: bool,
@@ -205,7 +204,7 @@ impl Presence {
             state,
             signals: None,
             pauses: Pauses::open(state_dir, now, &Zoned::now()),
-            helpers: BTreeMap::new(),
+            helpers: Helpers::default(),
             history: History::open(state_dir, Arc::clone(&disk)),
             nudged: false,
             ended: false,
@@ -300,9 +299,10 @@ impl Shared {
     fn look(&self, sources: &mut Sources) {
         let now = clock::now();
         let (policy, heard) = {
-            let known = self.known();
-            let helpers = known.helpers.values().cloned().collect();
-            (known.policy.clone(), Heard { helpers, paused: known.pauses.now(now) })
+            let mut known = self.known();
+            let remembers = known.policy.start_after.max(known.policy.resume_after);
+            known.helpers.forget(now, remembers);
+            (known.policy.clone(), Heard { helpers: known.helpers.clone(), paused: known.pauses.now(now) })
         };
         let Look { signals, policy, is_fresh } = sources.read(&policy, &heard, now);
         let mut known = self.known();

@@ -36,12 +36,7 @@ impl Desk {
 
     /// What a helper says on its connection, or that it is gone.
     pub fn hear(&self, connection: u64, helper: Option<Helper>) {
-        let mut known = self.0.known();
-        match helper {
-            Some(helper) => drop(known.helpers.insert(connection, helper)),
-            None => drop(known.helpers.remove(&connection)),
-        }
-        drop(known);
+        self.0.known().helpers.hear(connection, helper);
         self.nudge();
     }
 

@@ -8,7 +8,7 @@ use jiff::Zoned;
 
 #[cfg(not(target_os = "linux"))]
 use super::elsewhere::{Own, Probes};
-use super::helper::Helper;
+use super::helper::Helpers;
 #[cfg(target_os = "linux")]
 use super::linux::{Own, Probes};
 use super::policy::Policy;
@@ -32,7 +32,7 @@ pub struct Sources {
 
 /// What others have said.
 pub struct Heard {
-    pub helpers: Vec<Helper>,
+    pub helpers: Helpers,
     pub paused: Option<String>,
 }
 
@@ -77,7 +77,7 @@ impl Sources {
     fn signals(&mut self, machine: Machine, heard: &Heard, now: Moment) -> Signals {
         self.notice_sleep(now, asleep());
         let mut input = self.own.input(now);
-        input.extend(heard.helpers.iter().map(|helper| helper.input(self.trust_sessions)));
+        input.extend(heard.helpers.input(self.trust_sessions, now));
         let Machine { load, memory, power, programs } = machine;
         Signals {
             input,
@@ -86,7 +86,7 @@ impl Sources {
             memory,
             power,
             programs,
-            full_screen: heard.helpers.iter().filter_map(Helper::full_screen).collect(),
+            full_screen: heard.helpers.full_screen(),
             metered: Reading::new("none", now, Err("nothing here can tell".to_owned())),
             paused: heard.paused.clone(),
             time: local_time(),
