@@ -13,7 +13,7 @@
 //! - [`policy`]: the decision, pure. [`signals`]: what it decides by.
 //! - [`settings`]: what its owner says, and [`hours`] of the week.
 //! - `sources`: all sources of a machine; `helper`: what people's sessions say. `linux`: `evdev` (with `bump`), `terminals`,
-//!   `probes`. `prober`: asks what takes time. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
+//!   `probes`, `network`. `prober`: asks what takes time. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
 //! - [`wishes`]: what the farm wants, within the owner's limits.
 //! - `desk`: what is said to it and by it. `pause`: the owner's pause. `history`: what it did in the last week. `disk`: writes both.
 
@@ -34,6 +34,8 @@ pub mod hours;
 #[cfg(target_os = "linux")]
 mod linux;
 mod load;
+#[cfg(target_os = "linux")]
+mod network;
 pub(crate) mod pause;
 pub mod policy;
 mod prober;

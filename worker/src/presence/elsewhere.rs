@@ -46,6 +46,10 @@ impl Own {
         let why = "on Windows only a session's helper sees its input: pcfarm-worker session";
         vec![Reading::new(SOURCE, now, Err(why.to_owned()))]
     }
+
+    pub fn metered(&mut self, _policy: &Policy, now: Moment) -> Reading<bool> {
+        Reading::new("none", now, Err("nothing here can tell".to_owned()))
+    }
 }
 
 /// The machine itself, as the system counts it.

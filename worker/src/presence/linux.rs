@@ -9,6 +9,7 @@ use rustix::param::clock_ticks_per_second;
 
 use super::evdev::{Evdev, Places};
 use super::load::Load;
+use super::network::{Bus, Network};
 use super::policy::Policy;
 use super::probes::{self, Processes};
 use super::settings::Settings;
@@ -26,6 +27,10 @@ pub struct Own {
     restart: Box<dyn Fn() -> Evdev + Send>,
     restarted: Moment,
     terminals: Option<Terminals>,
+    /// From when on it matters.
+    network: Option<Network>,
+    /// Starts that.
+    listen: Box<dyn Fn() -> Option<Network> + Send>,
 }
 
 impl Own {
@@ -42,7 +47,13 @@ impl Own {
             let noticed = noticed.clone();
             Box::new(move || Evdev::start(places.clone(), noticed.clone()))
         };
+        let listen = {
+            let noticed = noticed.clone();
+            Box::new(move || Network::start(Bus::System, noticed.clone()).ok())
+        };
         Own {
+            network: None,
+            listen,
             evdev: attended.then(&restart),
             restart,
             restarted: clock::now(),
@@ -59,6 +70,17 @@ impl Own {
         let evdev = self.evdev.as_ref().map(|evdev| evdev.read(now));
         let terminals = self.terminals.as_mut().map(|terminals| terminals.read(now));
         evdev.into_iter().chain(terminals).collect()
+    }
+
+    pub fn metered(&mut self, policy: &Policy, now: Moment) -> Reading<bool> {
+        if policy.on_metered {
+            return Reading::new("none", now, not_asked());
+        }
+        if self.network.is_none() {
+            self.network = (self.listen)();
+        }
+        let nobody = || Reading::new("none", now, Err("a thread cannot be started".to_owned()));
+        self.network.as_ref().map_or_else(nobody, Network::read)
     }
 }
 

@@ -70,11 +70,11 @@ impl Sources {
     pub fn read(&mut self, policy: &Policy, heard: &Heard, now: Moment) -> Look {
         let probed = self.prober.read(policy, now);
         let is_fresh = probed.is_fresh(policy, now);
-        let signals = self.signals(probed.machine, heard, now);
+        let signals = self.signals(&probed.policy, probed.machine, heard, now);
         Look { signals, policy: probed.policy, is_fresh }
     }
 
-    fn signals(&mut self, machine: Machine, heard: &Heard, now: Moment) -> Signals {
+    fn signals(&mut self, policy: &Policy, machine: Machine, heard: &Heard, now: Moment) -> Signals {
         self.notice_sleep(now, asleep());
         let mut input = self.own.input(now);
         input.extend(heard.helpers.input(self.trust_sessions, now));
@@ -87,7 +87,7 @@ impl Sources {
             power,
             programs,
             full_screen: heard.helpers.full_screen(),
-            metered: Reading::new("none", now, Err("nothing here can tell".to_owned())),
+            metered: self.own.metered(policy, now),
             paused: heard.paused.clone(),
             time: local_time(),
         }
