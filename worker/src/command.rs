@@ -368,6 +368,7 @@ fn without_agent(settings: &Settings, output: Output, why: &NoAnswer) -> ExitCod
 fn headline(explanation: &Explanation) -> String {
     let verb = match explanation.activity.as_str() {
         "works" => "works",
+        "drains" => "finishes what it has, and takes no more",
         "finishes" => "finishes what it has begun",
         "freezes" => "has frozen what it has begun",
         _ => "does not work",

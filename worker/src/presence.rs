@@ -143,6 +143,8 @@ struct Shared {
     /// Who works here, for people who ask.
     agent: OnceLock<About>,
     session: Mutex<Option<Session>>,
+    /// That the farm has it take no more.
+    drained: Mutex<Option<Reading<String>>>,
     /// When a server said that it had woken the PC, until somebody touches it.
     woken: Mutex<Option<Moment>>,
 }
@@ -225,6 +227,7 @@ impl Presence {
             computes: Mutex::default(),
             agent: OnceLock::new(),
             session: Mutex::default(),
+            drained: Mutex::default(),
             woken: Mutex::default(),
         });
         let desk = Desk(Arc::clone(&shared));

@@ -17,7 +17,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use farm::{RunningAgent, Server, Session, outcomes};
+use pcfarm_proto::v1;
 use pcfarm_proto::v1::WorkstationState as State;
+use pcfarm_proto::v1::server_message::Message as ToAgent;
 use pcfarm_worker::builtin::{Echo, Sleep};
 use pcfarm_worker::presence::policy::OnReturn;
 use pcfarm_worker::presence::settings::Settings as Presence;
@@ -411,6 +413,18 @@ async fn the_owner_asks_and_pauses_without_being_an_administrator() {
     assert_eq!((code, &explained["activity"], &explained["reasons"][0]), (0, &"rests".into(), &reason.as_str().into()));
     assert_eq!(run(&desk, &["resume"]).await.0, 0);
     session.until_state(State::Waiting).await;
+
+    // And of the farm.
+    session.send(ToAgent::Drain(v1::Drain { reason: "new memory".to_owned(), give_back: false })).await;
+    session.until_state(State::Draining).await;
+    let (_, text) = run(&desk, &["explain", "--output", "json"]).await;
+    let explained: serde_json::Value = serde_json::from_str(&text).expect("a document");
+    assert_eq!(explained["activity"], "drains");
+    assert_eq!(explained["reasons"], serde_json::json!(["the farm has it take no more: new memory"]));
+    let signals = explained["signals"].as_array().expect("a list");
+    let drain = signals.iter().find(|signal| signal["signal"] == "drain").expect("it is said");
+    assert_eq!((&drain["source"], &drain["says"]), (&"the farm".into(), &"new memory".into()));
+    assert!(run(&desk, &["explain"]).await.1.starts_with("The agent finishes what it has, and takes no more"));
     let (code, text) = run(&desk, &["history"]).await;
     assert_eq!(code, 0, "{text}");
     let lines: Vec<&str> = text.lines().filter_map(|line| line.split_once("  ")).map(|(_, what)| what).collect();

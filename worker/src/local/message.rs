@@ -16,6 +16,9 @@ use crate::presence::wishes::Setting;
 
 pub const VERSION: u32 = 1;
 
+const WORKS: &str = "works";
+const WORKS_NO_MORE: &str = "drains";
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Versioned<T> {
     version: u32,
@@ -54,7 +57,7 @@ pub enum Answer {
 /// What an agent would do now, and why.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// `works`, `finishes`, `freezes` or `rests`.
+    /// `works`, `drains`, `finishes`, `freezes` or `rests`.
     pub activity: String,
     pub since_seconds: u64,
     /// Why it does not work.
@@ -145,7 +148,7 @@ impl Explanation {
         let now = clock::now();
         let (holds, agent) = (desk.holds(now), desk.about());
         let (settings, not_kept) = (desk.settings().to_vec(), desk.not_kept());
-        desk.view(|policy, state, signals, history| Explanation {
+        let explanation = desk.view(|policy, state, signals, history| Explanation {
             holds,
             agent,
             settings,
@@ -156,12 +159,28 @@ impl Explanation {
                 count: yields.count,
             }),
             ..Explanation::new(policy, state, signals, now)
-        })
+        });
+        match desk.drain() {
+            Some(drain) => explanation.drained(&drain, now),
+            None => explanation,
+        }
+    }
+
+    /// It is not its person who keeps it from work.
+    fn drained(mut self, drain: &Reading<String>, now: Moment) -> Explanation {
+        let says = line("drain", drain, now, String::clone);
+        self.reasons.push(format!("the farm has it take no more: {}", says.says));
+        self.signals.push(says);
+        if self.activity == WORKS {
+            WORKS_NO_MORE.clone_into(&mut self.activity);
+            self.since_seconds = now.saturating_sub(drain.at).as_secs();
+        }
+        self
     }
 
     pub fn new(policy: &Policy, state: &State, signals: Option<&Signals>, now: Moment) -> Explanation {
         let activity = match state.activity {
-            Activity::Work => "works",
+            Activity::Work => WORKS,
             Activity::Finish => "finishes",
             Activity::Freeze => "freezes",
             Activity::Rest => "rests",
@@ -276,6 +295,13 @@ fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
     lines.push(line("network", &signals.metered, now, |metered| {
         if *metered { "metered" } else { "not metered" }.to_owned()
     }));
+    if !(policy.hours.0.is_empty() && policy.farm_hours.0.is_empty()) {
+        let reading = Reading::new("clock on the wall", now, Ok(signals.time));
+        lines.push(line("hours", &reading, now, |time| {
+            let are_now = policy.hours.include(*time) && policy.farm_hours.include(*time);
+            format!("it is {time}, which is {} its hours", if are_now { "within" } else { "outside" })
+        }));
+    }
     if let Some(until) = &signals.paused {
         lines.push(line("pause", &Reading::new("its owner", now, Ok(())), now, |()| until.clone()));
     }

@@ -15,7 +15,7 @@ use super::helper::Helper;
 use super::history::History;
 use super::pause::{Caller, NotYours, Pauses, TooMany, Wish};
 use super::policy::{Activity, Policy, State};
-use super::signals::{Moment, Signals};
+use super::signals::{Moment, Reading, Signals};
 use super::wishes::Setting;
 use super::{Desk, Directive, settled};
 use crate::clock;
@@ -165,6 +165,18 @@ impl Desk {
     pub fn in_session(&self, session: Option<(String, i64)>) {
         let session = session.map(|(server, id)| Session { server, workstation_id: id.to_string() });
         *self.0.session.lock().expect("nothing panics under this lock") = session;
+    }
+
+    /// Why the farm has it take no more, or that it may again.
+    pub fn drained(&self, reason: Option<&str>) {
+        let drained =
+            reason.map(|reason| Reading { source: "the farm".into(), at: clock::now(), says: Ok(reason.to_owned()) });
+        *self.0.drained.lock().expect("nothing panics under this lock") = drained;
+    }
+
+    /// What the farm said then.
+    pub fn drain(&self) -> Option<Reading<String>> {
+        self.0.drained.lock().expect("nothing panics under this lock").clone()
     }
 
     pub fn about(&self) -> Option<About> {

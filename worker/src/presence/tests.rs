@@ -8,6 +8,7 @@ use rustix::fs::{FileType, Mode};
 use tokio::time::timeout;
 
 use super::*;
+use crate::local::message::Explanation;
 
 /// A keyboard, and enough memory.
 struct Place {
@@ -188,4 +189,28 @@ fn it_looks_closely_only_while_it_works() {
     drop(checkout);
     assert!(computes.is_busy(at(104)), "the next may follow at once");
     assert!(!computes.is_busy(at(105)));
+}
+
+#[test]
+fn hours_and_a_drain_are_explained_with_their_source_and_age() {
+    let place = Place::new();
+    let mut settings = place.settings();
+    settings.policy.hours = hours::Hours(vec!["mon-sun 0:00-24:00".parse().expect("hours")]);
+    let presence = Presence::start(settings, &place.state(), Start::Fresh).expect("it starts");
+    let says = |signal: &str| {
+        let explanation = Explanation::of(&presence.desk);
+        let found = explanation.signals.into_iter().find(|line| line.signal == signal);
+        (found.map(|line| (line.source, line.says, line.age_seconds)), explanation.reasons)
+    };
+    let (hours, _) = says("hours");
+    let (source, within, _) = hours.expect("they are there");
+    assert_eq!(source, "clock on the wall");
+    assert!(within.starts_with("it is ") && within.ends_with(", which is within its hours"), "{within}");
+    assert_eq!(says("drain").0, None);
+    presence.desk.drained(Some("new memory"));
+    let (drain, reasons) = says("drain");
+    assert_eq!(drain, Some(("the farm".to_owned(), "new memory".to_owned(), 0.0)));
+    assert_eq!(reasons.last().map(String::as_str), Some("the farm has it take no more: new memory"));
+    presence.desk.drained(None);
+    assert_eq!(says("drain").0, None);
 }
