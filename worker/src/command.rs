@@ -368,6 +368,7 @@ fn without_agent(settings: &Settings, output: Output, why: &NoAnswer) -> ExitCod
 fn headline(explanation: &Explanation) -> String {
     let verb = match explanation.activity.as_str() {
         "works" => "works",
+        "drains" => "finishes what it has, and takes no more",
         "finishes" => "finishes what it has begun",
         "freezes" => "has frozen what it has begun",
         _ => "does not work",
@@ -411,6 +412,12 @@ fn text(explanation: &Explanation) -> String {
         text.push_str(&format!(
             "\nIt gave way {} times: within {} ms in half of them, {} ms in 99 of 100.\n",
             yields.count, yields.p50, yields.p99
+        ));
+    }
+    if explanation.not_kept > 0 {
+        text.push_str(&format!(
+            "\nIts disk is slow or full: {} entries of its history are lost.\n",
+            explanation.not_kept
         ));
     }
     plain(&text)

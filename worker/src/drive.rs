@@ -187,7 +187,11 @@ impl Driver {
                         self.desk.was_woken();
                     }
                 }
+                let may_drain = matches!(message, In::Welcome(_) | In::Drain(_));
                 self.take(Event::Received(message));
+                if may_drain && self.slots.is_some() {
+                    self.desk.drained(self.inventory.drained_by_farm());
+                }
             }
             LinkEvent::Ended => {
                 self.outgoing.clear();

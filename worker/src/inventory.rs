@@ -360,6 +360,14 @@ impl Inventory {
         next
     }
 
+    /// Why the farm has it take no more, if it has.
+    pub fn drained_by_farm(&self) -> Option<&str> {
+        match &self.drain {
+            Drain::Server { reason, .. } => Some(reason),
+            Drain::No | Drain::Stop { .. } => None,
+        }
+    }
+
     /// Whether results are to be fetched that cores have not reported: now and then, and at the last moment.
     pub fn wants_pockets_emptied(&mut self, now: Duration) -> bool {
         let last_moment = match self.drain {

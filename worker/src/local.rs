@@ -1,6 +1,7 @@
 //! The agent's socket on its own machine: for its owner, and for helpers in people's sessions.
 //!
-//! Owns who may say what. Everybody who has an account may ask, and pause the agent: it is their desk. Programs that the
+//! Owns who may say what. Everybody who has an account may ask, and pause the agent: it is their desk. A pause is ended by whoever
+//! has made it, and by an administrator. Programs that the
 //! agent runs for others may not, whoever they run as. What a helper says is
 //! believed as far as `presence::helper` allows. Nothing that is said here is ever longer, more frequent or from more
 //! connections than a helper and a few curious people need.
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
@@ -24,6 +26,8 @@ use crate::clock;
 use crate::platform::{self, CALLERS, Listener, SYSTEM_SOCKET, Stream};
 use crate::presence::Desk;
 use crate::presence::helper::Helper;
+use crate::presence::history::Entry;
+use crate::presence::pause::{Caller, NoPause, Wish};
 
 const CONNECTIONS_LIMIT: usize = 64;
 const CONNECTIONS_OF_CALLER_LIMIT: usize = 16;
@@ -36,6 +40,9 @@ const MESSAGES_A_MINUTE: u32 = 240;
 
 /// Helpers speak at least every minute; who is silent for longer is gone or stuck.
 const SILENCE_LIMIT: Duration = Duration::from_secs(150);
+
+/// A disk that takes longer has stalled.
+const DISK_WAIT: Duration = Duration::from_secs(5);
 
 /// Most bytes of a source's name or of why it cannot tell.
 const TEXT_BYTES_LIMIT: usize = 200;
@@ -127,7 +134,11 @@ impl Connection {
             } else if messages > MESSAGES_A_MINUTE {
                 Answer::Error(format!("more than {MESSAGES_A_MINUTE} messages a minute"))
             } else {
-                match message::read::<Ask>(&line).and_then(|ask| self.answer(ask)) {
+                let answered = match message::read::<Ask>(&line) {
+                    Ok(ask) => self.answer(ask).await,
+                    Err(why) => Err(why),
+                };
+                match answered {
                     Ok(None) => continue,
                     Ok(Some(answer)) => answer,
                     Err(why) => Answer::Error(why),
@@ -145,19 +156,20 @@ impl Connection {
         format!("{CALLERS} {}", self.caller)
     }
 
-    fn answer(&self, ask: Ask) -> Result<Option<Answer>, String> {
-        let kept = |kept: io::Result<()>| kept.map_err(|error| format!("it holds, but is not kept: {error}"));
+    async fn answer(&self, ask: Ask) -> Result<Option<Answer>, String> {
         match ask {
             Ask::Explain => {}
-            Ask::History => return Ok(Some(Answer::History(self.desk.view(|_, _, _, history| history.entries())))),
+            Ask::History => return self.history().await.map(|entries| Some(Answer::History(entries))),
             Ask::Pause { wish } => {
-                let wish = wish.parse().map_err(|error: crate::presence::pause::NoPause| error.to_string())?;
+                let wish: Wish = wish.parse().map_err(|error: NoPause| error.to_string())?;
                 info!(by = self.caller(), ?wish, "paused");
-                kept(self.desk.pause(Some(wish)))?;
+                kept(self.desk.pause(self.caller, wish).map_err(|error| error.to_string())?).await?;
             }
             Ask::Resume => {
+                let caller = Caller { number: self.caller, is_administrator: platform::is_administrator(self.caller) };
+                let ended = self.desk.resume(caller).map_err(|error| error.to_string())?;
                 info!(by = self.caller(), "no longer paused");
-                kept(self.desk.pause(None))?;
+                kept(ended).await?;
             }
             Ask::Session { source, idle_ms, error, full_screen } => {
                 self.hear(&source, idle_ms, error, full_screen);
@@ -165,6 +177,14 @@ impl Connection {
             }
         }
         Ok(Some(Answer::Explanation(Box::new(Explanation::of(&self.desk)))))
+    }
+
+    /// Beside the agent's own threads, which wait for no disk.
+    async fn history(&self) -> Result<Vec<Entry>, String> {
+        let book = self.desk.view(|_, _, _, history| history.book());
+        let read = timeout(DISK_WAIT, tokio::task::spawn_blocking(move || book.entries())).await;
+        let read = read.map_err(|_| "the disk of the agent's state does not answer".to_owned())?;
+        read.map_err(|error| error.to_string())
     }
 
     fn hear(&self, source: &str, idle_ms: Option<u64>, error: Option<String>, full_screen: Option<bool>) {
@@ -181,4 +201,13 @@ impl Connection {
         };
         self.desk.hear(self.number, Some(helper));
     }
+}
+
+async fn kept(kept: oneshot::Receiver<io::Result<()>>) -> Result<(), String> {
+    let why = match timeout(DISK_WAIT, kept).await {
+        Ok(Ok(Ok(()))) => return Ok(()),
+        Ok(Ok(Err(error))) => error.to_string(),
+        Ok(Err(_)) | Err(_) => "the disk of the agent's state does not answer".to_owned(),
+    };
+    Err(format!("it holds, but is not kept: {why}"))
 }

@@ -1,11 +1,11 @@
 //! Whether the workstation's person is there, and what the agent may do.
 //!
-//! Owns the thread that asks all sources and the policy, and everybody's view of what came of it. It never waits for the agent, and
-//! the agent never for it.
+//! Owns the thread that asks all sources and the policy, and everybody's view of what came of it. It never waits for the agent, nor
+//! for a disk, and the agent never for it.
 //!
 //! ```text
-//! evdev ───────┐ at once, and             ┌──► sessions: work, or give back
-//! terminals ───┤ every 5 s     policy ────┤
+//! evdev ───────┐ at once, and every 5 s,  ┌──► sessions: work, or give back
+//! terminals ───┤ at work 1 s   policy ────┤
 //! helpers ─────┤ ──────────►  (decide)    └──► explain, history, the server's table of workstations
 //! /proc, /sys ─┘
 //! ```
@@ -13,12 +13,15 @@
 //! - [`policy`]: the decision, pure. [`signals`]: what it decides by.
 //! - [`settings`]: what its owner says, and [`hours`] of the week.
 //! - `sources`: all sources of a machine; `helper`: what people's sessions say. `linux`: `evdev` (with `bump`), `terminals`,
-//!   `probes`. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
+//!   `probes`, `network`. `prober`: asks what takes time. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
 //! - [`wishes`]: what the farm wants, within the owner's limits.
-//! - `pause`: the owner's pause. `history`: what it did in the last week.
+//! - `desk`: what is said to it and by it. `pause`: the owner's pause. `history`: what it did in the last week. `disk`: writes both.
 
+mod aside;
 #[cfg(target_os = "linux")]
 mod bump;
+mod desk;
+mod disk;
 #[cfg(not(target_os = "linux"))]
 mod elsewhere;
 #[cfg(target_os = "linux")]
@@ -31,8 +34,11 @@ pub mod hours;
 #[cfg(target_os = "linux")]
 mod linux;
 mod load;
+#[cfg(target_os = "linux")]
+mod network;
 pub(crate) mod pause;
 pub mod policy;
+mod prober;
 #[cfg(target_os = "linux")]
 mod probes;
 pub mod settings;
@@ -42,7 +48,6 @@ mod sources;
 mod terminals;
 pub mod wishes;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
@@ -52,23 +57,29 @@ use std::time::Duration;
 use jiff::Zoned;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::info;
 
-use self::helper::Helper;
+use self::disk::Disk;
+use self::helper::Helpers;
 use self::history::{History, Yields};
-use self::pause::{Pause, Wish};
+use self::pause::Pauses;
 use self::policy::{Activity, Policy, State, decide};
 use self::settings::Settings;
-use self::signals::{Moment, Signals};
-use self::sources::Sources;
+use self::signals::{Input, Moment, Reading, Signals};
+use self::sources::{Heard, Look, Sources};
 use self::wishes::{Owner, Setting};
 use crate::clock;
-use crate::local::message::{About, Holds, Session};
-use crate::sleep::Look;
+use crate::local::message::{About, Session};
 use crate::work::Checkout;
 
 /// The rhythm of heartbeats: nothing wakes an idle machine more often. Input does at once.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// While something is in the cores' hands: that the machine slept, nobody tells but its clocks, and whoever woke it is not to wait.
+const LOOK_AT_WORK_EVERY: Duration = Duration::from_secs(1);
+
+/// The same, where somebody may type whom nobody tells of: half of what a person may wait.
+const LOOK_CLOSELY_EVERY: Duration = Duration::from_millis(500);
 
 /// What sessions are to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,13 +138,32 @@ struct Shared {
     known: Mutex<Known>,
     nudge: Condvar,
     directives: watch::Sender<Directive>,
-    /// What was begun, and when.
-    computes: Mutex<Vec<(Moment, Weak<Checkout>)>>,
+    disk: Arc<Disk>,
+    computes: Mutex<Computes>,
     /// Who works here, for people who ask.
     agent: OnceLock<About>,
     session: Mutex<Option<Session>>,
+    /// That the farm has it take no more.
+    drained: Mutex<Option<Reading<String>>>,
     /// When a server said that it had woken the PC, until somebody touches it.
     woken: Mutex<Option<Moment>>,
+}
+
+/// What is in the cores' hands.
+#[derive(Default)]
+struct Computes {
+    /// What was begun, and when.
+    held: Vec<(Moment, Weak<Checkout>)>,
+    /// When something was there last.
+    last: Option<Moment>,
+}
+
+impl Computes {
+    /// Something is there, or may be again in a moment.
+    fn is_busy(&self, now: Moment) -> bool {
+        let is_recent = self.last.is_some_and(|last| now.saturating_sub(last) < LOOK_EVERY);
+        is_recent || self.held.iter().any(|(_, checkout)| checkout.strong_count() > 0)
+    }
 }
 
 struct Known {
@@ -143,8 +173,8 @@ struct Known {
     wanted: Map<String, Value>,
     state: State,
     signals: Option<Signals>,
-    pause: Pause,
-    helpers: BTreeMap<u64, Helper>,
+    pauses: Pauses,
+    helpers: Helpers,
     history: History,
     nudged: bool,
     ended: bool,
@@ -170,15 +200,16 @@ impl Presence {
         };
         let owner = settings.clone();
         let (policy, settled) = settled(&owner, &Map::new());
+        let disk = Arc::new(Disk::start()?);
         let known = Known {
             policy,
             settings: settled.into(),
             wanted: Map::new(),
             state,
             signals: None,
-            pause: Pause::open(state_dir, now, &Zoned::now()),
-            helpers: BTreeMap::new(),
-            history: History::open(state_dir),
+            pauses: Pauses::open(state_dir, now, &Zoned::now()),
+            helpers: Helpers::default(),
+            history: History::open(state_dir, Arc::clone(&disk)),
             nudged: false,
             ended: false,
             looked: clock::awake(),
@@ -192,9 +223,11 @@ impl Presence {
             known: Mutex::new(known),
             nudge: Condvar::new(),
             directives,
+            disk,
             computes: Mutex::default(),
             agent: OnceLock::new(),
             session: Mutex::default(),
+            drained: Mutex::default(),
             woken: Mutex::default(),
         });
         let desk = Desk(Arc::clone(&shared));
@@ -202,7 +235,8 @@ impl Presence {
             let desk = desk.clone();
             move || desk.nudge()
         };
-        let mut sources = Sources::start(settings, noticed);
+        let policy = shared.known().policy.clone();
+        let mut sources = Sources::start(settings, &policy, noticed)?;
         shared.look(&mut sources);
         let thread = std::thread::Builder::new().name("pcfarm-presence".to_owned()).spawn(move || {
             while shared.wait() {
@@ -220,182 +254,7 @@ impl Drop for Presence {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-impl Desk {
-    pub fn directives(&self) -> watch::Receiver<Directive> {
-        self.0.directives.subscribe()
-    }
-
-    /// Something is new: look at once.
-    fn nudge(&self) {
-        self.0.known().nudged = true;
-        self.0.nudge.notify_all();
-    }
-
-    /// What a helper says on its connection, or that it is gone.
-    pub fn hear(&self, connection: u64, helper: Option<Helper>) {
-        let mut known = self.0.known();
-        match helper {
-            Some(helper) => drop(known.helpers.insert(connection, helper)),
-            None => drop(known.helpers.remove(&connection)),
-        }
-        drop(known);
-        self.nudge();
-    }
-
-    pub fn pause(&self, wish: Option<Wish>) -> io::Result<()> {
-        let mut known = self.0.known();
-        let kept = match wish {
-            Some(wish) => known.pause.begin(wish, clock::now(), &Zoned::now()),
-            None => known.pause.end(),
-        };
-        drop(known);
-        self.nudge();
-        kept
-    }
-
-    /// A checkout is in the cores' hands, until it is dropped.
-    pub fn computes(&self, checkout: &Arc<Checkout>) {
-        let mut computes = self.0.computes.lock().expect("nothing panics under this lock");
-        computes.retain(|(_, held)| held.strong_count() > 0);
-        if !computes.iter().any(|(_, held)| std::ptr::eq(held.as_ptr(), Arc::as_ptr(checkout))) {
-            computes.push((clock::now(), Arc::downgrade(checkout)));
-        }
-    }
-
-    pub fn holds(&self, now: Moment) -> Vec<Holds> {
-        let computes = self.0.computes.lock().expect("nothing panics under this lock");
-        let alive = computes.iter().filter_map(|(since, held)| Some((*since, held.upgrade()?)));
-        let holds = |(since, checkout): (Moment, Arc<Checkout>)| Holds {
-            job: checkout.job_name.clone(),
-            job_type: checkout.job_type.clone(),
-            problems: checkout.problems.len(),
-            since_seconds: now.saturating_sub(since).as_secs(),
-        };
-        alive.filter(|(_, checkout)| !checkout.is_cancelled()).map(holds).collect()
-    }
-
-    /// Something is in its hands, if only to be delivered.
-    pub fn holds_anything(&self) -> bool {
-        let computes = self.0.computes.lock().expect("nothing panics under this lock");
-        computes.iter().any(|(_, held)| held.strong_count() > 0)
-    }
-
-    /// The farm has woken the PC.
-    pub fn was_woken(&self) {
-        *self.0.woken.lock().expect("nothing panics under this lock") = Some(clock::now());
-    }
-
-    /// What keeps the PC awake.
-    pub fn looks_for_sleep(&self, now: Moment) -> Look {
-        let (deserted, touched) = {
-            let known = self.0.known();
-            let inputs = known.signals.iter().flat_map(|signals| &signals.input);
-            let touched = inputs.filter_map(|reading| Some(reading.says.as_ref().ok()?.last)).max();
-            (known.signals.is_some() && known.state.is_deserted(), touched)
-        };
-        let mut woken = self.0.woken.lock().expect("nothing panics under this lock");
-        *woken = woken.filter(|woken| touched.is_none_or(|touched| touched <= *woken));
-        let in_session = self.0.session.lock().expect("nothing panics under this lock").is_some();
-        Look { now, in_session, holds: self.holds_anything(), deserted, woken: woken.is_some() }
-    }
-
-    /// From now on nothing is taken, until somebody comes or [`Desk::wakes`]. False: somebody has come.
-    pub fn falls_asleep(&self, reason: &str) -> bool {
-        let known = self.0.known();
-        let may = known.state.is_deserted();
-        if may {
-            self.0.directives.send_modify(|directive| {
-                (directive.activity, directive.asleep) = (Activity::Rest, true);
-                reason.clone_into(&mut directive.reason);
-            });
-        }
-        may
-    }
-
-    /// It is as the sources say again.
-    pub fn wakes(&self) {
-        let known = self.0.known();
-        self.0.directives.send_if_modified(|directive| {
-            let slept = std::mem::take(&mut directive.asleep);
-            if slept {
-                (directive.activity, directive.reason) = (known.state.activity, known.state.reason());
-            }
-            slept
-        });
-    }
-
-    /// Who works here.
-    pub fn introduce(&self, agent: About) {
-        let _ = self.0.agent.set(agent); // once
-    }
-
-    /// Which server has welcomed the agent, and as which workstation; or none.
-    pub fn in_session(&self, session: Option<(String, i64)>) {
-        let session = session.map(|(server, id)| Session { server, workstation_id: id.to_string() });
-        *self.0.session.lock().expect("nothing panics under this lock") = session;
-    }
-
-    pub fn about(&self) -> Option<About> {
-        let session = self.0.session.lock().expect("nothing panics under this lock").clone();
-        self.0.agent.get().map(|agent| About { session, ..agent.clone() })
-    }
-
-    /// For how long nobody has asked the sources.
-    pub fn not_looked_for(&self) -> Duration {
-        clock::awake().saturating_sub(self.0.known().looked)
-    }
-
-    /// No core computes any more: how long that took from the input on.
-    pub fn yielded(&self, took: Duration) {
-        info!(milliseconds = took.as_millis(), "gave way to the person");
-        let yields = {
-            let mut known = self.0.known();
-            known.history.yielded(took);
-            known.history.yields()
-        };
-        // It goes with whatever is said next: it alone is no reason to tell the farm something.
-        self.0.directives.send_if_modified(|directive| {
-            directive.yields = yields;
-            false
-        });
-    }
-
-    /// What the farm wants of this desk: a JSON object, or nothing. What makes no sense changes nothing.
-    pub fn want(&self, wanted: &[u8]) {
-        let wanted = match serde_json::from_slice::<Map<String, Value>>(wanted) {
-            Ok(wanted) => wanted,
-            Err(_) if wanted.is_empty() => Map::new(),
-            Err(error) => return warn!(%error, "what the farm wants of this desk does not parse: it stays as it was"),
-        };
-        let mut known = self.0.known();
-        if known.wanted == wanted {
-            return;
-        }
-        let (policy, settled) = settled(&self.0.owner, &wanted);
-        let wants = Value::Object(wanted.clone()).to_string();
-        info!(wants, "what the farm wants of this desk has changed");
-        for setting in settled.iter().filter(|setting| !setting.refused.is_empty()) {
-            warn!(setting = setting.name, why = setting.refused, "a wish of the farm does not hold, or not wholly");
-        }
-        (known.policy, known.settings, known.wanted) = (policy, settled.into(), wanted);
-        let settings = Arc::clone(&known.settings);
-        drop(known);
-        self.0.directives.send_modify(|directive| directive.settings = settings);
-        self.nudge();
-    }
-
-    /// What holds, and who has said it.
-    pub fn settings(&self) -> Arc<[Setting]> {
-        Arc::clone(&self.0.known().settings)
-    }
-
-    /// All there is to explain: the policy, where it stands and what it knows.
-    pub fn view<T>(&self, with: impl FnOnce(&Policy, &State, Option<&Signals>, &History) -> T) -> T {
-        let known = self.0.known();
-        with(&known.policy, &known.state, known.signals.as_ref(), &known.history)
+        self.desk.0.disk.flush();
     }
 }
 
@@ -405,6 +264,16 @@ fn settled(owner: &Settings, wanted: &Map<String, Value>) -> (Policy, Vec<Settin
     wishes::settle(&owner, wanted)
 }
 
+/// How long it waits at most until it looks again.
+fn rhythm(is_busy: bool, signals: Option<&Signals>) -> Duration {
+    let untold = |input: &Reading<Input>| input.says.as_ref().is_ok_and(|input| input.untold);
+    match signals.is_some_and(|signals| signals.input.iter().any(untold)) {
+        _ if !is_busy => LOOK_EVERY,
+        false => LOOK_AT_WORK_EVERY,
+        true => LOOK_CLOSELY_EVERY,
+    }
+}
+
 impl Shared {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().expect("nothing panics under this lock")
@@ -412,9 +281,11 @@ impl Shared {
 
     /// Until it is time to look. False: it is time to end.
     fn wait(&self) -> bool {
+        let is_busy = self.computes.lock().expect("nothing panics under this lock").is_busy(clock::now());
         let known = self.known();
+        let rhythm = rhythm(is_busy, known.signals.as_ref());
         let idle = |known: &mut Known| !known.nudged && !known.ended;
-        let waited = self.nudge.wait_timeout_while(known, LOOK_EVERY, idle);
+        let waited = self.nudge.wait_timeout_while(known, rhythm, idle);
         let (mut known, _) = waited.expect("nothing panics under this lock");
         known.nudged = false;
         !known.ended
@@ -429,15 +300,27 @@ impl Shared {
         });
     }
 
+    /// By what probes said last: whoever is back does not wait for them. But nothing begins by what is old.
     fn look(&self, sources: &mut Sources) {
         let now = clock::now();
-        let (policy, helpers, paused) = {
-            let known = self.known();
-            (known.policy.clone(), known.helpers.clone(), known.pause.now(now))
+        let (policy, heard) = {
+            let mut known = self.known();
+            let remembers = known.policy.start_after.max(known.policy.resume_after);
+            known.helpers.forget(now, remembers);
+            (known.policy.clone(), Heard { helpers: known.helpers.clone(), paused: known.pauses.now(now) })
         };
-        let signals = sources.read(&policy, &helpers, paused, now);
+        let Look { signals, policy, is_fresh } = sources.read(&policy, &heard, now);
         let mut known = self.known();
         let state = decide(&policy, &signals, &known.state, now);
+        let begins = state.activity == Activity::Work && known.state.activity != Activity::Work;
+        if is_fresh || !begins {
+            self.take(&mut known, &policy, signals, state, now);
+        }
+        known.looked = clock::awake();
+    }
+
+    /// Where it stands now, for everybody who wants to know.
+    fn take(&self, known: &mut Known, policy: &Policy, signals: Signals, state: State, now: Moment) {
         let before = std::mem::replace(&mut known.state, state.clone());
         if state.activity != before.activity || state.objections != before.objections {
             let reason = state.reason();
@@ -458,14 +341,14 @@ impl Shared {
                 *directive = new;
                 is_new
             });
-            // Behind it: nobody who is back waits for a disk.
-            let is_news = (before.activity, before.weightiest()) != (state.activity, state.weightiest());
-            if let Some(Err(error)) = is_news.then(|| known.history.note(&state)) {
-                warn!(%error, "history is not kept");
+            if (before.activity, before.weightiest()) != (state.activity, state.weightiest()) {
+                known.history.note(&state);
             }
         }
-        self.tell_signs(policy::signs(&policy, &signals, now));
+        self.tell_signs(policy::signs(policy, &signals, now));
         known.signals = Some(signals);
-        known.looked = clock::awake();
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;

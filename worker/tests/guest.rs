@@ -17,7 +17,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use farm::{RunningAgent, Server, Session, outcomes};
+use pcfarm_proto::v1;
 use pcfarm_proto::v1::WorkstationState as State;
+use pcfarm_proto::v1::server_message::Message as ToAgent;
 use pcfarm_worker::builtin::{Echo, Sleep};
 use pcfarm_worker::presence::policy::OnReturn;
 use pcfarm_worker::presence::settings::Settings as Presence;
@@ -146,12 +148,16 @@ async fn what_is_finished_is_delivered_and_the_rest_given_back_when_somebody_ret
     agent.ended().await.expect("nothing is left");
 }
 
+const AWAY: Duration = Duration::from_secs(4);
+
 #[tokio::test]
 async fn what_was_begun_is_finished_if_the_owner_wants_it_so() {
     let mut desk = Desk::new();
     let finish = |settings: &mut Settings| {
         settings.cores = 1;
         settings.presence.policy.on_return = OnReturn::Finish;
+        // Longer than it takes to finish.
+        (settings.presence.policy.start_after, settings.presence.policy.resume_after) = (AWAY, AWAY);
     };
     let (_server, mut agent, mut session) = desk.agent(finish).await;
     session.credit().await;
@@ -166,7 +172,7 @@ async fn what_was_begun_is_finished_if_the_owner_wants_it_so() {
         solved.extend(outcomes(part));
         session.acknowledge(&delivery).await;
         if part.finished {
-            assert_eq!(part.give_back_reason, PERSON);
+            assert_eq!(part.give_back_reason, PERSON.replace("0.1 s", "4 s"));
             break;
         }
     }
@@ -224,6 +230,59 @@ async fn a_helper_is_believed_that_somebody_is_there() {
     assert!(reason.ends_with(&format!("(test of user {})", rustix::process::geteuid().as_raw())), "{reason}");
     drop(helper);
     session.until_state(State::Waiting).await;
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+/// Asks as another user, if these tests may be one; the answer.
+fn asked_by_nobody(state_dir: &Path, line: &str) -> Option<String> {
+    let nobody = rustix::process::Uid::from_raw(65534);
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not tested, for want of another user");
+        return None;
+    }
+    let (socket, line) = (state_dir.join("agent.sock"), line.to_owned());
+    // Of this thread alone, which ends with it.
+    let asking = std::thread::spawn(move || {
+        // Nobody passes through a test's own directories.
+        let common = std::env::temp_dir();
+        for directory in
+            socket.ancestors().skip(1).filter(|directory| **directory != common && directory.starts_with(&common))
+        {
+            let through = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+            fs::set_permissions(directory, through).expect("it may");
+        }
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("it may");
+        let mut stream = UnixStream::connect(socket).expect("the agent listens");
+        stream.write_all(line.as_bytes()).expect("said");
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).expect("an answer");
+        answer
+    });
+    Some(asking.join().expect("it answers"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_ends_the_pause_of_another() {
+    let desk = Desk::new();
+    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
+    session.credit().await;
+    let resume = "{\"version\":1,\"ask\":\"resume\"}\n";
+    let pause = "{\"version\":1,\"ask\":\"pause\",\"for\":\"1h\"}\n";
+    let owners = say(agent.state_dir(), pause);
+    session.until_state(State::Suspended).await;
+    let Some(refused) = asked_by_nobody(agent.state_dir(), resume) else { return };
+    assert!(refused.contains("only who has paused it ends that"), "{refused}");
+    // Nor by a shorter one of their own.
+    for line in [pause, resume] {
+        let answer = asked_by_nobody(agent.state_dir(), line).expect("it was before");
+        assert!(answer.contains("paused by its owner until"), "{answer}");
+    }
+    drop(owners);
+    let administrators = say(agent.state_dir(), resume);
+    session.until_state(State::Waiting).await;
+    drop(administrators);
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");
@@ -354,6 +413,18 @@ async fn the_owner_asks_and_pauses_without_being_an_administrator() {
     assert_eq!((code, &explained["activity"], &explained["reasons"][0]), (0, &"rests".into(), &reason.as_str().into()));
     assert_eq!(run(&desk, &["resume"]).await.0, 0);
     session.until_state(State::Waiting).await;
+
+    // And of the farm.
+    session.send(ToAgent::Drain(v1::Drain { reason: "new memory".to_owned(), give_back: false })).await;
+    session.until_state(State::Draining).await;
+    let (_, text) = run(&desk, &["explain", "--output", "json"]).await;
+    let explained: serde_json::Value = serde_json::from_str(&text).expect("a document");
+    assert_eq!(explained["activity"], "drains");
+    assert_eq!(explained["reasons"], serde_json::json!(["the farm has it take no more: new memory"]));
+    let signals = explained["signals"].as_array().expect("a list");
+    let drain = signals.iter().find(|signal| signal["signal"] == "drain").expect("it is said");
+    assert_eq!((&drain["source"], &drain["says"]), (&"the farm".into(), &"new memory".into()));
+    assert!(run(&desk, &["explain"]).await.1.starts_with("The agent finishes what it has, and takes no more"));
     let (code, text) = run(&desk, &["history"]).await;
     assert_eq!(code, 0, "{text}");
     let lines: Vec<&str> = text.lines().filter_map(|line| line.split_once("  ")).map(|(_, what)| what).collect();

@@ -16,6 +16,9 @@ use crate::presence::wishes::Setting;
 
 pub const VERSION: u32 = 1;
 
+const WORKS: &str = "works";
+const WORKS_NO_MORE: &str = "drains";
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Versioned<T> {
     version: u32,
@@ -54,7 +57,7 @@ pub enum Answer {
 /// What an agent would do now, and why.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// `works`, `finishes`, `freezes` or `rests`.
+    /// `works`, `drains`, `finishes`, `freezes` or `rests`.
     pub activity: String,
     pub since_seconds: u64,
     /// Why it does not work.
@@ -68,6 +71,9 @@ pub struct Explanation {
     /// What it computes.
     pub holds: Vec<Holds>,
     pub yields: Option<Yields>,
+    /// What its disk did not take in time, and is not kept.
+    #[serde(default)]
+    pub not_kept: u64,
     /// No source can tell whether its person is there.
     #[serde(default)]
     pub blind: bool,
@@ -141,23 +147,40 @@ impl Explanation {
     pub fn of(desk: &Desk) -> Explanation {
         let now = clock::now();
         let (holds, agent) = (desk.holds(now), desk.about());
-        let settings = desk.settings().to_vec();
-        desk.view(|policy, state, signals, history| Explanation {
+        let (settings, not_kept) = (desk.settings().to_vec(), desk.not_kept());
+        let explanation = desk.view(|policy, state, signals, history| Explanation {
             holds,
             agent,
             settings,
+            not_kept,
             yields: history.yields().map(|yields| Yields {
                 p50: yields.p50_ms,
                 p99: yields.p99_ms,
                 count: yields.count,
             }),
             ..Explanation::new(policy, state, signals, now)
-        })
+        });
+        match desk.drain() {
+            Some(drain) => explanation.drained(&drain, now),
+            None => explanation,
+        }
+    }
+
+    /// It is not its person who keeps it from work.
+    fn drained(mut self, drain: &Reading<String>, now: Moment) -> Explanation {
+        let says = line("drain", drain, now, String::clone);
+        self.reasons.push(format!("the farm has it take no more: {}", says.says));
+        self.signals.push(says);
+        if self.activity == WORKS {
+            WORKS_NO_MORE.clone_into(&mut self.activity);
+            self.since_seconds = now.saturating_sub(drain.at).as_secs();
+        }
+        self
     }
 
     pub fn new(policy: &Policy, state: &State, signals: Option<&Signals>, now: Moment) -> Explanation {
         let activity = match state.activity {
-            Activity::Work => "works",
+            Activity::Work => WORKS,
             Activity::Finish => "finishes",
             Activity::Freeze => "freezes",
             Activity::Rest => "rests",
@@ -171,6 +194,7 @@ impl Explanation {
             signals: signals.map(|signals| lines(policy, signals, now)).unwrap_or_default(),
             holds: Vec::new(),
             yields: None,
+            not_kept: 0,
             blind: state.objections.iter().any(|objection| objection.kind == Kind::Unknown),
             agent: None,
         }
@@ -231,7 +255,8 @@ fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
         lines.push(line("input", reading, now, |input| {
             let partly = if input.proves == Proves::Presence { "; does not see everybody" } else { "" };
             let bump = input.bump.map_or_else(String::new, |bump| format!("; a bump {}", ago(bump)));
-            format!("last {}{partly}{bump}", ago(input.last))
+            let untold = if input.untold { "; in part only looked at" } else { "" };
+            format!("last {}{partly}{untold}{bump}", ago(input.last))
         }));
     }
     if let Some(woke) = signals.woke {
@@ -270,6 +295,13 @@ fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
     lines.push(line("network", &signals.metered, now, |metered| {
         if *metered { "metered" } else { "not metered" }.to_owned()
     }));
+    if !(policy.hours.0.is_empty() && policy.farm_hours.0.is_empty()) {
+        let reading = Reading::new("clock on the wall", now, Ok(signals.time));
+        lines.push(line("hours", &reading, now, |time| {
+            let are_now = policy.hours.include(*time) && policy.farm_hours.include(*time);
+            format!("it is {time}, which is {} its hours", if are_now { "within" } else { "outside" })
+        }));
+    }
     if let Some(until) = &signals.paused {
         lines.push(line("pause", &Reading::new("its owner", now, Ok(())), now, |()| until.clone()));
     }

@@ -154,6 +154,11 @@ pub fn own_number() -> Option<u32> {
     Some(rustix::process::geteuid().as_raw())
 }
 
+/// One who may do anything with this agent: root, or its own user.
+pub fn is_administrator(caller: u32) -> bool {
+    caller == 0 || own_number() == Some(caller)
+}
+
 /// Where an agent with this state directory has its socket.
 pub fn socket(state_dir: &Path) -> PathBuf {
     if let Some(directory) = made_by_manager("RUNTIME_DIRECTORY") {

@@ -141,6 +141,11 @@ pub fn own_number() -> Option<u32> {
     own_session().ok().filter(|session| *session != 0)
 }
 
+/// Sessions do not say who is an administrator: the agent's own session is.
+pub fn is_administrator(caller: u32) -> bool {
+    own_number() == Some(caller)
+}
+
 /// Where an agent with this state directory has its pipe.
 pub fn socket(state_dir: &Path) -> PathBuf {
     if state_dir == Path::new(SYSTEM_STATE_DIR) {

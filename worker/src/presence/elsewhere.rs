@@ -24,31 +24,15 @@ const MILLISECONDS: u64 = 1000;
 pub struct Own {
     #[cfg(target_os = "macos")]
     hid: Option<Hid>,
-    system: Result<System, String>,
-    me: Pid,
-    load: Load,
-    /// When it was counted last, and what came of it.
-    counted: Option<(Moment, Result<f64, String>)>,
-    /// Of all cores, so far.
-    #[cfg(target_os = "macos")]
-    busy_ms: f64,
 }
 
 impl Own {
     pub fn start(settings: Settings, noticed: impl Fn() + Clone + Send + 'static) -> Own {
-        #[cfg(target_os = "macos")]
-        let hid = (!settings.policy.unattended).then(|| Hid::start(noticed));
         #[cfg(windows)]
         let _ = (settings, noticed);
         Own {
             #[cfg(target_os = "macos")]
-            hid,
-            system: System::new().map_err(|error| error.to_string()),
-            me: Pid::from_u32(std::process::id()),
-            load: Load::default(),
-            counted: None,
-            #[cfg(target_os = "macos")]
-            busy_ms: 0.0,
+            hid: (!settings.policy.unattended).then(|| Hid::start(noticed)),
         }
     }
 
@@ -61,6 +45,35 @@ impl Own {
     pub fn input(&mut self, now: Moment) -> Vec<Reading<Input>> {
         let why = "on Windows only a session's helper sees its input: pcfarm-worker session";
         vec![Reading::new(SOURCE, now, Err(why.to_owned()))]
+    }
+
+    pub fn metered(&mut self, _policy: &Policy, now: Moment) -> Reading<bool> {
+        Reading::new("none", now, Err("nothing here can tell".to_owned()))
+    }
+}
+
+/// The machine itself, as the system counts it.
+pub struct Probes {
+    system: Result<System, String>,
+    me: Pid,
+    load: Load,
+    /// When it was counted last, and what came of it.
+    counted: Option<(Moment, Result<f64, String>)>,
+    /// Of all cores, so far.
+    #[cfg(target_os = "macos")]
+    busy_ms: f64,
+}
+
+impl Probes {
+    pub fn new(_settings: &Settings) -> Probes {
+        Probes {
+            system: System::new().map_err(|error| error.to_string()),
+            me: Pid::from_u32(std::process::id()),
+            load: Load::default(),
+            counted: None,
+            #[cfg(target_os = "macos")]
+            busy_ms: 0.0,
+        }
     }
 
     pub fn machine(&mut self, policy: &Policy, now: Moment) -> Machine {

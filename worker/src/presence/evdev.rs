@@ -27,6 +27,12 @@ pub const SOURCE: &str = "evdev";
 /// After something was seen the thread lets this much gather: somebody who types costs ten wake-ups a second, not a thousand.
 const GATHER: Duration = Duration::from_millis(100);
 
+/// Asked, its thread answers at once. One that has not for so long sees nobody.
+const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+
+/// It is not asked more often.
+const ASK_EVERY: Duration = Duration::from_millis(900);
+
 /// What was seen is read sooner than this.
 const STAMP_BELIEVED: Duration = Duration::from_secs(1);
 
@@ -56,12 +62,14 @@ pub struct Places {
 /// The thread, until it is dropped.
 pub struct Evdev {
     seen: Arc<Mutex<Seen>>,
-    /// Closed to end the thread.
-    end: Option<OwnedFd>,
+    /// Its thread is asked by it whether it looks, and ends when it is closed.
+    ask: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Seen {
+    /// When the thread has last looked at all devices, on the clock that stands still while the machine sleeps.
+    looked: Duration,
     last: Moment,
     filter: Filter,
     /// Whether all devices are watched, or why not.
@@ -71,14 +79,20 @@ struct Seen {
 impl Evdev {
     /// Calls `noticed` whenever there is something new to read. What there is already can be read at once.
     pub fn start(places: Places, noticed: impl Fn() + Send + 'static) -> Evdev {
-        let seen = Seen { last: clock::now(), filter: Filter::default(), watching: Err("it does not look".to_owned()) };
+        let looked = clock::awake();
+        let seen = Seen {
+            looked,
+            last: clock::now(),
+            filter: Filter::default(),
+            watching: Err("it does not look".to_owned()),
+        };
         let seen = Arc::new(Mutex::new(seen));
         let watcher = Watcher { places, devices: BTreeMap::new(), seen: Arc::clone(&seen), noticed };
         match watcher.start() {
-            Ok((end, thread)) => Evdev { seen, end: Some(end), thread: Some(thread) },
+            Ok((ask, thread)) => Evdev { seen, ask: Some(ask), thread: Some(thread) },
             Err(why) => {
                 locked(&seen).watching = Err(why);
-                Evdev { seen, end: None, thread: None }
+                Evdev { seen, ask: None, thread: None }
             }
         }
     }
@@ -88,20 +102,29 @@ impl Evdev {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
+    /// As old as the thread's last look. It is asked for the next one; nobody waits for that.
     pub fn read(&self, now: Moment) -> Reading<Input> {
         let seen = locked(&self.seen);
+        let age = clock::awake().saturating_sub(seen.looked);
         let says = match &seen.watching {
             Err(why) => Err(why.clone()),
             Ok(()) if self.has_ended() => Err("its thread has ended".to_owned()),
-            Ok(()) => Ok(Input { last: seen.last, proves: Proves::Absence, bump: seen.filter.bump() }),
+            Ok(()) if age > ANSWER_LIMIT => {
+                Err(format!("its thread has not looked for more than {} s", ANSWER_LIMIT.as_secs()))
+            }
+            Ok(()) => Ok(Input { last: seen.last, proves: Proves::Absence, bump: seen.filter.bump(), untold: false }),
         };
-        Reading::new(SOURCE, now, says)
+        drop(seen);
+        if let Some(ask) = self.ask.as_ref().filter(|_| age >= ASK_EVERY) {
+            let _ = rustix::io::write(ask, b"?"); // full: it has been asked often enough
+        }
+        Reading::new(SOURCE, now.saturating_sub(age), says)
     }
 }
 
 impl Drop for Evdev {
     fn drop(&mut self) {
-        drop(self.end.take());
+        drop(self.ask.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -112,6 +135,13 @@ fn locked(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
     seen.lock().expect("nothing panics under this lock")
 }
 
+struct Woken {
+    /// It is time to end.
+    ended: bool,
+    /// Devices have come or gone.
+    changed: bool,
+}
+
 struct Watcher<N> {
     places: Places,
     devices: BTreeMap<String, File>,
@@ -120,7 +150,7 @@ struct Watcher<N> {
 }
 
 impl<N: Fn() + Send + 'static> Watcher<N> {
-    /// The end that ends it, and its thread.
+    /// What it is asked and ended by, and its thread.
     fn start(mut self) -> Result<(OwnedFd, JoinHandle<()>), String> {
         let changes = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)
             .map_err(|error| format!("cannot watch for devices: {error}"))?;
@@ -133,28 +163,31 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
             | inotify::WatchFlags::ONLYDIR;
         let directory = &self.places.devices;
         inotify::add_watch(&changes, directory, wanted).map_err(|error| format!("{}: {error}", directory.display()))?;
-        let (until, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-            .map_err(|error| format!("cannot make a pipe: {error}"))?;
+        let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+        let (asked, ask) = rustix::pipe::pipe_with(flags).map_err(|error| format!("cannot make a pipe: {error}"))?;
         self.look_for_devices();
         let run = move || {
-            if let Err(why) = self.watch(&until, &changes) {
+            if let Err(why) = self.watch(&asked, &changes) {
                 warn!(why, "input devices cannot be watched");
                 locked(&self.seen).watching = Err(why);
                 (self.noticed)();
             }
         };
         let thread = std::thread::Builder::new().name("pcfarm-input".to_owned()).spawn(run);
-        Ok((end, thread.map_err(|error| format!("cannot start a thread: {error}"))?))
+        Ok((ask, thread.map_err(|error| format!("cannot start a thread: {error}"))?))
     }
 
-    /// Until the other end of `until` is closed. An error: nothing can be seen from now on.
-    fn watch(&mut self, until: &OwnedFd, changes: &OwnedFd) -> Result<(), String> {
+    /// Until the other end of `asked` is closed. An error: nothing can be seen from now on.
+    fn watch(&mut self, asked: &OwnedFd, changes: &OwnedFd) -> Result<(), String> {
         loop {
-            let (ended, changed) = self.wait(until, changes)?;
+            let Woken { ended, changed } = self.wait(asked, changes)?;
             if ended {
                 return Ok(());
             }
+            drain(asked);
+            let looked = clock::awake();
             let touched = self.read_devices();
+            locked(&self.seen).looked = looked;
             if changed {
                 drain(changes);
                 if !self.places.devices.is_dir() {
@@ -165,21 +198,22 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
             if touched || changed {
                 (self.noticed)();
                 let pause = Timespec { tv_sec: 0, tv_nsec: i64::from(GATHER.subsec_nanos()) };
-                let _ = poll(&mut [PollFd::new(until, PollFlags::IN)], Some(&pause));
+                // Only its end, and no question, cuts that short.
+                let _ = poll(&mut [PollFd::new(asked, PollFlags::empty())], Some(&pause));
             }
         }
     }
 
-    /// Whether this is the end, and whether devices have come or gone.
-    fn wait(&self, until: &OwnedFd, changes: &OwnedFd) -> Result<(bool, bool), String> {
-        let mut watched = vec![PollFd::new(until, PollFlags::IN), PollFd::new(changes, PollFlags::IN)];
+    fn wait(&self, asked: &OwnedFd, changes: &OwnedFd) -> Result<Woken, String> {
+        let mut watched = vec![PollFd::new(asked, PollFlags::IN), PollFd::new(changes, PollFlags::IN)];
         watched.extend(self.devices.values().map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)));
         match poll(&mut watched, None) {
             Ok(_) => {}
-            Err(Errno::INTR) => return Ok((false, false)),
+            Err(Errno::INTR) => return Ok(Woken { ended: false, changed: false }),
             Err(error) => return Err(format!("cannot wait for input: {error}")),
         }
-        Ok((!watched[0].revents().is_empty(), !watched[1].revents().is_empty()))
+        let ended = watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+        Ok(Woken { ended, changed: !watched[1].revents().is_empty() })
     }
 
     /// Whether somebody has touched one. A device that has gone was unplugged by somebody.
@@ -423,7 +457,7 @@ mod tests {
                 if expected(&says) {
                     return says;
                 }
-                if self.noticed.recv_timeout(Duration::from_secs(10)).is_err() {
+                if self.noticed.recv_timeout(Duration::from_secs(2)).is_err() {
                     let says = self.evdev.read(clock::now()).says;
                     assert!(expected(&says), "not {what}: {says:?}");
                     return says;
@@ -522,6 +556,22 @@ mod tests {
         let watched = Watched::start(&desk);
         let says = watched.until("a failure", |says| says.as_ref().is_err_and(|why| why.contains("event1")));
         assert!(says.expect_err("just said").starts_with("cannot open event1 (unknown)"));
+    }
+
+    #[test]
+    fn a_thread_that_does_not_look_any_more_sees_nobody() {
+        let desk = Desk::new();
+        let _keyboard = desk.plug("event0", "A keyboard", "120013");
+        let watched = Watched::start(&desk);
+        let _ = watched.last();
+        let long_ago = clock::awake().saturating_sub(Duration::from_secs(20));
+        locked(&watched.evdev.seen).looked = long_ago;
+        let reading = watched.evdev.read(clock::now());
+        assert!(reading.says.is_err_and(|why| why.contains("has not looked for more than 15 s")));
+        assert!(clock::now().saturating_sub(reading.at) >= Duration::from_secs(20), "it is as old as that");
+        // That was a question.
+        let _ = watched.until("an answer", Result::is_ok);
+        assert!(clock::now().saturating_sub(watched.evdev.read(clock::now()).at) < Duration::from_secs(10));
     }
 
     #[test]

@@ -41,7 +41,12 @@ impl Hid {
     }
 
     pub fn read(&self, now: Moment) -> Reading<Input> {
-        let says = idle().map(|idle| Input { last: now.saturating_sub(idle), proves: Proves::Absence, bump: None });
+        let says = idle().map(|idle| Input {
+            last: now.saturating_sub(idle),
+            proves: Proves::Absence,
+            bump: None,
+            untold: false,
+        });
         Reading::new(SOURCE, now, says)
     }
 }

@@ -1,16 +1,19 @@
 //! What the agent did in the last week, for its owner.
 //!
-//! Owns a file that never grows beyond a bound, and how long it took to give way.
+//! Owns a file that never grows beyond a bound, and how long it took to give way. Nobody waits until something is in it.
 
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
+use super::disk::Disk;
 use super::policy::{Activity, State};
 
 const FILE: &str = "history";
@@ -54,17 +57,19 @@ pub enum Event {
 }
 
 pub struct History {
-    file: PathBuf,
+    book: Book,
+    disk: Arc<Disk>,
     yields: VecDeque<u64>,
     last: Option<Event>,
 }
 
 impl History {
     /// A line that makes no sense is passed over.
-    pub fn open(state_dir: &Path) -> History {
-        let file = state_dir.join(FILE);
-        let mut history = History { file, yields: VecDeque::new(), last: None };
-        for entry in history.entries() {
+    pub fn open(state_dir: &Path, disk: Arc<Disk>) -> History {
+        let book = Book { file: state_dir.join(FILE) };
+        let entries = book.entries();
+        let mut history = History { book, disk, yields: VecDeque::new(), last: None };
+        for entry in entries {
             if let Event::Yielded { milliseconds } = entry.event {
                 history.remember(milliseconds);
             }
@@ -72,23 +77,21 @@ impl History {
         history
     }
 
-    pub fn note(&mut self, state: &State) -> io::Result<()> {
+    pub fn note(&mut self, state: &State) {
         let event = match state.activity {
             Activity::Work => Event::Works,
             Activity::Finish | Activity::Freeze | Activity::Rest => Event::Stops { why: state.reason() },
         };
-        if self.last.as_ref() == Some(&event) {
-            return Ok(());
+        if self.last.as_ref() != Some(&event) {
+            self.last = Some(event.clone());
+            self.append(event);
         }
-        self.last = Some(event.clone());
-        self.append(&Entry { at: now(), event })
     }
 
     pub fn yielded(&mut self, took: Duration) {
         let milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.remember(milliseconds);
-        // It has been said if the file cannot be written.
-        let _ = self.append(&Entry { at: now(), event: Event::Yielded { milliseconds } });
+        self.append(Event::Yielded { milliseconds });
     }
 
     /// Of the last thousand; none: it never had to.
@@ -99,12 +102,9 @@ impl History {
         Some(Yields { p50_ms: at(0.5)?, p99_ms: at(0.99)?, count: sorted.len() })
     }
 
-    /// The oldest first.
-    pub fn entries(&self) -> Vec<Entry> {
-        let oldest = now() - KEPT_FOR_SECONDS;
-        let text = fs::read_to_string(&self.file).unwrap_or_default();
-        let entries = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
-        entries.filter(|entry| entry.at >= oldest).collect()
+    /// To be read by whoever can wait.
+    pub fn book(&self) -> Book {
+        self.book.clone()
     }
 
     fn remember(&mut self, milliseconds: u64) {
@@ -112,6 +112,29 @@ impl History {
             self.yields.pop_front();
         }
         self.yields.push_back(milliseconds);
+    }
+
+    fn append(&self, event: Event) {
+        let (book, entry) = (self.book.clone(), Entry { at: now(), event });
+        self.disk.give(move || {
+            let _ = book.append(&entry).inspect_err(|error| warn!(%error, "history is not kept"));
+        });
+    }
+}
+
+/// The file.
+#[derive(Clone)]
+pub struct Book {
+    file: PathBuf,
+}
+
+impl Book {
+    /// The oldest first.
+    pub fn entries(&self) -> Vec<Entry> {
+        let oldest = now() - KEPT_FOR_SECONDS;
+        let text = fs::read_to_string(&self.file).unwrap_or_default();
+        let entries = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
+        entries.filter(|entry| entry.at >= oldest).collect()
     }
 
     fn append(&self, entry: &Entry) -> io::Result<()> {
@@ -148,31 +171,34 @@ mod tests {
     #[test]
     fn it_says_what_was_and_stays_small() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut history = History::open(dir.path());
+        let disk = Arc::new(Disk::start().expect("a thread"));
+        let mut history = History::open(dir.path(), Arc::clone(&disk));
         assert_eq!(history.yields(), None);
         let mut works = State::new(Duration::ZERO);
         works.activity = Activity::Work;
-        history.note(&State::new(Duration::ZERO)).expect("kept");
-        history.note(&works).expect("kept");
-        history.note(&works).expect("kept");
+        history.note(&State::new(Duration::ZERO));
+        history.note(&works);
+        history.note(&works);
         for milliseconds in 1..=200 {
             history.yielded(Duration::from_millis(milliseconds));
+            while !disk.flush() {}
         }
         assert_eq!(history.yields(), Some(Yields { p50_ms: 100, p99_ms: 198, count: 200 }));
-        let again = History::open(dir.path());
+        let again = History::open(dir.path(), disk);
         assert_eq!(again.yields(), history.yields());
-        let events: Vec<Event> = again.entries().into_iter().map(|entry| entry.event).take(3).collect();
+        let events: Vec<Event> = again.book().entries().into_iter().map(|entry| entry.event).take(3).collect();
         assert_eq!(events, [Event::Stops { why: String::new() }, Event::Works, Event::Yielded { milliseconds: 1 }]);
 
+        let book = history.book();
         let long = Entry { at: now(), event: Event::Stops { why: "x".repeat(1000) } };
         for _ in 0..1000 {
-            history.append(&long).expect("kept");
+            book.append(&long).expect("kept");
         }
         let size = fs::metadata(dir.path().join(FILE)).expect("it is there").len();
         assert!(size <= FILE_BYTES_LIMIT + 2000, "{size}");
-        assert!(history.entries().len() > 50);
+        assert!(book.entries().len() > 50);
         let old = Entry { at: 0, event: Event::Works };
-        history.append(&old).expect("kept");
-        assert!(!history.entries().contains(&old));
+        book.append(&old).expect("kept");
+        assert!(!book.entries().contains(&old));
     }
 }

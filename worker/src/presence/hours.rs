@@ -34,6 +34,12 @@ impl Hours {
     }
 }
 
+impl fmt::Display for LocalTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}:{:02}", DAYS[self.weekday % 7], self.minute / 60, self.minute % 60)
+    }
+}
+
 impl fmt::Display for Hours {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let texts: Vec<&str> = self.0.iter().map(|window| window.text.as_str()).collect();

@@ -2,12 +2,14 @@
 //!
 //! Owns that only what matters to the policy is asked, and that what broke is looked for again.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
 
 use super::evdev::{Evdev, Places};
 use super::load::Load;
+use super::network::{Bus, Network};
 use super::policy::Policy;
 use super::probes::{self, Processes};
 use super::settings::Settings;
@@ -20,13 +22,15 @@ use crate::clock;
 const RESTART_AFTER: Duration = Duration::from_secs(60);
 
 pub struct Own {
-    settings: Settings,
     evdev: Option<Evdev>,
     /// Looks again, where there was nothing to watch or what was there broke.
     restart: Box<dyn Fn() -> Evdev + Send>,
     restarted: Moment,
     terminals: Option<Terminals>,
-    load: Load,
+    /// From when on it matters.
+    network: Option<Network>,
+    /// Starts that.
+    listen: Box<dyn Fn() -> Option<Network> + Send>,
 }
 
 impl Own {
@@ -35,21 +39,25 @@ impl Own {
         let places = Places {
             devices: settings.dev.join("input"),
             classes: settings.sys.join("class/input"),
-            ignored: settings.ignored_devices.clone(),
+            ignored: settings.ignored_devices,
         };
         let proves = if settings.trust_terminals { Proves::Absence } else { Proves::Presence };
-        let dev = settings.dev.clone();
+        let dev = settings.dev;
         let restart = {
             let noticed = noticed.clone();
             Box::new(move || Evdev::start(places.clone(), noticed.clone()))
         };
+        let listen = {
+            let noticed = noticed.clone();
+            Box::new(move || Network::start(Bus::System, noticed.clone()).ok())
+        };
         Own {
+            network: None,
+            listen,
             evdev: attended.then(&restart),
             restart,
             restarted: clock::now(),
             terminals: attended.then(|| Terminals::start(dev, proves, noticed)),
-            load: Load::default(),
-            settings,
         }
     }
 
@@ -64,8 +72,33 @@ impl Own {
         evdev.into_iter().chain(terminals).collect()
     }
 
+    pub fn metered(&mut self, policy: &Policy, now: Moment) -> Reading<bool> {
+        if policy.on_metered {
+            return Reading::new("none", now, not_asked());
+        }
+        if self.network.is_none() {
+            self.network = (self.listen)();
+        }
+        let nobody = || Reading::new("none", now, Err("a thread cannot be started".to_owned()));
+        self.network.as_ref().map_or_else(nobody, Network::read)
+    }
+}
+
+/// The machine itself, as the kernel sees it.
+pub struct Probes {
+    /// `/proc` and `/sys`.
+    proc: PathBuf,
+    sys: PathBuf,
+    load: Load,
+}
+
+impl Probes {
+    pub fn new(settings: &Settings) -> Probes {
+        Probes { proc: settings.proc.clone(), sys: settings.sys.clone(), load: Load::default() }
+    }
+
     pub fn machine(&mut self, policy: &Policy, now: Moment) -> Machine {
-        let proc = self.settings.proc.as_path();
+        let proc = self.proc.as_path();
         let wants_memory = policy.free_memory.is_some() || policy.memory_limit.is_some();
         let wants_processes = policy.load.is_some() || wants_memory || !policy.programs.is_empty();
         let processes = if wants_processes { Processes::look(proc) } else { not_asked() };
@@ -75,11 +108,11 @@ impl Own {
             not_asked()
         };
         let memory = if wants_memory { probes::memory(proc, &processes) } else { not_asked() };
-        let supplies = self.settings.sys.join("class/power_supply");
+        let supplies = self.sys.join("class/power_supply");
         let power = if policy.on_battery { not_asked() } else { probes::power(&supplies) };
         let programs = match policy.programs.as_slice() {
             [] => not_asked(),
-            names => processes.as_ref().map(|processes| processes.running(names)).map_err(Clone::clone),
+            names => processes.as_ref().map_err(Clone::clone).and_then(|processes| processes.running(names)),
         };
         Machine {
             load: Reading::new("proc", now, load),

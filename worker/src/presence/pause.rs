@@ -1,18 +1,27 @@
-//! The owner's pause.
+//! The owner's pause, and that of whoever else has an account.
 //!
-//! Owns how long it lasts, over restarts as well. It is counted on the clock that no change of the wall clock moves.
+//! Owns how long it lasts, over restarts as well, and who may end it. It is counted on the clock that no change of the wall clock moves.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::{Timestamp, ToSpan, Zoned};
+use tracing::warn;
 
 use super::signals::Moment;
+use crate::platform::{self, CALLERS};
 
 const FILE: &str = "pause";
+
+/// In place of who has paused it.
+const UNKNOWN: &str = "unknown";
+
+/// More people do not share a desk.
+const PAUSERS_LIMIT: usize = 64;
 
 /// Nobody remembers a longer one.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
@@ -77,51 +86,154 @@ impl Wish {
     }
 }
 
-/// A pause, or none, and where it is kept.
-pub struct Pause {
+/// Those who may pause it and have, and where that is kept. Each has a pause of their own: nobody's is ended, or shortened, by another.
+pub struct Pauses {
     file: PathBuf,
-    until: Option<Until>,
+    by: BTreeMap<Pauser, Until>,
+}
+
+/// One of those that the agent tells apart at its socket; or, none, nobody knows who.
+type Pauser = Option<u32>;
+
+/// Who calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    pub number: u32,
+    /// May end everybody's.
+    pub is_administrator: bool,
 }
 
 #[derive(Clone)]
 struct Until {
     moment: Moment,
+    /// On the wall.
+    at: Timestamp,
     /// As people read it.
     text: String,
 }
 
-impl Pause {
-    /// The one that was left, if it is not over. One that nobody can read is over.
-    pub fn open(state_dir: &Path, now: Moment, wall: &Zoned) -> Pause {
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("paused by {0}: only who has paused it ends that, or an administrator of this machine")]
+pub struct NotYours(String);
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("too many people have paused it")]
+pub struct TooMany;
+
+impl Pauses {
+    /// Those that were left and are not over. Who cannot read what was left takes it that it is paused, until tomorrow.
+    pub fn open(state_dir: &Path, now: Moment, wall: &Zoned) -> Pauses {
         let file = state_dir.join(FILE);
-        let until = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<Timestamp>().ok());
-        let left = until.and_then(|until| Duration::try_from(until.duration_since(wall.timestamp())).ok());
-        // The wall clock may have been set meanwhile.
-        let left = left.filter(|left| !left.is_zero()).map(|left| left.min(LONGEST));
-        let until = left.map(|left| Until { moment: now + left, text: in_words(wall, left) });
-        Pause { file, until }
+        let (left, trouble) = match read(&file) {
+            Ok(left) => (left, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let mut pauses = Pauses { file, by: BTreeMap::new() };
+        for (at, by) in left {
+            // The wall clock may have been set meanwhile.
+            let left = Duration::try_from(at.duration_since(wall.timestamp())).ok().map(|left| left.min(LONGEST));
+            if let Some(left) = left.filter(|left| !left.is_zero()) {
+                pauses.by.insert(by, Until { moment: now + left, at, text: in_words(wall, left) });
+            }
+        }
+        if let Some(why) = trouble {
+            warn!(why, "what was left of pauses cannot be read: it is paused until tomorrow");
+            let left = Wish::UntilTomorrow.lasts(wall);
+            let at = wall.timestamp().checked_add(left).unwrap_or(Timestamp::MAX);
+            let text = format!("{}, as what was left of a pause cannot be read", in_words(wall, left));
+            pauses.by.insert(None, Until { moment: now + left, at, text });
+        }
+        pauses
     }
 
-    /// Lasts even if it cannot be kept, until the agent ends.
-    pub fn begin(&mut self, wish: Wish, now: Moment, wall: &Zoned) -> io::Result<()> {
+    /// In place of an earlier one of the same.
+    pub fn begin(&mut self, by: u32, wish: Wish, now: Moment, wall: &Zoned) -> Result<(), TooMany> {
+        self.by.retain(|_, until| now < until.moment);
+        if self.by.len() >= PAUSERS_LIMIT && !self.by.contains_key(&Some(by)) {
+            return Err(TooMany);
+        }
         let lasts = wish.lasts(wall);
-        self.until = Some(Until { moment: now + lasts, text: in_words(wall, lasts) });
-        let until = wall.timestamp().checked_add(lasts).map_err(io::Error::other)?;
-        fs::write(&self.file, format!("{until}\n"))
+        let at = wall.timestamp().checked_add(lasts).unwrap_or(Timestamp::MAX);
+        self.by.insert(Some(by), Until { moment: now + lasts, at, text: in_words(wall, lasts) });
+        Ok(())
     }
 
-    pub fn end(&mut self) -> io::Result<()> {
-        self.until = None;
-        match fs::remove_file(&self.file) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
+    /// Those that the caller may end; an error if that leaves all as it was.
+    pub fn end(&mut self, caller: Caller, now: Moment) -> Result<(), NotYours> {
+        self.by.retain(|_, until| now < until.moment);
+        if caller.is_administrator {
+            self.by.clear();
+        }
+        if self.by.remove(&Some(caller.number)).is_some() {
+            return Ok(());
+        }
+        let who = |by: &Pauser| by.map_or_else(|| "somebody".to_owned(), |number| format!("{CALLERS} {number}"));
+        match self.longest(now) {
+            Some((by, _)) => Err(NotYours(who(by))),
+            None => Ok(()),
         }
     }
 
-    /// Until when, in words, if it lasts.
+    /// Until when, in words, if one lasts.
     pub fn now(&self, now: Moment) -> Option<String> {
-        self.until.as_ref().filter(|until| now < until.moment).map(|until| until.text.clone())
+        self.longest(now).map(|(_, until)| until.text.clone())
     }
+
+    fn longest(&self, now: Moment) -> Option<(&Pauser, &Until)> {
+        let lasts = self.by.iter().filter(|(_, until)| now < until.moment);
+        lasts.max_by_key(|(_, until)| until.moment)
+    }
+
+    /// As it is now, to be kept by whoever can wait.
+    pub fn kept(&self) -> Kept {
+        let who = |by: &Pauser| by.map_or_else(|| UNKNOWN.to_owned(), |number| number.to_string());
+        let lines = self.by.iter().map(|(by, until)| format!("{} {}\n", until.at, who(by)));
+        Kept { file: self.file.clone(), text: lines.collect() }
+    }
+}
+
+/// What is to be in the file.
+pub struct Kept {
+    file: PathBuf,
+    /// Empty: there is to be none.
+    text: String,
+}
+
+impl Kept {
+    /// Whole or not at all, whenever the machine loses its power.
+    pub fn write(&self) -> io::Result<()> {
+        if self.text.is_empty() {
+            match fs::remove_file(&self.file) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                removed => removed?,
+            }
+        } else {
+            let aside = self.file.with_extension("new");
+            let mut to = fs::File::create(&aside)?;
+            to.write_all(self.text.as_bytes())?;
+            to.sync_all()?;
+            fs::rename(aside, &self.file)?;
+        }
+        self.file.parent().map_or(Ok(()), platform::sync_dir)
+    }
+}
+
+fn read(file: &Path) -> Result<Vec<(Timestamp, Pauser)>, String> {
+    let text = match fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(format!("{}: {error}", file.display())),
+    };
+    let nonsense = || format!("{} makes no sense", file.display());
+    if text.is_empty() {
+        return Err(nonsense());
+    }
+    let line = |line: &str| {
+        let (at, by) = line.split_once(' ')?;
+        let by = if by == UNKNOWN { None } else { Some(by.parse().ok()?) };
+        Some((at.parse().ok()?, by))
+    };
+    text.lines().map(|text| line(text).ok_or_else(nonsense)).collect()
 }
 
 fn in_words(wall: &Zoned, left: Duration) -> String {
@@ -156,22 +268,76 @@ mod tests {
         }
     }
 
+    const ANN: Caller = Caller { number: 1000, is_administrator: false };
+    const BEN: Caller = Caller { number: 1001, is_administrator: false };
+    const ROOT: Caller = Caller { number: 0, is_administrator: true };
+
     #[test]
     fn it_ends_by_the_clock_that_nobody_sets_and_outlives_the_agent() {
         let dir = tempfile::tempdir().expect("a directory");
         let (start, wall, hour) = (Duration::from_secs(100), at("2026-11-22T20:00"), Duration::from_secs(3600));
-        let mut pause = Pause::open(dir.path(), start, &wall);
-        assert_eq!(pause.now(start), None);
-        pause.begin(Wish::For(hour), start, &wall).expect("it is kept");
-        assert_eq!(pause.now(start).as_deref(), Some("until 2026-11-22 21:00"));
-        assert_eq!(pause.now(start + hour), None);
+        let mut pauses = Pauses::open(dir.path(), start, &wall);
+        assert_eq!(pauses.now(start), None);
+        pauses.begin(ANN.number, Wish::For(hour), start, &wall).expect("it may");
+        pauses.kept().write().expect("it is kept");
+        assert_eq!(pauses.now(start).as_deref(), Some("until 2026-11-22 21:00"));
+        assert_eq!(pauses.now(start + hour), None);
         // The machine was started anew.
-        let again = Pause::open(dir.path(), Duration::from_secs(5), &at("2026-11-22T20:50"));
+        let mut again = Pauses::open(dir.path(), Duration::from_secs(5), &at("2026-11-22T20:50"));
         assert_eq!(again.now(Duration::from_secs(604)).as_deref(), Some("until 2026-11-22 21:00"));
         assert_eq!(again.now(Duration::from_secs(605)), None);
-        assert_eq!(Pause::open(dir.path(), start, &at("2026-11-22T21:00")).now(start), None);
-        pause.end().expect("forgotten");
-        pause.end().expect("forgotten already");
-        assert_eq!(Pause::open(dir.path(), start, &wall).now(start), None);
+        assert!(again.end(BEN, Duration::from_secs(5)).is_err(), "it is still Ann's");
+        assert_eq!(Pauses::open(dir.path(), start, &at("2026-11-22T21:00")).now(start), None);
+        pauses.end(ANN, start).expect("it is hers");
+        pauses.kept().write().expect("forgotten");
+        pauses.kept().write().expect("forgotten already");
+        assert_eq!(Pauses::open(dir.path(), start, &wall).now(start), None);
+        assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0);
+    }
+
+    #[test]
+    fn nobody_ends_or_shortens_what_another_has_paused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (start, wall) = (Duration::from_secs(100), at("2026-11-22T20:00"));
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        let mut pauses = Pauses::open(dir.path(), start, &wall);
+        pauses.begin(ANN.number, Wish::For(hours(2)), start, &wall).expect("she may");
+        pauses.begin(BEN.number, Wish::For(hours(1)), start, &wall).expect("he may");
+        assert_eq!(pauses.now(start).as_deref(), Some("until 2026-11-22 22:00"));
+        pauses.end(BEN, start).expect("his own");
+        let refused = pauses.end(BEN, start).expect_err("it is hers");
+        assert!(refused.to_string().starts_with("paused by user 1000: only who"), "{refused}");
+        assert_eq!(pauses.now(start).as_deref(), Some("until 2026-11-22 22:00"));
+        pauses.begin(ANN.number, Wish::For(hours(1)), start, &wall).expect("her own");
+        assert_eq!(pauses.now(start).as_deref(), Some("until 2026-11-22 21:00"));
+        assert_eq!(pauses.end(BEN, start + hours(1)), Ok(()), "it is over");
+        pauses.begin(ANN.number, Wish::For(hours(1)), start, &wall).expect("she may");
+        assert_eq!((pauses.end(ROOT, start), pauses.now(start)), (Ok(()), None));
+        for number in 1..=64 {
+            pauses.begin(number, Wish::For(hours(1)), start, &wall).expect("they may");
+        }
+        assert_eq!(pauses.begin(65, Wish::For(hours(1)), start, &wall), Err(TooMany));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_a_pause_until_tomorrow_and_says_so() {
+        let (start, wall) = (Duration::from_secs(100), at("2026-11-22T20:00"));
+        for left in ["", "2026-11-22T20:30:00Z", "soon 1000\n", "2026-11-22T20:30:00Z 1000\n2026-11"] {
+            let dir = tempfile::tempdir().expect("a directory");
+            fs::write(dir.path().join(FILE), left).expect("written");
+            let mut pauses = Pauses::open(dir.path(), start, &wall);
+            let says = "until 2026-11-23 00:00, as what was left of a pause cannot be read";
+            assert_eq!(pauses.now(start).as_deref(), Some(says), "{left:?}");
+            assert_eq!(pauses.now(start + Duration::from_secs(4 * 3600)), None);
+            // It is nobody's: an administrator ends it.
+            assert!(pauses.end(ANN, start).is_err());
+            pauses.kept().write().expect("kept");
+            let mut again = Pauses::open(dir.path(), start, &wall);
+            assert_eq!(again.now(start).as_deref(), Some("until 2026-11-23 00:00"));
+            assert_eq!((again.end(ROOT, start), again.now(start)), (Ok(()), None));
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join(FILE)).expect("made");
+        assert!(Pauses::open(dir.path(), start, &wall).now(start).is_some());
     }
 }

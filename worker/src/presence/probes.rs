@@ -4,7 +4,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
 
 use super::load::Sample;
 use super::signals::{Memory, Moment, Power};
@@ -13,6 +16,8 @@ use super::signals::{Memory, Moment, Power};
 pub struct Processes {
     all: HashMap<u32, Process>,
     me: u32,
+    /// Why there may be others.
+    hidden: Option<String>,
 }
 
 struct Process {
@@ -26,12 +31,26 @@ impl Processes {
         // By that name, for this process may have another number in another container's eyes.
         let me = fs::read_link(proc.join("self")).ok().and_then(|name| name.to_str()?.parse().ok());
         let me = me.ok_or_else(|| format!("{} does not know this process", proc.display()))?;
-        let entries = fs::read_dir(proc).map_err(|error| format!("{}: {error}", proc.display()))?;
-        let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let stat = |pid: u32| Some((pid, parse_stat(&fs::read(proc.join(pid.to_string()).join("stat")).ok()?)?));
-        let all: HashMap<u32, Process> = numbers.filter_map(stat).collect();
+        let mut all = HashMap::new();
+        let mut hidden = None;
+        for entry in fs::read_dir(proc).map_err(|error| format!("{}: {error}", proc.display()))? {
+            let entry = entry.map_err(|error| format!("{}: {error}", proc.display()))?;
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+            let path = entry.path().join("stat");
+            match fs::read(&path).map(|line| parse_stat(&line)) {
+                Ok(Some(process)) => drop(all.insert(pid, process)),
+                Ok(None) => hidden = Some(format!("{} makes no sense", path.display())),
+                // It has ended meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound || is_no_process(&error) => {}
+                Err(error) => hidden = Some(format!("{}: {error}", path.display())),
+            }
+        }
+        // Who sees only processes of its own does not see the first of all (hidepid).
+        if hidden.is_none() && !all.contains_key(&1) {
+            hidden = Some(format!("{} does not show other users' processes", proc.display()));
+        }
         if all.contains_key(&me) {
-            Ok(Processes { all, me })
+            Ok(Processes { all, me, hidden })
         } else {
             Err(format!("{}/{me} is missing", proc.display()))
         }
@@ -63,16 +82,26 @@ impl Processes {
         self.family().iter().map(memory).sum()
     }
 
-    /// Which of these run, beside this one's own.
-    pub fn running(&self, names: &[String]) -> Vec<String> {
+    /// Which of these run, beside this one's own. That none does can be said only by who sees them all.
+    pub fn running(&self, names: &[String]) -> Result<Vec<String>, String> {
         let family = self.family();
         // The kernel keeps fifteen bytes of a name.
         let is_it = |process: &Process, name: &str| {
             process.name == name || (process.name.len() == 15 && name.starts_with(&process.name))
         };
         let others = || self.all.iter().filter(|(pid, _)| !family.contains(pid)).map(|(_, process)| process);
-        names.iter().filter(|name| others().any(|process| is_it(process, name))).cloned().collect()
+        let running: Vec<String> =
+            names.iter().filter(|name| others().any(|process| is_it(process, name))).cloned().collect();
+        match &self.hidden {
+            Some(why) if running.is_empty() => Err(why.clone()),
+            Some(_) | None => Ok(running),
+        }
     }
+}
+
+/// What reading of a process says that has ended since its file was opened.
+fn is_no_process(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
 /// Name, parent, and the time of its own and of its children that have ended.
@@ -194,6 +223,7 @@ mod tests {
         let stat = "cpu  100 20 30 4000 500 6 7 8 9 10\ncpu0 1 2 3\n";
         let files = [
             ("proc/stat", stat.to_owned()),
+            ("proc/1/stat", line("init", 0, 0)),
             ("proc/10/stat", line("agent", 1, 5)),
             ("proc/10/status", "RssAnon:\t     100 kB\n".to_owned()),
             ("proc/20/stat", line("a) child", 10, 6)),
@@ -211,7 +241,7 @@ mod tests {
         let looked = processes.as_ref().map_err(Clone::clone).expect("it is there");
         assert_eq!(looked.own_ticks(), 5 + 6 + 7 + 3 * 9);
         let names = ["a-game-with-a-long-name", "agent", "grandchild", "other"].map(str::to_owned);
-        assert_eq!(looked.running(&names), ["a-game-with-a-long-name"]);
+        assert_eq!(looked.running(&names), Ok(vec!["a-game-with-a-long-name".to_owned()]));
         assert_eq!(busy_ticks(&proc), Ok(163));
         let expected = Memory { total_bytes: 1000 << 10, available_bytes: 400 << 10, own_bytes: 150 << 10 };
         assert_eq!(memory(&proc, &processes), Ok(expected));
@@ -219,6 +249,32 @@ mod tests {
         assert!(memory(&proc, &processes).is_err());
         fs::write(proc.join("stat"), "cpu  1 2\n").expect("written");
         assert!(sample(&proc, &processes, Moment::ZERO).is_err());
+    }
+
+    /// As `hidepid` has it, by the number or altogether, and as a broken file would.
+    #[test]
+    fn that_none_of_them_runs_says_only_who_sees_them_all() {
+        let line = |name: &str| format!("1 ({name}) S 1 1 1 0 -1 4194304 1 1 1 1 1 2 3 4 20 0 1 0 1 1 1");
+        let (agent, init) = (line("agent"), line("init"));
+        let names = ["game".to_owned()];
+        for (what, others, expected) in [
+            ("all are seen", vec![("1/stat", init.as_str())], Some(Vec::new())),
+            (
+                "it runs",
+                vec![("1/stat", init.as_str()), ("30/stat", "1 (game) S 1 1 1 0 -1 4 1 1 1 1 1 2 3 4 20")],
+                Some(vec!["game".to_owned()]),
+            ),
+            ("one has ended", vec![("1/stat", init.as_str()), ("30/other", "")], Some(Vec::new())),
+            ("others' are not there", vec![], None),
+            ("one makes no sense", vec![("1/stat", init.as_str()), ("30/stat", "")], None),
+            // Even root cannot read a directory.
+            ("one cannot be read", vec![("1/stat", init.as_str()), ("30/stat/x", "")], None),
+        ] {
+            let dir = tree(&[vec![("10/stat", agent.as_str())], others].concat());
+            std::os::unix::fs::symlink("10", dir.path().join("self")).expect("made");
+            let processes = Processes::look(dir.path()).expect("it sees itself");
+            assert_eq!(processes.running(&names).ok(), expected, "{what}");
+        }
     }
 
     #[test]

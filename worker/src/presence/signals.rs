@@ -42,6 +42,8 @@ pub struct Input {
     pub proves: Proves,
     /// A movement since then that was too small and too lonely to be a person.
     pub bump: Option<Moment>,
+    /// Some of what it sees does not tell by itself, and is found out by looking.
+    pub untold: bool,
 }
 
 /// What follows if a source of input has seen nothing.

@@ -2,17 +2,17 @@
 //!
 //! Owns which of them there are, and asks only those whose answer matters to the policy.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Zoned;
 
 #[cfg(not(target_os = "linux"))]
-use super::elsewhere::Own;
-use super::helper::Helper;
+use super::elsewhere::{Own, Probes};
+use super::helper::Helpers;
 #[cfg(target_os = "linux")]
-use super::linux::Own;
+use super::linux::{Own, Probes};
 use super::policy::Policy;
+use super::prober::Prober;
 use super::settings::Settings;
 use super::signals::{LocalTime, Memory, Moment, Power, Reading, Signals};
 use crate::clock;
@@ -27,9 +27,26 @@ pub struct Sources {
     trust_sessions: bool,
     asleep: Duration,
     woke: Option<Moment>,
+    prober: Prober,
+}
+
+/// What others have said.
+pub struct Heard {
+    pub helpers: Helpers,
+    pub paused: Option<String>,
+}
+
+/// What is known.
+pub struct Look {
+    pub signals: Signals,
+    /// By which it is to be judged: another one holds as soon as what matters to it has been asked.
+    pub policy: Policy,
+    /// That is the one that was meant, and nothing is old.
+    pub is_fresh: bool,
 }
 
 /// What an agent knows by itself of its machine.
+#[derive(Clone)]
 pub struct Machine {
     pub load: Reading<f64>,
     pub memory: Reading<Memory>,
@@ -38,25 +55,30 @@ pub struct Machine {
 }
 
 impl Sources {
-    /// Calls `noticed` when somebody touches something.
-    pub fn start(settings: Settings, noticed: impl Fn() + Clone + Send + 'static) -> Sources {
+    /// Calls `noticed` when somebody touches something, or when more is known.
+    pub fn start(
+        settings: Settings,
+        policy: &Policy,
+        noticed: impl Fn() + Clone + Send + 'static,
+    ) -> std::io::Result<Sources> {
         let trust_sessions = settings.trust_sessions;
-        Sources { own: Own::start(settings, noticed), trust_sessions, asleep: asleep(), woke: None }
+        let prober = Prober::start(Probes::new(&settings), policy, noticed.clone())?;
+        Ok(Sources { own: Own::start(settings, noticed), trust_sessions, asleep: asleep(), woke: None, prober })
     }
 
-    /// What matters to this policy.
-    pub fn read(
-        &mut self,
-        policy: &Policy,
-        helpers: &BTreeMap<u64, Helper>,
-        paused: Option<String>,
-        now: Moment,
-    ) -> Signals {
-        self.notice_sleep(now);
+    /// What is seen now, and what probes said last.
+    pub fn read(&mut self, policy: &Policy, heard: &Heard, now: Moment) -> Look {
+        let probed = self.prober.read(policy, now);
+        let is_fresh = probed.is_fresh(policy, now);
+        let signals = self.signals(&probed.policy, probed.machine, heard, now);
+        Look { signals, policy: probed.policy, is_fresh }
+    }
+
+    fn signals(&mut self, policy: &Policy, machine: Machine, heard: &Heard, now: Moment) -> Signals {
+        self.notice_sleep(now, asleep());
         let mut input = self.own.input(now);
-        input.extend(helpers.values().map(|helper| helper.input(self.trust_sessions)));
-        let full_screen = helpers.values().filter_map(Helper::full_screen).collect();
-        let Machine { load, memory, power, programs } = self.own.machine(policy, now);
+        input.extend(heard.helpers.input(self.trust_sessions, now));
+        let Machine { load, memory, power, programs } = machine;
         Signals {
             input,
             woke: self.woke,
@@ -64,16 +86,15 @@ impl Sources {
             memory,
             power,
             programs,
-            full_screen,
-            metered: Reading::new("none", now, Err("nothing here can tell".to_owned())),
-            paused,
+            full_screen: heard.helpers.full_screen(),
+            metered: self.own.metered(policy, now),
+            paused: heard.paused.clone(),
             time: local_time(),
         }
     }
 
     /// While the machine sleeps one clock stands still.
-    fn notice_sleep(&mut self, now: Moment) {
-        let asleep = asleep();
+    fn notice_sleep(&mut self, now: Moment, asleep: Duration) {
         if asleep.saturating_sub(self.asleep) > SLEPT {
             self.woke = Some(now);
         }
@@ -95,4 +116,31 @@ fn local_time() -> LocalTime {
     let weekday = usize::try_from(now.weekday().to_monday_zero_offset()).unwrap_or(0);
     let minute = u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0);
     LocalTime { weekday, minute }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_of_the_clock_that_runs_on_in_sleep_is_a_waking() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut settings = Settings::unattended();
+        settings.proc = dir.path().to_owned();
+        let policy = settings.policy.clone();
+        let mut sources = Sources::start(settings, &policy, || {}).expect("it starts");
+        let at = Duration::from_secs;
+        let slept = sources.asleep;
+        for (now, asleep, woke) in [
+            (at(1000), slept, None),
+            (at(1001), slept + Duration::from_millis(900), None),
+            // An hour, and a look as soon as it is over.
+            (at(4602), slept + at(3600), Some(at(4602))),
+            (at(4603), slept + at(3600), Some(at(4602))),
+            (at(4700), slept + at(3602), Some(at(4700))),
+        ] {
+            sources.notice_sleep(now, asleep);
+            assert_eq!(sources.woke, woke, "{now:?}");
+        }
+    }
 }

@@ -2,10 +2,11 @@
 //!
 //! Owns what their times of access say, and one thread that sleeps until somebody reads from one. A terminal knows nothing of a
 //! graphical desktop beside it, so that it proves who is there and, unless the owner says that there is nothing else, never
-//! that nobody is.
+//! that nobody is. Consoles belong to whoever is logged in there: an agent that may not listen at one is to look at it.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -59,7 +60,8 @@ impl Terminals {
             let heard = self.ears.as_ref().map_or(Moment::ZERO, Ears::heard);
             self.last = self.last.max(heard);
             self.accessed = Some(accessed);
-            Input { last: self.last, proves: self.proves, bump: None }
+            let untold = self.ears.as_ref().is_none_or(|ears| ears.misses_some);
+            Input { last: self.last, proves: self.proves, bump: None, untold }
         });
         if says.is_err() {
             self.accessed = None;
@@ -67,20 +69,43 @@ impl Terminals {
         Reading::new(SOURCE, now, says)
     }
 
+    /// Somebody may sit at one that cannot be looked at: that matters only to what proves that nobody does.
     fn look(&self) -> Result<BTreeMap<PathBuf, (i64, i64)>, String> {
-        let consoles =
-            numbered(&self.devices, "tty").map_err(|error| format!("{}: {error}", self.devices.display()))?;
-        // There is no such directory where there are no networks and no windows.
-        let others = numbered(&self.devices.join("pts"), "").unwrap_or_default();
-        let times = |path: PathBuf| fs::metadata(&path).ok().map(|file| (path, (file.atime(), file.atime_nsec())));
-        let all: BTreeMap<_, _> = consoles.into_iter().chain(others).filter_map(times).collect();
-        if all.is_empty() { Err("there are no terminals".to_owned()) } else { Ok(all) }
+        let mut all = BTreeMap::new();
+        let mut trouble = None;
+        for (directory, prefix) in [(self.devices.clone(), "tty"), (self.devices.join("pts"), "")] {
+            let found = match numbered(&directory, prefix) {
+                Ok(found) => found,
+                // There is no such directory where there are no networks and no windows.
+                Err(error) if error.kind() == ErrorKind::NotFound && prefix.is_empty() => continue,
+                Err(error) => {
+                    trouble = Some(format!("{}: {error}", directory.display()));
+                    continue;
+                }
+            };
+            for path in found {
+                match fs::metadata(&path) {
+                    Ok(file) => {
+                        all.insert(path, (file.atime(), file.atime_nsec()));
+                    }
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => trouble = Some(format!("{}: {error}", path.display())),
+                }
+            }
+        }
+        match trouble {
+            Some(why) if all.is_empty() || self.proves == Proves::Absence => Err(why),
+            None if all.is_empty() => Err("there are no terminals".to_owned()),
+            Some(_) | None => Ok(all),
+        }
     }
 }
 
 /// The thread, until it is dropped.
 struct Ears {
     heard: Arc<Mutex<Moment>>,
+    /// It may not listen at all of them.
+    misses_some: bool,
     end: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -90,13 +115,11 @@ impl Ears {
         let reads = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let changes = WatchFlags::ACCESS | WatchFlags::CREATE | WatchFlags::DELETE;
         // Not the directory of all devices: some of them are read all the time.
+        let mut misses_some = false;
         for console in numbered(devices, "tty")? {
-            inotify::add_watch(&reads, &console, WatchFlags::ACCESS)?;
+            misses_some |= !listen_at(&reads, &console, WatchFlags::ACCESS)?;
         }
-        match inotify::add_watch(&reads, devices.join("pts"), changes) {
-            Ok(_) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
-        }
+        misses_some |= !listen_at(&reads, &devices.join("pts"), changes)?;
         let (until, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let heard = Arc::new(Mutex::new(Moment::ZERO));
         let shared = Arc::clone(&heard);
@@ -109,7 +132,7 @@ impl Ears {
             }
         };
         let thread = std::thread::Builder::new().name("pcfarm-terminals".to_owned()).spawn(listen)?;
-        Ok(Ears { heard, end: Some(end), thread: Some(thread) })
+        Ok(Ears { heard, misses_some, end: Some(end), thread: Some(thread) })
     }
 
     fn heard(&self) -> Moment {
@@ -123,6 +146,18 @@ impl Drop for Ears {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+/// False: it may not. What is not there makes no sound.
+fn listen_at(reads: &OwnedFd, what: &Path, sounds: WatchFlags) -> std::io::Result<bool> {
+    match inotify::add_watch(reads, what, sounds) {
+        Ok(_) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::ACCESS | Errno::PERM) => {
+            debug!(what = %what.display(), "it is only looked at");
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -226,5 +261,62 @@ mod tests {
         while terminals.read(clock::now()).says.expect("there is one").last <= before {
             noticed.recv_timeout(Duration::from_secs(10)).expect("it is noticed");
         }
+    }
+
+    /// As a service is: consoles belong to root, or to whoever is logged in there.
+    #[test]
+    fn who_may_not_listen_at_consoles_looks_at_them_and_hears_all_others() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pts = dir.path().join("pts");
+        fs::create_dir(&pts).expect("made");
+        let closed = std::os::unix::fs::PermissionsExt::from_mode(0o000);
+        for name in ["tty1", "pts/0"] {
+            fs::write(dir.path().join(name), "x").expect("written");
+        }
+        fs::set_permissions(dir.path().join("tty1"), closed).expect("it may");
+        let nobody = rustix::process::Uid::from_raw(65534);
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root {
+            for ours in [dir.path().to_owned(), pts.clone(), pts.join("0")] {
+                rustix::fs::chown(ours, Some(nobody), None).expect("it may");
+            }
+        }
+        let place = dir.path().to_owned();
+        let (sender, noticed) = std::sync::mpsc::channel();
+        // Of this thread alone, which ends with it.
+        let unprivileged = std::thread::spawn(move || {
+            if is_root {
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("it may");
+            }
+            let mut terminals = Terminals::start(place.clone(), Proves::Presence, move || {
+                let _ = sender.send(());
+            });
+            let input = terminals.read(clock::now()).says.expect("there are some");
+            assert!(input.untold, "one of them makes no sound");
+            fs::read(place.join("pts/0")).expect("it is read");
+            noticed.recv_timeout(Duration::from_secs(10)).expect("it is heard");
+            assert!(terminals.read(clock::now()).says.expect("there are some").last > input.last);
+        });
+        unprivileged.join().expect("all is well");
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_proves_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join("tty1"), "").expect("written");
+        let says = |proves| {
+            let mut terminals = Terminals::new(dir.path().to_owned(), proves, Moment::ZERO);
+            terminals.read(Duration::from_secs(1)).says
+        };
+        assert!(says(Proves::Absence).is_ok(), "there are no networks and no windows");
+        // What even root cannot list, or look at.
+        fs::write(dir.path().join("pts"), "").expect("written");
+        assert!(says(Proves::Absence).is_err_and(|why| why.contains("pts: Not a directory")));
+        assert!(says(Proves::Presence).is_ok(), "who sits at a console is still there");
+        fs::remove_file(dir.path().join("pts")).expect("it is there");
+        fs::create_dir(dir.path().join("pts")).expect("made");
+        std::os::unix::fs::symlink("0", dir.path().join("pts/0")).expect("made");
+        assert!(says(Proves::Absence).is_err_and(|why| why.contains("pts/0: ")));
+        assert!(says(Proves::Presence).is_ok());
     }
 }

@@ -1,8 +1,8 @@
 //! A session of Wayland: since when nobody touched anything, as its compositor notifies of it (ext-idle-notify, or the protocol of
 //! KDE that older compositors have).
 //!
-//! Owns the connection to the compositor. Nothing is asked: the compositor tells that nobody has touched a seat for some seconds, and
-//! of the first touch after that. A compositor that is told to stay awake, by a film that plays, takes it that somebody is there;
+//! Owns the connection to the compositor. The compositor tells that nobody has touched a seat for some seconds, and of the first touch
+//! after that; it is asked only whether it still answers, since from one that hangs nobody ever hears of a touch. A compositor that is told to stay awake, by a film that plays, takes it that somebody is there;
 //! so do we.
 
 use std::collections::BTreeMap;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wayland_client::backend::WaylandError;
 use wayland_client::globals::{GlobalListContents, registry_queue_init};
+use wayland_client::protocol::wl_callback::{self, WlCallback};
 use wayland_client::protocol::wl_registry::{self, WlRegistry};
 use wayland_client::protocol::wl_seat::WlSeat;
 use wayland_client::{Connection, Dispatch, DispatchError, EventQueue, Proxy, QueueHandle, delegate_noop};
@@ -30,6 +31,10 @@ const PAUSED_MS: u32 = 3_000;
 
 /// How often that is said.
 const SAY_EVERY: Duration = Duration::from_secs(1);
+
+/// While nobody is there, how often it is asked whether it answers, and how long it may take. Until it does nobody can tell anything.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
 pub struct Compositor {
     connection: Connection,
@@ -62,6 +67,9 @@ struct Seats {
     seats: BTreeMap<u32, Seat>,
     /// Something came that its agent has not heard.
     news: bool,
+    /// How often it was asked whether it answers, and has.
+    asked: u64,
+    answered: u64,
 }
 
 impl Compositor {
@@ -75,7 +83,7 @@ impl Compositor {
             .map(Notifier::Ext)
             .or_else(|_| globals.bind(&handle, 1..=1, ()).map(Notifier::Kde))
             .map_err(|_| "its compositor has neither ext-idle-notify nor KDE's idle protocol".to_owned())?;
-        let mut seats = Seats { notifier, seats: BTreeMap::new(), news: true };
+        let mut seats = Seats { notifier, seats: BTreeMap::new(), news: true, asked: 0, answered: 0 };
         for global in globals.contents().clone_list() {
             if global.interface == WlSeat::interface().name {
                 seats.watch(globals.registry(), global.name, &handle);
@@ -87,18 +95,38 @@ impl Compositor {
 
     pub fn tell(mut self, agent: &mut Agent) -> Result<Never, Ended> {
         let mut spoke = Duration::ZERO;
+        let (mut answers, mut is_new) = (true, true);
         loop {
             let now = clock::now();
-            let idle = self.seats.idle(now);
-            let rhythm = if idle.as_ref().is_ok_and(Duration::is_zero) { SAY_EVERY } else { SPEAK_EVERY };
-            let due = (spoke + rhythm).saturating_sub(now);
-            if std::mem::take(&mut self.seats.news) || due.is_zero() {
+            let idle = if answers { self.seats.idle(now) } else { Err("its compositor does not answer".to_owned()) };
+            let is_there = idle.as_ref().is_ok_and(Duration::is_zero);
+            let rhythm = if is_there { SAY_EVERY } else { SPEAK_EVERY };
+            if std::mem::take(&mut self.seats.news) || is_new || now.saturating_sub(spoke) >= rhythm {
                 agent.hear(&Sight { source: SOURCE, idle, full_screen: None })?;
                 spoke = now;
             }
-            let wait = (spoke + rhythm).saturating_sub(now);
-            self.wait(wait).map_err(|why| Ended::SessionGone(format!("the compositor is gone: {why}")))?;
+            self.wait(if is_there { SAY_EVERY } else { ASK_EVERY }).map_err(gone)?;
+            // What it tells is told on before anything is asked.
+            let still_answers = self.seats.news || self.answers().map_err(gone)?;
+            is_new = std::mem::replace(&mut answers, still_answers) != still_answers;
         }
+    }
+
+    /// Asks whether it does, unless that has been asked already, and waits for a while.
+    fn answers(&mut self) -> Result<bool, String> {
+        if self.seats.answered == self.seats.asked {
+            let _ = self.connection.display().sync(&self.queue.handle(), ());
+            self.seats.asked += 1;
+        }
+        let until = clock::awake() + ANSWER_WAIT;
+        while self.seats.answered < self.seats.asked {
+            let left = until.saturating_sub(clock::awake());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            self.wait(left)?;
+        }
+        Ok(true)
     }
 
     /// Until something comes, or so long.
@@ -130,6 +158,10 @@ impl Compositor {
         }
         dispatched(self.queue.dispatch_pending(&mut self.seats)).map(|_| ())
     }
+}
+
+fn gone(why: String) -> Ended {
+    Ended::SessionGone(format!("the compositor is gone: {why}"))
 }
 
 impl Seats {
@@ -219,6 +251,19 @@ impl Dispatch<OrgKdeKwinIdleTimeout, u32> for Seats {
             org_kde_kwin_idle_timeout::Event::Resumed => seats.changed(*name, true),
             _ => {}
         }
+    }
+}
+
+impl Dispatch<WlCallback, ()> for Seats {
+    fn event(
+        seats: &mut Seats,
+        _: &WlCallback,
+        _: wl_callback::Event,
+        (): &(),
+        _: &Connection,
+        _: &QueueHandle<Seats>,
+    ) {
+        seats.answered += 1;
     }
 }
 

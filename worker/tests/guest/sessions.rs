@@ -227,18 +227,23 @@ impl Seat for Mutter {
     }
 }
 
+/// A helper in that session, of this agent.
+fn helper_in(desk: &Desk, seat: &impl Seat, socket: &Path) -> Child {
+    let mut helper = program(desk, &["session"]);
+    for other in ["DISPLAY", "WAYLAND_DISPLAY", "WAYLAND_SOCKET", "XDG_SESSION_TYPE", "DBUS_SESSION_BUS_ADDRESS"] {
+        helper.env_remove(other);
+    }
+    helper.env("PCFARM_WORKER_SOCKET", socket).envs(seat.environment());
+    helper.stderr(Stdio::null()).spawn().expect("it starts")
+}
+
 /// It works while nobody is there, gives way to a key, works again, and does nothing when it cannot tell any more.
 async fn tells_when_its_person_is_there<S: Seat>(mut seat: S) {
     let desk = Desk::new();
     // Its helper is the only one who knows anything.
     fs::remove_dir_all(desk.dir.path().join("dev/input")).expect("it is there");
     let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
-    let mut helper = program(&desk, &["session"]);
-    for other in ["DISPLAY", "WAYLAND_DISPLAY", "WAYLAND_SOCKET", "XDG_SESSION_TYPE", "DBUS_SESSION_BUS_ADDRESS"] {
-        helper.env_remove(other);
-    }
-    helper.env("PCFARM_WORKER_SOCKET", agent.state_dir().join("agent.sock")).envs(seat.environment());
-    let mut helper = helper.stderr(Stdio::null()).spawn().expect("it starts");
+    let mut helper = helper_in(&desk, &seat, &agent.state_dir().join("agent.sock"));
     session.credit().await;
     seat.press_a_key().await;
     let reason = session.until_state(State::Suspended).await;
@@ -273,4 +278,25 @@ async fn a_session_of_gnome_tells_when_its_person_is_there() {
     if let Some(mutter) = Mutter::start().await {
         tells_when_its_person_is_there(mutter).await;
     }
+}
+
+/// It said that nobody is there, and will never say anything else.
+#[tokio::test]
+async fn a_compositor_that_hangs_does_not_prove_that_nobody_is_there() {
+    let Some(sway) = Sway::start().await else { return };
+    let desk = Desk::new();
+    fs::remove_dir_all(desk.dir.path().join("dev/input")).expect("it is there");
+    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
+    let _helper = helper_in(&desk, &sway, &agent.state_dir().join("agent.sock"));
+    session.until_state(State::Waiting).await;
+    let pid = sway.compositor.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
+    let signal = |signal| rustix::process::kill_process(pid.expect("it runs"), signal).expect("it may");
+    signal(rustix::process::Signal::STOP);
+    let reason = session.until_state(State::Suspended).await;
+    assert!(reason.contains("its compositor does not answer"), "{reason}");
+    signal(rustix::process::Signal::CONT);
+    session.until_state(State::Waiting).await;
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
 }

@@ -30,7 +30,11 @@ fn policy() -> Policy {
 }
 
 fn seen(source: &'static str, at: Moment, idle: Duration) -> Reading<Input> {
-    Reading::new(source, at, Ok(Input { last: at.saturating_sub(idle), proves: Proves::Absence, bump: None }))
+    Reading::new(
+        source,
+        at,
+        Ok(Input { last: at.saturating_sub(idle), proves: Proves::Absence, bump: None, untold: false }),
+    )
 }
 
 /// Nobody has been there for an hour, and nothing else is going on.
@@ -312,7 +316,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn signals_of(step: &Step, now: Moment) -> Signals {
     let ago = |seconds: u64| now.saturating_sub(Duration::from_secs(seconds));
     let input = |(age, says, source): &(u64, Result<u64, String>, &'static str), proves| {
-        let says = says.clone().map(|idle| Input { last: ago(idle), proves, bump: None });
+        let says = says.clone().map(|idle| Input { last: ago(idle), proves, bump: None, untold: false });
         Reading::new(source, ago(*age), says)
     };
     let power = |mains| if mains { Power::Mains } else { Power::Battery };

@@ -1,0 +1,241 @@
+//! What is known, for whoever wants to know or to say something.
+//!
+//! Owns what is said to the agent and by it: helpers, the owner, the farm, who asks. Nobody waits here for a source, nor for a disk.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Zoned;
+use serde_json::{Map, Value};
+use tokio::sync::{oneshot, watch};
+use tracing::{info, warn};
+
+use super::helper::Helper;
+use super::history::History;
+use super::pause::{Caller, NotYours, Pauses, TooMany, Wish};
+use super::policy::{Activity, Policy, State};
+use super::signals::{Moment, Reading, Signals};
+use super::wishes::Setting;
+use super::{Desk, Directive, settled};
+use crate::clock;
+use crate::local::message::{About, Holds, Session};
+use crate::sleep::Look;
+use crate::work::Checkout;
+
+impl Desk {
+    pub fn directives(&self) -> watch::Receiver<Directive> {
+        self.0.directives.subscribe()
+    }
+
+    /// Something is new: look at once.
+    pub(super) fn nudge(&self) {
+        self.0.known().nudged = true;
+        self.0.nudge.notify_all();
+    }
+
+    /// What a helper says on its connection, or that it is gone.
+    pub fn hear(&self, connection: u64, helper: Option<Helper>) {
+        self.0.known().helpers.hear(connection, helper);
+        self.nudge();
+    }
+
+    /// Holds at once. What is returned tells when it is kept, too.
+    pub fn pause(&self, by: u32, wish: Wish) -> Result<oneshot::Receiver<io::Result<()>>, TooMany> {
+        let kept = {
+            let mut known = self.0.known();
+            known.pauses.begin(by, wish, clock::now(), &Zoned::now())?;
+            self.keep(&known.pauses)
+        };
+        self.nudge();
+        Ok(kept)
+    }
+
+    /// Ends a pause, if its caller may: an error says who may.
+    pub fn resume(&self, caller: Caller) -> Result<oneshot::Receiver<io::Result<()>>, NotYours> {
+        let kept = {
+            let mut known = self.0.known();
+            known.pauses.end(caller, clock::now())?;
+            self.keep(&known.pauses)
+        };
+        self.nudge();
+        Ok(kept)
+    }
+
+    /// In the order in which it is said. Nothing comes of it if the disk is behind.
+    fn keep(&self, pauses: &Pauses) -> oneshot::Receiver<io::Result<()>> {
+        let (sender, kept) = oneshot::channel();
+        let file = pauses.kept();
+        self.0.disk.give(move || {
+            let _ = sender.send(file.write());
+        });
+        kept
+    }
+
+    /// How much its disk did not take.
+    pub fn not_kept(&self) -> u64 {
+        self.0.disk.lost()
+    }
+
+    /// A checkout is in the cores' hands, until it is dropped.
+    pub fn computes(&self, checkout: &Arc<Checkout>) {
+        let now = clock::now();
+        let mut computes = self.0.computes.lock().expect("nothing panics under this lock");
+        let was_busy = computes.is_busy(now);
+        computes.last = Some(now);
+        computes.held.retain(|(_, held)| held.strong_count() > 0);
+        if !computes.held.iter().any(|(_, held)| std::ptr::eq(held.as_ptr(), Arc::as_ptr(checkout))) {
+            computes.held.push((now, Arc::downgrade(checkout)));
+        }
+        drop(computes);
+        // From now on it looks more often.
+        if !was_busy {
+            self.nudge();
+        }
+    }
+
+    pub fn holds(&self, now: Moment) -> Vec<Holds> {
+        let computes = self.0.computes.lock().expect("nothing panics under this lock");
+        let alive = computes.held.iter().filter_map(|(since, held)| Some((*since, held.upgrade()?)));
+        let holds = |(since, checkout): (Moment, Arc<Checkout>)| Holds {
+            job: checkout.job_name.clone(),
+            job_type: checkout.job_type.clone(),
+            problems: checkout.problems.len(),
+            since_seconds: now.saturating_sub(since).as_secs(),
+        };
+        alive.filter(|(_, checkout)| !checkout.is_cancelled()).map(holds).collect()
+    }
+
+    /// Something is in its hands, if only to be delivered.
+    pub fn holds_anything(&self) -> bool {
+        let computes = self.0.computes.lock().expect("nothing panics under this lock");
+        computes.held.iter().any(|(_, held)| held.strong_count() > 0)
+    }
+
+    /// The farm has woken the PC.
+    pub fn was_woken(&self) {
+        *self.0.woken.lock().expect("nothing panics under this lock") = Some(clock::now());
+    }
+
+    /// What keeps the PC awake.
+    pub fn looks_for_sleep(&self, now: Moment) -> Look {
+        let (deserted, touched) = {
+            let known = self.0.known();
+            let inputs = known.signals.iter().flat_map(|signals| &signals.input);
+            let touched = inputs.filter_map(|reading| Some(reading.says.as_ref().ok()?.last)).max();
+            (known.signals.is_some() && known.state.is_deserted(), touched)
+        };
+        let mut woken = self.0.woken.lock().expect("nothing panics under this lock");
+        *woken = woken.filter(|woken| touched.is_none_or(|touched| touched <= *woken));
+        let in_session = self.0.session.lock().expect("nothing panics under this lock").is_some();
+        Look { now, in_session, holds: self.holds_anything(), deserted, woken: woken.is_some() }
+    }
+
+    /// From now on nothing is taken, until somebody comes or [`Desk::wakes`]. False: somebody has come.
+    pub fn falls_asleep(&self, reason: &str) -> bool {
+        let known = self.0.known();
+        let may = known.state.is_deserted();
+        if may {
+            self.0.directives.send_modify(|directive| {
+                (directive.activity, directive.asleep) = (Activity::Rest, true);
+                reason.clone_into(&mut directive.reason);
+            });
+        }
+        may
+    }
+
+    /// It is as the sources say again.
+    pub fn wakes(&self) {
+        let known = self.0.known();
+        self.0.directives.send_if_modified(|directive| {
+            let slept = std::mem::take(&mut directive.asleep);
+            if slept {
+                (directive.activity, directive.reason) = (known.state.activity, known.state.reason());
+            }
+            slept
+        });
+    }
+
+    /// Who works here.
+    pub fn introduce(&self, agent: About) {
+        let _ = self.0.agent.set(agent); // once
+    }
+
+    /// Which server has welcomed the agent, and as which workstation; or none.
+    pub fn in_session(&self, session: Option<(String, i64)>) {
+        let session = session.map(|(server, id)| Session { server, workstation_id: id.to_string() });
+        *self.0.session.lock().expect("nothing panics under this lock") = session;
+    }
+
+    /// Why the farm has it take no more, or that it may again.
+    pub fn drained(&self, reason: Option<&str>) {
+        let drained =
+            reason.map(|reason| Reading { source: "the farm".into(), at: clock::now(), says: Ok(reason.to_owned()) });
+        *self.0.drained.lock().expect("nothing panics under this lock") = drained;
+    }
+
+    /// What the farm said then.
+    pub fn drain(&self) -> Option<Reading<String>> {
+        self.0.drained.lock().expect("nothing panics under this lock").clone()
+    }
+
+    pub fn about(&self) -> Option<About> {
+        let session = self.0.session.lock().expect("nothing panics under this lock").clone();
+        self.0.agent.get().map(|agent| About { session, ..agent.clone() })
+    }
+
+    /// For how long nobody has asked the sources.
+    pub fn not_looked_for(&self) -> Duration {
+        clock::awake().saturating_sub(self.0.known().looked)
+    }
+
+    /// No core computes any more: how long that took from the input on.
+    pub fn yielded(&self, took: Duration) {
+        info!(milliseconds = took.as_millis(), "gave way to the person");
+        let yields = {
+            let mut known = self.0.known();
+            known.history.yielded(took);
+            known.history.yields()
+        };
+        // It goes with whatever is said next: it alone is no reason to tell the farm something.
+        self.0.directives.send_if_modified(|directive| {
+            directive.yields = yields;
+            false
+        });
+    }
+
+    /// What the farm wants of this desk: a JSON object, or nothing. What makes no sense changes nothing.
+    pub fn want(&self, wanted: &[u8]) {
+        let wanted = match serde_json::from_slice::<Map<String, Value>>(wanted) {
+            Ok(wanted) => wanted,
+            Err(_) if wanted.is_empty() => Map::new(),
+            Err(error) => return warn!(%error, "what the farm wants of this desk does not parse: it stays as it was"),
+        };
+        let mut known = self.0.known();
+        if known.wanted == wanted {
+            return;
+        }
+        let (policy, settled) = settled(&self.0.owner, &wanted);
+        let wants = Value::Object(wanted.clone()).to_string();
+        info!(wants, "what the farm wants of this desk has changed");
+        for setting in settled.iter().filter(|setting| !setting.refused.is_empty()) {
+            warn!(setting = setting.name, why = setting.refused, "a wish of the farm does not hold, or not wholly");
+        }
+        (known.policy, known.settings, known.wanted) = (policy, settled.into(), wanted);
+        let settings = Arc::clone(&known.settings);
+        drop(known);
+        self.0.directives.send_modify(|directive| directive.settings = settings);
+        self.nudge();
+    }
+
+    /// What holds, and who has said it.
+    pub fn settings(&self) -> Arc<[Setting]> {
+        Arc::clone(&self.0.known().settings)
+    }
+
+    /// All there is to explain: the policy, where it stands and what it knows.
+    pub fn view<T>(&self, with: impl FnOnce(&Policy, &State, Option<&Signals>, &History) -> T) -> T {
+        let known = self.0.known();
+        with(&known.policy, &known.state, known.signals.as_ref(), &known.history)
+    }
+}

@@ -1,0 +1,72 @@
+//! Asks probes, on a thread of its own.
+//!
+//! Owns that nobody waits for them: they go through all processes, on a machine that may be busy, swap or hang. What they said last is
+//! always at hand, with its age.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::aside::Aside;
+#[cfg(not(target_os = "linux"))]
+use super::elsewhere::Probes;
+#[cfg(target_os = "linux")]
+use super::linux::Probes;
+use super::policy::Policy;
+use super::signals::Moment;
+use super::sources::Machine;
+use crate::clock;
+
+/// They are asked in the rhythm of looks, just less than which this is, and not with every key that somebody presses.
+pub const BELIEVED: Duration = Duration::from_secs(4);
+
+/// What they said.
+#[derive(Clone)]
+pub struct Probed {
+    pub at: Moment,
+    /// They were asked what matters to it.
+    pub policy: Policy,
+    pub machine: Machine,
+}
+
+impl Probed {
+    pub fn is_fresh(&self, policy: &Policy, now: Moment) -> bool {
+        self.policy == *policy && now.saturating_sub(self.at) < BELIEVED
+    }
+}
+
+pub struct Prober {
+    probed: Arc<Mutex<Probed>>,
+    asked: Option<(Moment, Policy)>,
+    thread: Aside<Policy>,
+}
+
+impl Prober {
+    /// Asks once before it returns. Calls `noticed` with each further answer.
+    pub fn start(mut probes: Probes, policy: &Policy, noticed: impl Fn() + Send + 'static) -> io::Result<Prober> {
+        let mut ask = move |policy: Policy| {
+            let at = clock::now();
+            let machine = probes.machine(&policy, at);
+            Probed { at, policy, machine }
+        };
+        let probed = Arc::new(Mutex::new(ask(policy.clone())));
+        let answers = Arc::clone(&probed);
+        let work = move |policy| {
+            let answer = ask(policy);
+            *answers.lock().expect("nothing panics under this lock") = answer;
+            noticed();
+        };
+        Ok(Prober { probed, asked: None, thread: Aside::start("pcfarm-probes", 1, work)? })
+    }
+
+    /// What they said last. If that is not fresh they are asked.
+    pub fn read(&mut self, policy: &Policy, now: Moment) -> Probed {
+        let probed = self.probed.lock().expect("nothing panics under this lock").clone();
+        let is_asked = |(at, by): &(Moment, Policy)| by == policy && now.saturating_sub(*at) < BELIEVED;
+        if !probed.is_fresh(policy, now) && !self.asked.as_ref().is_some_and(is_asked) {
+            self.thread.give(policy.clone());
+            self.asked = Some((now, policy.clone()));
+        }
+        probed
+    }
+}

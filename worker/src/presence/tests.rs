@@ -1,0 +1,216 @@
+//! Of the whole of it, on a desk whose devices are pipes and whose machine is a few files.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+
+use rustix::fs::{FileType, Mode};
+use tokio::time::timeout;
+
+use super::*;
+use crate::local::message::Explanation;
+
+/// A keyboard, and enough memory.
+struct Place {
+    dir: tempfile::TempDir,
+    keyboard: File,
+}
+
+impl Place {
+    fn new() -> Place {
+        let dir = tempfile::tempdir().expect("a directory");
+        let described = dir.path().join("sys/class/input/event0/device/capabilities");
+        fs::create_dir_all(&described).expect("made");
+        fs::write(described.join("ev"), "120013\n").expect("written");
+        fs::create_dir_all(dir.path().join("dev/input")).expect("made");
+        fs::create_dir_all(dir.path().join("proc/10")).expect("made");
+        fs::create_dir(dir.path().join("state")).expect("made");
+        std::os::unix::fs::symlink("10", dir.path().join("proc/self")).expect("made");
+        let stat = "10 (agent) S 1 1 1 0 -1 4194304 1 1 1 1 5 2 3 4 20 0 1 0 1 1 1";
+        fs::write(dir.path().join("proc/10/stat"), stat).expect("written");
+        let event = dir.path().join("dev/input/event0");
+        pipe(&event);
+        let keyboard = File::options().read(true).write(true).open(event).expect("its other end");
+        let place = Place { dir, keyboard };
+        fs::write(place.meminfo(), "MemTotal: 1000 kB\nMemAvailable: 900 kB\n").expect("written");
+        place
+    }
+
+    fn meminfo(&self) -> PathBuf {
+        self.dir.path().join("proc/meminfo")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// Whoever touches nothing for a tenth of a second has left, and memory matters.
+    fn settings(&self) -> Settings {
+        let mut settings = Settings::of_a_desk();
+        (settings.dev, settings.proc) = (self.dir.path().join("dev"), self.dir.path().join("proc"));
+        settings.sys = self.dir.path().join("sys");
+        settings.policy.start_after = Duration::from_millis(100);
+        settings.policy.resume_after = Duration::from_millis(100);
+        (settings.policy.load, settings.policy.on_battery, settings.policy.on_metered) = (None, true, true);
+        settings
+    }
+
+    fn press_a_key(&mut self) {
+        let mut event = vec![0; 2 * size_of::<usize>()];
+        event.extend([1_u16.to_ne_bytes(), 30_u16.to_ne_bytes()].concat());
+        event.extend(1_i32.to_ne_bytes());
+        self.keyboard.write_all(&event).expect("pressed");
+    }
+}
+
+fn pipe(path: &Path) {
+    rustix::fs::mknodat(rustix::fs::CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+}
+
+/// In place of a file, one that hangs whoever opens it.
+struct Hangs {
+    at: PathBuf,
+    was: Vec<u8>,
+}
+
+impl Hangs {
+    fn instead_of(at: PathBuf) -> Hangs {
+        let was = fs::read(&at).unwrap_or_default();
+        let aside = at.with_extension("aside");
+        pipe(&aside);
+        fs::rename(aside, &at).expect("it takes its place");
+        Hangs { at, was }
+    }
+}
+
+impl Drop for Hangs {
+    fn drop(&mut self) {
+        // Who hangs there goes on, and nobody hangs there again.
+        let (pipe, aside) = (self.at.with_extension("pipe"), self.at.with_extension("aside"));
+        fs::write(&aside, &self.was).expect("written");
+        fs::rename(&self.at, &pipe).expect("it is there");
+        fs::rename(aside, &self.at).expect("it takes its place");
+        drop(File::options().read(true).write(true).open(pipe).expect("it opens"));
+    }
+}
+
+async fn until(directives: &mut watch::Receiver<Directive>, activity: Activity) -> Directive {
+    let reached = directives.wait_for(|directive| directive.activity == activity);
+    timeout(Duration::from_secs(20), reached).await.expect("in time").expect("it looks").clone()
+}
+
+/// Work that is in its hands as long as this is kept.
+fn begin(desk: &Desk) -> Arc<Checkout> {
+    let checkout = Arc::new(Checkout::new(pcfarm_proto::v1::Checkout { checkout_id: 1, ..Default::default() }));
+    desk.computes(&checkout);
+    checkout
+}
+
+#[tokio::test]
+async fn whoever_is_back_does_not_wait_for_probes_that_hang() {
+    let mut place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    let mut directives = presence.desk.directives();
+    until(&mut directives, Activity::Work).await;
+    let memory = |desk: &Desk| desk.view(|_, _, signals, _| signals.expect("it has looked").memory.clone());
+    let before = memory(&presence.desk);
+    let hangs = Hangs::instead_of(place.meminfo());
+    // It asks again, and hangs.
+    let _work = begin(&presence.desk);
+    tokio::time::sleep(prober::BELIEVED + LOOK_AT_WORK_EVERY).await;
+    place.press_a_key();
+    let pressed = clock::now();
+    let directive = until(&mut directives, Activity::Rest).await;
+    assert!(directive.reason.starts_with("its person is here"), "{}", directive.reason);
+    assert!(clock::now() - pressed < Duration::from_secs(1));
+    assert_eq!(memory(&presence.desk), before, "what is known of it is as old as it is");
+    // But nothing begins by that.
+    tokio::time::sleep(LOOK_AT_WORK_EVERY * 2).await;
+    assert_eq!(directives.borrow().activity, Activity::Rest);
+    drop(hangs);
+    until(&mut directives, Activity::Work).await;
+}
+
+#[tokio::test]
+async fn whoever_types_does_not_have_all_processes_looked_through_with_every_key() {
+    let mut place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    let desk = &presence.desk;
+    let mut probed = std::collections::BTreeSet::new();
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..30 {
+        place.press_a_key();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        desk.view(|_, _, signals, _| {
+            let signals = signals.expect("it has looked");
+            probed.insert(signals.memory.at);
+            seen.insert(signals.input[0].says.as_ref().expect("it looks").last);
+        });
+    }
+    assert!(probed.len() <= 2, "{probed:?}");
+    assert!(seen.len() > 5, "{seen:?}");
+}
+
+#[tokio::test]
+async fn whoever_is_back_does_not_wait_for_a_disk_that_hangs() {
+    let mut place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    let mut directives = presence.desk.directives();
+    until(&mut directives, Activity::Work).await;
+    let _hangs = Hangs::instead_of(place.state().join("history"));
+    for _ in 0..2 {
+        place.press_a_key();
+        until(&mut directives, Activity::Rest).await;
+        presence.desk.yielded(Duration::from_millis(7));
+        until(&mut directives, Activity::Work).await;
+    }
+    let unkept = presence.desk.pause(1000, "1h".parse().expect("a pause")).expect("it may");
+    let directive = until(&mut directives, Activity::Rest).await;
+    assert!(directive.reason.starts_with("paused by its owner"), "{}", directive.reason);
+    assert!(timeout(Duration::from_millis(50), unkept).await.is_err(), "the disk hangs");
+    assert_eq!(presence.desk.view(|_, _, _, history| history.yields().map(|yields| yields.count)), Some(2));
+}
+
+#[test]
+fn it_looks_closely_only_while_it_works() {
+    let place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    let mut signals = presence.desk.view(|_, _, signals, _| signals.cloned()).expect("it has looked");
+    assert_eq!((rhythm(false, Some(&signals)), rhythm(true, Some(&signals))), (LOOK_EVERY, LOOK_AT_WORK_EVERY));
+    signals.input[0].says = signals.input[0].says.clone().map(|input| Input { untold: true, ..input });
+    assert_eq!((rhythm(false, Some(&signals)), rhythm(true, Some(&signals))), (LOOK_EVERY, LOOK_CLOSELY_EVERY));
+
+    let mut computes = Computes::default();
+    let at = Duration::from_secs;
+    assert!(!computes.is_busy(at(100)));
+    let checkout = Arc::new(Checkout::new(pcfarm_proto::v1::Checkout::default()));
+    (computes.held, computes.last) = (vec![(at(100), Arc::downgrade(&checkout))], Some(at(100)));
+    assert!(computes.is_busy(at(200)));
+    drop(checkout);
+    assert!(computes.is_busy(at(104)), "the next may follow at once");
+    assert!(!computes.is_busy(at(105)));
+}
+
+#[test]
+fn hours_and_a_drain_are_explained_with_their_source_and_age() {
+    let place = Place::new();
+    let mut settings = place.settings();
+    settings.policy.hours = hours::Hours(vec!["mon-sun 0:00-24:00".parse().expect("hours")]);
+    let presence = Presence::start(settings, &place.state(), Start::Fresh).expect("it starts");
+    let says = |signal: &str| {
+        let explanation = Explanation::of(&presence.desk);
+        let found = explanation.signals.into_iter().find(|line| line.signal == signal);
+        (found.map(|line| (line.source, line.says, line.age_seconds)), explanation.reasons)
+    };
+    let (hours, _) = says("hours");
+    let (source, within, _) = hours.expect("they are there");
+    assert_eq!(source, "clock on the wall");
+    assert!(within.starts_with("it is ") && within.ends_with(", which is within its hours"), "{within}");
+    assert_eq!(says("drain").0, None);
+    presence.desk.drained(Some("new memory"));
+    let (drain, reasons) = says("drain");
+    assert_eq!(drain, Some(("the farm".to_owned(), "new memory".to_owned(), 0.0)));
+    assert_eq!(reasons.last().map(String::as_str), Some("the farm has it take no more: new memory"));
+    presence.desk.drained(None);
+    assert_eq!(says("drain").0, None);
+}
