@@ -1,6 +1,9 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 //! A server that speaks the agents' protocol as the test tells it, and agents that run against it.
 
+#[path = "../../../bench/src/left_out.rs"]
+pub mod left_out;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
