@@ -49,7 +49,7 @@ ensure_smtp() {
     command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ] || install_packages python3-aiosmtpd "pipx && pipx install aiosmtpd" "aiosmtpd (pipx install aiosmtpd)"
 }
 
-# What moves a program's clock. Without it, those faults are skipped.
+# What moves a program's clock. Without it, those faults and tests are left out.
 ensure_faketime() {
     compgen -G "/usr/lib/*/faketime/libfaketimeMT.so.1" >/dev/null && return 0
     command -v apt-get >/dev/null || return 0
@@ -60,6 +60,21 @@ ensure_faketime() {
 ensure_systemd() {
     if command -v systemd-analyze >/dev/null || ! command -v apt-get >/dev/null; then return 0; fi
     (install_packages systemd "" "") || say "systemd was not installed: its units will not be checked."
+}
+
+# What checks the package, and what the roll-out goes by. Without them those tests are left out.
+ensure_package_checks() {
+    command -v apt-get >/dev/null || return 0
+    command -v lintian >/dev/null || (install_packages lintian "" "") || say "lintian was not installed: the package will not be checked by it."
+    { [ -x /usr/sbin/sshd ] && command -v ssh-keygen; } >/dev/null ||
+        (install_packages openssh-server "" "") || say "openssh-server was not installed: the roll-out will not be tested."
+}
+
+# What the documentation of REST is run with. Without it its examples are left out.
+ensure_rest_examples() {
+    command -v apt-get >/dev/null || return 0
+    { command -v curl && python3 -c 'import requests'; } >/dev/null 2>&1 ||
+        (install_packages "curl python3-requests" "" "") || say "curl and python3-requests were not installed: docs/rest.md will not be run."
 }
 
 # One of PostgreSQL's programs, by name.
@@ -90,8 +105,12 @@ ensure_solver() {
     (install_packages minisat "" "") || say "minisat was not installed: the solver's example will not be tested."
 }
 
-# What makes modules of C for examples/programs. Without it they are not built, and their tests say that they were left out.
+# What makes modules of C and of Rust for examples/programs. Without it they are not built, and their tests say that they were left out.
 ensure_wasi() {
+    if command -v rustup >/dev/null && ! rustup target list --installed | grep -qx wasm32-wasip1; then
+        say "Installing Rust's target wasm32-wasip1 …"
+        rustup --quiet target add wasm32-wasip1 || say "It was not installed: the examples of modules in Rust will not be tested."
+    fi
     if { command -v clang && command -v wasm-ld && [ -e /usr/lib/wasm32-wasi/libc.a ]; } >/dev/null; then return 0; fi
     command -v apt-get >/dev/null || return 0
     (install_packages "clang lld wasi-libc libclang-rt-dev-wasm32" "" "") ||

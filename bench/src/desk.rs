@@ -5,6 +5,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,27 @@ impl Desk {
         self.keyboard.write_all(&event)
     }
 
+    /// What the agent takes for `/dev`.
+    pub fn dev(&self) -> PathBuf {
+        self.directory.join("dev")
+    }
+
+    /// Takes every input device away.
+    pub fn unplug(&self) -> io::Result<()> {
+        fs::remove_dir_all(self.dev().join("input"))
+    }
+
+    /// A device that is elsewhere: its node, and what sysfs says of it. Before it there is none.
+    pub fn plug(&self, node: &Path, described: &Path) -> io::Result<()> {
+        let classes = self.directory.join("sys/class/input");
+        fs::remove_dir_all(&classes)?;
+        for (directory, target) in [(self.dev().join("input"), node), (classes, described)] {
+            fs::create_dir_all(&directory)?;
+            symlink(target, directory.join(target.file_name().unwrap_or_default()))?;
+        }
+        Ok(())
+    }
+
     /// Settings for an agent that begins when nobody has touched anything for `away`, whatever else this machine does. `presence` is
     /// what is said beside that in the table, and `more` what follows it.
     pub fn config(&self, away: Duration, presence: &str, more: &str) -> io::Result<PathBuf> {
@@ -51,7 +73,7 @@ impl Desk {
         let text = format!(
             "[presence]\nstart_after = {away}\nresume_after = {away}\nload = inf\nfree_memory = 0\non_battery = true\n\
              dev = {:?}\nsys = {:?}\n{presence}\n{more}\n",
-            self.directory.join("dev"),
+            self.dev(),
             self.directory.join("sys"),
             away = away.as_secs_f64(),
         );

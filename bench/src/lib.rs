@@ -10,6 +10,7 @@
 //! - [`asking`]: a client that submits under a key until it is told that its job is loaded
 //! - [`chaos`]: the fault harness and the bugs that it must find, by `pcfarm-chaos`; [`postgres`]: PostgreSQL's processes,
 //!   to be hurt
+//! - [`left_out`]: what tests say that are left out on this machine
 //! - `simulate`: the decisions of agents and servers on a clock that jumps, from a seed; only with the feature `faults`
 //!
 //! How fast it is:
@@ -20,7 +21,7 @@
 //! - [`spin`]: problems of pure computation, and [`direct`]: the same without a farm
 //! - [`holding`]: problems that hold a connection, and problems that need a core
 //! - [`light`]: thousands of workstations in one process
-//! - [`desk`]: a desk with a keyboard, and what computes there
+//! - [`desk`]: a desk with a keyboard, and what computes there; [`seat`]: the same with a console, or a session of X11 or Wayland
 //! - [`report`], [`plot`]: figures, their medians, promises; [`machine`], [`usage`]: what they were measured on, and
 //!   what it cost
 
@@ -32,6 +33,7 @@ pub mod direct;
 pub mod farm;
 pub mod holding;
 pub mod installed;
+pub mod left_out;
 pub mod light;
 pub mod machine;
 pub mod night;
@@ -42,6 +44,7 @@ pub mod program;
 pub mod puzzle;
 pub mod report;
 pub mod schedules;
+pub mod seat;
 #[cfg(feature = "faults")]
 pub mod simulate;
 pub mod spin;

@@ -6,6 +6,9 @@
 
 #[allow(dead_code, reason = "shared by tests that use different parts of it")]
 mod helps;
+#[allow(dead_code, reason = "shared by tests that use different parts of it")]
+#[path = "../../bench/src/left_out.rs"]
+mod left_out;
 
 use std::fs;
 use std::io::Write;
@@ -175,7 +178,7 @@ fn check_program(helps: &mut Helps, name: &str, arguments: &[String]) -> Result<
         return Err(format!("there is no program {name}"));
     }
     if !path.exists() {
-        eprintln!("{name} has not been built: its commands are not checked");
+        left_out::here(&format!("{name} has not been built, and its commands are not checked"));
         return Ok(());
     }
     check_by_help(helps, &path, arguments)

@@ -136,7 +136,7 @@ async fn a_module_of_the_examples_solves_a_job() -> Result<()> {
     let module = farm.directory.path().join("primes.wasm");
     let made = Command::new("clang").args(["--target=wasm32-wasi", "-O2", "-o"]).arg(&module).arg(&source).output();
     if !made.as_ref().is_ok_and(|made| made.status.success()) {
-        eprintln!("left out: clang with wasi-libc is not installed; scripts/test installs them ({made:?})");
+        real::left_out::for_want_of(&format!("clang with wasi-libc ({made:?})"));
         return Ok(());
     }
     let module = module.display().to_string();

@@ -539,7 +539,7 @@ async fn the_page_about_rest_runs() -> Result<()> {
             _ => has(&["python3", "-c", "import requests"]),
         };
         if !there {
-            eprintln!("skipped: {interpreter} or what its blocks use is not on this machine");
+            real::left_out::for_want_of(if interpreter == "bash" { "curl" } else { "python3 with requests" });
             continue;
         }
         for block in page.split(fence).skip(1).filter_map(|rest| rest.split("```").next()) {

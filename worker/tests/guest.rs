@@ -3,6 +3,8 @@
 //!
 //! Input devices are pipes, and power supplies are files, in directories of a test's own.
 
+#[path = "guest/conditions.rs"]
+mod conditions;
 mod farm;
 #[path = "guest/frozen.rs"]
 mod frozen;
@@ -12,7 +14,7 @@ mod sessions;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -35,18 +37,16 @@ struct Desk {
 impl Desk {
     fn new() -> Desk {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let described = dir.path().join("sys/class/input/event0/device");
-        fs::create_dir_all(described.join("capabilities")).expect("made");
-        fs::write(described.join("name"), "A keyboard\n").expect("written");
-        fs::write(described.join("capabilities/ev"), "120013\n").expect("written");
         fs::create_dir_all(dir.path().join("dev/input")).expect("made");
-        let event = dir.path().join("dev/input/event0");
-        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mknodat(rustix::fs::CWD, &event, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
-        let keyboard = File::options().read(true).write(true).open(event).expect("its other end");
+        let keyboard = plug(dir.path(), "event0", "A keyboard", "120013");
         let desk = Desk { dir, keyboard };
         desk.power("1\n", "Charging\n");
         desk
+    }
+
+    /// What is written to the file is what that device reports.
+    fn plug(&self, event: &str, name: &str, events: &str) -> File {
+        plug(self.dir.path(), event, name, events)
     }
 
     fn power(&self, mains: &str, battery: &str) {
@@ -81,7 +81,7 @@ impl Desk {
     }
 
     /// The same in a file, for an agent that is a program.
-    fn config(&self) -> std::path::PathBuf {
+    fn config(&self) -> PathBuf {
         let path = self.dir.path().join("worker.toml");
         let text = format!(
             "[presence]\nstart_after = 0.1\nresume_after = 0.1\nload = inf\nfree_memory = 0\ndev = {:?}\nsys = {:?}\n",
@@ -102,6 +102,17 @@ impl Desk {
         let (session, _) = server.welcomed().await;
         (server, agent, session)
     }
+}
+
+fn plug(dir: &Path, event: &str, name: &str, events: &str) -> File {
+    let described = dir.join("sys/class/input").join(event).join("device");
+    fs::create_dir_all(described.join("capabilities")).expect("made");
+    fs::write(described.join("name"), format!("{name}\n")).expect("written");
+    fs::write(described.join("capabilities/ev"), format!("{events}\n")).expect("written");
+    let event = dir.join("dev/input").join(event);
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &event, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+    File::options().read(true).write(true).open(event).expect("its other end")
 }
 
 /// One that takes no time, and one that takes for ever unless it is cancelled.
@@ -321,12 +332,17 @@ async fn nonsense_on_the_socket_is_answered_and_harms_nobody() {
 }
 
 fn program(desk: &Desk, arguments: &[&str]) -> Command {
+    program_by(desk, &desk.config(), arguments)
+}
+
+/// The same with other settings.
+fn program_by(desk: &Desk, config: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"));
     for variable in ["PCFARM_UNATTENDED", "PCFARM_SERVER", "RUNTIME_DIRECTORY"] {
         command.env_remove(variable);
     }
     let state = desk.dir.path().join("state");
-    command.arg("--config").arg(desk.config()).arg("--state-dir").arg(state).args(arguments);
+    command.arg("--config").arg(config).arg("--state-dir").arg(state).args(arguments);
     command.kill_on_drop(true);
     command
 }

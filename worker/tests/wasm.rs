@@ -405,7 +405,7 @@ fn module_of_rust(source: &Path) -> Option<Vec<u8>> {
     match made {
         Ok(made) if made.status.success() => Some(fs::read(out.path()).expect("it was made")),
         Ok(_) | Err(_) => {
-            eprintln!("left out: rustc has no target wasm32-wasip1 here (rustup target add wasm32-wasip1)");
+            farm::left_out::for_want_of("rustc's target wasm32-wasip1 (rustup target add wasm32-wasip1)");
             None
         }
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use pcfarm_bench::farm::{Farm, SOON, Server, executable_path};
+use pcfarm_bench::left_out;
 use pcfarm_proto::v1::access_service_client::AccessServiceClient;
 use pcfarm_proto::v1::{CreateJoinTokenRequest, ListCredentialsRequest, RevokeCredentialRequest};
 use tonic::metadata::MetadataValue;
@@ -177,7 +178,7 @@ pub async fn ran(mut command: Command) -> Ran {
 pub fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        eprintln!("SKIPPED: only root gives files to the service's user");
+        left_out::here("only root gives files to the service's user");
     }
     is_root
 }
@@ -188,7 +189,7 @@ pub fn has(program: &str) -> bool {
     let is_there =
         std::env::split_paths(&places).chain([PathBuf::from("/usr/sbin")]).any(|place| place.join(program).is_file());
     if !is_there {
-        eprintln!("SKIPPED: {program} is not installed");
+        left_out::for_want_of(program);
     }
     is_there
 }
@@ -198,7 +199,7 @@ pub fn faketime() -> Option<PathBuf> {
     let directories = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     let found = directories.map(|directory| directory.join("faketime/libfaketimeMT.so.1")).find(|path| path.exists());
     if found.is_none() {
-        eprintln!("SKIPPED: libfaketime is not installed, and no clock is moved");
+        left_out::for_want_of("libfaketime");
     }
     found
 }

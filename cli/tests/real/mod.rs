@@ -1,6 +1,8 @@
 //! A whole farm for a test: a database of its own, the real server, real agents.
 
 pub mod http;
+#[path = "../../../bench/src/left_out.rs"]
+pub mod left_out;
 pub mod line;
 
 use std::io::{BufRead, BufReader};

@@ -10,7 +10,7 @@ use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
 use tempfile::TempDir;
 
-use super::real::{Extra, Running};
+use super::real::{Extra, Running, left_out};
 
 pub const BUCKET: &str = "originals";
 pub const REGION: &str = "us-east-1";
@@ -39,7 +39,7 @@ impl Swift {
     pub async fn start() -> Result<Option<Swift>> {
         let found = Command::new(PYTHON).args(["-c", "import swift.proxy.server"]).stderr(Stdio::null()).status();
         if !found.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: this test wants OpenStack Swift, which scripts/test installs (python3-swift)");
+            left_out::for_want_of("OpenStack Swift (python3-swift)");
             return Ok(None);
         }
         let directory = tempfile::tempdir()?;

@@ -1,6 +1,9 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 //! A server that speaks the agents' protocol as the test tells it, and agents that run against it.
 
+#[path = "../../../bench/src/left_out.rs"]
+pub mod left_out;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -414,11 +417,12 @@ pub fn module_of_c(source: &std::path::Path) -> Option<Vec<u8>> {
     match made {
         Ok(made) if made.status.success() => Some(std::fs::read(out.path()).expect("it was made")),
         Ok(made) => {
-            eprintln!("left out: clang made no module: {}", String::from_utf8_lossy(&made.stderr));
+            eprintln!("{}", String::from_utf8_lossy(&made.stderr));
+            left_out::for_want_of("wasi-libc, so that clang makes modules");
             None
         }
         Err(error) => {
-            eprintln!("left out: clang with wasi-libc is not installed ({error}); scripts/test installs them");
+            left_out::for_want_of(&format!("clang with wasi-libc ({error})"));
             None
         }
     }

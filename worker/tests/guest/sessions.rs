@@ -8,15 +8,16 @@ use std::time::Duration;
 use pcfarm_proto::v1::WorkstationState as State;
 use tokio::process::{Child, Command};
 
+use super::farm::left_out;
 use super::{Desk, program};
 
 /// If not, the test says so, and is none.
 fn are_there(programs: &[&str]) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_there = |program: &&&str| std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
-    let missing: Vec<_> = programs.iter().filter(|program| !is_there(program)).collect();
+    let missing: Vec<&str> = programs.iter().filter(|program| !is_there(program)).copied().collect();
     if !missing.is_empty() {
-        eprintln!("not tested, for want of {missing:?}");
+        left_out::for_want_of(&missing.join(", "));
     }
     missing.is_empty()
 }
