@@ -203,6 +203,7 @@ async fn what_a_program_does_wrong_fails_its_problem_alone() {
         (puppet("hog together"), "MiB of memory; its limit is 256 MiB"),
         (puppet("hog a shared memory"), "MiB of memory; its limit is 256 MiB"),
         (puppet("hog files in memory"), "MiB of memory; its limit is 256 MiB"),
+        (puppet("share and fill the disk"), "to its directory; its limit is 64 MiB"),
         (puppet("fill the disk without names"), "to its directory; its limit is 64 MiB"),
         (puppet("fill the disk where no path leads"), "to its directory; its limit is 64 MiB"),
         (puppet("dig"), "more than 200 levels of directories"),

@@ -67,17 +67,22 @@ async fn programs_end_with_an_agent_that_is_killed() {
 
 /// An agent that is a process of its own.
 fn process(desk: &Desk) -> Child {
+    started(desk, "", &mut Command::new(env!("CARGO_BIN_EXE_pcfarm-worker")))
+}
+
+/// With more said of its program, in TOML.
+fn started(desk: &Desk, more: &str, agent: &mut Command) -> Child {
     let config = desk.dir.path().join("worker.toml");
     let script = desk.dir.path().join("puppet.py").display().to_string();
     let text = format!(
         "state_dir = {:?}\nwork_dir = {:?}\n[[program]]\nname = \"puppet\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [{script:?}]\n\
-         trusted = true\nenv = {{ MARK = {:?} }}\n",
+         trusted = true\nenv = {{ MARK = {:?} }}\n{more}\n",
         desk.dir.path().join("state"),
         desk.work_dir(),
         desk.mark,
     );
     fs::write(&config, text).expect("written");
-    Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
+    agent
         .args(["--server", &desk.server.url(), "--cores", "2", "--unattended", "--config"])
         .arg(&config)
         .stderr(Stdio::null())
@@ -111,6 +116,28 @@ async fn what_a_killed_supervisor_leaves_is_ended() {
     assert!(results[0].contains("supervisor is lost"), "{results:?}");
     desk.wait_until("processes are left", || desk.processes().is_empty()).await;
     assert_eq!(run(&mut session, 2, "puppet", &[add(&[1])]).await, ["1"]);
+    stop(agent, session).await;
+    desk.nothing_is_left().await;
+}
+
+/// Root's supervisor may look into everything; that of an agent with an account of its own may not.
+#[tokio::test]
+async fn memory_counts_that_nobody_may_look_into() {
+    const NOBODY: u32 = 65534;
+    let mut desk = Desk::new("").await;
+    // Where this was built may be root's alone.
+    let binary = desk.dir.path().join("pcfarm-worker");
+    fs::copy(env!("CARGO_BIN_EXE_pcfarm-worker"), &binary).expect("there is room");
+    let mut agent = Command::new(&binary);
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(desk.dir.path(), Some(NOBODY), Some(NOBODY)).expect("root may");
+        agent.uid(NOBODY).gid(NOBODY);
+    }
+    let agent = started(&desk, "memory_mib = 256", &mut agent);
+    let (mut session, _) = desk.server.welcomed().await;
+    let results = run(&mut session, 1, "puppet", &[puppet("hog out of sight"), add(&[1, 2])]).await;
+    assert!(results[0].contains("MiB of memory; its limit is 256 MiB"), "{results:?}");
+    assert_eq!(results[1], "3");
     stop(agent, session).await;
     desk.nothing_is_left().await;
 }
