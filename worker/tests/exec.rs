@@ -243,6 +243,15 @@ async fn what_a_program_does_wrong_fails_its_problem_alone() {
     desk.nothing_is_left().await;
 }
 
+/// A program that does so before it reads on is replaced, and its home with it.
+#[tokio::test]
+async fn what_a_program_leaves_in_its_home_is_no_other_programs() {
+    let mut desk = Desk::new("disk_mib = 64").await;
+    let fill = puppet("answer and fill its home");
+    let results = desk.solve("puppet", &[fill.clone(), add(&[1, 2]), fill, puppet("look at its home")]).await;
+    assert_eq!(results, ["\"answered\"", "3", "\"answered\"", "[]"]);
+}
+
 /// What is shared counts once.
 #[tokio::test]
 async fn a_program_may_share_what_it_has_with_its_children() {
@@ -347,6 +356,24 @@ async fn a_program_without_problems_ends_and_is_started_again() {
         assert_eq!(run(&mut session, id, "puppet", &[add(&[1]), add(&[2])]).await, ["1", "2"]);
         desk.wait_until("it does not end", || desk.processes().is_empty()).await;
     }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+/// However many have waited for another problem.
+#[tokio::test]
+async fn programs_that_have_ended_meanwhile_fail_nothing() {
+    const CORES: usize = 8;
+    let mut desk = Desk::new("idle = 2").await;
+    let (mut agent, mut session) = desk.agent(CORES).await;
+    let waiting = json!({"do": "wait", "seconds": 2});
+    session.check_out(1, "exec:puppet", vec![waiting.to_string(); CORES]).await;
+    desk.wait_until("they are not there together", || desk.processes().len() == CORES).await;
+    assert_eq!(closed(&mut session, 1).await, vec!["\"waited\""; CORES]);
+    desk.wait_until("they do not end", || desk.processes().is_empty()).await;
+    assert_eq!(run(&mut session, 2, "puppet", &[add(&[1])]).await, ["1"]);
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");

@@ -38,6 +38,9 @@ for line in sys.stdin:
         say({"result": sum(payload["of"])})
     elif do == "echo":
         say({"result": question})
+    elif do == "wait":
+        time.sleep(payload["seconds"])
+        say({"result": "waited"})
     elif do == "count":
         say({"result": {"answered": answered, "pid": os.getpid()}})
     elif do == "mutter":
