@@ -206,6 +206,29 @@ async fn each_convoy_begins_afresh() {
     stopped(agent, session).await;
 }
 
+/// So that a convoy of many problems is solved on all of them.
+#[tokio::test]
+async fn each_core_that_works_on_a_convoy_has_an_instance_of_its_own() {
+    let Some(module) = puppet_module() else { return };
+    let mut desk = Desk::new(None).await;
+    let hash = desk.server.files.put(&module);
+    let (agent, mut session) = desk.agent(2).await;
+    let problem = |convoy: i64| (convoy, json!({"do": "walk and say how many", "n": 20_000_000}).to_string());
+    let problems: Vec<(i64, String)> = [1, 2].into_iter().flat_map(|convoy| vec![problem(convoy); 8]).collect();
+    session.check_out_convoys(1, &format!("wasm:{hash}"), &problems).await;
+    let counts: Vec<usize> =
+        results(&mut session, 1).await.iter().map(|count| count.parse().expect("a number")).collect();
+    for convoy in counts.chunks(8) {
+        let instances = convoy.iter().filter(|&&count| count == 1).count();
+        assert!((1..=2).contains(&instances), "{counts:?}");
+        // Each of them counts what it has solved, and nothing else.
+        let solved = (1..=8).map(|nth| convoy.iter().filter(|&&count| count == nth).count());
+        assert!(solved.is_sorted_by(|a, b| a >= b), "{counts:?}");
+    }
+    assert!(counts.iter().any(|&count| count == 1) && counts.iter().all(|&count| count <= 8), "{counts:?}");
+    stopped(agent, session).await;
+}
+
 /// No time limit ends these loops, and there is one core.
 #[tokio::test]
 async fn a_loop_ends_when_nobody_wants_it_any_more() {
