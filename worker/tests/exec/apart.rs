@@ -207,6 +207,7 @@ async fn see_nothing(more: &str) {
         json!({"do": "write", "path": format!("{}/new", desk.dir.path().display())}),
         puppet("leave a file"),
         json!({"do": "link", "path": key}),
+        json!({"do": "truncate", "path": key}),
     ];
     let results = run(&mut session, 1, "puppet", &payloads).await;
     let results: Vec<Value> = results.iter().map(|text| serde_json::from_str(text).expect(text)).collect();
@@ -224,6 +225,8 @@ async fn see_nothing(more: &str) {
     assert_eq!(results[3], "PermissionError");
     // Into another directory, which the fence takes for another file system.
     assert!(["PermissionError", "OSError"].contains(&results[5].as_str().expect("a word")), "{}", results[5]);
+    assert_eq!(results[6], "PermissionError");
+    assert_eq!(fs::read_to_string(&key).expect("it is the agent's"), "a key");
     let directory = results[4].as_str().expect("its directory");
     assert!(!Path::new(directory).exists(), "a problem's directory stays");
     agent.stop.cancel();

@@ -179,6 +179,12 @@ for line in sys.stdin:
         while True:
             os.mkdir("d")
             os.chdir("d")
+    elif do == "truncate":
+        try:
+            os.truncate(payload["path"], 0)
+            say({"result": "emptied"})
+        except OSError as error:
+            say({"result": type(error).__name__})
     elif do == "link":
         try:
             os.link(payload["path"], os.path.join(question["directory"], "mine"))
