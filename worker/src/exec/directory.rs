@@ -37,11 +37,9 @@ impl Area {
     /// Removes what an agent before this one has left there; what cannot be removed is put aside, and tried again the next time.
     /// Nobody else may use `base`.
     pub fn open(base: &Path) -> io::Result<Area> {
-        let aside = |n: u32| base.with_extension(format!("left-{n}"));
-        (1..=ASIDE).map(aside).filter(|left| left.exists()).for_each(|left| discard(&left));
-        if let Err(error) = space::remove(base) {
+        if let Err(error) = remove(base) {
             warn!(path = %base.display(), %error, "put aside");
-            (1..=ASIDE).map(aside).find_map(|to| fs::rename(base, to).ok()).ok_or(error)?;
+            aside(base).find_map(|to| fs::rename(base, to).ok()).ok_or(error)?;
         }
         if let Some(above) = base.parent().filter(|above| !above.exists()) {
             fs::create_dir_all(above)?;
@@ -71,6 +69,16 @@ impl Drop for Area {
     fn drop(&mut self) {
         discard(&self.base);
     }
+}
+
+/// Removes an agent's directories that nobody uses; what was put aside as far as that can be.
+pub fn remove(base: &Path) -> io::Result<()> {
+    aside(base).filter(|left| left.exists()).for_each(|left| discard(&left));
+    space::remove(base)
+}
+
+fn aside(base: &Path) -> impl Iterator<Item = PathBuf> {
+    (1..=ASIDE).map(move |n| base.with_extension(format!("left-{n}")))
 }
 
 #[derive(Debug)]

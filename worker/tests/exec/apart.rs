@@ -54,7 +54,7 @@ async fn programs_end_with_an_agent_that_is_killed() {
 
     // What it has left on the disk is gone when its successor has started.
     let litter = |dir: &Path| fs::read_dir(dir).map_or(0, |entries| entries.flatten().count());
-    let of_programs = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().ends_with(".files");
+    let of_programs = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().contains('.');
     let mut dirs = fs::read_dir(desk.work_dir()).expect("it is there").flatten();
     let base = dirs.find(of_programs).expect("the agent's").path();
     assert!(litter(&base) > 0);
