@@ -34,7 +34,7 @@
 
 mod arguments;
 pub(crate) mod controller;
-mod directory;
+pub(crate) mod directory;
 pub(crate) mod fence;
 mod instance;
 mod launcher;

@@ -4,6 +4,7 @@
 //! checked, synced and renamed, so that an agent may be killed at any moment. What was used longest ago goes first when
 //! there is no room. Whether a farm may be asked for a file at all is the server's to say: it wants to see the checkout.
 
+mod claim;
 mod download;
 mod lazy;
 #[cfg_attr(not(feature = "wasm"), allow(dead_code, reason = "only modules are looked at again"))]
@@ -27,6 +28,7 @@ use crate::agent::chain;
 use crate::credentials::Credentials;
 use crate::platform;
 use crate::work::CheckoutKey;
+use claim::Claim;
 use download::Download;
 pub use lazy::Lazy;
 use shelf::{Found, Shelf};
@@ -70,6 +72,8 @@ pub struct Files {
     farm: Farm,
     shelf: Mutex<Shelf>,
     changed: Condvar,
+    /// On what the agent has beside `dir`, too.
+    _claim: Option<Claim>,
 }
 
 /// A file that stays where it is for as long as this lives.
@@ -105,8 +109,14 @@ impl Drop for Kept<'_> {
 }
 
 impl Files {
-    /// What an agent before this one has kept in `dir` is kept, and what it was fetching is removed. Nobody else writes to `dir`.
+    /// What an agent before this one has kept in `dir` is kept, and what it was fetching is removed; so is what other agents have left
+    /// beside it. Nobody else writes to `dir`.
     pub fn open(dir: PathBuf, bytes_limit: u64, farm: Farm) -> io::Result<Files> {
+        make_above(&dir)?;
+        let claim = Claim::of(&dir)?;
+        if let Some(claim) = &claim {
+            claim.remove_unclaimed();
+        }
         let mut shelf = Shelf::new(bytes_limit);
         let mut found = Vec::new();
         let entries = match fs::read_dir(&dir) {
@@ -129,7 +139,7 @@ impl Files {
         for (_, hash, bytes) in found {
             shelf.put(hash, bytes);
         }
-        let files = Files { dir, farm, shelf: Mutex::new(shelf), changed: Condvar::new() };
+        let files = Files { dir, farm, shelf: Mutex::new(shelf), changed: Condvar::new(), _claim: claim };
         // Programs are fenced by what is there when they start.
         files.make_dir()?;
         // The limit may have been lowered.
@@ -212,10 +222,7 @@ impl Files {
         if self.dir.exists() {
             return Ok(());
         }
-        if let Some(above) = self.dir.parent().filter(|above| !above.exists()) {
-            fs::create_dir_all(above)?;
-            platform::let_pass(above)?;
-        }
+        make_above(&self.dir)?;
         fs::create_dir_all(&self.dir)?;
         platform::let_pass(&self.dir)
     }
@@ -277,6 +284,14 @@ impl Drop for Files {
     fn drop(&mut self) {
         drop(fs::remove_dir(&self.dir));
     }
+}
+
+fn make_above(dir: &Path) -> io::Result<()> {
+    if let Some(above) = dir.parent().filter(|above| !above.exists()) {
+        fs::create_dir_all(above)?;
+        platform::let_pass(above)?;
+    }
+    Ok(())
 }
 
 async fn unwanted(cancelled: &dyn Fn() -> bool) {

@@ -203,6 +203,7 @@ async fn what_a_program_does_wrong_fails_its_problem_alone() {
         (puppet("hog together"), "MiB of memory; its limit is 256 MiB"),
         (puppet("hog a shared memory"), "MiB of memory; its limit is 256 MiB"),
         (puppet("hog files in memory"), "MiB of memory; its limit is 256 MiB"),
+        (puppet("share and fill the disk"), "to its directory; its limit is 64 MiB"),
         (puppet("fill the disk without names"), "to its directory; its limit is 64 MiB"),
         (puppet("fill the disk where no path leads"), "to its directory; its limit is 64 MiB"),
         (puppet("dig"), "more than 200 levels of directories"),
@@ -240,6 +241,15 @@ async fn what_a_program_does_wrong_fails_its_problem_alone() {
     drop(session);
     agent.ended().await.expect("nothing is left");
     desk.nothing_is_left().await;
+}
+
+/// A program that does so before it reads on is replaced, and its home with it.
+#[tokio::test]
+async fn what_a_program_leaves_in_its_home_is_no_other_programs() {
+    let mut desk = Desk::new("disk_mib = 64").await;
+    let fill = puppet("answer and fill its home");
+    let results = desk.solve("puppet", &[fill.clone(), add(&[1, 2]), fill, puppet("look at its home")]).await;
+    assert_eq!(results, ["\"answered\"", "3", "\"answered\"", "[]"]);
 }
 
 /// What is shared counts once.
@@ -346,6 +356,24 @@ async fn a_program_without_problems_ends_and_is_started_again() {
         assert_eq!(run(&mut session, id, "puppet", &[add(&[1]), add(&[2])]).await, ["1", "2"]);
         desk.wait_until("it does not end", || desk.processes().is_empty()).await;
     }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+    desk.nothing_is_left().await;
+}
+
+/// However many have waited for another problem.
+#[tokio::test]
+async fn programs_that_have_ended_meanwhile_fail_nothing() {
+    const CORES: usize = 8;
+    let mut desk = Desk::new("idle = 2").await;
+    let (mut agent, mut session) = desk.agent(CORES).await;
+    let waiting = json!({"do": "wait", "seconds": 2});
+    session.check_out(1, "exec:puppet", vec![waiting.to_string(); CORES]).await;
+    desk.wait_until("they are not there together", || desk.processes().len() == CORES).await;
+    assert_eq!(closed(&mut session, 1).await, vec!["\"waited\""; CORES]);
+    desk.wait_until("they do not end", || desk.processes().is_empty()).await;
+    assert_eq!(run(&mut session, 2, "puppet", &[add(&[1])]).await, ["1"]);
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");

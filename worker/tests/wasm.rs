@@ -1,6 +1,9 @@
 //! Modules under an agent: what they are for, and what hostile ones can do.
 #![cfg(feature = "wasm")]
 
+#[cfg(target_os = "linux")]
+#[path = "wasm/compiler.rs"]
+mod compiler;
 mod farm;
 
 use std::collections::BTreeMap;
@@ -200,6 +203,29 @@ async fn each_convoy_begins_afresh() {
     // A batch order of another checkout is another convoy.
     session.check_out_convoys(2, &format!("wasm:{hash}"), &[of(4, many)]).await;
     assert_eq!(results(&mut session, 2).await, ["1"]);
+    stopped(agent, session).await;
+}
+
+/// So that a convoy of many problems is solved on all of them.
+#[tokio::test]
+async fn each_core_that_works_on_a_convoy_has_an_instance_of_its_own() {
+    let Some(module) = puppet_module() else { return };
+    let mut desk = Desk::new(None).await;
+    let hash = desk.server.files.put(&module);
+    let (agent, mut session) = desk.agent(2).await;
+    let problem = |convoy: i64| (convoy, json!({"do": "walk and say how many", "n": 20_000_000}).to_string());
+    let problems: Vec<(i64, String)> = [1, 2].into_iter().flat_map(|convoy| vec![problem(convoy); 8]).collect();
+    session.check_out_convoys(1, &format!("wasm:{hash}"), &problems).await;
+    let counts: Vec<usize> =
+        results(&mut session, 1).await.iter().map(|count| count.parse().expect("a number")).collect();
+    for convoy in counts.chunks(8) {
+        let instances = convoy.iter().filter(|&&count| count == 1).count();
+        assert!((1..=2).contains(&instances), "{counts:?}");
+        // Each of them counts what it has solved, and nothing else.
+        let solved = (1..=8).map(|nth| convoy.iter().filter(|&&count| count == nth).count());
+        assert!(solved.is_sorted_by(|a, b| a >= b), "{counts:?}");
+    }
+    assert!(counts.iter().any(|&count| count == 1) && counts.iter().all(|&count| count <= 8), "{counts:?}");
     stopped(agent, session).await;
 }
 
@@ -488,57 +514,4 @@ async fn natively(c: &Path, rust: &Path, ranges: &[Value], expected: &[String]) 
         assert_eq!(results(&mut session, id).await, expected, "{controller}");
     }
     stopped(agent, session).await;
-}
-
-/// A module with a function of so many bytes, of loops among a thousand variables.
-fn maze(bytes: usize) -> Vec<u8> {
-    let number = |value: usize| {
-        let low = u8::try_from(value & 0x7f).expect("seven bits") | 0x80;
-        let middle = u8::try_from(value >> 7 & 0x7f).expect("seven bits") | 0x80;
-        [low, middle, u8::try_from(value >> 14).expect("short")]
-    };
-    let mut any = 12345_u32;
-    let mut variable = || {
-        any = any.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        number((any >> 8) as usize % 1000)
-    };
-    let mut body = [&[1][..], &number(1000), &[0x7f]].concat();
-    while body.len() < bytes {
-        body.extend([0x03, 0x40, 0x03, 0x40, 0x03, 0x40]);
-        for (operation, then) in [(0x20, None), (0x20, Some(0x6a)), (0x21, None)] {
-            body.push(operation);
-            body.extend(variable());
-            body.extend(then);
-        }
-        for _ in 0..3 {
-            body.push(0x20);
-            body.extend(variable());
-            body.extend([0x0d, 0, 0x0b]);
-        }
-    }
-    body.push(0x0b);
-    let section = |id: u8, content: &[u8]| [&[id][..], &number(content.len()), content].concat();
-    let code = [&[1][..], &number(body.len()), &body].concat();
-    let sections = [section(1, &[1, 0x60, 0, 0]), section(3, &[1, 0]), section(10, &code)].concat();
-    [b"\0asm\x01\0\0\0", &sections[..]].concat()
-}
-
-/// The process that compiles it first, with less time than it has: for a minute of a core nobody waits here.
-#[test]
-#[cfg(target_os = "linux")]
-fn a_module_that_takes_its_compiler_too_long_is_found_out() {
-    use std::io::Write;
-    use std::os::unix::process::ExitStatusExt;
-
-    let compile = |module: &[u8], seconds: &str| {
-        let mut compiler = Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"));
-        compiler.args(["__pcfarm-compile", seconds]).stdin(std::process::Stdio::piped());
-        let mut compiler = compiler.spawn().expect("it starts");
-        compiler.stdin.take().expect("it is piped").write_all(module).expect("it reads all");
-        compiler.wait().expect("it ends")
-    };
-    let stopped = compile(&maze(500_000), "1");
-    assert_eq!(stopped.signal(), Some(rustix::process::Signal::XCPU.as_raw()));
-    assert!(compile(&maze(300), "60").success());
-    assert!(compile(b"not a module", "60").success(), "that is for the agent to say");
 }

@@ -56,6 +56,16 @@ fn finding(program: &Program, kernel: Kernel, installed: Result<(), String>) -> 
             "MAY READ THE AGENT'S KEY and write where the agent may: its owner trusts it"
         }
     };
+    let spoils = match (kernel.files, program.user) {
+        (true, None) if kernel.truncate => "; may change modes and times of the agent's files",
+        (true, None) => {
+            advice.push(
+                "before Linux 6.2 nothing but a user of its own (run_as) keeps it from emptying the agent's files",
+            );
+            "; MAY EMPTY THE AGENT'S FILES, its key among them, and change their modes"
+        }
+        (_, Some(_)) | (false, None) => "",
+    };
     let signals = match (kernel.signals, program.user) {
         (true, _) => "cannot signal what it has not started",
         (false, Some(_)) => "may signal what runs as that user",
@@ -75,7 +85,7 @@ fn finding(program: &Program, kernel: Kernel, installed: Result<(), String>) -> 
     let mib = |bytes: u64| bytes >> 20;
     let limits = &program.limits;
     let says = format!(
-        "{name}: {whose}; {files}; {signals}; {network}; at most {} MiB of memory with all that it starts \
+        "{name}: {whose}; {files}{spoils}; {signals}; {network}; at most {} MiB of memory with all that it starts \
          (looked at twenty times a second), {} processes, {} MiB of disk (once a second)",
         mib(limits.memory_bytes),
         limits.processes,
@@ -89,8 +99,8 @@ mod tests {
     use super::*;
     use crate::exec::plan::User;
 
-    const NEW: Kernel = Kernel { files: true, tcp: true, signals: true };
-    const OLD: Kernel = Kernel { files: false, tcp: false, signals: false };
+    const NEW: Kernel = Kernel { files: true, truncate: true, tcp: true, signals: true };
+    const OLD: Kernel = Kernel { files: false, truncate: false, tcp: false, signals: false };
 
     fn program(more: &str) -> Program {
         #[derive(serde::Deserialize)]
@@ -111,7 +121,7 @@ mod tests {
         assert_eq!(
             shut.says,
             "exec:a: as the agent's own user; reads neither the agent's key nor what is hidden, writes to its own directories alone \
-             (Landlock); cannot signal what it has not started; no TCP; at most 512 MiB of memory with all that it starts \
+             (Landlock); may change modes and times of the agent's files; cannot signal what it has not started; no TCP; at most 512 MiB of memory with all that it starts \
              (looked at twenty times a second), 3 processes, 1024 MiB of disk (once a second)"
         );
 
@@ -124,13 +134,19 @@ mod tests {
             assert!(open.advice.contains(word), "{word}: {}", open.advice);
         }
 
+        let early = finding(&program(""), Kernel { files: true, ..OLD }, Ok(()));
+        assert!(early.says.contains("(Landlock); MAY EMPTY THE AGENT'S FILES"), "{}", early.says);
+        assert!(early.advice.contains("before Linux 6.2 nothing but a user of its own"), "{}", early.advice);
+
         let wide = finding(&program("writable = [\"/dev/shm\"]"), NEW, Ok(()));
         assert!(wide.says.contains("and what writable names"), "{}", wide.says);
 
         let other = Program { user: Some(User { uid: 65534, gid: 65534 }), ..program("") };
-        let other = finding(&other, OLD, Ok(()));
-        assert!(other.says.starts_with("exec:a: as user 65534; reads and writes what that user may"), "{}", other.says);
-        assert_eq!(other.advice, "");
+        for (kernel, says) in [(OLD, "reads and writes what that user may"), (NEW, "reads neither the agent's key")] {
+            let finding = finding(&other, kernel, Ok(()));
+            assert!(finding.says.starts_with(&format!("exec:a: as user 65534; {says}")), "{}", finding.says);
+            assert!(!finding.says.contains("the agent's files") && finding.advice.is_empty(), "{finding:?}");
+        }
     }
 
     #[test]

@@ -242,11 +242,18 @@ impl Exec {
     }
 
     fn instance(&self) -> anyhow::Result<Instance> {
-        if let Some(instance) = self.idle().pop() {
-            return Ok(instance);
+        // The lock is not held while one that has retired ends.
+        while let Some(instance) = { self.idle().pop() } {
+            if !instance.has_retired() {
+                return Ok(instance);
+            }
         }
+        self.new_instance()
+    }
+
+    fn new_instance(&self) -> anyhow::Result<Instance> {
         let program = &self.program;
-        let place = self.area.place(program.user).context("the program's directory")?;
+        let place = self.area.place(program.user, program.mode).context("the program's directory")?;
         // Text without placeholders: a fed program's arguments are the same for all problems.
         let payload = Value::Null;
         let nothing = Values { key: "", attempt: 0, job: "", directory: "", payload: &payload };
@@ -392,8 +399,10 @@ impl Exec {
         self.back_off(|| problem.cancelled())?;
         let files = self.fetch(problem)?;
         let mut last = None;
-        for _ in 0..TRIES {
-            let prepared = self.instance().and_then(|instance| {
+        for tried in 1..=TRIES {
+            // One that has just been started does not retire.
+            let instance = if tried < TRIES { self.instance() } else { self.new_instance() };
+            let prepared = instance.and_then(|instance| {
                 let directory = self.directory(&instance, problem, &files)?;
                 Ok((instance, directory))
             });
@@ -409,11 +418,15 @@ impl Exec {
             match instance.ask(question, &body, problem.checkout) {
                 Asked::Replied(Reply::Retired, _) => debug!(program = self.program.name, "supervisor retired"),
                 Asked::Replied(reply, answer) => {
-                    // Another program finds nothing of this one's in its home.
-                    let is_used_up = self.program.mode == Mode::Fed && matches!(reply, Reply::Failed { .. });
+                    let has_failed = matches!(reply, Reply::Failed { .. });
                     let solved = self.replied(problem, (reply, answer), directory.path());
                     drop(directory);
-                    if !is_used_up {
+                    // Another program finds nothing of this one's.
+                    let is_clean = match self.program.mode {
+                        Mode::Fed => !has_failed,
+                        Mode::OneShot => instance.place().is_empty(),
+                    };
+                    if is_clean {
                         self.keep(instance);
                     }
                     return solved;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! work_dir/IDENTITY/        the agent's; emptied when it starts, since a killed agent cleans nothing
-//!   3/                      a program's on one core; what runs as the agent's user may make things in here, too
-//!     home/                 where a fed program works, while it runs
+//!   3/                      a program's on one core; what runs as the agent's user may make things in here, where there is no fence
+//!     home/                 where a fed program works, while it runs; a one-shot program works in its problem's
 //!     40000000001/          a problem's, while it is in hand
 //! ```
 
@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::warn;
 
 use crate::exec::plan::User;
+use crate::exec::settings::Mode;
 use crate::exec::space;
 
 /// Others may pass through, and see nothing.
@@ -36,11 +37,9 @@ impl Area {
     /// Removes what an agent before this one has left there; what cannot be removed is put aside, and tried again the next time.
     /// Nobody else may use `base`.
     pub fn open(base: &Path) -> io::Result<Area> {
-        let aside = |n: u32| base.with_extension(format!("left-{n}"));
-        (1..=ASIDE).map(aside).filter(|left| left.exists()).for_each(|left| discard(&left));
-        if let Err(error) = space::remove(base) {
+        if let Err(error) = remove(base) {
             warn!(path = %base.display(), %error, "put aside");
-            (1..=ASIDE).map(aside).find_map(|to| fs::rename(base, to).ok()).ok_or(error)?;
+            aside(base).find_map(|to| fs::rename(base, to).ok()).ok_or(error)?;
         }
         if let Some(above) = base.parent().filter(|above| !above.exists()) {
             fs::create_dir_all(above)?;
@@ -55,11 +54,13 @@ impl Area {
     }
 
     /// Directories of a program that runs as `user`.
-    pub fn place(&self, user: Option<User>) -> io::Result<Place> {
+    pub fn place(&self, user: Option<User>, mode: Mode) -> io::Result<Place> {
         let path = self.base.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
         make(&path, PASSAGE, None)?;
         let place = Place { path, user };
-        make(&place.home(), OWN, user)?;
+        if mode == Mode::Fed {
+            make(&place.home(), OWN, user)?;
+        }
         Ok(place)
     }
 }
@@ -68,6 +69,16 @@ impl Drop for Area {
     fn drop(&mut self) {
         discard(&self.base);
     }
+}
+
+/// Removes an agent's directories that nobody uses; what was put aside as far as that can be.
+pub fn remove(base: &Path) -> io::Result<()> {
+    aside(base).filter(|left| left.exists()).for_each(|left| discard(&left));
+    space::remove(base)
+}
+
+fn aside(base: &Path) -> impl Iterator<Item = PathBuf> {
+    (1..=ASIDE).map(move |n| base.with_extension(format!("left-{n}")))
 }
 
 #[derive(Debug)]
@@ -83,6 +94,11 @@ impl Place {
 
     pub fn home(&self) -> PathBuf {
         self.path.join("home")
+    }
+
+    /// Whether nothing is in it: what a problem leaves here would be in the next one's way, and for it to read.
+    pub fn is_empty(&self) -> bool {
+        fs::read_dir(&self.path).is_ok_and(|mut entries| entries.next().is_none())
     }
 
     /// A directory for a problem, until it is dropped.
@@ -147,7 +163,12 @@ mod tests {
 
         let area = Area::open(&base).expect("it can be made");
         assert_eq!(fs::read_dir(&base).expect("it is there").count(), 0);
-        let place = area.place(None).expect("made");
+        let once = area.place(None, Mode::OneShot).expect("made");
+        assert!(once.is_empty());
+        fs::write(once.path().join("left"), "by a problem").expect("written");
+        assert!(!once.is_empty());
+        drop(once);
+        let place = area.place(None, Mode::Fed).expect("made");
         let problem = place.problem("7").expect("made");
         assert!(place.problem("7").is_err(), "a directory was taken that was there");
         let closed = problem.path().join("a/b");

@@ -5,6 +5,8 @@
 //!
 //! Landlock grants and never denies, and a grant is for all beneath a directory. So that a hidden directory is left out, its
 //! ancestors are granted entry by entry, without symbolic links, which lead to places that are granted as themselves.
+//!
+//! No kernel's Landlock keeps a process from changing modes, owners, times and attributes of what is its user's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,20 +31,23 @@ pub struct Fence<'a> {
     pub network: bool,
 }
 
-/// What of it this kernel has: files from Linux 5.13 on, TCP from 6.7, signals from 6.12.
+/// What of it this kernel has: files from Linux 5.13 on, truncation by their names from 6.2, TCP from 6.7, signals from 6.12.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
     pub files: bool,
+    pub truncate: bool,
     pub tcp: bool,
     pub signals: bool,
 }
 
 pub fn kernel() -> Kernel {
     let required = || Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let truncate = required().handle_access(AccessFs::Truncate);
     let tcp = required().handle_access(AccessNet::from_all(RIGHTS));
     let signals = required().scope(Scope::Signal);
     Kernel {
         files: available(),
+        truncate: truncate.and_then(Ruleset::create).is_ok(),
         tcp: tcp.and_then(Ruleset::create).is_ok(),
         signals: signals.and_then(Ruleset::create).is_ok(),
     }

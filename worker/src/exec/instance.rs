@@ -82,9 +82,15 @@ impl Instance {
         &self.place.0
     }
 
-    /// Whether it can be asked once more.
+    /// Whether it cannot be asked once more.
     pub fn is_spent(&self) -> bool {
         self.is_spent
+    }
+
+    /// Whether it has ended, or says that it will: nobody asked it anything that it could answer.
+    pub fn has_retired(&self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.replies, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
     /// While the checkout is frozen the program stands still.

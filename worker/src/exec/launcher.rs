@@ -23,6 +23,7 @@ use rustix::thread::{
 
 use crate::exec::fence::{self, Fence};
 use crate::exec::plan::{Launch, read_frame};
+use crate::exec::settings;
 use crate::manners::Rank;
 
 /// What a shell says of what it cannot start. The nonce on standard error is what counts.
@@ -60,7 +61,9 @@ fn launch(nonce: &mut String) -> anyhow::Result<Infallible> {
     if plan.is_guest {
         Rank::Guest.take();
     }
-    let fence = Fence { hidden: &plan.hidden, writable: &plan.writable, own: &plan.area, network: plan.network };
+    // What runs for one problem has nothing to do beside it.
+    let own = if plan.mode == settings::Mode::OneShot { &launch.directory } else { &plan.area };
+    let fence = Fence { hidden: &plan.hidden, writable: &plan.writable, own, network: plan.network };
     let fence = if fence::available() { Some(fence.build().context("its fence")?) } else { None };
     limit(&launch).context("its limits")?;
     drop_capabilities().context("its capabilities")?;

@@ -261,25 +261,40 @@ impl Running {
         if now < self.look_at {
             return None;
         }
-        let limits = self.limits;
         let usage = tree::usage(getpid());
-        let over = if usage.processes > limits.processes {
-            Some(Failure::Processes { started: usage.processes, limit: limits.processes })
-        } else if usage.most_memory_bytes > limits.memory_bytes {
-            let used = usage.exact_memory(getpid()).unwrap_or(usage.memory_bytes);
-            (used > limits.memory_bytes).then_some(Failure::Memory { used, limit: limits.memory_bytes })
-        } else if now >= self.disk_look_at {
-            let used = space::used(area, limits.disk_bytes);
-            self.disk_look_at = Instant::now() + BETWEEN_DISK_LOOKS.max(now.elapsed() * LOOK_SHARE);
-            match used.map(|used| used + usage.disk_bytes) {
-                Ok(used) => (used > limits.disk_bytes).then_some(Failure::Disk { used, limit: limits.disk_bytes }),
-                Err(failure) => Some(failure),
-            }
-        } else {
-            None
-        };
+        // Each is looked at whatever the one before costs to find out.
+        let over = self.over_processes(&usage).or_else(|| self.over_memory(&usage));
+        let over = over.or_else(|| self.over_disk(area, &usage));
         self.look_at = Instant::now() + BETWEEN_LOOKS.max(now.elapsed() * LOOK_SHARE);
         over
+    }
+
+    fn over_processes(&self, usage: &tree::Usage) -> Option<Failure> {
+        let limit = self.limits.processes;
+        (usage.processes > limit).then_some(Failure::Processes { started: usage.processes, limit })
+    }
+
+    fn over_memory(&self, usage: &tree::Usage) -> Option<Failure> {
+        let limit = self.limits.memory_bytes;
+        if usage.most_memory_bytes <= limit {
+            return None;
+        }
+        let used = usage.exact_memory(getpid());
+        (used > limit).then_some(Failure::Memory { used, limit })
+    }
+
+    fn over_disk(&mut self, area: &Path, usage: &tree::Usage) -> Option<Failure> {
+        let began = Instant::now();
+        if began < self.disk_look_at {
+            return None;
+        }
+        let limit = self.limits.disk_bytes;
+        let used = space::used(area, limit);
+        self.disk_look_at = Instant::now() + BETWEEN_DISK_LOOKS.max(began.elapsed() * LOOK_SHARE);
+        match used.map(|used| used + usage.disk_bytes) {
+            Ok(used) => (used > limit).then_some(Failure::Disk { used, limit }),
+            Err(failure) => Some(failure),
+        }
     }
 
     pub fn next_look(&self) -> Duration {

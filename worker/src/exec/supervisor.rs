@@ -65,6 +65,8 @@ struct Left;
 enum Heard {
     All,
     Not(Failure),
+    /// The program has something to do with the question before, and ends: what it leaves in its home is for nobody.
+    Retire,
     Left,
 }
 
@@ -134,6 +136,11 @@ fn serve() -> io::Result<()> {
             Mode::OneShot => supervisor.run_once(&question, &body)?,
         };
         match answered {
+            Ok((Reply::Retired, _)) => {
+                tree::end(getpid(), |_, _| ());
+                write_frame(&mut supervisor.replies, &Reply::Retired, &[])?;
+                return Ok(());
+            }
             Ok((reply, answer)) => write_frame(&mut supervisor.replies, &reply, &answer)?,
             Err(Left) => {
                 tree::end(getpid(), |_, _| ());
@@ -144,8 +151,8 @@ fn serve() -> io::Result<()> {
 }
 
 impl Supervisor {
-    /// Waits for the agent. A program that ends meanwhile, or speaks without being asked, is not there any more for the next
-    /// question. False when it has waited long enough.
+    /// Waits for the agent. False when it has waited long enough, or the program has ended meanwhile, takes too much or speaks without
+    /// being asked: the next question is for another, with a home of its own.
     fn idle(&mut self) -> io::Result<bool> {
         let end = Instant::now() + Duration::from_millis(self.plan.idle_ms);
         loop {
@@ -168,6 +175,7 @@ impl Supervisor {
             if !is_quiet(program) || program.over_limit(&self.plan.area).is_some() {
                 program.end();
                 self.program = None;
+                return Ok(false);
             }
         }
     }
@@ -186,11 +194,11 @@ impl Supervisor {
         let end = line.pop().into_iter().chain([b'\n']).collect::<Vec<u8>>();
         let outcome = match self.make_listen(question, &line, &mut until)? {
             Heard::All => self.hear(question, &end, &mut until)?,
-            Heard::Not(failure) => Heard::Not(failure),
-            Heard::Left => Heard::Left,
+            other => other,
         };
         Ok(match (outcome, &mut self.program) {
             (Heard::Left, _) => Err(Left),
+            (Heard::Retire, _) => Ok((Reply::Retired, Vec::new())),
             (Heard::Not(failure), _) => Ok((self.failed(failure), Vec::new())),
             (Heard::All, None) => Ok((self.failed(Failure::Closed), Vec::new())),
             (Heard::All, Some(program)) => {
@@ -203,10 +211,10 @@ impl Supervisor {
     }
 
     /// Gives the program its question without the last byte, and waits until it has read that: so it has done with the one
-    /// before, and whatever it has written up to here is no answer to this one, which it cannot know yet. A program that has
-    /// been used and is not quiet is replaced; a new one fails the problem.
+    /// before, and whatever it has written up to here is no answer to this one, which it cannot know yet. What goes wrong until then
+    /// is not this question's, if the program has been used: another is asked. A new one fails the problem.
     fn make_listen(&mut self, question: &Question, line: &[u8], until: &mut Until) -> io::Result<Heard> {
-        let mut is_used = self.program.is_some();
+        let is_used = self.program.is_some();
         if let Some(program) = &mut self.program {
             // What it said on standard error before is about problems that have ended well.
             program.tail.take();
@@ -240,14 +248,16 @@ impl Supervisor {
                 return Ok(Heard::Not(self.eager()));
             }
             if !is_quiet(program) {
-                eprintln!("a program wrote a line too many, or ended, between its problems; it is started again");
-                program.end();
-                self.program = None;
-                is_used = false;
-                continue;
+                eprintln!("a program wrote a line too many, or ended, between its problems; another is started");
+                return Ok(Heard::Retire);
             }
-            if let Some(failure) = limits(program, &self.plan, question, *until) {
-                return Ok(Heard::Not(failure));
+            match limits(program, &self.plan, question, *until) {
+                Some(failure) if is_used => {
+                    eprintln!("{failure}, before it had read its next problem; another is started");
+                    return Ok(Heard::Retire);
+                }
+                Some(failure) => return Ok(Heard::Not(failure)),
+                None => {}
             }
         }
         unreachable!("it looks as long as it must")

@@ -48,8 +48,6 @@ struct Stat {
 #[derive(Debug, Default)]
 pub struct Usage {
     pub processes: u32,
-    /// At least: of what several have mapped together, only as much as one of them has.
-    pub memory_bytes: u64,
     /// At most: what several have mapped counts for each.
     pub most_memory_bytes: u64,
     /// Files without a name on a disk.
@@ -180,22 +178,17 @@ pub fn go_on(stopped: &HashSet<Pid>) {
 /// How many there are, and what they take. Files that have no name any more, or never had one, are found by who has them open.
 pub fn usage(root: Pid) -> Usage {
     let mut usage = Usage::default();
-    let (mut most_shared, mut all_shared) = (0, 0);
     let mut on_disk = HashMap::new();
     each_descendant(root, |process| {
         if process.is_zombie {
             return;
         }
         usage.processes += 1;
-        let memory = memory(process.pid);
-        usage.memory_bytes += memory.own_bytes;
-        most_shared = most_shared.max(memory.shared_bytes);
-        all_shared += memory.shared_bytes;
+        usage.most_memory_bytes += most_memory(process.pid);
         nameless(process.pid, &mut usage.nameless, &mut on_disk);
     });
     usage.disk_bytes = on_disk.values().sum();
-    usage.most_memory_bytes = usage.memory_bytes + all_shared + usage.nameless.values().sum::<u64>();
-    usage.memory_bytes += most_shared;
+    usage.most_memory_bytes += usage.nameless.values().sum::<u64>();
     usage
 }
 
@@ -228,26 +221,25 @@ pub fn tasks_of_user(uid: u32) -> u64 {
 
 impl Usage {
     /// The memory by what each process has in proportion, and files in memory as a whole, which is exact and takes the kernel long for
-    /// large ones.
-    pub fn exact_memory(&self, root: Pid) -> Option<u64> {
+    /// large ones. Of a process that has forbidden to be looked into, all that it shares counts as its own.
+    pub fn exact_memory(&self, root: Pid) -> u64 {
         let mut total = 0;
-        let mut all = true;
         each_descendant(root, |process| {
             let read = |what| fs::read_to_string(format!("/proc/{}/{what}", process.pid.as_raw_nonzero()));
             match read("smaps_rollup") {
                 Ok(text) => {
-                    total +=
-                        ["Pss_Anon:", "Pss_Shmem:", "SwapPss:"].map(|name| number(&text, name)).iter().sum::<u64>();
+                    let kib: u64 = ["Pss_Anon:", "Pss_Shmem:", "SwapPss:"].map(|name| number(&text, name)).iter().sum();
+                    total += kib << 10;
                 }
-                // It has ended, or nobody may look.
-                Err(_) => all &= process.is_zombie,
+                // Nothing, if it has ended.
+                Err(_) => total += most_memory(process.pid),
             }
             if !self.nameless.is_empty() {
                 // These count below, as a whole.
-                total = total.saturating_sub(read("smaps").map_or(0, |text| shared_of(&text, &self.nameless)));
+                total = total.saturating_sub(read("smaps").map_or(0, |text| shared_of(&text, &self.nameless)) << 10);
             }
         });
-        all.then_some((total << 10) + self.nameless.values().sum::<u64>())
+        total + self.nameless.values().sum::<u64>()
     }
 }
 
@@ -336,16 +328,11 @@ fn parse_stat(line: &[u8]) -> Option<Stat> {
     })
 }
 
-#[derive(Default)]
-struct Memory {
-    own_bytes: u64,
-    shared_bytes: u64,
-}
-
-fn memory(pid: Pid) -> Memory {
+/// What a process has, and all that it shares: what everybody may read.
+fn most_memory(pid: Pid) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
-    let own = number(&text, "RssAnon:") + number(&text, "VmSwap:");
-    Memory { own_bytes: own << 10, shared_bytes: number(&text, "RssShmem:") << 10 }
+    let kib: u64 = ["RssAnon:", "VmSwap:", "RssShmem:"].map(|name| number(&text, name)).iter().sum();
+    kib << 10
 }
 
 fn number(text: &str, name: &str) -> u64 {

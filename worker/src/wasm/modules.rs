@@ -32,6 +32,10 @@ const COMPILED_BYTES_LIMIT: usize = 256 << 20;
 /// How often who waits asks whether it is still wanted.
 const STEP: Duration = Duration::from_millis(20);
 
+/// After a compiler that was ended from outside: who does so goes on, and is not to fail a whole job in the blink of an eye.
+#[cfg(target_os = "linux")]
+const INTERRUPTED_PAUSE: Duration = Duration::from_secs(1);
+
 /// A module's own stack, and what is left for what it calls.
 const WASM_STACK_BYTES: usize = 1 << 20;
 const STACK_BYTES: usize = 2 << 20;
@@ -65,8 +69,31 @@ struct Known {
     used_at: u64,
     /// Of the file.
     bytes: usize,
-    /// Why it cannot be run holds for good: its content is its name.
-    outcome: Result<InstancePre<Host>, String>,
+    outcome: Result<InstancePre<Host>, Objection>,
+    since: Instant,
+}
+
+impl Known {
+    /// Whether it is an answer for somebody who asked at that time.
+    fn holds_for(&self, asked: Instant) -> bool {
+        match self.outcome {
+            Ok(_) | Err(Objection::ForGood(_)) => true,
+            #[cfg(target_os = "linux")]
+            Err(Objection::Interrupted(_)) => self.since >= asked,
+        }
+    }
+}
+
+/// Why a module cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Objection {
+    /// Its content is its name.
+    #[error("{0}")]
+    ForGood(String),
+    /// Only who waits now is told so.
+    #[cfg(target_os = "linux")]
+    #[error("the module's compiler was ended by signal {0}, from outside: the next problem tries again")]
+    Interrupted(i32),
 }
 
 /// Lets go of the compiler.
@@ -102,12 +129,13 @@ impl Modules {
         of: CheckoutKey,
         is_cancelled: &dyn Fn() -> bool,
     ) -> anyhow::Result<InstancePre<Host>> {
+        let asked = Instant::now();
         let mut content = None;
         let mut shelf = self.shared.shelf();
         loop {
             shelf.now += 1;
             let now = shelf.now;
-            if let Some(known) = shelf.known.get_mut(&hash) {
+            if let Some(known) = shelf.known.get_mut(&hash).filter(|known| known.holds_for(asked)) {
                 known.used_at = now;
                 return known.outcome.clone().map_err(|why| anyhow!(why));
             }
@@ -154,15 +182,22 @@ impl Modules {
         let (engine, binary) = (self.engine.clone(), self.binary.clone());
         let work = move || {
             let began = Instant::now();
-            let make = || against(binary.as_deref(), &bytes).map_or_else(|| compiled(&engine, &bytes), Err);
+            let make = || match against(binary.as_deref(), &bytes) {
+                None => compiled(&engine, &bytes).map_err(Objection::ForGood),
+                Some(why) => Err(why),
+            };
             // A bug of the compiler is that module's, and would be the same the next time. What it leaves of the engine is caches.
-            let outcome = catch_unwind(AssertUnwindSafe(make))
-                .unwrap_or_else(|_| Err("the module cannot be compiled: the compiler failed".to_owned()));
+            let failed = || Objection::ForGood("the module cannot be compiled: the compiler failed".to_owned());
+            let outcome = catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|_| Err(failed()));
             match &outcome {
                 Ok(_) => {
                     info!(module = %hash, bytes = bytes.len(), ms = began.elapsed().as_millis(), "a module was compiled")
                 }
-                Err(why) => warn!(module = %hash, why, "a module cannot be run"),
+                Err(why) => warn!(module = %hash, %why, "a module cannot be run"),
+            }
+            #[cfg(target_os = "linux")]
+            if let Err(Objection::Interrupted(_)) = &outcome {
+                thread::sleep(INTERRUPTED_PAUSE);
             }
             at_work.0.shelf().put(hash, bytes.len(), outcome);
             drop(at_work);
@@ -173,9 +208,9 @@ impl Modules {
 }
 
 impl Shelf {
-    fn put(&mut self, hash: FileHash, bytes: usize, outcome: Result<InstancePre<Host>, String>) {
+    fn put(&mut self, hash: FileHash, bytes: usize, outcome: Result<InstancePre<Host>, Objection>) {
         self.now += 1;
-        self.known.insert(hash, Known { used_at: self.now, bytes, outcome });
+        self.known.insert(hash, Known { used_at: self.now, bytes, outcome, since: Instant::now() });
         let is_full = |known: &HashMap<FileHash, Known>| {
             known.len() > COMPILED_LIMIT || known.values().map(|one| one.bytes).sum::<usize>() > COMPILED_BYTES_LIMIT
         };
@@ -202,9 +237,9 @@ pub fn engine() -> anyhow::Result<Engine> {
 
 /// Why a module is not compiled.
 #[cfg_attr(not(target_os = "linux"), allow(unused_variables, reason = "its size is what is known elsewhere"))]
-fn against(binary: Option<&Path>, bytes: &[u8]) -> Option<String> {
+fn against(binary: Option<&Path>, bytes: &[u8]) -> Option<Objection> {
     if let Some(why) = sections::against(bytes) {
-        return Some(why);
+        return Some(Objection::ForGood(why));
     }
     #[cfg(target_os = "linux")]
     if let Some(why) = binary.and_then(|binary| rehearsal::against(binary, bytes)) {

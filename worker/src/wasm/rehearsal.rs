@@ -9,13 +9,13 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio, exit};
 
-use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit};
 use tracing::warn;
 use wasmtime::Module;
 
 use crate::exec::{COMPILE, orphans};
 use crate::manners::Rank;
-use crate::wasm::modules;
+use crate::wasm::modules::{self, Objection};
 use crate::wasm::sections::MODULE_BYTES_LIMIT;
 
 /// Of a core. Interpreters of whole languages take a few.
@@ -29,29 +29,38 @@ const MEMORY_BYTES: u64 = 2 << 30;
 /// Smaller modules are compiled at once, in a second or two at worst.
 const SMALL_BYTES: usize = 16 << 10;
 
-/// Why a module is not compiled here; none if it may be. `binary` is this program.
-pub fn against(binary: &Path, module: &[u8]) -> Option<String> {
+/// What there is against a module; nothing if it may be compiled here. `binary` is this program.
+pub fn against(binary: &Path, module: &[u8]) -> Option<Objection> {
     if module.len() <= SMALL_BYTES {
         return None;
     }
-    let signal = match compile(binary, module) {
-        Ok(status) => status.signal()?,
+    match compile(binary, module) {
+        Ok(status) => objection(status.signal()?),
         Err(error) => {
             warn!(%error, "a module's compiler cannot be started: it is compiled without having been tried");
-            return None;
+            None
         }
-    };
+    }
+}
+
+/// A compiler that may not have more memory aborts. What else ends it comes from outside: a person, or a kernel without memory.
+fn objection(signal: i32) -> Option<Objection> {
     Some(if signal == Signal::XCPU.as_raw() {
-        format!("the module takes more than {SECONDS} s of a core to be compiled: it has functions that are too large")
-    } else {
+        Objection::ForGood(format!(
+            "the module takes more than {SECONDS} s of a core to be compiled: it has functions that are too large"
+        ))
+    } else if signal == Signal::ABORT.as_raw() {
         let memory = MEMORY_BYTES >> 30;
-        format!("the module's compiler was ended by signal {signal}: it may use {memory} GiB of memory")
+        Objection::ForGood(format!("the module's compiler has given up: it may use {memory} GiB of memory"))
+    } else {
+        Objection::Interrupted(signal)
     })
 }
 
 fn compile(binary: &Path, module: &[u8]) -> io::Result<ExitStatus> {
     let mut command = Command::new(binary);
-    command.arg(COMPILE).arg(SECONDS.to_string()).env_clear().current_dir("/").process_group(0);
+    let parent = getpid().as_raw_nonzero().to_string();
+    command.args([COMPILE, &SECONDS.to_string(), &parent]).env_clear().current_dir("/").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = orphans::start(&mut command)?;
     // One that has ended does not read.
@@ -63,7 +72,9 @@ fn compile(binary: &Path, module: &[u8]) -> io::Result<ExitStatus> {
 
 /// That process. Its one word is how it ends: by a signal, if the module takes too much.
 pub fn run() -> ! {
-    let seconds = std::env::args().nth(2).and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
+    let number = |at| std::env::args().nth(at).and_then(|text| text.parse::<u64>().ok());
+    let seconds = number(2).unwrap_or(SECONDS);
+    end_with(number(3).and_then(|parent| Pid::from_raw(i32::try_from(parent).ok()?)));
     let set =
         |resource, least: u64, most: u64| setrlimit(resource, Rlimit { current: Some(least), maximum: Some(most) });
     let _ = set(Resource::Core, 0, 0);
@@ -82,4 +93,28 @@ pub fn run() -> ! {
         drop(Module::new(&engine, &module));
     }
     exit(0)
+}
+
+/// Nobody wants the answer of one whose agent was killed, and it may take a minute. The agent's thread waits as long as this lives.
+fn end_with(parent: Option<Pid>) {
+    let told = set_parent_process_death_signal(Some(Signal::KILL));
+    if told.is_err() || parent.is_none() || getppid() != parent {
+        eprintln!("a compiler's agent has ended");
+        exit(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_its_own_limits_are_the_modules_fault() {
+        for signal in [Signal::XCPU, Signal::ABORT] {
+            assert!(matches!(objection(signal.as_raw()), Some(Objection::ForGood(_))), "{signal:?}");
+        }
+        for signal in [Signal::KILL, Signal::TERM, Signal::BUS, Signal::HUP] {
+            assert_eq!(objection(signal.as_raw()), Some(Objection::Interrupted(signal.as_raw())));
+        }
+    }
 }

@@ -54,7 +54,7 @@ async fn programs_end_with_an_agent_that_is_killed() {
 
     // What it has left on the disk is gone when its successor has started.
     let litter = |dir: &Path| fs::read_dir(dir).map_or(0, |entries| entries.flatten().count());
-    let of_programs = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().ends_with(".files");
+    let of_programs = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().contains('.');
     let mut dirs = fs::read_dir(desk.work_dir()).expect("it is there").flatten();
     let base = dirs.find(of_programs).expect("the agent's").path();
     assert!(litter(&base) > 0);
@@ -67,17 +67,22 @@ async fn programs_end_with_an_agent_that_is_killed() {
 
 /// An agent that is a process of its own.
 fn process(desk: &Desk) -> Child {
+    started(desk, "", &mut Command::new(env!("CARGO_BIN_EXE_pcfarm-worker")))
+}
+
+/// With more said of its program, in TOML.
+fn started(desk: &Desk, more: &str, agent: &mut Command) -> Child {
     let config = desk.dir.path().join("worker.toml");
     let script = desk.dir.path().join("puppet.py").display().to_string();
     let text = format!(
         "state_dir = {:?}\nwork_dir = {:?}\n[[program]]\nname = \"puppet\"\nmode = \"fed\"\npath = \"{PYTHON}\"\nargs = [{script:?}]\n\
-         trusted = true\nenv = {{ MARK = {:?} }}\n",
+         trusted = true\nenv = {{ MARK = {:?} }}\n{more}\n",
         desk.dir.path().join("state"),
         desk.work_dir(),
         desk.mark,
     );
     fs::write(&config, text).expect("written");
-    Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
+    agent
         .args(["--server", &desk.server.url(), "--cores", "2", "--unattended", "--config"])
         .arg(&config)
         .stderr(Stdio::null())
@@ -111,6 +116,28 @@ async fn what_a_killed_supervisor_leaves_is_ended() {
     assert!(results[0].contains("supervisor is lost"), "{results:?}");
     desk.wait_until("processes are left", || desk.processes().is_empty()).await;
     assert_eq!(run(&mut session, 2, "puppet", &[add(&[1])]).await, ["1"]);
+    stop(agent, session).await;
+    desk.nothing_is_left().await;
+}
+
+/// Root's supervisor may look into everything; that of an agent with an account of its own may not.
+#[tokio::test]
+async fn memory_counts_that_nobody_may_look_into() {
+    const NOBODY: u32 = 65534;
+    let mut desk = Desk::new("").await;
+    // Where this was built may be root's alone.
+    let binary = desk.dir.path().join("pcfarm-worker");
+    fs::copy(env!("CARGO_BIN_EXE_pcfarm-worker"), &binary).expect("there is room");
+    let mut agent = Command::new(&binary);
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(desk.dir.path(), Some(NOBODY), Some(NOBODY)).expect("root may");
+        agent.uid(NOBODY).gid(NOBODY);
+    }
+    let agent = started(&desk, "memory_mib = 256", &mut agent);
+    let (mut session, _) = desk.server.welcomed().await;
+    let results = run(&mut session, 1, "puppet", &[puppet("hog out of sight"), add(&[1, 2])]).await;
+    assert!(results[0].contains("MiB of memory; its limit is 256 MiB"), "{results:?}");
+    assert_eq!(results[1], "3");
     stop(agent, session).await;
     desk.nothing_is_left().await;
 }
@@ -180,6 +207,7 @@ async fn see_nothing(more: &str) {
         json!({"do": "write", "path": format!("{}/new", desk.dir.path().display())}),
         puppet("leave a file"),
         json!({"do": "link", "path": key}),
+        json!({"do": "truncate", "path": key}),
     ];
     let results = run(&mut session, 1, "puppet", &payloads).await;
     let results: Vec<Value> = results.iter().map(|text| serde_json::from_str(text).expect(text)).collect();
@@ -197,6 +225,8 @@ async fn see_nothing(more: &str) {
     assert_eq!(results[3], "PermissionError");
     // Into another directory, which the fence takes for another file system.
     assert!(["PermissionError", "OSError"].contains(&results[5].as_str().expect("a word")), "{}", results[5]);
+    assert_eq!(results[6], "PermissionError");
+    assert_eq!(fs::read_to_string(&key).expect("it is the agent's"), "a key");
     let directory = results[4].as_str().expect("its directory");
     assert!(!Path::new(directory).exists(), "a problem's directory stays");
     agent.stop.cancel();

@@ -18,6 +18,38 @@ async fn a_one_shot_program_gets_arguments_and_no_shell_sees_them() {
     assert_eq!(results[1], "failed: the payload has no \"list\", which the program's arguments want");
 }
 
+/// Beside its own directory, where only who may write to the agent's could make anything.
+#[tokio::test]
+async fn what_a_one_shot_program_leaves_beside_its_directory_is_in_nobodys_way() {
+    for user in ["", "run_as = \"root\"\n"] {
+        if !user.is_empty() && !rustix::process::geteuid().is_root() {
+            continue;
+        }
+        let mut desk = Desk::empty().await;
+        desk.program(&format!(
+            "name = \"shell\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", \"{{payload}}\"]\ndisk_mib = 16\n{user}"
+        ));
+        let (mut agent, mut session) = desk.agent(1).await;
+        let cases = [
+            "for n in 1 2 3 4 5 6 7 8; do dd if=/dev/zero of=../home/$n bs=1M count=4; done 2>/dev/null; exit 1",
+            "for n in 1 2 3 4 5 6 7 8; do dd if=/dev/zero of=../$n bs=1M count=4; done 2>/dev/null; exit 0",
+            "mkdir -p ../home/closed ../closed; chmod 0 ../home/closed ../closed; exit 0",
+            "cd ../home || cd ..; n=0; while [ $n -lt 210 ]; do mkdir d && cd d || exit 1; n=$((n + 1)); done",
+        ];
+        for (id, bad) in (1..).zip(cases) {
+            let results = run(&mut session, 2 * id, "shell", &[json!(bad)]).await;
+            assert!(!results[0].contains("MiB"), "{bad}: {results:?}");
+            let good = "sleep 1.5; ls .. ../home 2>/dev/null | grep -vx \"$(basename \"$PWD\")\" | tr '\\n' ' '";
+            let results = run(&mut session, 2 * id + 1, "shell", &[json!(good)]).await;
+            assert!(results[0] == "\"\"" || results[0] == "\"..: \"", "after {bad}: {results:?}");
+        }
+        agent.stop.cancel();
+        drop(session);
+        agent.ended().await.expect("nothing is left");
+        desk.nothing_is_left().await;
+    }
+}
+
 #[tokio::test]
 async fn a_one_shot_program_ends_well_or_says_how_it_did_not() {
     let mut desk = Desk::empty().await;

@@ -39,6 +39,12 @@ int main(int argc, char **argv) {
             printf("{\"result\": %s}\n", line);
         } else if (DO("how many")) {
             answer(solved);
+        } else if (DO("walk and say how many")) {
+            unsigned long long at = 1;
+            for (long long i = 0; i < n; i++)
+                at = at * 6364136223846793005u + 1442695040888963407u;
+            kept = (char *)(uintptr_t)at;
+            answer(solved);
         } else if (DO("refuse")) {
             fprintf(stderr, "a line on standard error\n");
             printf("{\"error\": \"no luck\"}\n");

@@ -1,5 +1,5 @@
 """A fed program that does what its payload says, good or bad."""
-import json, mmap, os, signal, socket, subprocess, sys, time
+import ctypes, json, mmap, os, signal, socket, subprocess, sys, time
 
 
 def say(value):
@@ -38,6 +38,9 @@ for line in sys.stdin:
         say({"result": sum(payload["of"])})
     elif do == "echo":
         say({"result": question})
+    elif do == "wait":
+        time.sleep(payload["seconds"])
+        say({"result": "waited"})
     elif do == "count":
         say({"result": {"answered": answered, "pid": os.getpid()}})
     elif do == "mutter":
@@ -125,6 +128,35 @@ for line in sys.stdin:
         for pid in children:
             os.waitpid(pid, 0)
         say({"result": "shared"})
+    elif do == "hog out of sight":
+        # Each has mappings of its own, which are no private memory, and forbids to be looked into: PR_SET_DUMPABLE is 4.
+        for _ in range(4):
+            if os.fork() == 0:
+                ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+                hoard = mmap.mmap(-1, 100 << 20)
+                hoard.write(b"z" * (100 << 20))
+                time.sleep(1000)
+        time.sleep(1000)
+    elif do == "share and fill the disk":
+        # What all of them have mapped is more than its limit, and what they have together is not.
+        hoard = mmap.mmap(-1, 90 << 20)
+        hoard.write(b"z" * (90 << 20))
+        for _ in range(3):
+            if os.fork() == 0:
+                sum(hoard[::4096])
+                time.sleep(1000)
+        for n in range(100):
+            with open("%s/%d" % (question["directory"], n), "wb") as file:
+                file.write(b"d" * (1 << 20))
+        time.sleep(1000)
+    elif do == "answer and fill its home":
+        say({"result": "answered"})
+        for n in range(20):
+            with open(str(n), "wb") as file:
+                file.write(b"d" * (4 << 20))
+        time.sleep(1.2)
+    elif do == "look at its home":
+        say({"result": os.listdir()})
     elif do == "fill the disk without names":
         files = []
         for n in range(1000):
@@ -147,6 +179,12 @@ for line in sys.stdin:
         while True:
             os.mkdir("d")
             os.chdir("d")
+    elif do == "truncate":
+        try:
+            os.truncate(payload["path"], 0)
+            say({"result": "emptied"})
+        except OSError as error:
+            say({"result": type(error).__name__})
     elif do == "link":
         try:
             os.link(payload["path"], os.path.join(question["directory"], "mine"))
