@@ -22,8 +22,15 @@ use crate::controller::Problem;
 use crate::solve::panic_text;
 use crate::work::Checkout;
 
-/// How often pools' sizes are looked at.
-const TEND_EVERY: Duration = Duration::from_secs(1);
+/// How often pools' sizes are looked at. A test need not wait for minutes until a pool has grown.
+const TEND_EVERY: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(1) };
+
+/// A step that waits for what is ready, and comes back to wait again, is out of step with it: it pauses for so long, and
+/// twice as long each time, so that it does not keep a thread from others.
+const VAIN_PAUSE: Duration = Duration::from_millis(5);
+
+/// So often at most its pause is doubled.
+const VAIN_DOUBLINGS: u32 = 7;
 
 /// A wired controller.
 pub struct Flow {
@@ -79,6 +86,12 @@ struct Parked {
     tasks: HashMap<u64, Waiting>,
     due: BTreeSet<(Instant, u64)>,
     last: u64,
+}
+
+impl Parked {
+    fn is_dead(&self, number: u64) -> bool {
+        self.tasks.get(&number).is_some_and(|waiting| waiting.task.is_dead())
+    }
 }
 
 struct Waiting {
@@ -259,6 +272,9 @@ impl Engine {
     /// What follows `task`, which has been run.
     fn turn(&self, task: Task, turned: Turned, at: Where) -> Option<Task> {
         let Task { flight, branch, mut permit, .. } = task;
+        if !matches!(turned, Turned::Wait(..)) {
+            flight.goes_on();
+        }
         match turned {
             Turned::Solved(solution) => {
                 match &branch {
@@ -381,11 +397,22 @@ impl Engine {
     }
 
     /// None: it goes on later.
-    fn wait(&self, task: Task, wait: Wait) -> Option<Task> {
+    fn wait(&self, task: Task, mut wait: Wait) -> Option<Task> {
         if wait.until.as_ref().is_some_and(Readiness::is_ready) {
-            // Behind others, as if it had waited: it may find that it is not ready after all.
-            self.send(task);
-            return None;
+            wait.until = None;
+            match task.flight.waits_in_vain() {
+                // It may have become ready just now. Behind others, as if it had waited.
+                0 => {
+                    self.send(task);
+                    return None;
+                }
+                times => {
+                    let pause = VAIN_PAUSE * 2u32.pow((times - 1).min(VAIN_DOUBLINGS));
+                    wait.at_most = Some(wait.at_most.map_or(pause, |time| time.min(pause)));
+                }
+            }
+        } else {
+            task.flight.goes_on();
         }
         let at_most = wait.at_most.and_then(|time| Instant::now().checked_add(time));
         let due = at_most.into_iter().chain(task.flight.deadline()).min();
@@ -400,7 +427,8 @@ impl Engine {
         if due.is_some() {
             self.due.notify_one();
         }
-        if self.is_closing() {
+        // Whoever has closed this, or cancelled it while its step ran, may have looked before it was here.
+        if self.is_closing() || self.parked().is_dead(number) {
             drop(self.unpark(number));
         } else if let Some(ready) = wait.until {
             let me: Weak<dyn Resume> = self.me.clone();
