@@ -64,8 +64,10 @@
 //!
 //! The modules, in reading order: `dependency` and `declare`, what is said; `next` and `readiness`, what a step returns;
 //! `wiring`, what follows from the declarations; `engine`, which runs it: `flight`, a problem under way, `places`, who may
-//! begin, `pool`, one dependency's threads, and `climb`, how many.
+//! begin, `pool`, one dependency's threads, `climb`, how many, and `budget`, how much of the cores they
+//! may use beside computations.
 
+mod budget;
 mod climb;
 mod declare;
 mod dependency;
@@ -86,6 +88,7 @@ pub use pool::PoolReport;
 pub use readiness::Readiness;
 pub use wiring::WiringError;
 
+pub(crate) use budget::POOLS_SHARE;
 pub(crate) use declare::Declaration;
 pub(crate) use engine::{Admission, Engine, Flow, Running, taken};
 pub(crate) use flight::{Sink, Task, Where};

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
+use super::budget::Idleness;
 use super::declare::{Declaration, Erased};
 use super::flight::{Branch, Ended, Flight, Input, Joined, Joint, Permit, Sink, TakenProblem, Task, Where};
 use super::next::{Part, Target, Value, Wait};
@@ -72,6 +73,12 @@ pub struct Engine {
     pools: Vec<Arc<StepPool>>,
     places: Places,
     cores: usize,
+    /// What pools may use of them while all compute, in seconds of a core for each second.
+    pools_rate: f64,
+    /// Shifts of cores that are running or waiting for a thread, of all sessions.
+    shifts: AtomicUsize,
+    /// Though all cores have something to do, this machine has not.
+    is_idle: AtomicBool,
     sessions: Mutex<Vec<Weak<dyn Sink>>>,
     /// Which session is fed first.
     turn: AtomicUsize,
@@ -104,14 +111,16 @@ struct Waiting {
 pub struct Running(Arc<Engine>);
 
 impl Running {
-    /// Wires the controllers and starts what they need. Warnings are logged.
-    pub fn start(declarations: &[Declaration], cores: usize) -> Result<Running, WiringError> {
+    /// Wires the controllers and starts what they need. Warnings are logged. `pools_share`: see
+    /// [`Agent::pools_share`](crate::Agent::pools_share).
+    pub fn start(declarations: &[Declaration], cores: usize, pools_share: f64) -> Result<Running, WiringError> {
         let plan = wire(declarations)?;
         for warning in &plan.warnings {
             warn!("{warning}");
         }
+        let (count, pools_rate) = (plan.pools.len(), pools_share * cores as f64);
         let pools: Vec<Arc<StepPool>> = (plan.pools.into_iter().enumerate())
-            .map(|(index, pool)| Arc::new(StepPool::new(pool.name, pool.bound, index)))
+            .map(|(index, pool)| Arc::new(StepPool::new(pool.name, pool.bound, index, count, pools_rate)))
             .collect();
         let of_pools = pools.iter().enumerate().map(|(index, pool)| (pool_bit(index), pool.bound.places()));
         let of_flows = declarations.iter().enumerate().map(|(index, flow)| (flow_bit(index), flow.in_flight));
@@ -125,6 +134,9 @@ impl Running {
             pools,
             places,
             cores,
+            pools_rate,
+            shifts: AtomicUsize::new(0),
+            is_idle: AtomicBool::new(false),
             sessions: Mutex::default(),
             turn: AtomicUsize::new(0),
             parked: Mutex::default(),
@@ -169,6 +181,28 @@ impl Engine {
 
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn pools_rate(&self) -> f64 {
+        self.pools_rate
+    }
+
+    /// So many more cores are to work, or so many less.
+    pub fn shifts_begin(&self, count: usize) {
+        self.shifts.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub fn shift_ends(&self) {
+        self.shifts.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whatever pools use of the cores is taken from a computation.
+    pub(super) fn cores_compute(&self) -> bool {
+        cfg!(target_os = "linux") && self.have_all_cores_work() && !self.is_idle.load(Ordering::Relaxed)
+    }
+
+    fn have_all_cores_work(&self) -> bool {
+        self.shifts.load(Ordering::Relaxed) >= self.cores
     }
 
     pub(super) fn cores_per_thread(&self, pool: usize) -> f64 {
@@ -466,6 +500,7 @@ impl Engine {
     /// The clock: goes on with what has waited long enough, and tends the pools.
     fn tick(&self) {
         let mut tended = Instant::now();
+        let mut idleness = Idleness::default();
         while !self.is_closing() {
             let now = Instant::now();
             let due: Vec<u64> = {
@@ -487,7 +522,9 @@ impl Engine {
             if tended.elapsed() >= TEND_EVERY {
                 tended = Instant::now();
                 if let Some(engine) = self.me.upgrade() {
-                    self.pools.iter().for_each(|pool| pool.tend(&engine));
+                    self.is_idle.store(idleness.look(self.have_all_cores_work()), Ordering::Relaxed);
+                    let active = self.pools.iter().filter(|pool| pool.is_active()).count();
+                    self.pools.iter().for_each(|pool| pool.tend(&engine, active));
                 }
             }
             let parked = self.parked();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Latch, ended, ones, rig, until, until_empty};
 use crate::Agent;
 use crate::builtin::Echo;
-use crate::controller::Problem;
+use crate::controller::{Controller, Problem};
 use crate::steps::{Dependency, Next, Readiness, Step, StepController, Steps, Wait};
 use crate::trial::Rig;
 
@@ -271,6 +271,39 @@ fn an_agent_that_ends_waits_for_nobody() {
     drop(rig);
     // Those who hang return to nobody.
     latch.open();
+}
+
+/// Computes until it is told to stop.
+struct Busy(Arc<AtomicBool>);
+
+impl Controller for Busy {
+    const NAME: &'static str = "busy";
+    type Payload = u32;
+    type Solution = u32;
+
+    fn solve(&self, problem: &Problem<'_, u32>) -> anyhow::Result<u32> {
+        while !self.0.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+        Ok(*problem.payload())
+    }
+}
+
+/// However little of the cores pools may use, and though threads wait for that: nothing is forgotten.
+#[test]
+fn a_pool_that_is_held_back_serves_all_the_same() {
+    let (latch, enough) = (Latch::default(), Arc::new(AtomicBool::new(false)));
+    latch.open();
+    let asking = Asking { database: Dependency::bounded("database", 4), latch, thinks_first: false };
+    let agent = Agent::new().controller(Busy(Arc::clone(&enough))).steps(asking).pools_share(0.001);
+    let mut rig = rig(agent, 1);
+    let busy = rig.check_out("busy", ones(1));
+    until(|| rig.untaken(busy) == 0);
+    let asked = rig.check_out("asking", ones(60));
+    assert!(ended(&mut rig, 60).iter().all(|ended| ended.checkout == asked));
+    enough.store(true, Ordering::Relaxed);
+    assert_eq!(rig.next().checkout, busy);
+    until_empty(&rig);
 }
 
 /// One pool is behind another one, and is slow.
