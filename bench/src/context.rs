@@ -23,6 +23,8 @@ pub struct Context {
     pub quick: bool,
     /// Of each table.
     pub runs: usize,
+    /// Only measurements whose names have this in them, of tables that can be measured in parts.
+    pub part: Option<String>,
     pub machine: Machine,
     directory: PathBuf,
     cluster: OnceCell<Cluster>,
@@ -49,6 +51,7 @@ impl Context {
         Context {
             quick,
             runs,
+            part: None,
             machine: Machine::look(directory),
             directory: directory.to_owned(),
             cluster: OnceCell::new(),
@@ -59,6 +62,11 @@ impl Context {
     /// The full number, or the quick one.
     pub fn scaled(&self, full: u64, quick: u64) -> u64 {
         if self.quick { quick } else { full }
+    }
+
+    /// A measurement of this name is wanted.
+    pub fn wants(&self, name: &str) -> bool {
+        self.part.as_ref().is_none_or(|part| name.contains(part.as_str()))
     }
 
     /// Says what is being measured: a run takes minutes.

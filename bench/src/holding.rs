@@ -72,6 +72,10 @@ impl Database {
         })
     }
 
+    pub fn hold(&self) -> Duration {
+        self.hold
+    }
+
     /// From now on it does not answer, or does again.
     pub fn set_out(&self, out: bool) {
         let free = self.free.lock().expect("nothing panics here");

@@ -23,6 +23,9 @@ struct Arguments {
     /// Runs of each table, of which the median counts [default: 3, quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
+    /// Only what has this in its name, of a table that can be measured in parts: pools
+    #[arg(long, value_name = "TEXT", conflicts_with = "record")]
+    part: Option<String>,
     /// Where to write the JSON document; plots go beside it
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -55,6 +58,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<bool> {
         .context("making a temporary directory")?;
     let runs = arguments.runs.map_or(if arguments.quick { 1 } else { 3 }, usize::from);
     let mut context = Context::new(directory.path(), arguments.quick, runs);
+    context.part.clone_from(&arguments.part);
     context.look().await?;
     println!("{}", context.machine.text());
     let wanted: Vec<&'static str> =

@@ -37,7 +37,7 @@ use crate::sleep::{self, Wake};
 use crate::slots;
 use crate::solve::Controllers;
 use crate::state_dir::{StateDir, StateDirError};
-use crate::steps::{Declaration, Running, StepController, WiringError};
+use crate::steps::{Declaration, POOLS_SHARE, Running, StepController, WiringError};
 use crate::watchdog::{Manager, Watchdog};
 
 /// Threads that wait: one decodes a checkout while the other keeps the rhythm.
@@ -60,6 +60,7 @@ enum Ended {
 pub struct Agent {
     controllers: Controllers,
     steps: Vec<Declaration>,
+    pools_share: Option<f64>,
     duplicate: Option<String>,
 }
 
@@ -128,6 +129,15 @@ impl Agent {
         self
     }
 
+    /// How much of the cores' time the pools of [steps](crate::steps) may use together while every core has a computation: 0.02
+    /// if it is not said, on Linux. A call that only waits uses some 10 µs; the more of that pools may use, the less is left to
+    /// compute with. 1 holds no pool back.
+    #[must_use]
+    pub fn pools_share(mut self, share: f64) -> Agent {
+        self.pools_share = Some(share.clamp(0.0001, 1.0));
+        self
+    }
+
     fn names(&self) -> Vec<String> {
         let mut names = self.controllers.names();
         names.extend(self.steps.iter().map(|declaration| declaration.name().to_owned()));
@@ -143,7 +153,7 @@ impl Agent {
         if self.names().is_empty() {
             return Err(SettingsError::NoController.into());
         }
-        let running = Running::start(&self.steps, cores)?;
+        let running = Running::start(&self.steps, cores, self.pools_share.unwrap_or(POOLS_SHARE))?;
         Ok((self.controllers, running))
     }
 

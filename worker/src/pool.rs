@@ -284,6 +284,7 @@ impl Shared {
         let free = self.cores.len() - queue.shifts;
         let new_shifts = queue.untaken(free);
         queue.shifts += new_shifts;
+        self.engine.shifts_begin(new_shifts);
         drop(queue);
         for _ in 0..new_shifts {
             if let Some(shared) = self.me.upgrade() {
@@ -306,6 +307,7 @@ impl Shared {
         let mut queue = self.queue();
         if queue.untaken(1) == 0 {
             queue.shifts -= 1;
+            self.engine.shift_ends();
             return;
         }
         drop(queue);
@@ -337,6 +339,7 @@ impl Shared {
         }
         // Whatever comes, or finds room, from here on begins a shift.
         queue.shifts -= 1;
+        self.engine.shift_ends();
         None
     }
 
@@ -533,7 +536,7 @@ mod tests {
         let mut controllers = Controllers::default();
         controllers.add(Echo);
         controllers.add(Sleep);
-        let running = steps::Running::start(&[], cores).expect("nothing can be wrong with nothing");
+        let running = steps::Running::start(&[], cores, steps::POOLS_SHARE).expect("nothing can be wrong with nothing");
         Pool::new(
             threads(cores, Rank::AsStarted).expect("threads can be started"),
             controllers,

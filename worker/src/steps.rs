@@ -49,8 +49,8 @@
 //!
 //! - **at start**: what cannot work is refused, all of it at once: dependencies that use each other in a circle, one of
 //!   size 0, two of one name that differ, a step that goes on with one that is not there or takes something else. A step
-//!   that needs two pools is a warning that names both and how it comes to them: it holds a thread of the smaller one
-//!   while it waits for the other.
+//!   that needs two pools is a warning that names both and how it comes to them: it runs on the smaller one, and the other
+//!   one does not count it.
 //! - **where there is no room**: a problem takes a place in every pool that it may come to before it begins (its size and
 //!   its queue are the places there are), so no queue overflows and no thread waits for room in one. Its checkout waits; the
 //!   agent asks for no more problems of that controller, goes on asking for others, and says in its log and to `pcfarm
@@ -64,8 +64,10 @@
 //!
 //! The modules, in reading order: `dependency` and `declare`, what is said; `next` and `readiness`, what a step returns;
 //! `wiring`, what follows from the declarations; `engine`, which runs it: `flight`, a problem under way, `places`, who may
-//! begin, `pool`, one dependency's threads, and `climb`, how many.
+//! begin, `pool`, one dependency's threads, `climb`, how many, and `budget`, how much of the cores they
+//! may use beside computations.
 
+mod budget;
 mod climb;
 mod declare;
 mod dependency;
@@ -86,6 +88,7 @@ pub use pool::PoolReport;
 pub use readiness::Readiness;
 pub use wiring::WiringError;
 
+pub(crate) use budget::POOLS_SHARE;
 pub(crate) use declare::Declaration;
 pub(crate) use engine::{Admission, Engine, Flow, Running, taken};
 pub(crate) use flight::{Sink, Task, Where};

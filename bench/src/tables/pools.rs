@@ -26,10 +26,17 @@ const MIXES: [(&str, usize, usize); 3] = [("even", 1, 1), ("few_db", 1, 10), ("m
 /// A problem that needs a core takes so long.
 const THOUGHT: Duration = Duration::from_millis(1);
 
+/// The load that is measured with PostgreSQL.
+const REAL: &str = "postgresql_ms_100_even_1000";
+
 /// Threads of the shared pool that are tried: for the connections and the cores, and more.
 const SHARED: [usize; 3] = [CONNECTIONS + 4, 150, 500];
 
+/// For so long, at least, what is under way settles before it is measured.
 const WARM: Duration = Duration::from_millis(250);
+
+/// What the db kind does a second, at most, however short its calls are: to know how long a load must be measured.
+const CALLS_PER_SECOND: f64 = 2_500.0;
 
 /// What a kind must keep of what it does alone.
 const KEPT: f64 = 0.95;
@@ -47,6 +54,9 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             for in_flight in in_flights(context) {
                 for &(mix, of_db, of_cpu) in mixes(context) {
                     let name = format!("{hold_name}_{mix}_{in_flight}");
+                    if !context.wants(&name) {
+                        continue;
+                    }
                     let load = Load::of(in_flight, of_db, of_cpu);
                     let size = sizes.get(&name).copied();
                     let cell = Cell { name: &name, hold_name, database: &database, load };
@@ -55,11 +65,20 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
                     report.processed(processed);
                 }
             }
-            report.processed(bench.lone(hold_name, &database, &mut figures).await?);
-            let processed = bench.outage(hold_name, &database, &mut figures).await;
-            report.processed(processed.context("the database is out")?);
+            if context.wants(&format!("{hold_name}_lone")) {
+                report.processed(bench.lone(hold_name, &database, &mut figures).await?);
+            }
+            for (out, load) in outages(context, hold) {
+                let name = format!("{hold_name}_{out}");
+                if context.wants(&name) {
+                    let processed = bench.outage(&name, &database, load, &mut figures).await;
+                    report.processed(processed.context("the database is out")?);
+                }
+            }
         }
-        report.processed(bench.real(&mut sizes, &mut figures).await.context("a real database")?);
+        if context.wants(REAL) {
+            report.processed(bench.real(&mut sizes, &mut figures).await.context("a real database")?);
+        }
         report.run(figures);
     }
     promises(context, report);
@@ -73,6 +92,13 @@ fn in_flights(context: &Context) -> Vec<usize> {
 
 fn mixes(context: &Context) -> &'static [(&'static str, usize, usize)] {
     if context.quick { &MIXES[..1] } else { &MIXES }
+}
+
+/// What is under way while the database is out: evenly, and with long calls few of the db kind, too.
+fn outages(context: &Context, hold: Duration) -> Vec<(&'static str, Load)> {
+    let even = ("out", Load::of(1_000, 1, 1));
+    let few_db = ("out_few_db", Load::of(1_000, 1, 10));
+    if context.quick || hold < HOLDS[1].1 { vec![even] } else { vec![even, few_db] }
 }
 
 fn notes(context: &Context, report: &mut Report) {
@@ -90,7 +116,10 @@ fn notes(context: &Context, report: &mut Report) {
          served, and waits where a connection is missing; of a few sizes of that pool the one that serves both kinds best, for each \
          load by itself (shared_size)",
     );
-    report.note("p90: of latencies, from when a problem is handed in; those not ended count with their age, so where little ended it is at least that");
+    report.note(
+        "p90: of latencies, from when a problem is handed in, after as long as what is under way then takes; those not ended \
+         count with their age. Where fewer ended than are under way there is none",
+    );
     report.note(
         "kept: what the cpu kind does a second, over what it does with as many under way and no db problem; before and after. \
          kept_of_left (1 ms): over what the db kind leaves of the cores: its calls cost the agent some of their time, as measured \
@@ -98,7 +127,8 @@ fn notes(context: &Context, report: &mut Report) {
     );
     let seconds = context.scaled(10, 3);
     report.note(format!(
-        "out: the database is out for {seconds} s, 1,000 under way, evenly, the shared pool with {} threads; calls hang, or (waiting) steps wait without a thread until it is back",
+        "out: the database is out for {seconds} s, 1,000 under way, evenly (and 1 to 10: few_db), the shared pool with {} threads; calls hang, or (waiting) steps wait without a thread until it is back; after: for \
+         as long as then takes what was under way, so that latencies have the outage in them",
         SHARED[1]
     ));
     report.note("lone: one problem under way; the loss at low load is what pools cost there");
@@ -124,13 +154,21 @@ impl Load {
     fn all(self) -> usize {
         self.db + self.cpu
     }
+
+    /// For how long as many as are under way take, by and large.
+    fn turnover(self, hold: Duration, cores: usize) -> Duration {
+        let calls = (CONNECTIONS as f64 / hold.as_secs_f64()).min(CALLS_PER_SECOND);
+        let computations = cores as f64 / THOUGHT.as_secs_f64();
+        Duration::from_secs_f64((self.db as f64 / calls).max(self.cpu as f64 / computations))
+    }
 }
 
 /// What one kind did.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     per_second: f64,
-    p90_ms: f64,
+    /// None: too little has ended to say.
+    p90_ms: Option<f64>,
     ended: u64,
 }
 
@@ -158,7 +196,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// The same with PostgreSQL on this machine, which takes time of the cores itself: no bound.
     async fn real(&self, sizes: &mut HashMap<String, usize>, figures: &mut Figures) -> anyhow::Result<u64> {
-        let name = "postgresql_ms_100_even_1000".to_owned();
+        let name = REAL.to_owned();
         let database = self.database(HOLDS[1].1).await?;
         let cell =
             Cell { name: &name, hold_name: "postgresql_ms_100", database: &database, load: Load::of(1_000, 1, 1) };
@@ -186,40 +224,50 @@ impl Bench<'_> {
     /// processed.
     async fn cell(&self, cell: &Cell<'_>, size: Option<usize>, figures: &mut Figures) -> anyhow::Result<(usize, u64)> {
         self.context.progress(cell.name);
-        let (load, name) = (cell.load, cell.name);
+        let (load, name, database) = (cell.load, cell.name, cell.database);
         let steps = Pools::Steps(Out::Hangs);
         let only_cpu = Load { db: 0, ..load };
-        let before = self.measure(cell.database, steps, only_cpu, self.slice(750)).await?;
-        let pools = self.measure(cell.database, steps, load, self.slice(1_500)).await?;
-        let after = self.measure(cell.database, steps, only_cpu, self.slice(750)).await?;
+        let turnover = self.turnover(load, database);
+        let before = self.measure(database, steps, only_cpu, WARM, self.slice(750)).await?;
+        let pools = self.measure(database, steps, load, turnover, self.slice(1_500).max(turnover)).await?;
+        let after = self.measure(database, steps, only_cpu, WARM, self.slice(750)).await?;
         let alone = (before.cpu.per_second + after.cpu.per_second) / 2.0;
         figures.add(format!("{name}_cpu_alone_per_second"), alone);
         add(figures, &format!("{name}_pools"), &pools);
         figures.add(format!("{name}_cpu_kept_ratio"), pools.cpu.per_second / alone);
         let mut processed = [before, pools, after].iter().map(Measured::ended).sum::<u64>();
         if cell.hold_name == "ms_1" {
-            let only_db = self.measure(cell.database, steps, Load { cpu: 0, ..load }, self.slice(750)).await?;
+            let only_db = self.measure(database, steps, Load { cpu: 0, ..load }, WARM, self.slice(750)).await?;
             processed += only_db.ended();
             let each = only_db.cores_used / only_db.db.per_second.max(1.0);
             let left = 1.0 - pools.db.per_second * each / self.context.machine.cores as f64;
+            figures.add(format!("{name}_db_alone_per_second"), only_db.db.per_second);
             figures.add(format!("{name}_db_core_us_each"), each * 1e6);
             figures.add(format!("{name}_cpu_kept_of_left_ratio"), pools.cpu.per_second / (alone * left));
         }
-        let sizes = size.map_or(SHARED.to_vec(), |size| vec![size]);
-        let mut best: Option<(usize, f64, Measured)> = None;
-        for size in sizes {
-            let shared = self.measure(cell.database, Pools::Shared(size), load, self.slice(1_000)).await?;
+        let mut best: Option<(usize, f64)> = size.map(|size| (size, 0.0));
+        for size in if size.is_some() { &[][..] } else { &SHARED } {
+            let shared = self.measure(database, Pools::Shared(*size), load, WARM, self.slice(1_000)).await?;
             processed += shared.ended();
             let score = shared.cpu.per_second / alone + shared.db.per_second / pools.db.per_second.max(1.0);
-            if best.as_ref().is_none_or(|(_, other, _)| score > *other) {
-                best = Some((size, score, shared));
+            if best.as_ref().is_none_or(|(_, other)| score > *other) {
+                best = Some((*size, score));
             }
         }
-        let (size, _, shared) = best.context("no size was tried")?;
+        let (size, _) = best.context("no size was tried")?;
+        let shared = Pools::Shared(size);
+        let shared = self.measure(database, shared, load, turnover, self.slice(1_000).max(turnover)).await?;
+        processed += shared.ended();
         add(figures, &format!("{name}_shared"), &shared);
         figures.add(format!("{name}_shared_cpu_kept_ratio"), shared.cpu.per_second / alone);
         figures.add(format!("{name}_shared_size"), size as f64);
         Ok((size, processed))
+    }
+
+    /// For how long what is under way at first takes, after which it is as it stays.
+    fn turnover(&self, load: Load, database: &Database) -> Duration {
+        let turnover = load.turnover(database.hold(), self.context.machine.cores);
+        if self.context.quick { WARM } else { turnover.max(WARM) }
     }
 
     /// One problem under way: what pools cost when there is nothing to be won.
@@ -227,11 +275,10 @@ impl Bench<'_> {
         let mut processed = 0;
         for (kind, load) in [("db", Load { db: 1, cpu: 0 }), ("cpu", Load { db: 0, cpu: 1 })] {
             for (how, pools) in [("pools", Pools::Steps(Out::Hangs)), ("shared", Pools::Shared(SHARED[0]))] {
-                let measured = self.measure(database, pools, load, self.slice(1_000)).await?;
+                let measured = self.measure(database, pools, load, WARM, self.slice(1_000)).await?;
                 processed += measured.ended();
                 let done = if kind == "db" { measured.db } else { measured.cpu };
-                figures.add(format!("{hold_name}_lone_{kind}_{how}_per_second"), done.per_second);
-                figures.add(format!("{hold_name}_lone_{kind}_{how}_p90_ms"), done.p90_ms);
+                add_kind(figures, &format!("{hold_name}_lone_{kind}_{how}"), done);
             }
             figures.add_ratio(
                 format!("{hold_name}_lone_{kind}_ratio"),
@@ -243,17 +290,23 @@ impl Bench<'_> {
     }
 
     /// The database is out for a while.
-    async fn outage(&self, hold_name: &str, database: &Arc<Database>, figures: &mut Figures) -> anyhow::Result<u64> {
+    async fn outage(
+        &self,
+        name: &str,
+        database: &Arc<Database>,
+        load: Load,
+        figures: &mut Figures,
+    ) -> anyhow::Result<u64> {
         let time = Duration::from_secs(self.context.scaled(10, 3));
-        let load = Load { db: 500, cpu: 500 };
-        let alone = self.measure(database, Pools::Steps(Out::Hangs), Load { db: 0, ..load }, self.slice(1_500)).await?;
+        let only_cpu = Load { db: 0, ..load };
+        let alone = self.measure(database, Pools::Steps(Out::Hangs), only_cpu, WARM, self.slice(1_500)).await?;
         let mut processed = alone.ended();
         for (how, pools) in [
             ("pools", Pools::Steps(Out::Hangs)),
             ("pools_waiting", Pools::Steps(Out::Waits)),
             ("shared", Pools::Shared(SHARED[1])),
         ] {
-            self.context.progress(&format!("{hold_name}: the database is out, {how}"));
+            self.context.progress(&format!("{name}: {how}"));
             let mut run = Run::start(self, database, pools, load)?;
             run.go_on(WARM).await;
             database.set_out(true);
@@ -263,16 +316,16 @@ impl Bench<'_> {
             let during = run.measured();
             database.set_out(false);
             run.forget();
-            run.go_on(self.slice(1_000)).await;
+            run.go_on(self.slice(1_000).max(self.turnover(load, database) * 2)).await;
             let after = run.measured();
             drop(run);
             database.quiet().await;
             processed += during.ended() + after.ended();
-            let name = format!("{hold_name}_out_{how}");
-            figures.add(format!("{name}_cpu_per_second"), during.cpu.per_second);
-            figures.add(format!("{name}_cpu_p90_ms"), during.cpu.p90_ms);
+            let name = format!("{name}_{how}");
+            add(figures, &name, &during);
             figures.add(format!("{name}_cpu_kept_ratio"), during.cpu.per_second / alone.cpu.per_second);
-            figures.add(format!("{name}_db_after_per_second"), after.db.per_second);
+            add(figures, &format!("{name}_after"), &after);
+            figures.add(format!("{name}_after_cpu_kept_ratio"), after.cpu.per_second / alone.cpu.per_second);
         }
         Ok(processed)
     }
@@ -282,10 +335,11 @@ impl Bench<'_> {
         database: &Arc<Database>,
         pools: Pools,
         load: Load,
+        warm: Duration,
         time: Duration,
     ) -> anyhow::Result<Measured> {
         let mut run = Run::start(self, database, pools, load)?;
-        run.go_on(WARM).await;
+        run.go_on(warm).await;
         run.forget();
         run.go_on(time).await;
         let measured = run.measured();
@@ -297,8 +351,14 @@ impl Bench<'_> {
 
 fn add(figures: &mut Figures, name: &str, measured: &Measured) {
     for (kind, done) in [("cpu", measured.cpu), ("db", measured.db)] {
-        figures.add(format!("{name}_{kind}_per_second"), done.per_second);
-        figures.add(format!("{name}_{kind}_p90_ms"), done.p90_ms);
+        add_kind(figures, &format!("{name}_{kind}"), done);
+    }
+}
+
+fn add_kind(figures: &mut Figures, name: &str, done: Done) {
+    figures.add(format!("{name}_per_second"), done.per_second);
+    if let Some(p90_ms) = done.p90_ms {
+        figures.add(format!("{name}_p90_ms"), p90_ms);
     }
 }
 
@@ -389,9 +449,10 @@ impl Run<'_> {
             let mut latencies = ended.clone();
             let ages = self.under_way.values().filter(|(cpu, _)| *cpu == is_cpu);
             latencies.extend(ages.map(|(_, since)| since.elapsed().as_secs_f64() * 1e3));
+            let enough = ended.len() * 2 >= latencies.len();
             Done {
                 per_second: ended.len() as f64 / seconds,
-                p90_ms: quantile(&latencies, 0.9).unwrap_or_default(),
+                p90_ms: quantile(&latencies, 0.9).filter(|_| enough),
                 ended: ended.len() as u64,
             }
         };
@@ -402,23 +463,25 @@ impl Run<'_> {
 
 /// Of each load's median the least.
 fn promises(context: &Context, report: &mut Report) {
-    for (hold_name, figures) in
-        [("ms_100", &["cpu_kept_ratio"][..]), ("ms_1", &["cpu_kept_ratio", "cpu_kept_of_left_ratio"])]
-    {
-        for figure in figures {
-            let names = in_flights(context).into_iter().flat_map(|in_flight| {
-                mixes(context).iter().map(move |(mix, ..)| format!("{hold_name}_{mix}_{in_flight}_{figure}"))
-            });
-            let medians = names.map(|name| (report.median(&name).unwrap_or(0.0), name));
-            if let Some((least, name)) = medians.min_by(|a, b| a.0.total_cmp(&b.0)) {
-                report.promise(
-                    format!("{hold_name}: {figure} is at least {KEPT} under every load: {least:.3} ({name})"),
-                    least >= KEPT,
-                );
-            }
+    for (hold_name, hold) in HOLDS {
+        let names = in_flights(context)
+            .into_iter()
+            .flat_map(|in_flight| mixes(context).iter().map(move |(mix, ..)| format!("{hold_name}_{mix}_{in_flight}")));
+        let names = names.filter(|name| context.wants(name)).map(|name| format!("{name}_cpu_kept_ratio"));
+        let medians = names.map(|name| (report.median(&name).unwrap_or(0.0), name));
+        if let Some((least, name)) = medians.min_by(|a, b| a.0.total_cmp(&b.0)) {
+            report.promise(
+                format!("{hold_name}: cpu_kept_ratio is at least {KEPT} under every load: {least:.3} ({name})"),
+                least >= KEPT,
+            );
         }
-        for how in ["pools", "pools_waiting"] {
-            report.promise_at_least(&format!("{hold_name}_out_{how}_cpu_kept_ratio"), KEPT);
+        for (out, _) in outages(context, hold) {
+            for how in ["pools", "pools_waiting"] {
+                let name = format!("{hold_name}_{out}");
+                if context.wants(&name) {
+                    report.promise_at_least(&format!("{name}_{how}_cpu_kept_ratio"), KEPT);
+                }
+            }
         }
     }
 }

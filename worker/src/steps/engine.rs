@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
+use super::budget::Idleness;
 use super::declare::{Declaration, Erased};
 use super::flight::{Branch, Ended, Flight, Input, Joined, Joint, Permit, Sink, TakenProblem, Task, Where};
 use super::next::{Part, Target, Value, Wait};
@@ -22,8 +23,15 @@ use crate::controller::Problem;
 use crate::solve::panic_text;
 use crate::work::Checkout;
 
-/// How often pools' sizes are looked at.
-const TEND_EVERY: Duration = Duration::from_secs(1);
+/// How often pools' sizes are looked at. A test need not wait for minutes until a pool has grown.
+const TEND_EVERY: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(1) };
+
+/// A step that waits for what is ready, and comes back to wait again, is out of step with it: it pauses for so long, and
+/// twice as long each time, so that it does not keep a thread from others.
+const VAIN_PAUSE: Duration = Duration::from_millis(5);
+
+/// So often at most its pause is doubled.
+const VAIN_DOUBLINGS: u32 = 7;
 
 /// A wired controller.
 pub struct Flow {
@@ -65,6 +73,12 @@ pub struct Engine {
     pools: Vec<Arc<StepPool>>,
     places: Places,
     cores: usize,
+    /// What pools may use of them while all compute, in seconds of a core for each second.
+    pools_rate: f64,
+    /// Shifts of cores that are running or waiting for a thread, of all sessions.
+    shifts: AtomicUsize,
+    /// Though all cores have something to do, this machine has not.
+    is_idle: AtomicBool,
     sessions: Mutex<Vec<Weak<dyn Sink>>>,
     /// Which session is fed first.
     turn: AtomicUsize,
@@ -81,6 +95,12 @@ struct Parked {
     last: u64,
 }
 
+impl Parked {
+    fn is_dead(&self, number: u64) -> bool {
+        self.tasks.get(&number).is_some_and(|waiting| waiting.task.is_dead())
+    }
+}
+
 struct Waiting {
     task: Task,
     for_what: Option<Readiness>,
@@ -91,14 +111,16 @@ struct Waiting {
 pub struct Running(Arc<Engine>);
 
 impl Running {
-    /// Wires the controllers and starts what they need. Warnings are logged.
-    pub fn start(declarations: &[Declaration], cores: usize) -> Result<Running, WiringError> {
+    /// Wires the controllers and starts what they need. Warnings are logged. `pools_share`: see
+    /// [`Agent::pools_share`](crate::Agent::pools_share).
+    pub fn start(declarations: &[Declaration], cores: usize, pools_share: f64) -> Result<Running, WiringError> {
         let plan = wire(declarations)?;
         for warning in &plan.warnings {
             warn!("{warning}");
         }
+        let (count, pools_rate) = (plan.pools.len(), pools_share * cores as f64);
         let pools: Vec<Arc<StepPool>> = (plan.pools.into_iter().enumerate())
-            .map(|(index, pool)| Arc::new(StepPool::new(pool.name, pool.bound, index)))
+            .map(|(index, pool)| Arc::new(StepPool::new(pool.name, pool.bound, index, count, pools_rate)))
             .collect();
         let of_pools = pools.iter().enumerate().map(|(index, pool)| (pool_bit(index), pool.bound.places()));
         let of_flows = declarations.iter().enumerate().map(|(index, flow)| (flow_bit(index), flow.in_flight));
@@ -112,6 +134,9 @@ impl Running {
             pools,
             places,
             cores,
+            pools_rate,
+            shifts: AtomicUsize::new(0),
+            is_idle: AtomicBool::new(false),
             sessions: Mutex::default(),
             turn: AtomicUsize::new(0),
             parked: Mutex::default(),
@@ -156,6 +181,28 @@ impl Engine {
 
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn pools_rate(&self) -> f64 {
+        self.pools_rate
+    }
+
+    /// So many more cores are to work, or so many less.
+    pub fn shifts_begin(&self, count: usize) {
+        self.shifts.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub fn shift_ends(&self) {
+        self.shifts.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whatever pools use of the cores is taken from a computation.
+    pub(super) fn cores_compute(&self) -> bool {
+        cfg!(target_os = "linux") && self.have_all_cores_work() && !self.is_idle.load(Ordering::Relaxed)
+    }
+
+    fn have_all_cores_work(&self) -> bool {
+        self.shifts.load(Ordering::Relaxed) >= self.cores
     }
 
     pub(super) fn cores_per_thread(&self, pool: usize) -> f64 {
@@ -259,6 +306,9 @@ impl Engine {
     /// What follows `task`, which has been run.
     fn turn(&self, task: Task, turned: Turned, at: Where) -> Option<Task> {
         let Task { flight, branch, mut permit, .. } = task;
+        if !matches!(turned, Turned::Wait(..)) {
+            flight.goes_on();
+        }
         match turned {
             Turned::Solved(solution) => {
                 match &branch {
@@ -381,11 +431,22 @@ impl Engine {
     }
 
     /// None: it goes on later.
-    fn wait(&self, task: Task, wait: Wait) -> Option<Task> {
+    fn wait(&self, task: Task, mut wait: Wait) -> Option<Task> {
         if wait.until.as_ref().is_some_and(Readiness::is_ready) {
-            // Behind others, as if it had waited: it may find that it is not ready after all.
-            self.send(task);
-            return None;
+            wait.until = None;
+            match task.flight.waits_in_vain() {
+                // It may have become ready just now. Behind others, as if it had waited.
+                0 => {
+                    self.send(task);
+                    return None;
+                }
+                times => {
+                    let pause = VAIN_PAUSE * 2u32.pow((times - 1).min(VAIN_DOUBLINGS));
+                    wait.at_most = Some(wait.at_most.map_or(pause, |time| time.min(pause)));
+                }
+            }
+        } else {
+            task.flight.goes_on();
         }
         let at_most = wait.at_most.and_then(|time| Instant::now().checked_add(time));
         let due = at_most.into_iter().chain(task.flight.deadline()).min();
@@ -400,7 +461,8 @@ impl Engine {
         if due.is_some() {
             self.due.notify_one();
         }
-        if self.is_closing() {
+        // Whoever has closed this, or cancelled it while its step ran, may have looked before it was here.
+        if self.is_closing() || self.parked().is_dead(number) {
             drop(self.unpark(number));
         } else if let Some(ready) = wait.until {
             let me: Weak<dyn Resume> = self.me.clone();
@@ -438,6 +500,7 @@ impl Engine {
     /// The clock: goes on with what has waited long enough, and tends the pools.
     fn tick(&self) {
         let mut tended = Instant::now();
+        let mut idleness = Idleness::default();
         while !self.is_closing() {
             let now = Instant::now();
             let due: Vec<u64> = {
@@ -459,7 +522,9 @@ impl Engine {
             if tended.elapsed() >= TEND_EVERY {
                 tended = Instant::now();
                 if let Some(engine) = self.me.upgrade() {
-                    self.pools.iter().for_each(|pool| pool.tend(&engine));
+                    self.is_idle.store(idleness.look(self.have_all_cores_work()), Ordering::Relaxed);
+                    let active = self.pools.iter().filter(|pool| pool.is_active()).count();
+                    self.pools.iter().for_each(|pool| pool.tend(&engine, active));
                 }
             }
             let parked = self.parked();

@@ -1,7 +1,7 @@
 //! A problem under way: its steps that are to be run, and its branches that are to join.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,8 @@ pub struct Flight {
     pub(super) more: Mutex<v1::More>,
     pub(super) began: Instant,
     busy_nanos: AtomicU64,
+    /// How often, one after the other, it has waited for what was ready.
+    vain_waits: AtomicU32,
     /// Its checkout is to be reported as started when it is.
     tells: AtomicBool,
     ended: AtomicBool,
@@ -62,6 +64,7 @@ impl Flight {
             more: Mutex::default(),
             began: Instant::now(),
             busy_nanos: AtomicU64::new(0),
+            vain_waits: AtomicU32::new(0),
             tells: AtomicBool::new(taken.index == 0),
             ended: AtomicBool::new(false),
         }
@@ -94,6 +97,15 @@ impl Flight {
     /// When it has waited for too long.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.checkout.time_limit.and_then(|limit| self.began.checked_add(limit))
+    }
+
+    /// It waits for what is ready. How often it has done so before, and nothing else since.
+    pub(super) fn waits_in_vain(&self) -> u32 {
+        self.vain_waits.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn goes_on(&self) {
+        self.vain_waits.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn solved(&self, solution: bytes::Bytes, at: Where) {

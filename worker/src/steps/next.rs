@@ -181,7 +181,8 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Until somebody says that it is ready; at once if it is.
+    /// Until somebody says that it is ready; at once if it is. A step that then waits for it again, though nobody has
+    /// [said that it is out](Readiness::set_out), is tried again after some milliseconds, and less and less often.
     pub fn until(ready: &Readiness) -> Wait {
         Wait { until: Some(ready.clone()), at_most: None }
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error};
 
+use super::budget::{Budget, Meter};
 use super::climb::{Climb, Window};
 use super::dependency::Bound;
 use super::engine::Engine;
@@ -33,6 +34,11 @@ struct State {
     threads: usize,
     idle: usize,
     climb: Climb,
+    budget: Budget,
+    /// A thread waits until the budget has something for it, and wakes others then.
+    pausing: bool,
+    /// Idle threads that are on their way.
+    woken: usize,
     closing: bool,
     served: u64,
     most_threads: usize,
@@ -60,13 +66,29 @@ pub struct PoolReport {
     pub served: u64,
 }
 
+impl State {
+    /// What is taken of the budget for it, or how long to wait.
+    fn may_begin(&mut self, engine: &Engine) -> Result<f64, Duration> {
+        let now = Instant::now();
+        if engine.cores_compute() { self.budget.begin(now) } else { Ok(self.budget.free(now)) }
+    }
+
+    fn may_begin_now(&mut self, engine: &Engine) -> usize {
+        if engine.cores_compute() { self.budget.calls(Instant::now()) } else { usize::MAX }
+    }
+}
+
 impl StepPool {
-    pub fn new(name: String, bound: Bound, index: usize) -> StepPool {
+    /// One of so many, which use the cores at this rate together while there are computations.
+    pub fn new(name: String, bound: Bound, index: usize, pools: usize, rate: f64) -> StepPool {
         let state = State {
             queue: VecDeque::new(),
             threads: 0,
             idle: 0,
             climb: Climb::new(bound.least, bound.most),
+            budget: Budget::new(rate, pools, Instant::now()),
+            pausing: false,
+            woken: 0,
             closing: false,
             served: 0,
             most_threads: 0,
@@ -98,11 +120,18 @@ impl StepPool {
         self.man(engine, state);
     }
 
-    /// Wakes or starts a thread for what is queued.
+    /// Wakes or starts a thread for what is queued, if one is needed and none is on its way.
     fn man(self: &Arc<Self>, engine: &Arc<Engine>, mut state: MutexGuard<'_, State>) {
-        if state.idle >= state.queue.len() || state.threads >= state.climb.size() {
+        if state.pausing || state.woken >= state.queue.len() {
+            return;
+        }
+        if state.idle > state.woken {
+            state.woken += 1;
             drop(state);
             self.work.notify_one();
+            return;
+        }
+        if state.threads >= state.climb.size() {
             return;
         }
         state.threads += 1;
@@ -117,11 +146,13 @@ impl StepPool {
         }
     }
 
-    fn serve(&self, engine: &Arc<Engine>) {
+    fn serve(self: &Arc<Self>, engine: &Arc<Engine>) {
         // It waits, by and large, beside perhaps hundreds of others: where they and the cores' threads want the same core, what
         // computes goes first.
         Rank::Guest.take();
-        while let Some(task) = self.next() {
+        let mut meter = Meter::start();
+        let mut taken = None;
+        while let Some(task) = self.next(engine, &mut meter, &mut taken) {
             // Steps' own panics have ended in their problems by then; what is left are destructors.
             if catch_unwind(AssertUnwindSafe(|| engine.run(task, Where::Pool(self.index)))).is_err() {
                 error!(pool = self.name, "something panicked that a step left behind");
@@ -129,24 +160,53 @@ impl StepPool {
         }
     }
 
-    /// None: the thread is to end, and is not counted any more.
-    fn next(&self) -> Option<Task> {
+    /// None: the thread is to end, and is not counted any more. `taken`: of the budget, for what it has done since.
+    fn next(self: &Arc<Self>, engine: &Arc<Engine>, meter: &mut Meter, taken: &mut Option<f64>) -> Option<Task> {
+        let used = meter.lap();
         let mut state = self.state();
+        if let Some(taken) = taken.take() {
+            state.budget.settle(taken, used);
+        }
         loop {
             if state.closing || state.threads > state.climb.size() {
                 state.threads -= 1;
+                if state.woken == 0 {
+                    self.man(engine, state);
+                }
                 return None;
             }
-            if let Some(task) = state.queue.pop_front() {
-                state.served += 1;
-                return Some(task);
+            let mut wait = IDLE;
+            if !state.queue.is_empty() {
+                match state.may_begin(engine) {
+                    Ok(of_budget) => {
+                        *taken = Some(of_budget);
+                        state.served += 1;
+                        let task = state.queue.pop_front();
+                        if state.woken == 0 {
+                            self.man(engine, state);
+                        }
+                        return task;
+                    }
+                    Err(pause) if !state.pausing => wait = pause,
+                    Err(_) => {}
+                }
             }
+            let pauses = wait < IDLE;
+            state.pausing |= pauses;
             state.idle += 1;
             let (woken, timed_out) =
-                self.work.wait_timeout(state, IDLE).expect("no controller's code runs under this lock");
+                self.work.wait_timeout(state, wait).expect("no controller's code runs under this lock");
             state = woken;
             state.idle -= 1;
-            if timed_out.timed_out() && state.queue.is_empty() {
+            // Woken or not: one too many is woken now and then, and never one too few.
+            state.woken = state.woken.saturating_sub(1);
+            if pauses {
+                state.pausing = false;
+                let others = state.may_begin_now(engine).min(state.queue.len()).saturating_sub(1);
+                drop(state);
+                (0..others).for_each(|_| self.man(engine, self.state()));
+                state = self.state();
+            } else if timed_out.timed_out() && state.queue.is_empty() {
                 state.threads -= 1;
                 return None;
             }
@@ -161,9 +221,16 @@ impl StepPool {
         dead.into()
     }
 
-    /// Every second: sees to its size.
-    pub fn tend(self: &Arc<Self>, engine: &Arc<Engine>) {
+    /// It has something to do, or had since it was tended last.
+    pub fn is_active(&self) -> bool {
+        let state = self.state();
+        !state.queue.is_empty() || state.idle < state.threads || state.served > state.served_before
+    }
+
+    /// Every second: sees to its size, and to its part of the cores' time as one of so many that are active.
+    pub fn tend(self: &Arc<Self>, engine: &Arc<Engine>, active: usize) {
         let mut state = self.state();
+        state.budget.share(engine.pools_rate(), active);
         let queued = !state.queue.is_empty();
         let window = Window {
             served: state.served - state.served_before,
@@ -179,7 +246,9 @@ impl StepPool {
         if size < before {
             self.work.notify_all();
         }
-        let missing = size.saturating_sub(state.threads).min(state.queue.len().saturating_sub(state.idle));
+        // As many as are missing; and whoever was woken in vain is not waited for.
+        state.woken = 0;
+        let missing = state.queue.len().min(size);
         drop(state);
         for _ in 0..missing {
             self.man(engine, self.state());

@@ -40,7 +40,8 @@ impl Readiness {
         }
     }
 
-    /// It is out: who waits for it from now on waits until it is ready again.
+    /// It is out: who waits for it from now on waits until it is ready again. To be called by whoever finds that out, each
+    /// time, and before what makes it ready again: else nobody waits.
     pub fn set_out(&self) {
         self.state().ready = false;
     }

@@ -1,8 +1,8 @@
 //! From declarations to pools: which step runs where, and what cannot work. Pure.
 //!
 //! Dependencies of one name are one, across all controllers. A step belongs to the bounded dependency that it uses, itself
-//! or through clients; one that uses two is put where the fewer threads are, with a warning, since it holds a thread there
-//! while it waits for the other.
+//! or through clients; one that uses two is put where the fewer threads are, with a warning: the other one does
+//! not count it, and can be asked by more than its size.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -272,8 +272,8 @@ fn place(of: &str, step: &Declared, graph: &Graph, pools: &[PoolPlan], warnings:
     if needs.len() > 1 {
         let ways: Vec<String> = needs.iter().map(|name| format!("{name} ({})", way(name))).collect();
         warnings.push(format!(
-            "step {} of {of} needs {} pools: {}. It runs on that of {}, and holds one of its threads while it waits for the \
-             rest: split it",
+            "step {} of {of} needs {} pools: {}. It runs on that of {} and is not counted by the rest, which so \
+             can be used by more than they serve: split it",
             step.name,
             needs.len(),
             ways.join(" and "),

@@ -1,14 +1,15 @@
 //! Dependencies that are slow, out or full, and what goes on beside them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::{Latch, ended, ones, rig, until, until_empty};
 use crate::Agent;
 use crate::builtin::Echo;
-use crate::controller::Problem;
+use crate::controller::{Controller, Problem};
 use crate::steps::{Dependency, Next, Readiness, Step, StepController, Steps, Wait};
+use crate::trial::Rig;
 
 /// Asks a database that answers when the test says so.
 struct Asking {
@@ -185,6 +186,68 @@ fn those_who_wait_are_dropped_when_their_checkout_is_revoked() {
     assert_eq!(tries.load(Ordering::SeqCst), 12 + 5);
 }
 
+/// Nobody has said that it is out again, as one forgets to.
+#[test]
+fn who_waits_for_what_is_ready_pauses_and_keeps_its_time_limit() {
+    const LIMIT: Duration = Duration::from_millis(500);
+    let (patient, ready, _, tries) = patient(None);
+    ready.set_ready();
+    let mut rig = rig(Agent::new().steps(patient), 1);
+    rig.check_out_within("patient", ones(2), Some(LIMIT));
+    for ended in ended(&mut rig, 2) {
+        assert_eq!(ended.outcome, Err(format!("it waited for step ask until its time limit of {LIMIT:?} was over")));
+    }
+    // At once, and after 5, 10, 20, 40, 80, 160 ms.
+    let tries = tries.load(Ordering::SeqCst);
+    assert!((4..=2 * 9).contains(&tries), "{tries}");
+    until_empty(&rig);
+}
+
+#[test]
+fn who_waits_for_what_is_ready_goes_on_when_it_is_so() {
+    let (patient, ready, is_up, tries) = patient(Some(Duration::from_secs(3_600)));
+    ready.set_ready();
+    let mut rig = rig(Agent::new().steps(patient), 1);
+    rig.check_out("patient", ones(3));
+    until(|| tries.load(Ordering::SeqCst) >= 3 * 3);
+    is_up.store(true, Ordering::SeqCst);
+    assert!(ended(&mut rig, 3).iter().all(|ended| ended.outcome.is_ok()));
+    until_empty(&rig);
+}
+
+/// Waits for what never comes, once it has passed the latch.
+struct Late {
+    service: Dependency,
+    latch: Latch,
+    never: Readiness,
+}
+
+impl StepController for Late {
+    const NAME: &'static str = "late";
+    type Payload = u32;
+    type Solution = u32;
+
+    fn steps(&self, steps: &mut Steps<Self>) {
+        steps.first(ASK).uses(&self.service).run(|late, _, n| {
+            late.latch.pass();
+            Ok(Next::wait(Wait::until(&late.never), ASK, n))
+        });
+    }
+}
+
+#[test]
+fn a_step_that_waits_after_its_checkout_was_revoked_is_dropped() {
+    let (latch, never) = (Latch::default(), Readiness::new());
+    let late = Late { service: Dependency::bounded("service", 2), latch: latch.clone(), never: never.clone() };
+    let mut rig = rig(Agent::new().steps(late), 1);
+    let revoked = rig.check_out("late", ones(2));
+    latch.until_waiting(2);
+    rig.cancel(revoked);
+    latch.open();
+    until_empty(&rig);
+    assert_eq!(never.waiting(), 0);
+}
+
 #[test]
 fn who_is_out_again_is_waited_for_again() {
     let ready = Readiness::new();
@@ -208,6 +271,39 @@ fn an_agent_that_ends_waits_for_nobody() {
     drop(rig);
     // Those who hang return to nobody.
     latch.open();
+}
+
+/// Computes until it is told to stop.
+struct Busy(Arc<AtomicBool>);
+
+impl Controller for Busy {
+    const NAME: &'static str = "busy";
+    type Payload = u32;
+    type Solution = u32;
+
+    fn solve(&self, problem: &Problem<'_, u32>) -> anyhow::Result<u32> {
+        while !self.0.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+        Ok(*problem.payload())
+    }
+}
+
+/// However little of the cores pools may use, and though threads wait for that: nothing is forgotten.
+#[test]
+fn a_pool_that_is_held_back_serves_all_the_same() {
+    let (latch, enough) = (Latch::default(), Arc::new(AtomicBool::new(false)));
+    latch.open();
+    let asking = Asking { database: Dependency::bounded("database", 4), latch, thinks_first: false };
+    let agent = Agent::new().controller(Busy(Arc::clone(&enough))).steps(asking).pools_share(0.001);
+    let mut rig = rig(agent, 1);
+    let busy = rig.check_out("busy", ones(1));
+    until(|| rig.untaken(busy) == 0);
+    let asked = rig.check_out("asking", ones(60));
+    assert!(ended(&mut rig, 60).iter().all(|ended| ended.checkout == asked));
+    enough.store(true, Ordering::Relaxed);
+    assert_eq!(rig.next().checkout, busy);
+    until_empty(&rig);
 }
 
 /// One pool is behind another one, and is slow.
@@ -264,4 +360,56 @@ fn a_pool_begins_with_its_least_size() {
     assert_eq!(rig.pools()[0].places, 15);
     latch.open();
     ended(&mut rig, 30);
+}
+
+/// Serves so many at a time, each for a few milliseconds.
+struct Serving {
+    database: Dependency,
+    places: Arc<(Mutex<usize>, Condvar)>,
+}
+
+impl StepController for Serving {
+    const NAME: &'static str = "serving";
+    type Payload = u32;
+    type Solution = u32;
+
+    fn steps(&self, steps: &mut Steps<Self>) {
+        steps.first(ASK).uses(&self.database).run(|serving, _, n| {
+            let (places, freed) = &*serving.places;
+            let full = places.lock().expect("no panic here");
+            *freed.wait_while(full, |free| *free == 0).expect("no panic here") -= 1;
+            std::thread::sleep(Duration::from_millis(5));
+            *places.lock().expect("no panic here") += 1;
+            freed.notify_one();
+            Ok(Next::solved(n))
+        });
+    }
+}
+
+/// With work for as long as is measured.
+fn serving(places: usize) -> Rig {
+    let database = Dependency::bounded("database", 2).up_to(10).queue(20);
+    let serving = Serving { database, places: Arc::new((Mutex::new(places), Condvar::new())) };
+    let mut rig = rig(Agent::new().steps(serving), 1);
+    rig.check_out("serving", ones(1_000_000));
+    rig
+}
+
+#[test]
+fn a_pool_grows_while_that_helps() {
+    let mut rig = serving(10);
+    while rig.pools()[0].most_threads < 8 {
+        rig.next();
+    }
+}
+
+#[test]
+fn a_pool_that_grew_in_vain_goes_back() {
+    let mut rig = serving(2);
+    while rig.pools()[0].most_threads < 3 {
+        rig.next();
+    }
+    while rig.pools()[0].size > 2 {
+        rig.next();
+    }
 }
