@@ -130,7 +130,7 @@ impl Agent {
     }
 
     /// How much of the cores' time the pools of [steps](crate::steps) may use together while every core has a computation: 0.02
-    /// if it is not said, on Linux. A call that only waits uses some 10 µs; the more of that pools may use, the less is left to
+    /// if it is not said, on Linux. A call that only waits uses some 20 µs; the more of that pools may use, the less is left to
     /// compute with. 1 holds no pool back.
     #[must_use]
     pub fn pools_share(mut self, share: f64) -> Agent {

@@ -8,9 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Of the time of an agent's cores, what its pools may use together while all cores compute. A call costs about as much
-/// again where no pool's clock sees it (interrupts, switches, handing over its problem and its result), and of computations
-/// 95 % are to be kept.
+/// Of the time of an agent's cores, what its pools may use together while all cores compute. A call costs more than
+/// a pool's clock sees (interrupts, switches, handing over its problem and its result), and of computations 95 % are to be
+/// kept.
 pub const POOLS_SHARE: f64 = 0.02;
 
 /// For so long a pool saves. Its threads come late where cores compute, and should find what it has not used meanwhile.
