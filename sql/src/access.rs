@@ -284,6 +284,28 @@ pub async fn join_tokens(client: &ClientWrapper, only: Option<i64>) -> Result<Ve
         .collect()
 }
 
+/// What a join token would do for whoever shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinTokenFate {
+    LetsIn { uses_left: i32, expires_at: SystemTime },
+    Revoked,
+    Expired,
+    UsedUp,
+}
+
+/// None: nobody has made such a token.
+pub async fn join_token_fate(client: &ClientWrapper, hash: &[u8]) -> Result<Option<JoinTokenFate>, Error> {
+    let rows = client.run(include_str!("../queries/join_token_fate.sql"), &[&hash]).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let (uses_left, expires_at) = (row.try_get("uses_left")?, row.try_get("expires_at")?);
+    Ok(Some(match (row.try_get("revoked")?, row.try_get("expired")?) {
+        (true, _) => JoinTokenFate::Revoked,
+        (false, true) => JoinTokenFate::Expired,
+        (false, false) if uses_left < 1 => JoinTokenFate::UsedUp,
+        (false, false) => JoinTokenFate::LetsIn { uses_left, expires_at },
+    }))
+}
+
 pub async fn revoke_join_token(client: &ClientWrapper, token: i64) -> Result<bool, Error> {
     changed(client, include_str!("../queries/revoke_join_token.sql"), &[&token]).await
 }

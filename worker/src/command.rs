@@ -88,8 +88,8 @@ pub enum Command {
         #[arg(long, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
-    /// Says which step fails where the agent does not work: settings, state, name, route, port, TLS, credentials, version,
-    /// clock, presence
+    /// Says which step fails where the agent does not work: settings, state, name, route, port, TLS, join token, credentials,
+    /// version, clock, presence
     #[cfg(target_os = "linux")]
     Doctor {
         #[arg(long, value_enum, default_value_t = Output::Text)]

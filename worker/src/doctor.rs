@@ -22,11 +22,12 @@ pub enum Step {
     Settings,
     State,
     Service,
-    /// Of each server: its name, the way there, its port, TLS, and whether it answers.
+    /// Of each server: its name, the way there, its port, TLS, whether the join token is its farm's, and whether it answers.
     Name,
     Route,
     Port,
     Tls,
+    Token,
     Answer,
     Credentials,
     Version,
@@ -46,6 +47,7 @@ impl Step {
             Step::Route => "route",
             Step::Port => "port",
             Step::Tls => "tls",
+            Step::Token => "token",
             Step::Answer => "answer",
             Step::Credentials => "credentials",
             Step::Version => "version",
@@ -61,7 +63,7 @@ impl Step {
             Step::State | Step::Service | Step::Version | Step::Clock | Step::Presence | Step::Programs => 1,
             Step::Settings => 2,
             Step::Name | Step::Route | Step::Port | Step::Answer => 3,
-            Step::Tls | Step::Credentials => 5,
+            Step::Tls | Step::Token | Step::Credentials => 5,
         }
     }
 }

@@ -123,6 +123,8 @@ pub enum SettingsError {
     Parse { path: PathBuf, source: toml::de::Error },
     #[error("{server:?} is not the address of a server, such as {DEFAULT_SERVER}: {reason}")]
     Server { server: String, reason: String },
+    #[error("cannot read the join token in {path}")]
+    JoinTokenFile { path: PathBuf, source: std::io::Error },
     #[error("the join token")]
     JoinToken(#[from] Malformed),
     #[error("no server is named")]
@@ -425,7 +427,7 @@ pub(crate) fn memory_bytes() -> u64 {
 /// Never in an argument, where every process of the machine reads it.
 fn join_token(file: Option<PathBuf>) -> Result<Option<JoinToken>, SettingsError> {
     let text = match file {
-        Some(path) => std::fs::read_to_string(&path).map_err(|source| SettingsError::Read { path, source })?,
+        Some(path) => std::fs::read_to_string(&path).map_err(|source| SettingsError::JoinTokenFile { path, source })?,
         None => std::env::var("PCFARM_JOIN_TOKEN").unwrap_or_default(),
     };
     let text = text.trim();

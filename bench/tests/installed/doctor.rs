@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::site::{Site, faketime, is_root, ran, url, worker};
+use crate::site::{Site, faketime, has, is_root, ran, url, worker};
 
 /// What a doctor finds: the step that fails first, its exit code, and what it says of each step.
 struct Finds {
@@ -111,6 +111,68 @@ async fn the_doctor_names_the_step_that_fails() {
     Finds::of(doctor).await.is("credentials", 5, "");
     site.cut_off(&server, &site.identity()).await;
     Finds::of(site.doctor()).await.is("credentials", 5, "");
+}
+
+#[tokio::test]
+async fn the_doctor_looks_at_the_token_of_who_has_not_joined() {
+    let (site, other) = (Site::new().await, Site::new().await);
+    let (server, others) = (site.serving("a").await, other.serving("others").await);
+    let token = site.join_token(&server, 2).await;
+    let newcomer = |server: &str, token: &str| {
+        let mut doctor = worker();
+        doctor.args(["--unattended", "--server", server, "--state-dir"]).arg(site.farm.path("nothing-yet"));
+        doctor.arg("--join-token-file").arg(site.token_file(token));
+        doctor
+    };
+    let well = Finds::of(newcomer(&url(&server), &token)).await;
+    assert_eq!((well.failed.as_deref(), well.code), (None, Some(0)), "{}", well.report);
+    let says = &well.step("token")["says"];
+    assert!(says.as_str().expect("text").contains("lets 2 workstations more in until"), "{}", well.report);
+    for step in ["state", "credentials"] {
+        assert_eq!(well.step(step)["outcome"], "skipped", "it comes with joining: {}", well.report);
+    }
+
+    let plain = site.farm.serving("plain", &[]).await;
+    for (address, token, says) in [
+        (url(&server), "pcfj_short", "this is not a join token"),
+        (url(&others), token.as_str(), "it is another farm's"),
+        (plain.url(), token.as_str(), "nobody joins a farm by http"),
+    ] {
+        Finds::of(newcomer(&address, token)).await.is("token", 5, says);
+    }
+    let mut lost = worker();
+    lost.args(["--unattended", "--server", &url(&server), "--join-token-file", "/nowhere/token"]);
+    Finds::of(lost).await.is("token", 5, "cannot read the join token in");
+    // What became of it only the server knows.
+    for (change, says) in [
+        ("expires_at = clock_timestamp()", "has expired"),
+        ("expires_at = clock_timestamp() + interval '1 h', uses_left = 0", "was used up"),
+        ("revoked_at = clock_timestamp()", "was revoked"),
+    ] {
+        site.farm.run(&format!("update pcfarm.join_token set {change}")).await;
+        let finds = Finds::of(newcomer(&url(&server), &token)).await;
+        finds.is("token", 5, says);
+        assert_eq!(finds.step("answer")["outcome"], "ok", "the server is well: {}", finds.report);
+    }
+    site.farm.run("delete from pcfarm.join_token").await;
+    Finds::of(newcomer(&url(&server), &token)).await.is("token", 5, "is not known to this farm");
+    assert!(!site.farm.path("nothing-yet").exists(), "it changes nothing");
+}
+
+#[tokio::test]
+async fn the_doctor_names_a_network_without_a_way_there() {
+    if !is_root() || !has("unshare") {
+        return;
+    }
+    // A network of its own, in which there is nothing.
+    let mut doctor = Command::new("unshare");
+    doctor.arg("--net").arg(worker().get_program()).args(["--unattended", "--server", "http://192.0.2.1:7070"]);
+    let state = tempfile::tempdir().expect("a directory");
+    std::fs::write(state.path().join("identity"), "8c5b1c1e-3f0e-4d57-9f3e-0c1b8c3c2f10\n").expect("written");
+    doctor.arg("--state-dir").arg(state.path());
+    let finds = Finds::of(doctor).await;
+    finds.is("route", 3, "192.0.2.1: ");
+    assert_eq!(finds.step("port")["outcome"], "skipped", "{}", finds.report);
 }
 
 #[tokio::test]

@@ -110,10 +110,10 @@ async fn who_cannot_join_is_told_why_and_nothing_is_left() {
         ("ftp://farm:1".to_owned(), token.clone(), 2, "only http and https are spoken"),
         (nowhere, token.clone(), 3, "FAILED  port"),
         ("https://no-such-host.invalid:1".to_owned(), token.clone(), 3, "FAILED  name"),
-        (url(&server), elsewhere, 5, "FAILED  tls"),
+        (url(&server), elsewhere, 5, "FAILED  token        it is another farm's"),
     ];
     if is_root() {
-        cases.push((url(&server), used, 5, "may not join"));
+        cases.push((url(&server), used, 5, "FAILED  token        this join token was used up"));
     }
     for (address, token, code, says) in cases {
         let refused = site.install(&address, &token).await;

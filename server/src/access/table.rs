@@ -114,6 +114,7 @@ pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.AccessService/RevokeCredential", OPERATE),
     // An agent brings its join token, and then a request that is signed with its key.
     ("/pcfarm.v1.JoinService/GetAuthority", Need::Nothing),
+    ("/pcfarm.v1.JoinService/CheckJoinToken", Need::Nothing),
     ("/pcfarm.v1.JoinService/Join", Need::Nothing),
     ("/pcfarm.v1.JoinService/Renew", Need::Nothing),
     // Which programs watch, and which people look with.

@@ -9,8 +9,11 @@ use crate::farm::Farm;
 use deadpool_postgres::Object;
 use pcfarm_proto::secrets::JoinToken;
 use pcfarm_proto::v1::join_service_server::JoinService;
-use pcfarm_proto::v1::{Certificate, GetAuthorityRequest, GetAuthorityResponse, JoinRequest, RenewRequest};
-use pcfarm_sql::access;
+use pcfarm_proto::v1::{
+    Certificate, CheckJoinTokenRequest, CheckJoinTokenResponse, GetAuthorityRequest, GetAuthorityResponse, JoinRequest,
+    RenewRequest,
+};
+use pcfarm_sql::access::{self, JoinTokenFate};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -64,6 +67,35 @@ impl JoinApi {
         Ok(Response::new(certificate(tls, issued)))
     }
 
+    /// Whoever guesses is slowed down as by joining. What is no token at all is no guess, and neither is one that was good once:
+    /// they may be asked about again.
+    async fn token_checked(
+        &self,
+        peer: Peer,
+        asked: CheckJoinTokenRequest,
+    ) -> Result<Response<CheckJoinTokenResponse>, Status> {
+        self.farm.access.brake().check(None, peer.address)?;
+        let refused = |why: &str| {
+            Status::unauthenticated(format!("this join token {why}: `pcfarm join-token create` makes another"))
+        };
+        let token: JoinToken = asked.join_token.parse().map_err(|_| refused("is none"))?;
+        let client = self.client().await?;
+        let hash = Sha256::digest(token.secret);
+        match access::join_token_fate(&client, &hash).await.map_err(status_code::of)? {
+            None => {
+                self.farm.access.brake().failed(None, peer.address);
+                Err(refused("is not known to this farm"))
+            }
+            Some(JoinTokenFate::Revoked) => Err(refused("was revoked")),
+            Some(JoinTokenFate::Expired) => Err(refused("has expired")),
+            Some(JoinTokenFate::UsedUp) => Err(refused("was used up")),
+            Some(JoinTokenFate::LetsIn { uses_left, expires_at }) => Ok(Response::new(CheckJoinTokenResponse {
+                uses_left: uses_left.cast_unsigned(),
+                expires_at: Some(expires_at.into()),
+            })),
+        }
+    }
+
     /// By a key, which nobody guesses: no brake, or one workstation that was cut off would stop its neighbours.
     async fn renewed(&self, asked: RenewRequest) -> Result<Response<Certificate>, Status> {
         let identity = uuid(&asked.identity)?;
@@ -85,6 +117,13 @@ impl JoinApi {
 impl JoinService for JoinApi {
     async fn get_authority(&self, _: Request<GetAuthorityRequest>) -> Result<Response<GetAuthorityResponse>, Status> {
         Ok(Response::new(GetAuthorityResponse { authority: self.tls()?.authorities() }))
+    }
+
+    async fn check_join_token(
+        &self,
+        request: Request<CheckJoinTokenRequest>,
+    ) -> Result<Response<CheckJoinTokenResponse>, Status> {
+        self.token_checked(Peer::of(&request), request.into_inner()).await
     }
 
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<Certificate>, Status> {

@@ -8,19 +8,31 @@ use rustix::fs::{Access, access};
 use uuid::Uuid;
 
 use super::{Finding, Step};
+use pcfarm_proto::secrets::JoinToken;
+
 use crate::credentials::{Anchors, Credentials};
 use crate::doctor::reach::{Visitor, visit};
 use crate::doctor::witness::Trust;
 use crate::local::message::Explanation;
 use crate::presence::{Presence, Start};
 use crate::service::system::{self, Places};
-use crate::settings::{Asked, Settings};
+use crate::settings::{Asked, Settings, SettingsError};
 use crate::state_dir::StateDir;
 
 /// All steps, of an agent with these settings. `explained` is what one that runs says.
 pub async fn look(asked: &Asked, explained: Option<&Explanation>) -> Vec<Finding> {
+    let from = asked
+        .config
+        .as_ref()
+        .map_or_else(|| "no file: flags, variables and defaults".to_owned(), |file| file.display().to_string());
     let settings = match &asked.settings {
         Ok(settings) => settings,
+        Err(error @ (SettingsError::JoinToken(_) | SettingsError::JoinTokenFile { .. })) => {
+            let advice = "the file, or PCFARM_JOIN_TOKEN, has what `pcfarm join-token create` writes, and nothing else. One that \
+                          has joined needs none: take it out of the settings";
+            let token = Finding::failed(Step::Token, crate::agent::chain(error), advice);
+            return vec![Finding::ok(Step::Settings, from), token];
+        }
         Err(error) => {
             let advice = "correct it; what may be in it is in the file that `pcfarm-worker install` writes, and in \
                           docs/workstations.md. If it may not be read: ask as root";
@@ -28,17 +40,14 @@ pub async fn look(asked: &Asked, explained: Option<&Explanation>) -> Vec<Finding
         }
     };
     let places = Places::of_system();
-    let from = asked
-        .config
-        .as_ref()
-        .map_or_else(|| "no file: flags, variables and defaults".to_owned(), |file| file.display().to_string());
     let mut findings = vec![Finding::ok(Step::Settings, from)];
-    let (state, identity) = state(&settings.state_dir, &places);
+    let token = settings.join_token.as_ref();
+    let (state, identity) = state(&settings.state_dir, &places, token);
     findings.push(state);
     findings.push(service(&places));
     // One that may not be looked at, or is nobody's yet, is nobody.
     let credentials = settings.credentials(identity.unwrap_or_default());
-    match visitor(&credentials, identity.unwrap_or_default()) {
+    match visitor(&credentials, identity.unwrap_or_default(), token) {
         Ok(visitor) => {
             for endpoint in settings.endpoints().unwrap_or_default() {
                 findings.extend(visit(&endpoint, &visitor).await);
@@ -54,17 +63,26 @@ pub async fn look(asked: &Asked, explained: Option<&Explanation>) -> Vec<Finding
     findings
 }
 
-/// What an agent would go to a server with.
-pub fn visitor(credentials: &Credentials, identity: Uuid) -> anyhow::Result<Visitor> {
+/// What an agent would go to a server with. Its token matters as long as it has not joined.
+pub fn visitor(credentials: &Credentials, identity: Uuid, token: Option<&JoinToken>) -> anyhow::Result<Visitor> {
+    if let Some(token) = token.filter(|_| !credentials.are_there()) {
+        return Ok(Visitor::with_token(token.clone(), identity));
+    }
     let Anchors { authorities, identity: shown } = credentials.anchors()?;
-    Ok(Visitor { trust: Trust::of(&authorities)?, credentials: shown, identity })
+    Ok(Visitor { trust: Trust::of(&authorities)?, credentials: shown, token: None, identity })
 }
 
-fn state(dir: &Path, places: &Places) -> (Finding, Option<Uuid>) {
+fn state(dir: &Path, places: &Places, token: Option<&JoinToken>) -> (Finding, Option<Uuid>) {
     let shown = dir.display();
+    // Who is about to join has none yet, and makes it.
+    let newcomer =
+        |says: String| (Finding::skipped(Step::State, format!("{says}, and will with its join token")), None);
     let failed = |says: String, advice: &str| (Finding::failed(Step::State, says, advice), None);
     let metadata = match fs::metadata(dir) {
         Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && token.is_some() => {
+            return newcomer(format!("{shown} is not there: no agent has run yet"));
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return failed(
                 format!("{shown} is not there: no agent has run yet"),
@@ -80,6 +98,9 @@ fn state(dir: &Path, places: &Places) -> (Finding, Option<Uuid>) {
         }
     };
     let Some(identity) = identity else {
+        if token.is_some() {
+            return newcomer(format!("{shown} has no identity yet"));
+        }
         return failed(format!("{shown} has no identity yet"), "pcfarm-worker install, or run an agent once");
     };
     let is_services = dir == Path::new(crate::platform::SYSTEM_STATE_DIR) && places.unit().is_some();

@@ -1,6 +1,7 @@
 //! From a server's name to its answer, step by step, on one connection.
 //!
-//! Owns the deadlines: nothing that is silent is waited for longer than [`WAIT`] at each step.
+//! Owns the deadlines: nothing that is silent is waited for longer than [`WAIT`] at each step. A join token is told to nobody who
+//! has not shown a certificate of the authority that it names.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,8 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use hyper_util::rt::TokioIo;
 use pcfarm_proto::PROTOCOL_VERSION;
+use pcfarm_proto::secrets::JoinToken;
 use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
-use pcfarm_proto::v1::{CheckRequest, CheckResponse};
+use pcfarm_proto::v1::join_service_client::JoinServiceClient;
+use pcfarm_proto::v1::{CheckJoinTokenRequest, CheckJoinTokenResponse, CheckRequest, CheckResponse};
 use rustls::ClientConfig;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
@@ -36,7 +39,16 @@ pub struct Visitor {
     pub trust: Trust,
     /// Its certificate and key, as PEM, if it has joined.
     pub credentials: Option<(String, String)>,
+    /// What it is to join with, if it has not.
+    pub token: Option<JoinToken>,
     pub identity: Uuid,
+}
+
+impl Visitor {
+    /// One that has not joined. It knows the farm by its token alone.
+    pub fn with_token(token: JoinToken, identity: Uuid) -> Visitor {
+        Visitor { trust: Trust::Fingerprint(token.authority), credentials: None, token: Some(token), identity }
+    }
 }
 
 /// Why the steps end: the rest cannot be known.
@@ -52,8 +64,9 @@ struct Way<'a> {
 pub async fn visit(server: &Endpoint, visitor: &Visitor) -> Vec<Finding> {
     let mut way = Way { visitor, findings: Vec::new() };
     let _ = way.walk(server).await;
-    let steps = [Step::Name, Step::Route, Step::Port, Step::Tls, Step::Answer];
-    for step in steps.into_iter().chain([Step::Credentials, Step::Version, Step::Clock]) {
+    let steps = [Step::Name, Step::Route, Step::Port, Step::Tls].into_iter();
+    let steps = steps.chain(visitor.token.is_some().then_some(Step::Token)).chain([Step::Answer]);
+    for step in steps.chain([Step::Credentials, Step::Version, Step::Clock]) {
         if !way.findings.iter().any(|finding| finding.step == step) {
             way.findings.push(Finding::skipped(step, "not known, for what fails above"));
         }
@@ -85,10 +98,18 @@ impl Way<'_> {
             if self.findings.last().is_some_and(Finding::has_failed) && !time_is_in_question {
                 return Err(End);
             }
-            self.ask(server, stream).await?
+            let channel = channel(server, stream).await;
+            if let Some(token) = &self.visitor.token {
+                self.show(token, &channel, time_is_in_question).await;
+            }
+            self.ask(channel).await?
         } else {
             self.findings.push(Finding::skipped(Step::Tls, "http: what is said is in the clear"));
-            self.ask(server, stream).await?
+            if self.visitor.token.is_some() {
+                let advice = "name the server by https://…: a join token is told only by TLS";
+                self.fail(Step::Token, "nobody joins a farm by http", advice);
+            }
+            self.ask(channel(server, stream).await).await?
         };
         self.compare(&answer);
         Ok(())
@@ -218,6 +239,14 @@ impl Way<'_> {
                     "name the server as its certificate does, or add this name: pcfarm-server init --name",
                 );
             }
+            Verdict::Bad(rustls::Error::InvalidCertificate(UnknownIssuer)) if self.visitor.token.is_some() => {
+                self.ok(Step::Tls, format!("its certificate is signed by {issuer:?} and valid until {until}"));
+                let says =
+                    "it is another farm's: the server shows no certificate of the authority that the join token names";
+                let advice = "is it the farm's server, and the token one that `pcfarm join-token create` has made there, since \
+                              the farm has this authority?";
+                self.fail(Step::Token, says, advice);
+            }
             Verdict::Bad(rustls::Error::InvalidCertificate(UnknownIssuer)) => {
                 let says = format!("its certificate is signed by {issuer:?}, whom this workstation does not trust");
                 let advice = "is it the farm's server? A farm's own authority is learnt by joining; another one's is named by \
@@ -233,13 +262,40 @@ impl Way<'_> {
         false
     }
 
-    /// On this very connection.
-    async fn ask<S>(&mut self, server: &Endpoint, stream: S) -> Result<Answer, End>
-    where
-        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
+    /// Whether the join token would let this workstation in.
+    async fn show(&mut self, token: &JoinToken, channel: &Result<Channel, Status>, time_is_in_question: bool) {
+        if time_is_in_question {
+            self.findings.push(Finding::skipped(Step::Token, "not told while it is not certain who listens"));
+            return;
+        }
+        // What keeps this one from being made is said with the answer.
+        let Ok(channel) = channel else { return };
+        let request = CheckJoinTokenRequest { join_token: token.reveal() };
+        let asked = timeout(WAIT, JoinServiceClient::new(channel.clone()).check_join_token(request)).await;
+        match asked.map(|answer| answer.map(tonic::Response::into_inner)) {
+            Ok(Ok(fate)) => self.ok(Step::Token, lets_in(&fate)),
+            Ok(Err(status)) if matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied) => {
+                let advice = "ask whoever administers the farm for another; `pcfarm join-token list` shows what became of this one";
+                self.fail(Step::Token, status.message(), advice);
+            }
+            Ok(Err(status)) if status.code() == Code::Unimplemented => {
+                let says =
+                    "this farm's; the server is older than this agent, and tells only who joins whether it still holds";
+                self.findings.push(Finding::skipped(Step::Token, says));
+            }
+            Ok(Err(status)) => {
+                let says =
+                    format!("this farm's; whether it still holds the server does not tell: {}", status.message());
+                self.findings.push(Finding::skipped(Step::Token, says));
+            }
+            Err(_) => {} // it says nothing to the next question either
+        }
+    }
+
+    /// On the very connection of the steps before.
+    async fn ask(&mut self, channel: Result<Channel, Status>) -> Result<Answer, End> {
         let asked = SystemTime::now();
-        let outcome = timeout(WAIT, self.check(server, stream)).await;
+        let outcome = timeout(WAIT, self.check(channel)).await;
         let took = asked.elapsed().unwrap_or_default();
         let status = match outcome {
             Ok(Ok(response)) => {
@@ -255,6 +311,14 @@ impl Way<'_> {
             }
         };
         Err(match status.code() {
+            Code::Unauthenticated | Code::PermissionDenied if self.visitor.token.is_some() => {
+                self.ok(Step::Answer, "a server");
+                self.findings.push(Finding::skipped(Step::Credentials, "none yet: they come with joining"));
+                for step in [Step::Version, Step::Clock] {
+                    self.findings.push(Finding::skipped(step, "told to workstations that have joined"));
+                }
+                End
+            }
             Code::Unauthenticated | Code::PermissionDenied => {
                 self.ok(Step::Answer, "a server");
                 let advice = match &self.visitor.credentials {
@@ -292,25 +356,9 @@ impl Way<'_> {
         })
     }
 
-    async fn check<S>(&self, server: &Endpoint, stream: S) -> Result<CheckResponse, Status>
-    where
-        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        let authority = server.uri().authority().map(ToString::to_string).unwrap_or_default();
-        // Encrypted or not, the connection is there already.
-        let endpoint = Endpoint::from_shared(format!("http://{authority}"));
-        let endpoint = endpoint.map_err(|error| Status::internal(error.to_string()))?;
-        let mut stream = Some(TokioIo::new(stream));
-        let connector = tower::service_fn(move |_| {
-            let stream = stream.take().ok_or_else(|| io::Error::other("the connection has ended"));
-            std::future::ready(stream)
-        });
-        let channel: Channel = endpoint
-            .connect_with_connector(connector)
-            .await
-            .map_err(|error| Status::unavailable(with_sources(&error)))?;
+    async fn check(&self, channel: Result<Channel, Status>) -> Result<CheckResponse, Status> {
         let request = CheckRequest { identity: self.visitor.identity.to_string() };
-        Ok(AgentServiceClient::new(channel).check(request).await?.into_inner())
+        Ok(AgentServiceClient::new(channel?).check(request).await?.into_inner())
     }
 
     fn credentials(&self) -> String {
@@ -364,6 +412,33 @@ impl Way<'_> {
             self.ok(Step::Clock, format!("this machine's is {about}"));
         }
     }
+}
+
+/// Over a connection that is there already, encrypted or not.
+async fn channel<S>(server: &Endpoint, stream: S) -> Result<Channel, Status>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let authority = server.uri().authority().map(ToString::to_string).unwrap_or_default();
+    let endpoint = Endpoint::from_shared(format!("http://{authority}"));
+    let endpoint = endpoint.map_err(|error| Status::internal(error.to_string()))?;
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.take().ok_or_else(|| io::Error::other("the connection has ended"));
+        std::future::ready(stream)
+    });
+    let connecting = endpoint.connect_with_connector(connector);
+    match timeout(WAIT, connecting).await {
+        Ok(connected) => connected.map_err(|error| Status::unavailable(with_sources(&error))),
+        Err(_) => Err(Status::deadline_exceeded("no answer in time")),
+    }
+}
+
+fn lets_in(fate: &CheckJoinTokenResponse) -> String {
+    let until = fate.expires_at.and_then(|until| jiff::Timestamp::from_second(until.seconds).ok());
+    let until = until.map_or_else(|| "?".to_owned(), |until| until.strftime("%F %H:%M UTC").to_string());
+    let workstations = if fate.uses_left == 1 { "workstation" } else { "workstations" };
+    format!("this farm's; lets {} {workstations} more in until {until}", fate.uses_left)
 }
 
 struct Answer {

@@ -20,7 +20,6 @@ use super::uninstall;
 use crate::credentials::{Credentials, Refused};
 use crate::doctor::here::visitor;
 use crate::doctor::reach::{Visitor, visit};
-use crate::doctor::witness::Trust;
 use crate::doctor::{Finding, Report, Step};
 use crate::settings::Settings;
 use crate::state_dir::StateDir;
@@ -250,7 +249,7 @@ impl Joined {
             Credentials::new(dir, identity, &plan.settings.hostname, plan.settings.ca.as_deref())
         };
         if let Some(identity) = known.filter(|identity| credentials(&state, *identity).are_there()) {
-            look(&endpoints, &visitor(&credentials(&state, identity), identity)?).await?;
+            look(&endpoints, &visitor(&credentials(&state, identity), identity, None)?).await?;
             return Ok(Joined { identity, aside: None });
         }
         let aside = Aside(state.with_extension("joining"));
@@ -263,15 +262,13 @@ impl Joined {
         let identity = StateDir::open(&aside.0).map_err(anyhow::Error::from)?.identity;
         let newcomer = credentials(&aside.0, identity);
         if let Some(token) = token {
-            let trust = Trust::Fingerprint(token.authority);
-            let visitor = Visitor { trust, credentials: None, identity };
-            let server = usable(&endpoints, &visitor).await?;
+            let server = usable(&endpoints, &Visitor::with_token(token.clone(), identity)).await?;
             newcomer.join_once(&server, &token).await.map_err(|error| match error.downcast::<Refused>() {
                 Ok(refused) => InstallError::Refused(refused.to_string()),
                 Err(error) => InstallError::Failed(error.context("joining the farm")),
             })?;
         }
-        look(&endpoints, &visitor(&newcomer, identity)?).await?;
+        look(&endpoints, &visitor(&newcomer, identity, None)?).await?;
         Ok(Joined { identity, aside: Some(aside) })
     }
 }
