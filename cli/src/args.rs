@@ -165,6 +165,10 @@ pub struct WorkstationsArgs {
     /// What each has that jobs may require, instead of what it does
     #[arg(long)]
     pub facts: bool,
+    /// All that is known of each, as wide as the terminal is: what tells that nobody is there, power, how quickly it gave way, its
+    /// agent's version
+    #[arg(long, conflicts_with = "facts")]
+    pub wide: bool,
     /// At most this many
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,

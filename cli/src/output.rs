@@ -90,10 +90,15 @@ pub enum Column {
 
 /// A table without borders that fits [`WIDTH`]; `none` is what is said instead of an empty one.
 pub fn table(columns: &[Column], rows: Vec<Vec<String>>, none: &str) -> String {
+    table_in(terminal_width().into(), columns, rows, none)
+}
+
+/// The same in so many columns of a terminal.
+pub fn table_in(width: usize, columns: &[Column], rows: Vec<Vec<String>>, none: &str) -> String {
     if rows.is_empty() {
         return none.to_owned();
     }
-    let width = terminal_width();
+    let width = u16::try_from(width).unwrap_or(u16::MAX);
     let reason_width = reason_width(columns, &rows, width);
     let mut table = Table::new();
     table
@@ -140,12 +145,16 @@ const REASON_WIDTH_BESIDE: u16 = 30;
 
 /// Whether a column more leaves some words' width to the reason behind it.
 pub fn has_room(columns: &[(Column, Vec<String>)], more: &[String]) -> bool {
+    has_room_in(terminal_width().into(), columns, more)
+}
+
+pub fn has_room_in(room: usize, columns: &[(Column, Vec<String>)], more: &[String]) -> bool {
     let width = |cells: &[String]| cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0);
     let heading = |column: &Column| match column {
         Column::Text(name) | Column::Number(name) | Column::Reason(name) => name.len(),
     };
     let taken: usize = columns.iter().map(|(column, cells)| width(cells).max(heading(column)) + usize::from(GAP)).sum();
-    taken + width(more) + usize::from(2 * GAP + REASON_WIDTH_BESIDE) <= usize::from(terminal_width())
+    taken + width(more) + usize::from(2 * GAP + REASON_WIDTH_BESIDE) <= room
 }
 
 /// Lines of `name  value`, as for one thing shown in full.
@@ -194,6 +203,14 @@ fn terminal_width() -> u16 {
     match io::stdout().is_terminal().then(platform::terminal_size).flatten() {
         Some((columns, _)) if columns > 0 => columns.clamp(80, WIDTH),
         _ => WIDTH,
+    }
+}
+
+/// All of the terminal's width. Whatever reads it where there is none takes lines of any length.
+pub fn whole_width() -> usize {
+    match io::stdout().is_terminal().then(platform::terminal_size).flatten() {
+        Some((columns, _)) if columns > 0 => columns.into(),
+        _ => u16::MAX.into(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Workstations: what they do and why, and what they may take.
 
+mod wide;
+
 use anyhow::Result;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::{
@@ -33,7 +35,11 @@ pub async fn list(farm: &Farm, args: &WorkstationsArgs, output: Output) -> Resul
     let now = jiff::Timestamp::now();
     output.print(
         || WorkstationsJson { workstations: workstations.iter().map(json).collect() },
-        || if args.facts { facts(&workstations) } else { table(&workstations, args.all, now) },
+        || match (args.facts, args.wide) {
+            (true, _) => facts(&workstations),
+            (false, true) => wide::wide(&workstations, none(args.all), output::whole_width(), now),
+            (false, false) => table(&workstations, args.all, now),
+        },
     )
 }
 
@@ -152,7 +158,6 @@ pub fn table(workstations: &[Workstation], all: bool, now: jiff::Timestamp) -> S
     if let Some(width) = output::narrow().filter(|_| !workstations.is_empty()) {
         return workstations.iter().map(|one| narrow(one, width, now)).collect();
     }
-    let none = if all { "no workstation has connected yet" } else { "no workstations; --all shows dead ones" };
     let mut columns = vec![
         (Column::Number("ID"), workstations.iter().map(|one| one.workstation_id.to_string()).collect::<Vec<_>>()),
         (Column::Text("HOST"), workstations.iter().map(|one| cut(&one.hostname, 24)).collect()),
@@ -169,7 +174,7 @@ pub fn table(workstations: &[Workstation], all: bool, now: jiff::Timestamp) -> S
             Some(same) if same == NOTHING => {}
             Some(same) => remarks.push(format!("{what} {same}")),
             None if output::has_room(&columns, &values) => columns.push((Column::Text(heading), values)),
-            None => remarks.push(format!("{what} several: --output json has them")),
+            None => remarks.push(format!("{what} several: --wide shows them")),
         }
     }
     let reasons = workstations.iter().map(|one| cut(&why(one), 160)).collect();
@@ -178,8 +183,12 @@ pub fn table(workstations: &[Workstation], all: bool, now: jiff::Timestamp) -> S
         .map(|row| columns.iter_mut().map(|column| std::mem::take(&mut column.1[row])).collect());
     let rows: Vec<Vec<String>> = rows.collect();
     let headings: Vec<Column> = columns.iter().map(|column| column.0).collect();
-    let table = output::table(&headings, rows, none);
+    let table = output::table(&headings, rows, none(all));
     if remarks.is_empty() { table } else { format!("{table}\n\n{}", cut(&remarks.join("; "), 100)) }
+}
+
+fn none(all: bool) -> &'static str {
+    if all { "no workstation has connected yet" } else { "no workstations; --all shows dead ones" }
 }
 
 /// Where a table has no room: a line, and the rest below it.
