@@ -178,7 +178,8 @@ async fn an_installed_agent_runs_survives_its_upgrade_and_is_taken_away() {
     // Once more is harmless, keeps who it is, and what a person has written.
     let identity = site.identity();
     let config = site.at("etc/pcfarm/worker.toml");
-    let text = fs::read_to_string(&config).expect("settings") + "\n# by hand\n";
+    let text =
+        fs::read_to_string(&config).expect("settings").replace("# grace = 10\n", "grace = 12\n") + "\n# by hand\n";
     fs::write(&config, &text).expect("written");
     let again = site.install(&url(&server), &token).await;
     assert!(again.code == Some(0) && again.stdout.contains("is in the farm already"), "{again:?}");
@@ -234,7 +235,7 @@ async fn runs_and_is_upgraded(site: &Site, identity: &str) {
     site.farm.until(LONG, "select count(*) >= 1 from pcfarm.result").await;
     agent.terminate();
     let said = manager.until("STOPPING=1");
-    assert!(said.contains("EXTEND_TIMEOUT_USEC=40000000"), "{said}");
+    assert!(said.contains("EXTEND_TIMEOUT_USEC=42000000"), "its own grace, and 30 s for goodbyes: {said}");
     assert!(agent.ended(SOON).await.success(), "{}", agent.log());
     let done = site.farm.number("select count(*) from pcfarm.result").await;
     assert!((3..6).contains(&done), "what it had begun is done, and no more: {done}");
