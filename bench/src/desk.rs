@@ -120,6 +120,15 @@ impl Tree {
     }
 }
 
+/// How often the threads of a process have gone to sleep so far, to be woken again.
+pub fn wakes(process: u32) -> u64 {
+    let of = |thread: u32| -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{process}/task/{thread}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
+    };
+    numbered(&PathBuf::from(format!("/proc/{process}/task"))).into_iter().filter_map(of).sum()
+}
+
 fn threads(root: u32) -> HashMap<(u32, u32), u64> {
     let mut parents: HashMap<u32, u32> = HashMap::new();
     for process in numbered(Path::new("/proc")) {

@@ -67,7 +67,8 @@ impl JoinApi {
         Ok(Response::new(certificate(tls, issued)))
     }
 
-    /// Whoever guesses is slowed down as by joining. Who has a token that was good once guesses nothing, and may ask again.
+    /// Whoever guesses is slowed down as by joining. What is no token at all is no guess, and neither is one that was good once:
+    /// they may be asked about again.
     async fn token_checked(
         &self,
         peer: Peer,
@@ -77,15 +78,14 @@ impl JoinApi {
         let refused = |why: &str| {
             Status::unauthenticated(format!("this join token {why}: `pcfarm join-token create` makes another"))
         };
-        let unknown = || {
-            self.farm.access.brake().failed(None, peer.address);
-            refused("is not known to this farm")
-        };
-        let token: JoinToken = asked.join_token.parse().map_err(|_| unknown())?;
+        let token: JoinToken = asked.join_token.parse().map_err(|_| refused("is none"))?;
         let client = self.client().await?;
         let hash = Sha256::digest(token.secret);
         match access::join_token_fate(&client, &hash).await.map_err(status_code::of)? {
-            None => Err(unknown()),
+            None => {
+                self.farm.access.brake().failed(None, peer.address);
+                Err(refused("is not known to this farm"))
+            }
             Some(JoinTokenFate::Revoked) => Err(refused("was revoked")),
             Some(JoinTokenFate::Expired) => Err(refused("has expired")),
             Some(JoinTokenFate::UsedUp) => Err(refused("was used up")),
