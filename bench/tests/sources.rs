@@ -15,8 +15,8 @@ use pcfarm_bench::program::Program;
 use pcfarm_bench::seat::{Seat, missing};
 use serde_json::{Value, json};
 
-/// Whoever touches nothing for so long has left.
-const AWAY: Duration = Duration::from_secs(1);
+/// Whoever touches nothing for so long has left: what is looked for meanwhile is found, however busy the machine is.
+const AWAY: Duration = Duration::from_secs(6);
 
 /// What computes uses most of a core.
 const COMPUTES: f64 = 0.5;

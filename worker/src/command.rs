@@ -416,7 +416,7 @@ fn text(explanation: &Explanation) -> String {
     }
     if explanation.not_kept > 0 {
         text.push_str(&format!(
-            "\nIts disk is slow or full: {} entries of its history are lost.\n",
+            "\nIts disk is slow or full: {} entries of its history, or a pause, are lost.\n",
             explanation.not_kept
         ));
     }

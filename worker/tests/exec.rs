@@ -368,7 +368,7 @@ async fn programs_that_have_ended_meanwhile_fail_nothing() {
     const CORES: usize = 8;
     let mut desk = Desk::new("idle = 2").await;
     let (mut agent, mut session) = desk.agent(CORES).await;
-    let waiting = json!({"do": "wait", "seconds": 2});
+    let waiting = json!({"do": "wait", "seconds": 10});
     session.check_out(1, "exec:puppet", vec![waiting.to_string(); CORES]).await;
     desk.wait_until("they are not there together", || desk.processes().len() == CORES).await;
     assert_eq!(closed(&mut session, 1).await, vec!["\"waited\""; CORES]);

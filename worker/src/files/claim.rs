@@ -42,6 +42,7 @@ impl Claim {
                 Ok(claim) => return Ok(Some(claim)),
                 Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(BETWEEN_TRIES),
                 Err(TryLockError::WouldBlock) => return Err(io::Error::other("another agent uses it")),
+                Err(TryLockError::Error(error)) if !are_missing(&error) => return Err(error),
                 Err(TryLockError::Error(error)) => {
                     warn!(path = %path.display(), %error, "what other agents have left cannot be told from what they use");
                     return Ok(None);
@@ -72,6 +73,12 @@ impl Drop for Claim {
         // Who waits for it sees that it is another file then.
         drop(fs::remove_file(&self.path));
     }
+}
+
+/// Whether the file system has no locks at all.
+fn are_missing(error: &io::Error) -> bool {
+    const NO_LOCKS: i32 = 37; // ENOLCK, which has no kind
+    error.kind() == io::ErrorKind::Unsupported || (cfg!(target_os = "linux") && error.raw_os_error() == Some(NO_LOCKS))
 }
 
 fn try_claim(path: &Path) -> Result<Claim, TryLockError> {

@@ -60,7 +60,7 @@ impl Terminals {
             let heard = self.ears.as_ref().map_or(Moment::ZERO, Ears::heard);
             self.last = self.last.max(heard);
             self.accessed = Some(accessed);
-            let untold = self.ears.as_ref().is_none_or(|ears| ears.misses_some);
+            let untold = self.ears.as_ref().is_none_or(Ears::misses_some);
             Input { last: self.last, proves: self.proves, bump: None, untold }
         });
         if says.is_err() {
@@ -135,6 +135,11 @@ impl Ears {
         Ok(Ears { heard, misses_some, end: Some(end), thread: Some(thread) })
     }
 
+    /// Of what somebody does at a terminal it may not be told.
+    fn misses_some(&self) -> bool {
+        self.misses_some || self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     fn heard(&self) -> Moment {
         *self.heard.lock().expect("nothing panics under this lock")
     }
@@ -173,7 +178,12 @@ fn somebody_reads(reads: &OwnedFd, until: &OwnedFd) -> bool {
         let mut buffer = [const { MaybeUninit::uninit() }; 4096];
         let mut events = inotify::Reader::new(reads, &mut buffer);
         let mut any = false;
-        while let Ok(event) = events.next() {
+        loop {
+            let event = match events.next() {
+                Ok(event) => event,
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(_) => return false,
+            };
             // The side of a window's terminal that shows what was written is `ptmx`.
             let name = event.file_name().map(|name| name.to_string_lossy().into_owned());
             any |= name.is_none_or(|name| name.parse::<u32>().is_ok()) && !event.events().contains(ReadFlags::IGNORED);

@@ -134,7 +134,8 @@ for line in sys.stdin:
             if os.fork() == 0:
                 ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
                 hoard = mmap.mmap(-1, 100 << 20)
-                hoard.write(b"z" * (100 << 20))
+                for _ in range(100):
+                    hoard.write(b"z" * (1 << 20))
                 time.sleep(1000)
         time.sleep(1000)
     elif do == "share and fill the disk":
@@ -154,7 +155,7 @@ for line in sys.stdin:
         for n in range(20):
             with open(str(n), "wb") as file:
                 file.write(b"d" * (4 << 20))
-        time.sleep(1.2)
+        time.sleep(4)
     elif do == "look at its home":
         say({"result": os.listdir()})
     elif do == "fill the disk without names":

@@ -52,7 +52,9 @@ async fn compiler_of(parent: u32) -> Pid {
         let is_compiler = command.split(|&byte| byte == 0).any(|word| word == b"__pcfarm-compile");
         (above == parent && is_compiler).then(|| Pid::from_raw(pid))?
     };
+    let end = Instant::now() + Duration::from_secs(30);
     loop {
+        assert!(Instant::now() < end, "nothing compiles");
         let mut processes = fs::read_dir("/proc").expect("this is Linux").flatten().map(|entry| entry.path());
         if let Some(found) = processes.find_map(its) {
             return found;
@@ -64,7 +66,7 @@ async fn compiler_of(parent: u32) -> Pid {
 #[tokio::test]
 async fn a_compiler_that_was_killed_says_nothing_of_its_module() {
     let mut desk = Desk::new(None).await;
-    let hash = desk.server.files.put(&maze(20_000));
+    let hash = desk.server.files.put(&maze(40_000));
     let (agent, mut session) = desk.agent(1).await;
     session.check_out(1, &format!("wasm:{hash}"), [json!(1).to_string()]).await;
     let compiler = compiler_of(std::process::id()).await;
