@@ -198,7 +198,7 @@ begin
             job := jobs[1];
         end if;
         if job is not null and job_type.keep_results and cardinality(attempts) = 0 then
-            -- As nearly all are. What is asked of each row is a tenth of what it costs to store it.
+            -- As nearly all are. What is asked of each row else is a twelfth of what it costs to store it.
             insert into pcfarm.result (job_id, problem_id, checkout_id, accepted_at, attempts, failed, solution)
             select job, s.problem_id, checkout_ids[s.position], moment, 1, false, s.solution::jsonb
             from (

@@ -129,7 +129,7 @@ impl Agent {
         self
     }
 
-    /// How much of the cores' time the pools of [steps](crate::steps) may use together while every core has a computation: 0.02
+    /// How much of the cores' time the pools of [steps](crate::steps) may use together while every core has a computation: 0.015
     /// if it is not said, on Linux. A call that only waits uses some 20 µs; the more of that pools may use, the less is left to
     /// compute with. 1 holds no pool back.
     #[must_use]
