@@ -229,14 +229,16 @@ impl Farm {
         }
     }
 
-    /// What a person would look at first.
+    /// What a person would look at first: of thousands of jobs those that have not ended, and these last, where a log that
+    /// was cut still has them.
     pub async fn state(&self) -> String {
         let mut state = String::new();
         for view in [
-            "select to_jsonb(v) - 'parameters' from pcfarm.job_progress v",
-            "select to_jsonb(v) - 'controllers' - 'system' from pcfarm.workstation_status v",
+            "select to_jsonb(v) - 'controllers' - 'system' from pcfarm.workstation_status v limit 100",
             "select to_jsonb(v) from pcfarm.in_progress v order by checkout_id limit 10",
-            "select to_jsonb(v) from pcfarm.queue_pointer v",
+            "select to_jsonb(v) from pcfarm.queue_pointer v join pcfarm.job j on j.job_id = v.job_id
+             order by j.ended_at nulls first, v.job_id, v.lane_id limit 20",
+            "select to_jsonb(v) from pcfarm.job_progress v order by ended_at desc nulls last limit 20",
         ] {
             let text = format!("select v::text from ({view}) as v(v)");
             match self.try_query(&text, &[]).await {

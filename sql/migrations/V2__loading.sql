@@ -169,7 +169,9 @@ end $$;
 
 -- Jobs ------------------------------------------------------------------------------------------------------
 
-create function pcfarm.create_job(name text, job_type text, options jsonb default '{}')
+-- As pcfarm.create_job. With `open` a new job is open from the start, for whoever loads it in the same transaction: a fifth
+-- less than to open it afterwards.
+create function pcfarm.make_job(name text, job_type text, options jsonb, open boolean)
 returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     unknown   text;
@@ -177,13 +179,13 @@ declare
     first     pcfarm.job;
     asked_for jsonb;
 begin
-    perform pcfarm.job_type_must_exist(create_job.job_type);
+    perform pcfarm.job_type_must_exist(make_job.job_type);
     if jsonb_typeof(coalesce(options, '{}')) <> 'object' then
         raise exception 'options must be a JSON object' using errcode = 'invalid_parameter_value';
     end if;
     if options <> '{}' then
         -- Of its alerts, which have secrets, a hash. A repetition is traced as what it is.
-        asked_for := jsonb_build_object('name', create_job.name, 'job_type', create_job.job_type,
+        asked_for := jsonb_build_object('name', make_job.name, 'job_type', make_job.job_type,
             'options', options - 'trace_parent' || case when options ? 'alerts' then jsonb_build_object('alerts',
                 encode(sha256(convert_to(options ->> 'alerts', 'UTF8')), 'hex')) else '{}' end);
         select string_agg(quote_literal(o.key), ', ') into unknown
@@ -193,7 +195,7 @@ begin
                             'info', 'files', 'problem_files', 'alerts', 'require', 'trace_parent');
     end if;
     if unknown is not null then
-        raise exception 'job %: no such option: %', create_job.name, unknown
+        raise exception 'job %: no such option: %', make_job.name, unknown
             using errcode = 'invalid_parameter_value',
                   hint = 'Options are title, priority, deadline, not_before, standing, parameters, info, files (names and hashes), '
                          'problem_files (true: payloads have such, too, under "files"), '
@@ -203,13 +205,13 @@ begin
                          'idempotency_key and idempotency_digest (of what else a repetition must have equal).';
     end if;
     if coalesce(options ->> 'on_duplicate', 'return') not in ('return', 'refuse') then
-        raise exception 'job %: on_duplicate is %', create_job.name, options -> 'on_duplicate'
+        raise exception 'job %: on_duplicate is %', make_job.name, options -> 'on_duplicate'
             using errcode = 'invalid_parameter_value',
                   hint = 'It is "return", for the first job of that unique_key, or "refuse".';
     end if;
     insert into pcfarm.job as j (name, job_type, title, priority, deadline, not_before, standing, parameters, problem_files, requirement,
-        idempotency_key, submitted, unique_key, trace_parent)
-    select create_job.name, t.name, coalesce(options ->> 'title', ''),
+        idempotency_key, submitted, unique_key, trace_parent, created_at, state, opened_at)
+    select make_job.name, t.name, coalesce(options ->> 'title', ''),
         coalesce((options ->> 'priority')::integer, t.default_priority),
         coalesce((options ->> 'deadline')::timestamptz, clock_timestamp() + t.default_duration),
         (options ->> 'not_before')::timestamptz,
@@ -217,9 +219,10 @@ begin
         options -> 'parameters', coalesce((options ->> 'problem_files')::boolean, false),
         case when options ? 'require' then pcfarm.requirement(options -> 'require') end,
         options ->> 'idempotency_key',
-        case when options ? 'idempotency_key' then asked_for end, options ->> 'unique_key', options ->> 'trace_parent'
-    from pcfarm.job_type t
-    where t.name = create_job.job_type
+        case when options ? 'idempotency_key' then asked_for end, options ->> 'unique_key', options ->> 'trace_parent',
+        moment, case when open then 'open' else 'loading' end, case when open then moment end
+    from pcfarm.job_type t cross join clock_timestamp() as moment
+    where t.name = make_job.job_type
     on conflict do nothing
     returning job_id into created;
     if created is not null and options <> '{}' then
@@ -275,6 +278,11 @@ begin
     end if;
     return created;
 end $$;
+
+create function pcfarm.create_job(name text, job_type text, options jsonb default '{}')
+returns bigint language sql security definer set search_path = pg_catalog, pg_temp as $$
+    select pcfarm.make_job(name, job_type, options, false)
+$$;
 comment on function pcfarm.create_job is
     'Creates a job in state loading and returns its id. With the idempotency_key, or the unique_key, of an earlier call: '
     'that job.';
@@ -1082,6 +1090,9 @@ create function pcfarm.submit_problems(
     out into_job bigint, out repeated boolean, out into_lane bigint, out stored jsonb[], out facts pcfarm.job_facts)
 -- Plans for a few problems of a small submission cost more than to carry them out.
 language plpgsql set lock_timeout = '100ms' set plan_cache_mode = 'force_generic_plan' as $$
+declare
+    -- Nobody else can have created it.
+    is_new boolean := false;
 begin
     into_job := job;
     repeated := false;
@@ -1090,8 +1101,9 @@ begin
         perform set_config('pcfarm.user', for_user, true), set_config('pcfarm.rights', submit_problems.rights, true);
     end if;
     if job is null then
-        into_job := pcfarm.create_job(submit_problems.name, submit_problems.job_type, submit_problems.options);
-        if options ?| array['idempotency_key', 'unique_key'] then
+        is_new := not coalesce(options, '{}') ?| array['idempotency_key', 'unique_key'];
+        into_job := pcfarm.make_job(submit_problems.name, submit_problems.job_type, submit_problems.options, open and is_new);
+        if not is_new then
             -- Its turn, and then a look in a fresh snapshot, as in pcfarm.submit.
             perform pg_advisory_xact_lock(hashtextextended('pcfarm.submit', into_job));
             select j.state <> 'loading' or exists (
@@ -1118,7 +1130,7 @@ begin
     end if;
     perform pcfarm.register_lanes(into_job,
         array[(into_lane, null, 0, false, cardinality(keys), (cardinality(keys) - 1) / convoy + 1)::pcfarm.packed_lane], false);
-    if open then
+    if open and not is_new then
         perform pcfarm.open_job(into_job);
     end if;
     select j.owner, j.name, j.job_type, j.priority, j.deadline, j.parameters,

@@ -31,6 +31,9 @@ begin
         new.job_id, new.name,
         case when tg_op = 'INSERT' then jsonb_strip_nulls(jsonb_build_object('job_type', new.job_type, 'owner', new.owner,
             'priority', new.priority, 'deadline', new.deadline)) else '{}' end);
+    if tg_op = 'INSERT' and new.state = 'open' then
+        insert into pcfarm.event (what, job_id, subject) values ('job opened', new.job_id, new.name);
+    end if;
     return null;
 end $$;
 create trigger note_creation after insert on pcfarm.job for each row execute function pcfarm.note_job();
