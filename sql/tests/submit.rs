@@ -262,6 +262,12 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     load.add(few.clone()).await.expect("added");
     let theirs = load.finish(true).await.expect("loaded").job;
     assert_eq!(convoys(&client, done.job).await, convoys(&client, theirs).await);
+    // One that nobody can have created before is open from the start: nobody can tell.
+    let (unkeyed, fresh) =
+        at_once(&line, &None, &new_job("{}"), Some(3), true, &few).await.expect("asked").expect("loaded");
+    assert!(fresh.is_some(), "it is open");
+    assert_eq!(convoys(&client, unkeyed.job).await, convoys(&client, theirs).await);
+    assert_eq!(life(&client, unkeyed.job).await, life(&client, theirs).await);
     let (again, fresh) = at_once(&line, &None, &keyed, Some(3), true, &few).await.expect("asked").expect("repeated");
     assert_eq!(again, Submitted { job: done.job, problems: 0, repeated: true });
     assert!(fresh.is_none());
@@ -285,6 +291,15 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
         Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&SqlState::NO_DATA_FOUND)),
         other => panic!("{other:?}"),
     }
+}
+
+/// What is said of a job, but for when and which: its state and what happened to it.
+async fn life(client: &Client, job: JobId) -> String {
+    let text = "select concat_ws('; ', j.state, j.opened_at between j.created_at and clock_timestamp(), (
+            select string_agg(concat_ws(' ', e.what, e.subject, e.details), ', ' order by e.event_id)
+            from pcfarm.event e where e.job_id = j.job_id))
+        from pcfarm.job j where j.job_id = $1";
+    client.query_one(text, &[&job]).await.expect("a job").get(0)
 }
 
 #[tokio::test]

@@ -75,6 +75,8 @@ pub struct Journal {
     submissions: Mutex<Vec<Submission>>,
     told: Mutex<Vec<Told>>,
     odd: Mutex<Vec<String>>,
+    /// Jobs whose hold nobody has answered: it may come into effect after all that their clients have done about it.
+    may_be_held: Mutex<Vec<JobId>>,
 }
 
 impl Journal {
@@ -86,6 +88,7 @@ impl Journal {
             submissions: Mutex::default(),
             told: Mutex::default(),
             odd: Mutex::default(),
+            may_be_held: Mutex::default(),
         })
     }
 
@@ -118,6 +121,11 @@ impl Journal {
         self.note(&line);
     }
 
+    pub fn may_be_held(&self, job: JobId) {
+        self.note(&format!("job {job} may be held yet"));
+        self.may_be_held.lock().unwrap_or_else(PoisonError::into_inner).push(job);
+    }
+
     pub fn told(&self, told: Told) {
         self.note(&format!("{:?} {} checkout {}", told.verdict, told.author, told.checkout_id));
         self.told.lock().unwrap_or_else(PoisonError::into_inner).push(told);
@@ -131,6 +139,10 @@ impl Journal {
 
     pub fn all_odd(&self) -> Vec<String> {
         self.odd.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn all_that_may_be_held(&self) -> Vec<JobId> {
+        self.may_be_held.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn submissions(&self) -> Vec<Submission> {

@@ -288,9 +288,11 @@ async fn wait_for_jobs(world: &mut World, deadline: Instant) -> anyhow::Result<(
         world.supervise(&[]);
         let open = async {
             let (client, _connection) = world.database().await?;
-            anyhow::Ok(
-                client.query_one("select count(*) from pcfarm.job where ended_at is null", &[]).await?.get::<_, i64>(0),
-            )
+            let release =
+                "select pcfarm.release_job(j.job_id) from pcfarm.job j where j.job_id = any ($1) and j.state = 'held'";
+            client.query(release, &[&world.journal.all_that_may_be_held()]).await?;
+            let open = "select count(*) from pcfarm.job where ended_at is null";
+            anyhow::Ok(client.query_one(open, &[]).await?.get::<_, i64>(0))
         };
         let open = open.await;
         if matches!(open, Ok(0)) {

@@ -244,24 +244,36 @@ impl Client {
     async fn hold(&mut self, job: JobId) {
         let held = async |endpoint: &Endpoint| {
             let channel = endpoint.connect().await.ok()?;
-            JobServiceClient::new(channel).hold_job(v1::JobRequest { job_id: job.0 }).await.ok()
+            match JobServiceClient::new(channel).hold_job(v1::JobRequest { job_id: job.0 }).await {
+                // It has ended.
+                Err(status) if status.code() != Code::FailedPrecondition => None,
+                _ => Some(()),
+            }
         };
-        drop(timeout(PATIENCE, held(self.endpoints.choose(&mut self.random).expect("there are servers"))).await);
+        let held = timeout(PATIENCE, held(self.endpoints.choose(&mut self.random).expect("there are servers"))).await;
+        let is_known = matches!(held, Ok(Some(())));
         sleep(Duration::from_millis(self.random.random_range(CANCEL_AFTER_MS))).await;
         loop {
             let endpoint = self.endpoints.choose(&mut self.random).expect("there are servers");
             let released = async {
                 let channel = endpoint.connect().await.ok()?;
                 match JobServiceClient::new(channel).release_job(v1::JobRequest { job_id: job.0 }).await {
+                    Ok(_) => Some(true),
                     // It has ended, or it never was held.
-                    Err(status) if status.code() != Code::FailedPrecondition => None,
-                    _ => Some(()),
+                    Err(status) if status.code() == Code::FailedPrecondition => Some(false),
+                    Err(_) => None,
                 }
             };
-            if let Ok(Some(())) = timeout(PATIENCE, released).await {
-                return;
+            match timeout(PATIENCE, released).await {
+                Ok(Some(released)) => {
+                    // A server that was frozen may still do what it was asked for.
+                    if !released && !is_known {
+                        self.journal.may_be_held(job);
+                    }
+                    return;
+                }
+                Ok(None) | Err(_) => sleep(Duration::from_millis(self.random.random_range(PAUSE_MS))).await,
             }
-            sleep(Duration::from_millis(self.random.random_range(PAUSE_MS))).await;
         }
     }
 
