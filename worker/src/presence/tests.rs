@@ -169,6 +169,48 @@ async fn whoever_is_back_does_not_wait_for_a_disk_that_hangs() {
     assert_eq!(presence.desk.view(|_, _, _, history| history.yields().map(|yields| yields.count)), Some(2));
 }
 
+#[tokio::test]
+async fn a_process_ends_for_another_that_begins_with_as_many_cores_as_the_farm_wants() {
+    let place = Place::new();
+    let begin = || {
+        let mut settings = place.settings();
+        let used = cores::begin(&mut settings, 4, &place.state());
+        (used, Presence::start(settings, &place.state(), Start::Fresh).expect("it starts"))
+    };
+    let says = |desk: &Desk| {
+        let settings = desk.settings();
+        let said = settings.iter().find(|setting| setting.name == "cores").expect("it is there");
+        (said.value.clone(), said.by, said.refused.clone())
+    };
+    let ends = async |presence: &Presence| {
+        timeout(Duration::from_secs(20), presence.desk.is_to_start_anew()).await.expect("in time");
+    };
+    let (used, presence) = begin();
+    assert_eq!((used, says(&presence.desk)), (4, ("4".to_owned(), wishes::By::Default, String::new())));
+    presence.desk.want(br#"{"cores": 2, "start_after": 60}"#);
+    assert_eq!(says(&presence.desk).2, "2 from its next start on");
+    ends(&presence).await;
+    drop(presence);
+
+    // It hears the same again, which is no reason to end; and then that nobody wants anything.
+    let (used, presence) = begin();
+    assert_eq!((used, says(&presence.desk)), (2, ("2".to_owned(), wishes::By::Farm, String::new())));
+    presence.desk.want(br#"{"cores": 2, "start_after": 60}"#);
+    while !presence.desk.0.disk.flush() {}
+    assert!(!presence.desk.0.anew.is_cancelled());
+    presence.desk.want(b"");
+    ends(&presence).await;
+    drop(presence);
+    assert_eq!(begin().0, 4);
+
+    // What cannot be kept ends nobody.
+    fs::create_dir(place.state().join("cores")).expect("made");
+    let (_, presence) = begin();
+    presence.desk.want(br#"{"cores": 2}"#);
+    while !presence.desk.0.disk.flush() {}
+    assert!(!presence.desk.0.anew.is_cancelled());
+}
+
 #[test]
 fn it_looks_closely_only_while_it_works() {
     let place = Place::new();
