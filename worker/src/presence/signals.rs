@@ -44,6 +44,8 @@ pub struct Input {
     pub bump: Option<Moment>,
     /// Some of what it sees does not tell by itself, and is found out by looking.
     pub untold: bool,
+    /// The agent looks itself, every few seconds. Helpers tell, and once a minute if there is no news.
+    pub looked: bool,
 }
 
 /// What follows if a source of input has seen nothing.

@@ -129,6 +129,35 @@ async fn whoever_is_back_does_not_wait_for_probes_that_hang() {
     until(&mut directives, Activity::Work).await;
 }
 
+/// A device that sysfs has not described yet hangs whoever asks for its name.
+#[tokio::test]
+async fn nothing_begins_while_the_watch_of_input_hangs() {
+    let place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    let mut directives = presence.desk.directives();
+    until(&mut directives, Activity::Work).await;
+    let pause = presence.desk.pause(1000, "1h".parse().expect("a pause")).expect("it may");
+    until(&mut directives, Activity::Rest).await;
+    drop(pause);
+    let described = place.dir.path().join("sys/class/input/event1/device");
+    fs::create_dir_all(&described).expect("made");
+    fs::write(described.join("name"), "A mouse\n").expect("written");
+    let hangs = Hangs::instead_of(described.join("name"));
+    pipe(&place.dir.path().join("dev/input/event1"));
+    let hung = "evdev: not heard of for more than 9 s";
+    let explains = async {
+        while !presence.desk.view(|_, state, _, _| state.objections.iter().any(|one| one.text.contains(hung))) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), explains).await.expect("in time");
+    presence.desk.resume(pause::Caller { number: 1000, is_administrator: false }).expect("it is theirs");
+    let unknown = directives.wait_for(|directive| directive.reason.starts_with("no source can tell"));
+    timeout(Duration::from_secs(20), unknown).await.expect("in time").expect("it looks");
+    drop(hangs);
+    until(&mut directives, Activity::Work).await;
+}
+
 #[tokio::test]
 async fn whoever_types_does_not_have_all_processes_looked_through_with_every_key() {
     let mut place = Place::new();

@@ -33,7 +33,13 @@ fn seen(source: &'static str, at: Moment, idle: Duration) -> Reading<Input> {
     Reading::new(
         source,
         at,
-        Ok(Input { last: at.saturating_sub(idle), proves: Proves::Absence, bump: None, untold: false }),
+        Ok(Input {
+            last: at.saturating_sub(idle),
+            proves: Proves::Absence,
+            bump: None,
+            untold: false,
+            looked: source != "x11",
+        }),
     )
 }
 
@@ -74,6 +80,26 @@ fn what_speaks_against_work() {
         ("no source", |_, s| s.input.clear(), &[Kind::Unknown], &[Kind::Unknown]),
         ("a broken source", |_, s| s.input[0].says = Err("no devices".to_owned()), &[Kind::Unknown], &[Kind::Unknown]),
         ("an old source", |_, s| s.input[0].at = NOW - 3 * MINUTE, &[Kind::Unknown], &[Kind::Unknown]),
+        ("a look of 9 s ago", |_, s| s.input[0].at = NOW - Duration::from_secs(9), &[], &[]),
+        ("a look of 10 s ago", |_, s| s.input[0].at = NOW - Duration::from_secs(10), &[Kind::Unknown], &[]),
+        ("what a helper said a minute ago", |_, s| s.input = vec![seen("x11", NOW - MINUTE, 60 * MINUTE)], &[], &[]),
+        (
+            "a look of 10 s ago, and another source",
+            |_, s| {
+                s.input[0].at = NOW - Duration::from_secs(10);
+                s.input.push(seen("x11", NOW, 60 * MINUTE));
+            },
+            &[],
+            &[],
+        ),
+        (
+            "a look of 10 s ago that saw somebody, and another source",
+            |_, s| {
+                s.input = vec![seen("evdev", NOW - Duration::from_secs(10), MINUTE), seen("x11", NOW, 60 * MINUTE)];
+            },
+            &[Kind::Person],
+            &[Kind::Person],
+        ),
         (
             "a broken source and another",
             |_, s| {
@@ -316,7 +342,13 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn signals_of(step: &Step, now: Moment) -> Signals {
     let ago = |seconds: u64| now.saturating_sub(Duration::from_secs(seconds));
     let input = |(age, says, source): &(u64, Result<u64, String>, &'static str), proves| {
-        let says = says.clone().map(|idle| Input { last: ago(idle), proves, bump: None, untold: false });
+        let says = says.clone().map(|idle| Input {
+            last: ago(idle),
+            proves,
+            bump: None,
+            untold: false,
+            looked: *source != "x11",
+        });
         Reading::new(source, ago(*age), says)
     };
     let power = |mains| if mains { Power::Mains } else { Power::Battery };
