@@ -39,7 +39,7 @@ pub struct Heard {
 /// What is known.
 pub struct Look {
     pub signals: Signals,
-    /// By which it is to be judged: another one holds as soon as what matters to it has been asked.
+    /// By which it is to be judged: another one holds as soon as what matters to it has been asked, or should have been.
     pub policy: Policy,
     /// That is the one that was meant, and nothing is old.
     pub is_fresh: bool,

@@ -129,6 +129,28 @@ async fn whoever_is_back_does_not_wait_for_probes_that_hang() {
     until(&mut directives, Activity::Work).await;
 }
 
+#[tokio::test]
+async fn what_the_farm_wants_is_obeyed_while_probes_hang() {
+    // Nothing that they are asked, something that they are, and something that they were not.
+    let another_day = format!("{:?}", Zoned::now().weekday().wrapping_add(3)).to_lowercase();
+    for (wanted, reason) in [
+        (format!(r#"{{"hours": ["{}"]}}"#, &another_day[..3]), "its hours, as the farm wants them"),
+        (r#"{"memory_limit_mib": 0}"#.to_owned(), "takes more memory than the 0 MiB"),
+        (r#"{"on_battery": false}"#.to_owned(), "cannot tell whether it is on battery: not asked"),
+    ] {
+        let place = Place::new();
+        fs::write(place.dir.path().join("proc/10/status"), "RssAnon: 1 kB\n").expect("written");
+        let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+        let mut directives = presence.desk.directives();
+        until(&mut directives, Activity::Work).await;
+        let _hangs = Hangs::instead_of(place.meminfo());
+        let _work = begin(&presence.desk);
+        presence.desk.want(wanted.as_bytes());
+        let directive = until(&mut directives, Activity::Rest).await;
+        assert!(directive.reason.starts_with(reason), "{wanted}: {}", directive.reason);
+    }
+}
+
 /// A device that sysfs has not described yet hangs whoever asks for its name.
 #[tokio::test]
 async fn nothing_begins_while_the_watch_of_input_hangs() {
