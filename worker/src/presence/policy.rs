@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::hours::Hours;
 use super::prober::BELIEVED;
-use super::signals::{Input, Memory, Moment, Power, Proves, Reading, Signals};
+use super::signals::{Input, Memory, Moment, Network, Power, Proves, Reading, Signals};
 use super::{LOOK_EVERY, Signs};
 
 /// What the agent reads itself is never older than a few seconds; what helpers say comes at least every minute.
@@ -254,7 +254,7 @@ fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -
         if policy.beside_full_screen { None } else { full_screen().map(|text| (Kind::FullScreen, text)) },
         programs(policy, &signals.programs, now).map(|text| (Kind::Program, text)),
         if policy.on_battery { None } else { battery(&signals.power, now).map(|text| (Kind::Battery, text)) },
-        if policy.on_metered { None } else { metered(&signals.metered, now).map(|text| (Kind::Metered, text)) },
+        if policy.on_metered { None } else { metered(&signals.network, works, now).map(|text| (Kind::Metered, text)) },
         memory(policy, &signals.memory, works, now).map(|text| (Kind::Memory, text)),
         load(policy, &signals.load, works, now).map(|text| (Kind::Load, text)),
         (!policy.hours.include(signals.time)).then(|| (Kind::Hours, format!("its hours are {}", policy.hours))),
@@ -346,9 +346,13 @@ fn battery(reading: &Reading<Power>, now: Moment) -> Option<String> {
     }
 }
 
-/// Few can tell, so who cannot does not object.
-fn metered(reading: &Reading<bool>, now: Moment) -> Option<String> {
-    (reading.fresh(now, INPUT_AGE_LIMIT) == Ok(&true)).then(|| "its network is metered".to_owned())
+/// Few can tell, so who cannot does not object. But nothing begins before that is known.
+fn metered(reading: &Reading<Network>, works: bool, now: Moment) -> Option<String> {
+    match &reading.says {
+        Err(why) => (!works).then(|| format!("cannot tell yet whether its network is metered: {why}")),
+        Ok(Network::Metered) => reading.fresh(now, INPUT_AGE_LIMIT).ok().map(|_| "its network is metered".to_owned()),
+        Ok(Network::Unmetered | Network::Untold(_)) => None,
+    }
 }
 
 fn memory(policy: &Policy, reading: &Reading<Memory>, works: bool, now: Moment) -> Option<String> {

@@ -87,7 +87,7 @@ impl Sources {
             power,
             programs,
             full_screen: heard.helpers.full_screen(),
-            metered: self.own.metered(policy, now),
+            network: self.own.network(policy, now),
             paused: heard.paused.clone(),
             time: local_time(),
         }
