@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use pcfarm_proto::v1::WorkstationState as State;
 use tokio::process::{Child, Command};
+use x11rb::connection::Connection as _;
+use x11rb::protocol::xproto::{AtomEnum, ConnectionExt as _, CreateWindowAux, PropMode, WindowClass};
+use x11rb::wrapper::ConnectionExt as _;
 
 use super::farm::left_out;
 use super::{Desk, program};
@@ -358,6 +361,44 @@ async fn a_helper_that_is_not_answered_at_all_says_so_and_ends() {
         let said = String::from_utf8(ended.stderr).expect("text");
         assert!(!ended.status.success() && said.contains(expected), "{variable}: {said}");
     }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+/// What a window manager says: which window is in front, and that it fills the screen.
+#[tokio::test]
+async fn beside_a_program_that_fills_the_screen_of_x11_it_does_not_work() {
+    let Some(mut display) = Display::start().await else { return };
+    let (x11, screen) = x11rb::connect(Some(&display.name)).expect("it answers");
+    let root = x11.setup().roots[screen].root;
+    let window = x11.generate_id().expect("there are some");
+    let input = CreateWindowAux::new();
+    let made = x11.create_window(0, window, root, 0, 0, 640, 480, 0, WindowClass::INPUT_OUTPUT, 0, &input);
+    made.expect("sent").check().expect("made");
+    let atom = |name: &str| x11.intern_atom(false, name.as_bytes()).expect("sent").reply().expect("known").atom;
+    let set = |on: u32, property: &str, kind: AtomEnum, values: &[u32]| {
+        let set = x11.change_property32(PropMode::REPLACE, on, atom(property), kind, values);
+        set.expect("sent").check().expect("set");
+    };
+    let fills = [atom("_NET_WM_STATE_ABOVE"), atom("_NET_WM_STATE_FULLSCREEN")];
+    set(window, "_NET_WM_STATE", AtomEnum::ATOM, &fills);
+    set(root, "_NET_ACTIVE_WINDOW", AtomEnum::WINDOW, &[window]);
+
+    let desk = Desk::new();
+    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
+    session.until_state(State::Waiting).await;
+    let _helper = helper_in(&desk, &display, &agent.state_dir().join("agent.sock"));
+    let expected = format!("a program fills the screen (x11 of user {})", rustix::process::geteuid().as_raw());
+    while session.until_state(State::Suspended).await != expected {}
+    // It does not any more, or another is in front, or none.
+    set(window, "_NET_WM_STATE", AtomEnum::ATOM, &fills[..1]);
+    display.press_a_key().await;
+    session.until_state(State::Waiting).await;
+    set(window, "_NET_WM_STATE", AtomEnum::ATOM, &fills);
+    while session.until_state(State::Suspended).await != expected {}
+    set(root, "_NET_ACTIVE_WINDOW", AtomEnum::WINDOW, &[0]);
+    session.until_state(State::Waiting).await;
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");
