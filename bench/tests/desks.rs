@@ -122,3 +122,48 @@ async fn a_desk_goes_by_what_the_farm_wants_as_far_as_its_owner_allows() {
     farm.until(SOON, &holds("hours", "always", "default", "")).await;
     farm.check(&[]).await;
 }
+
+#[tokio::test]
+async fn the_farm_lowers_the_cores_of_an_agent_which_starts_anew_with_them_and_loses_nothing() {
+    let farm = Farm::new().await;
+    farm.job_type("sleep", "sleep", json!({"max_attempts": 1})).await;
+    let server = farm.serving("a", &[]).await;
+    let mut agent = farm
+        .program("desk", "pcfarm-worker")
+        .arguments(["--server", &server.url(), "--cores", "3", "--hostname", "desk", "--unattended", "--grace", "1"])
+        .arguments(["--state-dir".as_ref(), farm.path("desk.state").as_os_str()]);
+    agent.start();
+    let uses = |cores: u32, by: &str| {
+        format!(
+            "select exists (select from pcfarm.workstation_status w, jsonb_array_elements(w.presence) s where w.hostname = 'desk'
+                and w.cores = {cores} and w.state in ('waiting', 'processing') and s ->> 'name' = 'cores'
+                and s ->> 'value' = '{cores}' and s ->> 'by' = '{by}' and s ->> 'refused' = '')"
+        )
+    };
+    farm.until(SOON, &uses(3, "owner")).await;
+    let process = agent.pid();
+    // Some are finished within its grace, and others are not.
+    let query = "select i::text as key, jsonb_build_object('ms', case when i % 5 = 0 then 2500 else 300 end) as payload
+        from generate_series(1, 20) i";
+    let job = farm.submit("sleep", query, 1).await;
+    farm.until(SOON, PROCESSING).await;
+    farm.run("select pcfarm.set_presence('{desk}', '{\"cores\": 1}')").await;
+    farm.until(SOON, &uses(1, "farm")).await;
+    assert!(agent.runs() && agent.pid() == process, "another program in the same process");
+    assert_eq!(farm.ended(job, LONG).await, "done");
+
+    // Whoever is killed comes back with as many, whatever its disk has made of that.
+    const ANEW: &str = "starts anew, with as many cores as the farm wants";
+    for (left, again) in [("1\n", false), ("one", true)] {
+        agent.kill();
+        std::fs::write(farm.path("desk.state").join("cores"), left).expect("written");
+        std::fs::remove_file(farm.path("desk.log")).expect("it has written something");
+        agent.start();
+        agent.says(if again { ANEW } else { "welcomed" }, SOON).await;
+        farm.until(SOON, &uses(1, "farm")).await;
+        assert_eq!(agent.log().contains(ANEW), again, "{}", agent.log());
+    }
+    farm.run("select pcfarm.set_presence('{desk}', '{\"cores\": null}')").await;
+    farm.until(SOON, &uses(3, "owner")).await;
+    farm.check(&[]).await;
+}

@@ -556,7 +556,7 @@ pub struct PresenceArgs {
     /// Host names, of workstations that are still to come, too; or ids, 1-20, 'lab-*', LABEL=VALUE, all
     #[arg(required = true, value_name = "HOST", value_delimiter = ',')]
     pub hostnames: Vec<String>,
-    /// What agents are to go by, within what their owners allow: start_after=30m, load=0.1, on_battery=false,
+    /// What agents are to go by, within what their owners allow: start_after=30m, load=0.1, cores=2, on_battery=false,
     /// on_return=freeze, 'hours=mon-fri 18:00-07:00; sat,sun'
     #[arg(long = "set", value_name = "SETTING=VALUE", value_parser = crate::presence::wish)]
     pub set: Vec<(String, serde_json::Value)>,

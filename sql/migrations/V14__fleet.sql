@@ -46,7 +46,7 @@ declare
     flags constant text[] := array['on_battery', 'on_metered', 'beside_full_screen'];
 begin
     perform pcfarm.check_options(settings,
-        times || flags || array['on_return', 'load', 'free_memory', 'memory_limit_mib', 'hours',
+        times || flags || array['on_return', 'load', 'free_memory', 'memory_limit_mib', 'cores', 'hours',
             'wake_hours', 'wake_time_zone', 'wake_address'], 'presence');
     for one in select s.key, s.value, jsonb_typeof(s.value) as kind, s.value #>> '{}' as said from jsonb_each(settings) s loop
         if one.kind = 'null' then
@@ -75,6 +75,10 @@ begin
             if one.kind <> 'number' or one.value::numeric not between 1 and 1e12 or one.value::numeric % 1 <> 0 then
                 perform pcfarm.no_presence(one.key, one.value, 'a whole number of MiB');
             end if;
+        elsif one.key = 'cores' then
+            if one.kind <> 'number' or one.value::numeric not between 1 and 65536 or one.value::numeric % 1 <> 0 then
+                perform pcfarm.no_presence(one.key, one.value, 'a whole number of cores');
+            end if;
         elsif one.key = 'wake_address' then
             if one.kind <> 'string' or one.said !~ '^[A-Za-z0-9._:\[\]-]{1,255}$' then
                 perform pcfarm.no_presence(one.key, one.value, 'an address that a network hears, such as 192.0.2.255 or 192.0.2.255:9,');
@@ -95,7 +99,7 @@ begin
 end $$;
 comment on function pcfarm.set_presence is
     'What agents of these host names are to go by: start_after, resume_after, give_back_after (seconds), on_return, load, free_memory, '
-    'memory_limit_mib, on_battery, on_metered, beside_full_screen, hours; and, for servers, wake_hours, wake_time_zone and '
+    'memory_limit_mib, cores, on_battery, on_metered, beside_full_screen, hours; and, for servers, wake_hours, wake_time_zone and '
     'wake_address. What is not named stays; null removes it. An agent is made more careful by it, and less so only where its '
     'owner allows that.';
 

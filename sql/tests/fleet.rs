@@ -397,6 +397,9 @@ async fn what_is_wanted_of_presence_is_checked_and_kept_by_name() {
         (r#"{"load": 0}"#, "load: 0|more than 0"),
         (r#"{"free_memory": 1}"#, "free_memory"),
         (r#"{"memory_limit_mib": 1.5}"#, "memory_limit_mib"),
+        (r#"{"cores": 0}"#, "a whole number of cores"),
+        (r#"{"cores": 1.5}"#, "a whole number of cores"),
+        (r#"{"cores": "two"}"#, "a whole number of cores"),
         (r#"{"on_battery": "no"}"#, "true or false"),
         (r#"{"on_return": "run"}"#, "give-back, finish or freeze"),
         (r#"{"hours": ["always"]}"#, "mon-fri 18:00-07:00"),
@@ -412,13 +415,13 @@ async fn what_is_wanted_of_presence_is_checked_and_kept_by_name() {
     };
     set(r#"{"start_after": 1800, "hours": ["mon-fri 18:00-7:00", "sat,sun", "22:00-24:00"], "on_return": "freeze"}"#)
         .await;
-    set(r#"{"start_after": 60, "hours": null, "load": 0.1, "on_battery": true, "memory_limit_mib": 100}"#).await;
+    set(r#"{"start_after": 60, "hours": null, "load": 0.1, "on_battery": true, "memory_limit_mib": 100, "cores": 2}"#)
+        .await;
     let wanted =
         queue.text("select string_agg(hostname || ' ' || wanted, ' ' order by hostname) from pcfarm.presence").await;
-    let expected =
-        r#"{"load": 0.1, "on_return": "freeze", "on_battery": true, "start_after": 60, "memory_limit_mib": 100}"#;
+    let expected = r#"{"load": 0.1, "cores": 2, "on_return": "freeze", "on_battery": true, "start_after": 60, "memory_limit_mib": 100}"#;
     assert_eq!(wanted, format!("later {expected} pc {expected}"));
-    set(r#"{"start_after": null, "load": null, "on_return": null, "on_battery": null, "memory_limit_mib": null}"#)
-        .await;
+    set(r#"{"start_after": null, "load": null, "on_return": null, "on_battery": null}"#).await;
+    set(r#"{"memory_limit_mib": null, "cores": null}"#).await;
     assert_eq!(queue.number("select count(*) from pcfarm.presence").await, 0);
 }

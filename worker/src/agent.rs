@@ -31,7 +31,7 @@ use crate::machine;
 use crate::manners::{self, Rank};
 use crate::platform::{self, Stops};
 use crate::pool;
-use crate::presence::{Desk, Presence, Start};
+use crate::presence::{Desk, Presence, Start, cores};
 use crate::settings::{self, Asked, Settings, SettingsError};
 use crate::sleep::{self, Wake};
 use crate::slots;
@@ -49,10 +49,16 @@ const REPLACES: &str = "PCFARM_REPLACES";
 /// How an agent ended that did not fail.
 enum Ended {
     AsTold,
-    /// Its controllers do not hear that they are in a person's way: another process takes its place.
-    ToBeReplaced {
-        instance: Uuid,
-    },
+    /// Another process takes its place.
+    ToBeReplaced(Successor),
+}
+
+/// What takes a process' place.
+enum Successor {
+    /// The same, to the servers, of an agent whose controllers do not hear that they are in a person's way.
+    Same { instance: Uuid },
+    /// One that begins afresh, with as many cores as the farm wants.
+    Fresh,
 }
 
 /// An agent and the controllers it can run.
@@ -217,7 +223,7 @@ impl Agent {
     }
 
     /// The first signal stops it in good order, the second at once. An error is no error, but that it is to be replaced.
-    async fn run_until_signalled(self, settings: Settings) -> Result<ExitCode, Uuid> {
+    async fn run_until_signalled(self, settings: Settings) -> Result<ExitCode, Successor> {
         let mut stops = match Stops::new() {
             Ok(stops) => stops,
             Err(error) => return Ok(failed(&AgentError::Failed(error.into()))),
@@ -246,8 +252,8 @@ impl Agent {
         };
         match ended {
             // A signal that comes now ends it for good.
-            Ok(Ended::ToBeReplaced { instance }) if !stop.is_cancelled() => Err(instance),
-            Ok(Ended::ToBeReplaced { .. } | Ended::AsTold) => {
+            Ok(Ended::ToBeReplaced(successor)) if !stop.is_cancelled() => Err(successor),
+            Ok(Ended::ToBeReplaced(_) | Ended::AsTold) => {
                 info!("stopped");
                 Ok(ExitCode::SUCCESS)
             }
@@ -259,19 +265,21 @@ impl Agent {
     /// delivered or given back. Leaves logging and signals alone.
     ///
     /// Nothing can end a controller in another program's process that does not hear that the workstation's person is back: it goes
-    /// on until it returns. An agent that is a program, by [`Agent::run`], is replaced by a new process then.
+    /// on until it returns. An agent that is a program, by [`Agent::run`], is replaced by a new process then. So it is when the farm
+    /// wants it to use more or fewer cores, which holds from the next start on where it runs inside another program.
     pub async fn run_with(self, settings: Settings, stop: CancellationToken) -> Result<(), AgentError> {
         Box::pin(self.run_as(settings, stop, None)).await.map(|_| ())
     }
 
     async fn run_as(
         mut self,
-        settings: Settings,
+        mut settings: Settings,
         stop: CancellationToken,
         own: Option<Own>,
     ) -> Result<Ended, AgentError> {
         let endpoints = settings.endpoints()?;
         let state_dir = StateDir::open(&settings.state_dir)?;
+        settings.cores = cores::begin(&mut settings.presence, settings.cores, &settings.state_dir);
         let credentials = Arc::new(settings.credentials(state_dir.identity));
         #[cfg(any(target_os = "linux", feature = "wasm"))]
         let programs = {
@@ -441,8 +449,10 @@ impl Body {
         let wake = self.settings.sleep.wake.clone();
         let setup = self.setup(self.state_dir.identity, None);
         let setup = Setup { slots: Some(slots), wake, watchdog: Some(watchdog), ..setup };
+        let ends = stop.child_token();
         // Its slots end with it: nobody is left who tells them apart.
-        let working = async { tokio::join!(Box::pin(drive(setup, stop.clone())), slots::run(wanted, self, stop)) };
+        let working =
+            async { tokio::join!(Box::pin(drive(setup, ends.clone())), slots::run(wanted, self, ends.clone())) };
         let socket = self.settings.socket.clone().unwrap_or_else(|| platform::socket(&self.settings.state_dir));
         let socket = Local::open(socket.clone(), self.desk.clone()).inspect_err(
             |error| warn!(socket = %socket.display(), %error, "nobody can ask this agent anything on this machine"),
@@ -460,17 +470,26 @@ impl Body {
             let Programs = programs;
             std::future::pending()
         };
+        let starts_anew = async {
+            self.desk.is_to_start_anew().await;
+            info!("starts anew, with as many cores as the farm wants");
+            ends.cancel();
+            std::future::pending().await
+        };
         let (ended, left) = tokio::select! {
             ended = working => ended,
             () = idle_programs => unreachable!("it never ends"),
             () = self.replace.cancelled(), if can_be_replaced => {
-                return Ok(Ended::ToBeReplaced { instance: self.instance });
+                return Ok(Ended::ToBeReplaced(Successor::Same { instance: self.instance }));
             }
+            () = starts_anew, if can_be_replaced && platform::REPLACES => unreachable!("it ends with its work"),
             () = local => unreachable!("it serves for ever"),
             never = sleep::run(self.settings.sleep.sleeps.clone(), self.desk.clone()) => match never {},
             () = self.credentials.keep_renewing(&self.endpoints) => unreachable!("it never ends"),
         };
         match ended {
+            // What no server has acknowledged the farm takes back.
+            Ok(_) if ends.is_cancelled() && !stop.is_cancelled() => Ok(Ended::ToBeReplaced(Successor::Fresh)),
             Ok(Ending::Clean) if left == 0 => Ok(Ended::AsTold),
             Ok(Ending::Clean) => Err(AgentError::Unacknowledged(left)),
             Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts + left)),
@@ -578,11 +597,17 @@ fn replaced() -> Option<Uuid> {
     std::env::var(REPLACES).ok().and_then(|text| text.parse().ok())
 }
 
-/// Another process in the place of this one. The servers know the new one as the same: what was on its way to it comes back as never
+/// Another process in the place of this one. If the servers know it as the same, what was on its way to it comes back as never
 /// received.
-fn replace(instance: Uuid) -> ExitCode {
-    let error = anyhow::Error::from(platform::replace_this_process(REPLACES, &instance.to_string()));
-    failed(&AgentError::Failed(error.context("starting anew to end controllers that do not hear")))
+fn replace(successor: Successor) -> ExitCode {
+    let (instance, why) = match successor {
+        Successor::Same { instance } => {
+            (Some(instance.to_string()), "starting anew to end controllers that do not hear")
+        }
+        Successor::Fresh => (None, "starting anew with as many cores as the farm wants"),
+    };
+    let error = anyhow::Error::from(platform::replace_this_process(REPLACES, instance.as_deref()));
+    failed(&AgentError::Failed(error.context(why)))
 }
 
 fn start_logging() {

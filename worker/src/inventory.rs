@@ -198,6 +198,7 @@ enum Session {
     Greeting {
         since: Duration,
         /// As Hello has them.
+        state: v1::WorkstationState,
         signs: Signs,
         settings: Arc<[Setting]>,
     },

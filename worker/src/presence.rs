@@ -14,12 +14,13 @@
 //! - [`settings`]: what its owner says, and [`hours`] of the week.
 //! - `sources`: all sources of a machine; `helper`: what people's sessions say. `linux`: `evdev` (with `bump`), `terminals`,
 //!   `probes`, `network`. `prober`: asks what takes time. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
-//! - [`wishes`]: what the farm wants, within the owner's limits.
+//! - [`wishes`]: what the farm wants, within the owner's limits; [`cores`]: of that, what the next process begins with.
 //! - `desk`: what is said to it and by it. `pause`: the owner's pause. `history`: what it did in the last week. `disk`: writes both.
 
 mod aside;
 #[cfg(target_os = "linux")]
 mod bump;
+pub mod cores;
 mod desk;
 mod disk;
 #[cfg(not(target_os = "linux"))]
@@ -57,8 +58,10 @@ use std::time::Duration;
 use jiff::Zoned;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use self::cores::Wish;
 use self::disk::Disk;
 use self::helper::Helpers;
 use self::history::{History, Yields};
@@ -67,7 +70,7 @@ use self::policy::{Activity, Policy, State, decide};
 use self::settings::Settings;
 use self::signals::{Input, Moment, Reading, Signals};
 use self::sources::{Heard, Look, Sources};
-use self::wishes::{Owner, Setting};
+use self::wishes::{Owner, Setting, Settled};
 use crate::clock;
 use crate::local::message::{About, Session};
 use crate::work::Checkout;
@@ -139,6 +142,9 @@ struct Shared {
     nudge: Condvar,
     directives: watch::Sender<Directive>,
     disk: Arc<Disk>,
+    /// How many cores the farm wants, for the next process; and that it is to begin now.
+    wish: Wish,
+    anew: CancellationToken,
     computes: Mutex<Computes>,
     /// Who works here, for people who ask.
     agent: OnceLock<About>,
@@ -199,12 +205,14 @@ impl Presence {
             Start::Interrupted => State::interrupted(now),
         };
         let owner = settings.clone();
-        let (policy, settled) = settled(&owner, &Map::new());
+        let wish = Wish::of(state_dir);
+        let wanted = wish.wanted();
+        let Settled { policy, settings: settled, .. } = settled(&owner, &wanted);
         let disk = Arc::new(Disk::start()?);
         let known = Known {
             policy,
             settings: settled.into(),
-            wanted: Map::new(),
+            wanted,
             state,
             signals: None,
             pauses: Pauses::open(state_dir, now, &Zoned::now()),
@@ -224,6 +232,8 @@ impl Presence {
             nudge: Condvar::new(),
             directives,
             disk,
+            wish,
+            anew: CancellationToken::new(),
             computes: Mutex::default(),
             agent: OnceLock::new(),
             session: Mutex::default(),
@@ -258,9 +268,9 @@ impl Drop for Presence {
     }
 }
 
-fn settled(owner: &Settings, wanted: &Map<String, Value>) -> (Policy, Vec<Setting>) {
-    let Settings { policy, named, limits, may_be_woken, .. } = owner;
-    let owner = Owner { policy, named, limits, may_be_woken: *may_be_woken };
+fn settled(owner: &Settings, wanted: &Map<String, Value>) -> Settled {
+    let Settings { policy, named, limits, cores, may_be_woken, .. } = owner;
+    let owner = Owner { policy, named, limits, cores: *cores, may_be_woken: *may_be_woken };
     wishes::settle(&owner, wanted)
 }
 

@@ -4,7 +4,6 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::Parser;
@@ -19,6 +18,7 @@ use crate::credentials::Credentials;
 #[cfg(target_os = "linux")]
 use crate::exec::settings::{ProgramError, ProgramSettings};
 use crate::platform::{self, SYSTEM_CONFIG};
+use crate::presence::cores::{self, Cores};
 use crate::presence::settings as presence;
 use crate::sleep::{self, Wake};
 #[cfg(feature = "wasm")]
@@ -91,7 +91,7 @@ impl Default for Settings {
         Settings {
             servers: vec![DEFAULT_SERVER.to_owned()],
             state_dir: platform::default_state_dir(),
-            cores: available_parallelism().map_or(1, usize::from),
+            cores: cores::all(),
             hostname: hostname::get().map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned()),
             labels: Vec::new(),
             prefetch: DEFAULT_PREFETCH,
@@ -341,10 +341,15 @@ impl Settings {
         let sleep = file.sleep.checked()?;
         let mut presence = if unattended { presence::Settings::unattended() } else { default.presence };
         presence.may_be_woken = sleep.wake != Wake::Never;
+        let owners_cores = flags.cores.or(file.cores);
+        let cores = owners_cores.unwrap_or(default.cores);
+        presence.cores = Cores::of(cores);
+        let mut presence = file.presence.over(presence)?;
+        presence.named.extend(owners_cores.map(|_| "cores"));
         let settings = Settings {
             servers: if flags.server.is_empty() { file_servers } else { flags.server },
             state_dir: flags.state_dir.or(file.state_dir).unwrap_or(default.state_dir),
-            cores: flags.cores.or(file.cores).unwrap_or(default.cores),
+            cores,
             hostname: flags.hostname.or(file.hostname).unwrap_or(default.hostname),
             labels: if flags.label.is_empty() { file_labels } else { flags.label },
             prefetch: flags.prefetch.or(file.prefetch).unwrap_or(default.prefetch),
@@ -364,7 +369,7 @@ impl Settings {
             work_dir: flags.work_dir.or(file.work_dir).unwrap_or(default.work_dir),
             hide,
             supervisor: None,
-            presence: file.presence.over(presence)?,
+            presence,
             sleep,
             socket: flags.socket.or(file.socket),
         };

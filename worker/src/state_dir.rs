@@ -1,7 +1,7 @@
 //! The agent's state directory: who it is, across restarts.
 //!
-//! Owns the identity file and the lock that keeps a second agent out. Beside them are the agent's credentials, and nothing
-//! else: what an agent holds is lost with it, and the farm hands it out again.
+//! Owns the identity file and the lock that keeps a second agent out. Beside them are the agent's credentials, and what presence
+//! keeps, and nothing else: what an agent holds is lost with it, and the farm hands it out again.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};

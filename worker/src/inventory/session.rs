@@ -28,17 +28,21 @@ impl Inventory {
             presence: Some(settings_message(&self.settings)),
             ..self.profile.hello.clone()
         };
-        self.session =
-            Session::Greeting { since: now, signs: self.signs.clone(), settings: Arc::clone(&self.settings) };
+        self.session = Session::Greeting {
+            since: now,
+            state: self.state(),
+            signs: self.signs.clone(),
+            settings: Arc::clone(&self.settings),
+        };
         self.send(Out::Hello(hello));
     }
 
     pub(super) fn welcomed(&mut self, now: Duration, welcome: v1::Welcome) {
-        let Session::Greeting { signs: greeted, settings: settings_told, .. } = &self.session else {
+        let Session::Greeting { state: state_told, signs: greeted, settings: settings_told, .. } = &self.session else {
             warn!("the server says Welcome twice");
             return;
         };
-        let (greeted, settings_told) = (greeted.clone(), Arc::clone(settings_told));
+        let (state_told, greeted, settings_told) = (*state_told, greeted.clone(), Arc::clone(settings_told));
         info!(workstation_id = welcome.workstation_id, server_version = welcome.server_version, "welcomed");
         self.lease = duration(welcome.lease).unwrap_or(LEASE);
         self.limit_messages(&welcome);
@@ -50,7 +54,7 @@ impl Inventory {
             last_sequence: 0,
             heartbeat_every,
             heartbeat_due: now + heartbeat_every,
-            state: self.state(),
+            state: state_told,
             state_due: now,
             reason: String::new(),
             asleep: false,

@@ -11,7 +11,7 @@ use crate::clock;
 use crate::presence::Desk;
 use crate::presence::history::Entry;
 use crate::presence::policy::{Activity, Kind, OnReturn, Policy, State, span};
-use crate::presence::signals::{Moment, Power, Proves, Reading, Signals};
+use crate::presence::signals::{Moment, Network, Power, Proves, Reading, Signals};
 use crate::presence::wishes::Setting;
 
 pub const VERSION: u32 = 1;
@@ -292,8 +292,10 @@ fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
         let unknown: Reading<bool> = Reading::new("none", now, Err("no helper tells".to_owned()));
         lines.push(line("screen", &unknown, now, |_| String::new()));
     }
-    lines.push(line("network", &signals.metered, now, |metered| {
-        if *metered { "metered" } else { "not metered" }.to_owned()
+    lines.push(line("network", &signals.network, now, |network| match network {
+        Network::Metered => "metered".to_owned(),
+        Network::Unmetered => "not metered".to_owned(),
+        Network::Untold(why) => format!("unknown: {why}"),
     }));
     if !(policy.hours.0.is_empty() && policy.farm_hours.0.is_empty()) {
         let reading = Reading::new("clock on the wall", now, Ok(signals.time));

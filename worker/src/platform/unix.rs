@@ -108,14 +108,22 @@ impl Stops {
     }
 }
 
+/// Whether a process can be replaced.
+pub const REPLACES: bool = true;
+
 /// Puts this program, anew, in the place of this process: all its threads end at once, whatever they do. It keeps its number, so
 /// that nobody who watches it takes it for dead. Returns only why that could not be done.
-pub fn replace_this_process(variable: &str, value: &str) -> io::Error {
+pub fn replace_this_process(variable: &str, value: Option<&str>) -> io::Error {
     let this = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
     let again = |this: PathBuf| {
         let mut arguments = std::env::args_os();
         let name: OsString = arguments.next().unwrap_or_default();
-        Command::new(this).arg0(name).args(arguments).env(variable, value).exec()
+        let mut command = Command::new(this);
+        match value {
+            Some(value) => command.env(variable, value),
+            None => command.env_remove(variable),
+        };
+        command.arg0(name).args(arguments).exec()
     };
     this.map_or_else(|error| error, again)
 }

@@ -100,8 +100,11 @@ impl Stops {
     }
 }
 
+/// Whether a process can be replaced.
+pub const REPLACES: bool = false;
+
 /// Another process cannot take the place of this one here: it ends, with all its threads, and its service manager starts the next.
-pub fn replace_this_process(_variable: &str, _value: &str) -> io::Error {
+pub fn replace_this_process(_variable: &str, _value: Option<&str>) -> io::Error {
     io::Error::new(
         io::ErrorKind::Unsupported,
         "on Windows no process takes another's place: this one ends, and the service manager starts the next",

@@ -16,7 +16,7 @@ use super::history::History;
 use super::pause::{Caller, NotYours, Pauses, TooMany, Wish};
 use super::policy::{Activity, Policy, State};
 use super::signals::{Moment, Reading, Signals};
-use super::wishes::Setting;
+use super::wishes::{Setting, Settled};
 use super::{Desk, Directive, settled};
 use crate::clock;
 use crate::local::message::{About, Holds, Session};
@@ -215,17 +215,34 @@ impl Desk {
         if known.wanted == wanted {
             return;
         }
-        let (policy, settled) = settled(&self.0.owner, &wanted);
+        let Settled { policy, cores, settings } = settled(&self.0.owner, &wanted);
         let wants = Value::Object(wanted.clone()).to_string();
         info!(wants, "what the farm wants of this desk has changed");
-        for setting in settled.iter().filter(|setting| !setting.refused.is_empty()) {
+        for setting in settings.iter().filter(|setting| !setting.refused.is_empty()) {
             warn!(setting = setting.name, why = setting.refused, "a wish of the farm does not hold, or not wholly");
         }
-        (known.policy, known.settings, known.wanted) = (policy, settled.into(), wanted);
+        self.keep_cores(wanted.clone(), cores);
+        (known.policy, known.settings, known.wanted) = (policy, settings.into(), wanted);
         let settings = Arc::clone(&known.settings);
         drop(known);
         self.0.directives.send_modify(|directive| directive.settings = settings);
         self.nudge();
+    }
+
+    /// For the next process, which is to begin now if it would use more or fewer than this one. What is not kept is no reason for
+    /// that: the next would use as many as this one.
+    fn keep_cores(&self, wanted: Map<String, Value>, cores: usize) {
+        let (wish, anew, differ) = (self.0.wish.clone(), self.0.anew.clone(), cores != self.0.owner.cores.used);
+        self.0.disk.give(move || match wish.keep(&wanted) {
+            Ok(()) if differ => anew.cancel(),
+            Ok(()) => {}
+            Err(error) => warn!(%error, "how many cores the farm wants is not kept: it goes on with as many as it has"),
+        });
+    }
+
+    /// Until another process is to take the place of this one, with as many cores as the farm wants.
+    pub async fn is_to_start_anew(&self) {
+        self.0.anew.cancelled().await;
     }
 
     /// What holds, and who has said it.

@@ -1,9 +1,11 @@
 //! What is written to the agent's disk, on a thread of its own.
 //!
 //! Owns that a disk that is full, slow or gone keeps nobody from seeing that somebody is back: what it does not take in time is lost,
-//! and counted.
+//! and counted. What is to be kept is there whole or not at all.
 
-use std::io;
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use std::time::Duration;
 use tracing::warn;
 
 use super::aside::Aside;
+use crate::platform;
 
 /// What waits for it: some minutes of a person who comes and goes.
 const WAITING: usize = 64;
@@ -52,6 +55,32 @@ impl Disk {
             let _ = sender.send(());
         }));
         marked && done.recv_timeout(FLUSH_WAIT).is_ok()
+    }
+}
+
+/// What is to be in a file.
+pub struct Kept {
+    pub file: PathBuf,
+    /// Empty: there is to be none.
+    pub text: String,
+}
+
+impl Kept {
+    /// Whole or not at all, whenever the machine loses its power.
+    pub fn write(&self) -> io::Result<()> {
+        if self.text.is_empty() {
+            match fs::remove_file(&self.file) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                removed => removed?,
+            }
+        } else {
+            let aside = self.file.with_extension("new");
+            let mut to = fs::File::create(&aside)?;
+            to.write_all(self.text.as_bytes())?;
+            to.sync_all()?;
+            fs::rename(aside, &self.file)?;
+        }
+        self.file.parent().map_or(Ok(()), platform::sync_dir)
     }
 }
 

@@ -11,7 +11,7 @@ use super::hid::Hid;
 use super::load::{Load, Sample};
 use super::policy::Policy;
 use super::settings::Settings;
-use super::signals::{Input, Memory, Moment, Power, Reading};
+use super::signals::{Input, Memory, Moment, Network, Power, Reading};
 use super::sources::{Machine, not_asked};
 
 const SOURCE: &str = "system";
@@ -47,8 +47,8 @@ impl Own {
         vec![Reading::new(SOURCE, now, Err(why.to_owned()))]
     }
 
-    pub fn metered(&mut self, _policy: &Policy, now: Moment) -> Reading<bool> {
-        Reading::new("none", now, Err("nothing here can tell".to_owned()))
+    pub fn network(&mut self, _policy: &Policy, now: Moment) -> Reading<Network> {
+        Reading::new("none", now, Ok(Network::Untold("nothing here can tell".to_owned())))
     }
 }
 

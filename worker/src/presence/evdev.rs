@@ -112,7 +112,13 @@ impl Evdev {
             Ok(()) if age > ANSWER_LIMIT => {
                 Err(format!("its thread has not looked for more than {} s", ANSWER_LIMIT.as_secs()))
             }
-            Ok(()) => Ok(Input { last: seen.last, proves: Proves::Absence, bump: seen.filter.bump(), untold: false }),
+            Ok(()) => Ok(Input {
+                last: seen.last,
+                proves: Proves::Absence,
+                bump: seen.filter.bump(),
+                untold: false,
+                looked: true,
+            }),
         };
         drop(seen);
         if let Some(ask) = self.ask.as_ref().filter(|_| age >= ASK_EVERY) {

@@ -24,7 +24,7 @@ pub struct Helper {
 impl Helper {
     pub fn input(&self, trusted: bool) -> Reading<Input> {
         let proves = if self.is_own || trusted { Proves::Absence } else { Proves::Presence };
-        let says = self.last.clone().map(|last| Input { last, proves, bump: None, untold: false });
+        let says = self.last.clone().map(|last| Input { last, proves, bump: None, untold: false, looked: false });
         Reading { source: Cow::Owned(self.source.clone()), at: self.at, says }
     }
 
@@ -73,7 +73,7 @@ impl Helpers {
     pub fn input(&self, trusted: bool, now: Moment) -> Vec<Reading<Input>> {
         let here = self.here.values().map(|helper| helper.input(trusted));
         let gone = self.gone.iter().map(|(source, last)| {
-            let says = Ok(Input { last: *last, proves: Proves::Presence, bump: None, untold: false });
+            let says = Ok(Input { last: *last, proves: Proves::Presence, bump: None, untold: false, looked: false });
             Reading { source: Cow::Owned(format!("{source}, gone")), at: now, says }
         });
         here.chain(gone).collect()

@@ -46,6 +46,7 @@ impl Hid {
             proves: Proves::Absence,
             bump: None,
             untold: false,
+            looked: true,
         });
         Reading::new(SOURCE, now, says)
     }

@@ -13,7 +13,7 @@ use super::network::{Bus, Network};
 use super::policy::Policy;
 use super::probes::{self, Processes};
 use super::settings::Settings;
-use super::signals::{Input, Moment, Proves, Reading};
+use super::signals::{self, Input, Moment, Proves, Reading};
 use super::sources::{Machine, not_asked};
 use super::terminals::Terminals;
 use crate::clock;
@@ -72,7 +72,7 @@ impl Own {
         evdev.into_iter().chain(terminals).collect()
     }
 
-    pub fn metered(&mut self, policy: &Policy, now: Moment) -> Reading<bool> {
+    pub fn network(&mut self, policy: &Policy, now: Moment) -> Reading<signals::Network> {
         if policy.on_metered {
             return Reading::new("none", now, not_asked());
         }

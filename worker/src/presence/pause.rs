@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,8 +12,9 @@ use std::time::Duration;
 use jiff::{Timestamp, ToSpan, Zoned};
 use tracing::warn;
 
+use super::disk::Kept;
 use super::signals::Moment;
-use crate::platform::{self, CALLERS};
+use crate::platform::CALLERS;
 
 const FILE: &str = "pause";
 
@@ -189,32 +190,6 @@ impl Pauses {
         let who = |by: &Pauser| by.map_or_else(|| UNKNOWN.to_owned(), |number| number.to_string());
         let lines = self.by.iter().map(|(by, until)| format!("{} {}\n", until.at, who(by)));
         Kept { file: self.file.clone(), text: lines.collect() }
-    }
-}
-
-/// What is to be in the file.
-pub struct Kept {
-    file: PathBuf,
-    /// Empty: there is to be none.
-    text: String,
-}
-
-impl Kept {
-    /// Whole or not at all, whenever the machine loses its power.
-    pub fn write(&self) -> io::Result<()> {
-        if self.text.is_empty() {
-            match fs::remove_file(&self.file) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                removed => removed?,
-            }
-        } else {
-            let aside = self.file.with_extension("new");
-            let mut to = fs::File::create(&aside)?;
-            to.write_all(self.text.as_bytes())?;
-            to.sync_all()?;
-            fs::rename(aside, &self.file)?;
-        }
-        self.file.parent().map_or(Ok(()), platform::sync_dir)
     }
 }
 

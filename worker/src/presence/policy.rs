@@ -14,13 +14,18 @@
 
 use std::time::Duration;
 
-use super::Signs;
 use super::hours::Hours;
-use super::signals::{Input, Memory, Moment, Power, Proves, Reading, Signals};
+use super::prober::BELIEVED;
+use super::signals::{Input, Memory, Moment, Network, Power, Proves, Reading, Signals};
+use super::{LOOK_EVERY, Signs};
 
 /// What the agent reads itself is never older than a few seconds; what helpers say comes at least every minute.
 const INPUT_AGE_LIMIT: Duration = Duration::from_secs(150);
 const PROBE_AGE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Nothing begins by an older look of the agent's own: who looks hangs, and somebody may be there. What was begun goes on for as long
+/// as that thread may take to answer, so that a busy machine does not drive it out.
+const LOOK_AGE_LIMIT: Duration = LOOK_EVERY.saturating_add(BELIEVED);
 
 /// While the agent works, others may use so many times what they may use before it begins: they do not drive it out by
 /// what they do anyway.
@@ -249,7 +254,7 @@ fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -
         if policy.beside_full_screen { None } else { full_screen().map(|text| (Kind::FullScreen, text)) },
         programs(policy, &signals.programs, now).map(|text| (Kind::Program, text)),
         if policy.on_battery { None } else { battery(&signals.power, now).map(|text| (Kind::Battery, text)) },
-        if policy.on_metered { None } else { metered(&signals.metered, now).map(|text| (Kind::Metered, text)) },
+        if policy.on_metered { None } else { metered(&signals.network, works, now).map(|text| (Kind::Metered, text)) },
         memory(policy, &signals.memory, works, now).map(|text| (Kind::Memory, text)),
         load(policy, &signals.load, works, now).map(|text| (Kind::Load, text)),
         (!policy.hours.include(signals.time)).then(|| (Kind::Hours, format!("its hours are {}", policy.hours))),
@@ -261,16 +266,25 @@ fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -
 
 /// Whoever is at the keyboard, by the input that sources have seen.
 fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Option<(Kind, String)> {
-    let mut heard = Vec::new();
-    let mut useless = Vec::new();
+    let works = before.activity == Activity::Work;
+    let (mut heard, mut useless, mut no_proof, mut is_proved) = (Vec::new(), Vec::new(), Vec::new(), false);
     for reading in &signals.input {
-        match reading.fresh(now, INPUT_AGE_LIMIT) {
-            Ok(input) => heard.push((&*reading.source, input)),
-            Err(why) => useless.push(format!("{}: {why}", reading.source)),
+        let input = match reading.fresh(now, INPUT_AGE_LIMIT) {
+            Ok(input) => input,
+            Err(why) => {
+                useless.push(format!("{}: {why}", reading.source));
+                continue;
+            }
+        };
+        // What it has seen counts, whatever it proves.
+        heard.push((&*reading.source, input));
+        match proof(reading, input, works, now) {
+            Ok(()) => is_proved = true,
+            Err(why) => no_proof.push(format!("{}: {why}", reading.source)),
         }
     }
-    if !heard.iter().any(|(_, input)| input.proves == Proves::Absence) {
-        useless.extend(heard.iter().map(|(source, _)| format!("{source}: does not see everybody")));
+    if !is_proved {
+        useless.extend(no_proof);
         let useless = useless.join(", ");
         // Whoever tries it on a server looks for this word.
         let reason =
@@ -299,6 +313,15 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     Some((Kind::Person, format!("its person is here, or left less than {} ago ({source})", span(needed))))
 }
 
+/// Why it does not prove that nobody is there, if it has seen nobody.
+fn proof(reading: &Reading<Input>, input: &Input, works: bool, now: Moment) -> Result<(), String> {
+    if input.proves == Proves::Presence {
+        return Err("does not see everybody".to_owned());
+    }
+    let limit = if input.looked && !works { LOOK_AGE_LIMIT } else { INPUT_AGE_LIMIT };
+    reading.fresh(now, limit).map(|_| ())
+}
+
 fn full_screen(readings: &[Reading<bool>], now: Moment) -> Option<String> {
     let fills = |reading: &&Reading<bool>| reading.fresh(now, INPUT_AGE_LIMIT) == Ok(&true);
     readings.iter().find(fills).map(|reading| format!("a program fills the screen ({})", reading.source))
@@ -323,9 +346,13 @@ fn battery(reading: &Reading<Power>, now: Moment) -> Option<String> {
     }
 }
 
-/// Few can tell, so who cannot does not object.
-fn metered(reading: &Reading<bool>, now: Moment) -> Option<String> {
-    (reading.fresh(now, INPUT_AGE_LIMIT) == Ok(&true)).then(|| "its network is metered".to_owned())
+/// Few can tell, so who cannot does not object. But nothing begins before that is known.
+fn metered(reading: &Reading<Network>, works: bool, now: Moment) -> Option<String> {
+    match &reading.says {
+        Err(why) => (!works).then(|| format!("cannot tell yet whether its network is metered: {why}")),
+        Ok(Network::Metered) => reading.fresh(now, INPUT_AGE_LIMIT).ok().map(|_| "its network is metered".to_owned()),
+        Ok(Network::Unmetered | Network::Untold(_)) => None,
+    }
 }
 
 fn memory(policy: &Policy, reading: &Reading<Memory>, works: bool, now: Moment) -> Option<String> {

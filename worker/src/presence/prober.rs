@@ -1,7 +1,7 @@
 //! Asks probes, on a thread of its own.
 //!
 //! Owns that nobody waits for them: they go through all processes, on a machine that may be busy, swap or hang. What they said last is
-//! always at hand, with its age.
+//! always at hand, with its age. Another policy waits for what matters to it, and no longer than that takes where nothing hangs.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -24,7 +24,7 @@ pub const BELIEVED: Duration = Duration::from_secs(4);
 #[derive(Clone)]
 pub struct Probed {
     pub at: Moment,
-    /// They were asked what matters to it.
+    /// By which it is to be judged. They were asked what matters to it, unless they hang.
     pub policy: Policy,
     pub machine: Machine,
 }
@@ -37,7 +37,9 @@ impl Probed {
 
 pub struct Prober {
     probed: Arc<Mutex<Probed>>,
-    asked: Option<(Moment, Policy)>,
+    /// Since when that is the policy, and when they were asked for it last.
+    meant: (Moment, Policy),
+    asked: Option<Moment>,
     thread: Aside<Policy>,
 }
 
@@ -56,17 +58,26 @@ impl Prober {
             *answers.lock().expect("nothing panics under this lock") = answer;
             noticed();
         };
-        Ok(Prober { probed, asked: None, thread: Aside::start("pcfarm-probes", 1, work)? })
+        Ok(Prober {
+            probed,
+            meant: (clock::now(), policy.clone()),
+            asked: None,
+            thread: Aside::start("pcfarm-probes", 1, work)?,
+        })
     }
 
-    /// What they said last. If that is not fresh they are asked.
+    /// What they said last. If that is not fresh they are asked. Who changes the policy is obeyed though they hang: what they were
+    /// not asked for it is not known, then.
     pub fn read(&mut self, policy: &Policy, now: Moment) -> Probed {
         let probed = self.probed.lock().expect("nothing panics under this lock").clone();
-        let is_asked = |(at, by): &(Moment, Policy)| by == policy && now.saturating_sub(*at) < BELIEVED;
-        if !probed.is_fresh(policy, now) && !self.asked.as_ref().is_some_and(is_asked) {
-            self.thread.give(policy.clone());
-            self.asked = Some((now, policy.clone()));
+        if self.meant.1 != *policy {
+            (self.meant, self.asked) = ((now, policy.clone()), None);
         }
-        probed
+        let is_recent = |at: Moment| now.saturating_sub(at) < BELIEVED;
+        if !probed.is_fresh(policy, now) && !self.asked.is_some_and(is_recent) {
+            self.thread.give(policy.clone());
+            self.asked = Some(now);
+        }
+        if is_recent(self.meant.0) { probed } else { Probed { policy: policy.clone(), ..probed } }
     }
 }

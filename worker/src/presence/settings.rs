@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::cores::{self, Cores};
 use super::hours::{Hours, NoHours, Window};
 use super::policy::{OnReturn, Policy};
 use super::wishes::Limits;
@@ -33,6 +34,7 @@ pub struct Settings {
     pub policy: Policy,
     /// How far the farm may go beyond it.
     pub limits: Limits,
+    pub cores: Cores,
     /// What of it its owner has said.
     pub named: BTreeSet<&'static str>,
     /// The farm may wake the PC.
@@ -71,6 +73,7 @@ impl Settings {
         Settings {
             policy,
             limits: Limits::default(),
+            cores: Cores::of(cores::all()),
             named: BTreeSet::new(),
             may_be_woken: false,
             trust_terminals: false,
@@ -200,6 +203,7 @@ impl FileSettings {
         Ok(Settings {
             policy,
             limits: self.limits,
+            cores: default.cores,
             named,
             may_be_woken: default.may_be_woken,
             trust_terminals: self.trust_terminals.unwrap_or(default.trust_terminals),

@@ -44,6 +44,8 @@ pub struct Input {
     pub bump: Option<Moment>,
     /// Some of what it sees does not tell by itself, and is found out by looking.
     pub untold: bool,
+    /// The agent looks itself, every few seconds. Helpers tell, and once a minute if there is no news.
+    pub looked: bool,
 }
 
 /// What follows if a source of input has seen nothing.
@@ -70,6 +72,15 @@ pub enum Power {
     Battery,
 }
 
+/// What the network costs by what goes over it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Network {
+    Metered,
+    Unmetered,
+    /// Nobody here can tell, and why.
+    Untold(String),
+}
+
 /// On the wall, where the workstation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalTime {
@@ -93,7 +104,8 @@ pub struct Signals {
     pub programs: Reading<Vec<String>>,
     /// Whether a program fills a screen, by each who can tell.
     pub full_screen: Vec<Reading<bool>>,
-    pub metered: Reading<bool>,
+    /// An error: who can tell has not answered yet.
+    pub network: Reading<Network>,
     /// The owner's pause, until when, in words.
     pub paused: Option<String>,
     pub time: LocalTime,

@@ -39,7 +39,7 @@ pub struct Heard {
 /// What is known.
 pub struct Look {
     pub signals: Signals,
-    /// By which it is to be judged: another one holds as soon as what matters to it has been asked.
+    /// By which it is to be judged: another one holds as soon as what matters to it has been asked, or should have been.
     pub policy: Policy,
     /// That is the one that was meant, and nothing is old.
     pub is_fresh: bool,
@@ -87,7 +87,7 @@ impl Sources {
             power,
             programs,
             full_screen: heard.helpers.full_screen(),
-            metered: self.own.metered(policy, now),
+            network: self.own.network(policy, now),
             paused: heard.paused.clone(),
             time: local_time(),
         }

@@ -130,6 +130,57 @@ async fn whoever_is_back_does_not_wait_for_probes_that_hang() {
 }
 
 #[tokio::test]
+async fn what_the_farm_wants_is_obeyed_while_probes_hang() {
+    // Nothing that they are asked, something that they are, and something that they were not.
+    let another_day = format!("{:?}", Zoned::now().weekday().wrapping_add(3)).to_lowercase();
+    for (wanted, reason) in [
+        (format!(r#"{{"hours": ["{}"]}}"#, &another_day[..3]), "its hours, as the farm wants them"),
+        (r#"{"memory_limit_mib": 0}"#.to_owned(), "takes more memory than the 0 MiB"),
+        (r#"{"on_battery": false}"#.to_owned(), "cannot tell whether it is on battery: not asked"),
+    ] {
+        let place = Place::new();
+        fs::write(place.dir.path().join("proc/10/status"), "RssAnon: 1 kB\n").expect("written");
+        let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+        let mut directives = presence.desk.directives();
+        until(&mut directives, Activity::Work).await;
+        let _hangs = Hangs::instead_of(place.meminfo());
+        let _work = begin(&presence.desk);
+        presence.desk.want(wanted.as_bytes());
+        let directive = until(&mut directives, Activity::Rest).await;
+        assert!(directive.reason.starts_with(reason), "{wanted}: {}", directive.reason);
+    }
+}
+
+/// A device that sysfs has not described yet hangs whoever asks for its name.
+#[tokio::test]
+async fn nothing_begins_while_the_watch_of_input_hangs() {
+    let place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    let mut directives = presence.desk.directives();
+    until(&mut directives, Activity::Work).await;
+    let pause = presence.desk.pause(1000, "1h".parse().expect("a pause")).expect("it may");
+    until(&mut directives, Activity::Rest).await;
+    drop(pause);
+    let described = place.dir.path().join("sys/class/input/event1/device");
+    fs::create_dir_all(&described).expect("made");
+    fs::write(described.join("name"), "A mouse\n").expect("written");
+    let hangs = Hangs::instead_of(described.join("name"));
+    pipe(&place.dir.path().join("dev/input/event1"));
+    let hung = "evdev: not heard of for more than 9 s";
+    let explains = async {
+        while !presence.desk.view(|_, state, _, _| state.objections.iter().any(|one| one.text.contains(hung))) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), explains).await.expect("in time");
+    presence.desk.resume(pause::Caller { number: 1000, is_administrator: false }).expect("it is theirs");
+    let unknown = directives.wait_for(|directive| directive.reason.starts_with("no source can tell"));
+    timeout(Duration::from_secs(20), unknown).await.expect("in time").expect("it looks");
+    drop(hangs);
+    until(&mut directives, Activity::Work).await;
+}
+
+#[tokio::test]
 async fn whoever_types_does_not_have_all_processes_looked_through_with_every_key() {
     let mut place = Place::new();
     let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
@@ -167,6 +218,48 @@ async fn whoever_is_back_does_not_wait_for_a_disk_that_hangs() {
     assert!(directive.reason.starts_with("paused by its owner"), "{}", directive.reason);
     assert!(timeout(Duration::from_millis(50), unkept).await.is_err(), "the disk hangs");
     assert_eq!(presence.desk.view(|_, _, _, history| history.yields().map(|yields| yields.count)), Some(2));
+}
+
+#[tokio::test]
+async fn a_process_ends_for_another_that_begins_with_as_many_cores_as_the_farm_wants() {
+    let place = Place::new();
+    let begin = || {
+        let mut settings = place.settings();
+        let used = cores::begin(&mut settings, 4, &place.state());
+        (used, Presence::start(settings, &place.state(), Start::Fresh).expect("it starts"))
+    };
+    let says = |desk: &Desk| {
+        let settings = desk.settings();
+        let said = settings.iter().find(|setting| setting.name == "cores").expect("it is there");
+        (said.value.clone(), said.by, said.refused.clone())
+    };
+    let ends = async |presence: &Presence| {
+        timeout(Duration::from_secs(20), presence.desk.is_to_start_anew()).await.expect("in time");
+    };
+    let (used, presence) = begin();
+    assert_eq!((used, says(&presence.desk)), (4, ("4".to_owned(), wishes::By::Default, String::new())));
+    presence.desk.want(br#"{"cores": 2, "start_after": 60}"#);
+    assert_eq!(says(&presence.desk).2, "2 from its next start on");
+    ends(&presence).await;
+    drop(presence);
+
+    // It hears the same again, which is no reason to end; and then that nobody wants anything.
+    let (used, presence) = begin();
+    assert_eq!((used, says(&presence.desk)), (2, ("2".to_owned(), wishes::By::Farm, String::new())));
+    presence.desk.want(br#"{"cores": 2, "start_after": 60}"#);
+    while !presence.desk.0.disk.flush() {}
+    assert!(!presence.desk.0.anew.is_cancelled());
+    presence.desk.want(b"");
+    ends(&presence).await;
+    drop(presence);
+    assert_eq!(begin().0, 4);
+
+    // What cannot be kept ends nobody.
+    fs::create_dir(place.state().join("cores")).expect("made");
+    let (_, presence) = begin();
+    presence.desk.want(br#"{"cores": 2}"#);
+    while !presence.desk.0.disk.flush() {}
+    assert!(!presence.desk.0.anew.is_cancelled());
 }
 
 #[test]

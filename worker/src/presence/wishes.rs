@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::cores::{self, Cores};
 use super::hours::{Hours, Window};
 use super::policy::{OnReturn, Policy};
 
@@ -26,6 +27,7 @@ pub struct Limits {
     load: Option<f64>,
     free_memory: Option<f64>,
     memory_limit_mib: Option<u64>,
+    cores: Option<usize>,
     on_battery: Option<bool>,
     on_metered: Option<bool>,
     beside_full_screen: Option<bool>,
@@ -41,6 +43,7 @@ impl Limits {
             ("limits.give_back_after", self.give_back_after.is_none_or(|seconds| is_time(&seconds))),
             ("limits.load", self.load.is_none_or(|load| is_load(&load))),
             ("limits.free_memory", self.free_memory.is_none_or(|part| is_part(&part))),
+            ("limits.cores", self.cores.is_none_or(|cores| cores::are_sensible(&cores))),
             ("limits.hours", self.hours.as_ref().is_none_or(|hours| windows(hours).is_ok())),
         ];
         checks.into_iter().find(|(_, is_good)| !is_good).map(|(name, _)| name)
@@ -83,12 +86,22 @@ pub struct Owner<'a> {
     /// What its owner has said, and is no default.
     pub named: &'a BTreeSet<&'static str>,
     pub limits: &'a Limits,
+    pub cores: Cores,
     /// The farm may wake the PC.
     pub may_be_woken: bool,
 }
 
-/// The policy that holds, and where each of it is from. `wanted` is a JSON object, as `pcfarm.set_presence` keeps it.
-pub fn settle(owner: &Owner<'_>, wanted: &Map<String, Value>) -> (Policy, Vec<Setting>) {
+/// What holds.
+pub struct Settled {
+    pub policy: Policy,
+    /// As many as a process begins with from now on.
+    pub cores: usize,
+    /// Where each of it is from.
+    pub settings: Vec<Setting>,
+}
+
+/// `wanted` is a JSON object, as `pcfarm.set_presence` keeps it.
+pub fn settle(owner: &Owner<'_>, wanted: &Map<String, Value>) -> Settled {
     let Owner { policy, limits, .. } = owner;
     let mut settling = Settling { owner, wanted, settled: Vec::new() };
     let seconds = |time: Duration| time.as_secs_f64();
@@ -112,6 +125,7 @@ pub fn settle(owner: &Owner<'_>, wanted: &Map<String, Value>) -> (Policy, Vec<Se
     let kind = Kind { is_good: |_| true, says: says_memory, careful: |a, b| *a.min(b) };
     let owners = policy.memory_limit.map_or(u64::MAX, |bytes| bytes >> 20);
     let memory_limit_mib = settling.settle("memory_limit_mib", owners, limits.memory_limit_mib, &kind);
+    let cores = settling.cores();
     let kind = Kind { is_good: |_| true, says: bool::to_string, careful: |a, b| *a && *b };
     let on_battery = settling.settle("on_battery", policy.on_battery, limits.on_battery, &kind);
     let on_metered = settling.settle("on_metered", policy.on_metered, limits.on_metered, &kind);
@@ -135,7 +149,7 @@ pub fn settle(owner: &Owner<'_>, wanted: &Map<String, Value>) -> (Policy, Vec<Se
         farm_hours,
         ..(*policy).clone()
     };
-    (effective, settling.settled)
+    Settled { policy: effective, cores, settings: settling.settled }
 }
 
 /// How a kind of value is judged, said and compared.
@@ -189,6 +203,19 @@ impl Settling<'_> {
         }
         self.add(name, (kind.says)(&value), by, refused);
         value
+    }
+
+    /// Those of a process stay as they are.
+    fn cores(&mut self) -> usize {
+        let Cores { owners, used } = self.owner.cores;
+        let kind = Kind { is_good: cores::are_sensible, says: usize::to_string, careful: |a, b| *a.min(b) };
+        let cores = self.settle("cores", owners, self.owner.limits.cores, &kind);
+        if cores != used {
+            let by = if used == owners { self.by_owner("cores") } else { By::Farm };
+            self.settled.pop();
+            self.add("cores", used.to_string(), by, format!("{cores} from its next start on"));
+        }
+        cores
     }
 
     /// The owner's, and those that the farm wants beside them.
@@ -282,9 +309,10 @@ mod tests {
         let limits: Limits = toml::from_str(limits).expect("limits");
         assert_eq!(limits.wrong(), None);
         let Value::Object(wanted) = wanted else { panic!("no object") };
-        let owner =
-            Owner { policy: &desk.policy, named: &BTreeSet::from(["load"]), limits: &limits, may_be_woken: false };
-        let (policy, all) = settle(&owner, &wanted);
+        let named = &BTreeSet::from(["load"]);
+        let cores = Cores::of(4);
+        let owner = Owner { policy: &desk.policy, named, limits: &limits, cores, may_be_woken: false };
+        let Settled { policy, settings: all, .. } = settle(&owner, &wanted);
         let of = move |name: &str| {
             let setting = all.iter().find(|setting| setting.name == name).unwrap_or_else(|| panic!("no {name}"));
             (setting.value.clone(), setting.by, setting.refused.clone())
@@ -342,14 +370,57 @@ mod tests {
     }
 
     #[test]
+    fn it_begins_with_as_many_cores_as_the_farm_wants_and_its_owner_allows() {
+        let later = |cores: usize| format!("{cores} from its next start on");
+        let beyond =
+            |wanted: usize, least: usize| format!("the farm wants {wanted}; its owner lets it go as far as {least}");
+        let unknown = |given: &str| format!("the farm wants {given}, which this agent does not understand");
+        for (wanted, limit, used, begins, says) in [
+            (Value::Null, None, 4, 4, ("4", By::Owner, String::new())),
+            (json!(2), None, 2, 2, ("2", By::Farm, String::new())),
+            (json!(2), None, 4, 2, ("4", By::Owner, later(2))),
+            (json!(3), None, 2, 3, ("2", By::Farm, later(3))),
+            (Value::Null, None, 2, 4, ("2", By::Farm, later(4))),
+            (json!(4), None, 4, 4, ("4", By::Owner, String::new())),
+            (json!(5), None, 4, 4, ("4", By::Owner, beyond(5, 4))),
+            (json!(5), Some(6), 5, 5, ("5", By::Farm, String::new())),
+            (json!(9), Some(6), 6, 6, ("6", By::Farm, beyond(9, 6))),
+            (json!(3), Some(2), 3, 3, ("3", By::Farm, String::new())),
+            (json!(0), None, 4, 4, ("4", By::Owner, unknown("0"))),
+            (json!(1.5), None, 4, 4, ("4", By::Owner, unknown("1.5"))),
+            (json!("all"), None, 4, 4, ("4", By::Owner, unknown("\"all\""))),
+        ] {
+            let desk = Settings::of_a_desk();
+            let owner = Owner {
+                policy: &desk.policy,
+                named: &BTreeSet::from(["cores"]),
+                limits: &Limits { cores: limit, ..Limits::default() },
+                cores: Cores { owners: 4, used },
+                may_be_woken: false,
+            };
+            let wishes = Some(wanted.clone()).filter(|wanted| !wanted.is_null());
+            let settled = settle(&owner, &wishes.into_iter().map(|wanted| ("cores".to_owned(), wanted)).collect());
+            let setting = settled.settings.into_iter().find(|setting| setting.name == "cores").expect("it is there");
+            assert_eq!(settled.cores, begins, "{wanted}");
+            assert_eq!((setting.value.as_str(), setting.by, setting.refused), says, "{wanted} {limit:?}");
+        }
+    }
+
+    #[test]
     fn whether_it_is_woken_is_its_owners_to_say() {
         let Value::Object(wanted) = json!({"wake_hours": ["sat", "22:00-06:00"], "wake_address": "192.0.2.255"}) else {
             panic!("no object")
         };
         let desk = Settings::of_a_desk();
         for may_be_woken in [false, true] {
-            let owner = Owner { policy: &desk.policy, named: &desk.named, limits: &desk.limits, may_be_woken };
-            let (policy, all) = settle(&owner, &wanted);
+            let owner = Owner {
+                policy: &desk.policy,
+                named: &desk.named,
+                limits: &desk.limits,
+                cores: desk.cores,
+                may_be_woken,
+            };
+            let Settled { policy, settings: all, .. } = settle(&owner, &wanted);
             assert_eq!(policy, desk.policy);
             let said = |name: &str| all.iter().find(|setting| setting.name == name).expect(name);
             assert_eq!((said("wake_hours").value.as_str(), said("wake_hours").by), ("sat; 22:00-06:00", By::Farm));
@@ -369,6 +440,7 @@ mod tests {
         for (text, wrong) in [
             ("load = 0", "limits.load"),
             ("hours = [\"x\"]", "limits.hours"),
+            ("cores = 0", "limits.cores"),
             ("start_after = nan", "limits.start_after"),
         ] {
             assert_eq!(toml::from_str::<Limits>(text).expect("a table").wrong(), Some(wrong));

@@ -517,7 +517,7 @@ mod tests {
         let mut shown =
             Settings::of_service(Path::new("worker.toml"), &table.join("\n")).expect("good settings").presence;
         (shown.limits, shown.named) = (desk.limits.clone(), desk.named.clone());
-        shown.may_be_woken = desk.may_be_woken;
+        (shown.cores, shown.may_be_woken) = (desk.cores, desk.may_be_woken);
         let policy = &mut shown.policy;
         (policy.memory_limit, policy.hours, policy.programs) = (None, desk.policy.hours.clone(), Vec::new());
         assert_eq!(shown, desk);

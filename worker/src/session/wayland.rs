@@ -6,6 +6,7 @@
 //! so do we.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -35,6 +36,7 @@ const SAY_EVERY: Duration = Duration::from_secs(1);
 /// While nobody is there, how often it is asked whether it answers, and how long it may take. Until it does nobody can tell anything.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
+const SILENT: &str = "its compositor does not answer";
 
 pub struct Compositor {
     connection: Connection,
@@ -73,8 +75,18 @@ struct Seats {
 }
 
 impl Compositor {
-    /// The one that the environment names.
+    /// The one that the environment names. Whoever hangs there ends with the process.
     pub fn open() -> Result<Compositor, String> {
+        let (sender, opened) = mpsc::channel();
+        let open = move || {
+            let _ = sender.send(Compositor::connect());
+        };
+        let thread = std::thread::Builder::new().name("pcfarm-wayland".to_owned()).spawn(open);
+        thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+        opened.recv_timeout(ANSWER_WAIT).unwrap_or_else(|_| Err(SILENT.to_owned()))
+    }
+
+    fn connect() -> Result<Compositor, String> {
         let connection = Connection::connect_to_env().map_err(|error| error.to_string())?;
         let (globals, mut queue) = registry_queue_init::<Seats>(&connection).map_err(|error| error.to_string())?;
         let handle = queue.handle();
@@ -98,7 +110,7 @@ impl Compositor {
         let (mut answers, mut is_new) = (true, true);
         loop {
             let now = clock::now();
-            let idle = if answers { self.seats.idle(now) } else { Err("its compositor does not answer".to_owned()) };
+            let idle = if answers { self.seats.idle(now) } else { Err(SILENT.to_owned()) };
             let is_there = idle.as_ref().is_ok_and(Duration::is_zero);
             let rhythm = if is_there { SAY_EVERY } else { SPEAK_EVERY };
             if std::mem::take(&mut self.seats.news) || is_new || now.saturating_sub(spoke) >= rhythm {

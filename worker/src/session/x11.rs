@@ -1,19 +1,24 @@
 //! An X11 session: since when nobody touched anything, by the screensaver extension, and the first touch after that, by an alarm
 //! on the server's idle counter.
 //!
-//! Owns the connection to the display. It asks the display about once a second while somebody is there, and sleeps while nobody is.
+//! Owns the connection to the display. It asks the display about once a second while somebody is there, and while nobody is, whether it
+//! still answers: from one that hangs nobody ever hears of a touch. No answer is waited for longer than a few seconds.
 
+use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use x11rb::connection::{Connection, RequestConnection};
-use x11rb::errors::ReplyError;
+use x11rb::errors::{ConnectionError, ReplyError};
 use x11rb::protocol::Event;
 use x11rb::protocol::screensaver::{self, ConnectionExt as _};
 use x11rb::protocol::sync::{self, ConnectionExt as _, CreateAlarmAux, Int64, TESTTYPE, VALUETYPE};
 use x11rb::protocol::xproto::{Atom, AtomEnum, ConnectionExt as _, GetPropertyReply, Window};
-use x11rb::rust_connection::RustConnection;
+use x11rb::reexports::x11rb_protocol::parse_display::parse_display;
+use x11rb::reexports::x11rb_protocol::xauth::get_auth;
+use x11rb::rust_connection::{DefaultStream, PollMode, RustConnection, Stream};
+use x11rb::utils::RawFdContainer;
 
 use super::{Agent, Ended, Never, SPEAK_EVERY, Sight};
 
@@ -29,8 +34,13 @@ const ASK_OFTEN: Duration = Duration::from_millis(250);
 const PAUSED: Duration = Duration::from_secs(5);
 const ALARM_BELOW_MS: u32 = 1000;
 
+/// While nobody is there, how often it is asked whether it answers; and how long an answer may take. Until it comes nobody can tell
+/// anything.
+const ASK_SELDOM: Duration = Duration::from_secs(10);
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
+
 pub struct Display {
-    connection: RustConnection,
+    connection: RustConnection<Patient>,
     root: Window,
     has_alarm: bool,
     active_window: Atom,
@@ -41,7 +51,7 @@ pub struct Display {
 impl Display {
     /// The one that the environment names.
     pub fn open() -> Result<Display, String> {
-        let (connection, screen) = x11rb::connect(None).map_err(|error| error.to_string())?;
+        let (connection, screen) = connect()?;
         let root = connection.setup().roots.get(screen).ok_or("it has no screen")?.root;
         let can =
             connection.extension_information(screensaver::X11_EXTENSION_NAME).map_err(|error| error.to_string())?;
@@ -60,21 +70,34 @@ impl Display {
     }
 
     pub fn tell(&self, agent: &mut Agent) -> Result<Never, Ended> {
-        let mut spoke: Option<Duration> = None;
+        let gone = |why: &dyn std::fmt::Display| Ended::SessionGone(format!("the display is gone: {why}"));
+        let mut spoke: Option<(Duration, Sight)> = None;
         loop {
-            let idle = self.idle().map_err(|error| Ended::SessionGone(format!("the display is gone: {error}")))?;
-            let now = crate::clock::now();
-            let is_there = idle < PAUSED;
-            if is_there || spoke.is_none_or(|spoke| now.saturating_sub(spoke) >= SPEAK_EVERY) {
-                agent.hear(&Sight { source: SOURCE, idle: Ok(idle), full_screen: self.full_screen().ok() })?;
-                spoke = Some(now);
-            }
-            let wait = match (is_there, self.has_alarm) {
-                (true, _) => ASK_EVERY,
-                (false, true) => SPEAK_EVERY,
-                (false, false) => ASK_OFTEN,
+            let idle = match self.idle() {
+                Ok(idle) => Ok(idle),
+                Err(error) if is_silence(&error) => Err("its display does not answer".to_owned()),
+                Err(error) => return Err(gone(&error)),
             };
-            self.wait(wait).map_err(|why| Ended::SessionGone(format!("the display is gone: {why}")))?;
+            let now = crate::clock::now();
+            let is_there = idle.as_ref().is_ok_and(|idle| *idle < PAUSED);
+            let wait = match (&idle, self.has_alarm) {
+                (Ok(_), _) if is_there => ASK_EVERY,
+                (Ok(_), true) => ASK_SELDOM,
+                (Ok(_), false) => ASK_OFTEN,
+                // It has been waited for.
+                (Err(_), _) => Duration::ZERO,
+            };
+            let full_screen = idle.is_ok().then(|| self.full_screen().ok()).flatten();
+            let sight = Sight { source: SOURCE, idle, full_screen };
+            let is_news = |(at, said): &(Duration, Sight)| {
+                let differs = said.idle.is_ok() != sight.idle.is_ok() || said.full_screen != sight.full_screen;
+                differs || now.saturating_sub(*at) >= SPEAK_EVERY
+            };
+            if is_there || spoke.as_ref().is_none_or(is_news) {
+                agent.hear(&sight)?;
+                spoke = Some((now, sight));
+            }
+            self.wait(wait).map_err(|why| gone(&why))?;
         }
     }
 
@@ -110,7 +133,7 @@ impl Display {
                 return Ok(());
             }
             let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
-            let stream = self.connection.stream().as_fd();
+            let stream = self.connection.stream().0.as_fd();
             let mut watched = [PollFd::from_borrowed_fd(stream, PollFlags::IN)];
             match poll(&mut watched, Some(&left)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -123,8 +146,63 @@ impl Display {
     }
 }
 
+/// To the one that the environment names, and its screen.
+fn connect() -> Result<(RustConnection<Patient>, usize), String> {
+    let display = parse_display(None).map_err(|error| error.to_string())?;
+    let screen = usize::from(display.screen);
+    let mut failed = "it has no address".to_owned();
+    for address in display.connect_instruction() {
+        let (stream, (family, host)) = match DefaultStream::connect(&address) {
+            Ok(connected) => connected,
+            Err(error) => {
+                failed = error.to_string();
+                continue;
+            }
+        };
+        // Who cannot prove anything may be let in all the same.
+        let (name, data) = get_auth(family, &host, display.display).ok().flatten().unwrap_or_default();
+        let connection = RustConnection::connect_to_stream_with_auth_info(Patient(stream), screen, name, data);
+        return Ok((connection.map_err(|error| error.to_string())?, screen));
+    }
+    Err(failed)
+}
+
+/// A connection on which nothing is waited for longer than an answer may take.
+struct Patient(DefaultStream);
+
+impl Stream for Patient {
+    fn poll(&self, mode: PollMode) -> io::Result<()> {
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, mode.readable());
+        events.set(PollFlags::OUT, mode.writable());
+        let limit = Timespec { tv_sec: ANSWER_WAIT.as_secs().cast_signed(), tv_nsec: 0 };
+        match poll(&mut [PollFd::from_borrowed_fd(self.0.as_fd(), events)], Some(&limit)) {
+            Ok(0) => Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer")),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn read(&self, buffer: &mut [u8], descriptors: &mut Vec<RawFdContainer>) -> io::Result<usize> {
+        self.0.read(buffer, descriptors)
+    }
+
+    fn write(&self, buffer: &[u8], descriptors: &mut Vec<RawFdContainer>) -> io::Result<usize> {
+        self.0.write(buffer, descriptors)
+    }
+
+    fn write_vectored(&self, buffers: &[IoSlice<'_>], descriptors: &mut Vec<RawFdContainer>) -> io::Result<usize> {
+        self.0.write_vectored(buffers, descriptors)
+    }
+}
+
+/// What was asked is answered later, if at all: the connection stays as it is.
+fn is_silence(error: &ReplyError) -> bool {
+    matches!(error, ReplyError::ConnectionError(ConnectionError::IoError(error)) if error.kind() == io::ErrorKind::TimedOut)
+}
+
 /// Whether there is one that rings when the idle counter falls.
-fn set_alarm(connection: &RustConnection) -> Result<bool, ReplyError> {
+fn set_alarm(connection: &RustConnection<Patient>) -> Result<bool, ReplyError> {
     if connection.extension_information(sync::X11_EXTENSION_NAME)?.is_none() {
         return Ok(false);
     }

@@ -221,3 +221,41 @@ async fn only_in_its_hours_it_works() {
         assert_eq!(session.until_state(State::Suspended).await, reason);
     }
 }
+
+/// A bus that never answers, and none.
+#[tokio::test]
+async fn nothing_begins_before_it_is_known_what_the_network_costs() {
+    let desk = Desk::new();
+    let config = desk.dir.path().join("unattended.toml");
+    fs::write(&config, "[presence]\non_metered = false\n").expect("written");
+    let bus = desk.dir.path().join("bus");
+    let silent = std::os::unix::net::UnixListener::bind(&bus).expect("it listens");
+    let mut server = Server::start().await;
+    let url = server.url();
+    let start = || {
+        let mut command = program_by(&desk, &config, &["--server", &url, "--cores", "1", "--unattended"]);
+        command.env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={}", bus.display()));
+        command.stderr(Stdio::null()).spawn().expect("the agent starts")
+    };
+    let mut agent = start();
+    let (mut session, hello) = server.welcomed().await;
+    assert_eq!(hello.state(), State::Suspended);
+    let mut reason = String::new();
+    while !reason.ends_with("it does not answer") {
+        reason = session.until_state(State::Suspended).await;
+        assert!(reason.starts_with("cannot tell yet whether its network is metered: "), "{reason}");
+    }
+    agent.kill().await.expect("it is there");
+    drop((session, silent));
+    fs::remove_file(&bus).expect("it is there");
+
+    let _agent = start();
+    let (mut session, hello) = server.welcomed().await;
+    if hello.state() != State::Waiting {
+        session.until_state(State::Waiting).await;
+    }
+    session.check_out(1, "echo", ["1".to_owned()]).await;
+    let delivery = session.delivery().await;
+    assert_eq!(outcomes(&delivery.checkouts[0]), [(1000, "1".to_owned())]);
+    session.acknowledge(&delivery).await;
+}

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use pcfarm_proto::v1::WorkstationState as State;
 use tokio::process::{Child, Command};
+use x11rb::connection::Connection as _;
+use x11rb::protocol::xproto::{AtomEnum, ConnectionExt as _, CreateWindowAux, PropMode, WindowClass};
+use x11rb::wrapper::ConnectionExt as _;
 
 use super::farm::left_out;
 use super::{Desk, program};
@@ -44,6 +47,8 @@ trait Seat {
     /// What a program in it is told of it.
     fn environment(&self) -> Vec<(&'static str, String)>;
     async fn press_a_key(&mut self);
+    /// Who would answer.
+    fn process(&self) -> &Child;
     async fn end(&mut self);
 }
 
@@ -76,6 +81,10 @@ impl Seat for Display {
     async fn press_a_key(&mut self) {
         let pressed = Command::new("xdotool").args(["key", "a"]).env("DISPLAY", &self.name).status().await;
         assert!(pressed.expect("it runs").success());
+    }
+
+    fn process(&self) -> &Child {
+        &self.server
     }
 
     async fn end(&mut self) {
@@ -145,6 +154,10 @@ impl Seat for Sway {
     async fn press_a_key(&mut self) {
         let pressed = Command::new("wtype").arg("a").envs(self.environment()).status().await;
         assert!(pressed.expect("it runs").success());
+    }
+
+    fn process(&self) -> &Child {
+        &self.compositor
     }
 
     async fn end(&mut self) {
@@ -222,20 +235,30 @@ impl Seat for Mutter {
         session.stop().await.expect("it ends");
     }
 
+    fn process(&self) -> &Child {
+        &self.compositor
+    }
+
     async fn end(&mut self) {
         self.compositor.kill().await.expect("it is there");
         self.bus.kill().await.expect("it is there");
     }
 }
 
-/// A helper in that session, of this agent.
-fn helper_in(desk: &Desk, seat: &impl Seat, socket: &Path) -> Child {
+/// A helper of this agent, in no session yet.
+fn helper(desk: &Desk, socket: &Path) -> Command {
     let mut helper = program(desk, &["session"]);
     for other in ["DISPLAY", "WAYLAND_DISPLAY", "WAYLAND_SOCKET", "XDG_SESSION_TYPE", "DBUS_SESSION_BUS_ADDRESS"] {
         helper.env_remove(other);
     }
-    helper.env("PCFARM_WORKER_SOCKET", socket).envs(seat.environment());
-    helper.stderr(Stdio::null()).spawn().expect("it starts")
+    helper.env("PCFARM_WORKER_SOCKET", socket);
+    helper
+}
+
+/// The same in that session.
+fn helper_in(desk: &Desk, seat: &impl Seat, socket: &Path) -> Child {
+    let mut helper = helper(desk, socket);
+    helper.envs(seat.environment()).stderr(Stdio::null()).spawn().expect("it starts")
 }
 
 /// It works while nobody is there, gives way to a key, works again, and does nothing when it cannot tell any more.
@@ -281,21 +304,100 @@ async fn a_session_of_gnome_tells_when_its_person_is_there() {
     }
 }
 
-/// It said that nobody is there, and will never say anything else.
-#[tokio::test]
-async fn a_compositor_that_hangs_does_not_prove_that_nobody_is_there() {
-    let Some(sway) = Sway::start().await else { return };
+/// It said that nobody is there, and will not say anything else as long as it hangs.
+async fn does_not_prove_that_nobody_is_there_when_it_hangs<S: Seat>(seat: S, expected: &str) {
     let desk = Desk::new();
     fs::remove_dir_all(desk.dir.path().join("dev/input")).expect("it is there");
     let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
-    let _helper = helper_in(&desk, &sway, &agent.state_dir().join("agent.sock"));
+    let _helper = helper_in(&desk, &seat, &agent.state_dir().join("agent.sock"));
     session.until_state(State::Waiting).await;
-    let pid = sway.compositor.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
+    let pid = seat.process().id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
     let signal = |signal| rustix::process::kill_process(pid.expect("it runs"), signal).expect("it may");
     signal(rustix::process::Signal::STOP);
     let reason = session.until_state(State::Suspended).await;
-    assert!(reason.contains("its compositor does not answer"), "{reason}");
+    assert!(reason.contains(expected), "{reason}");
     signal(rustix::process::Signal::CONT);
+    session.until_state(State::Waiting).await;
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+#[tokio::test]
+async fn a_compositor_that_hangs_does_not_prove_that_nobody_is_there() {
+    if let Some(sway) = Sway::start().await {
+        does_not_prove_that_nobody_is_there_when_it_hangs(sway, "its compositor does not answer").await;
+    }
+}
+
+#[tokio::test]
+async fn a_display_that_hangs_does_not_prove_that_nobody_is_there() {
+    if let Some(display) = Display::start().await {
+        does_not_prove_that_nobody_is_there_when_it_hangs(display, "its display does not answer").await;
+    }
+}
+
+/// A display and a compositor that have never answered, and never will.
+#[tokio::test]
+async fn a_helper_that_is_not_answered_at_all_says_so_and_ends() {
+    let desk = Desk::new();
+    let (_server, mut agent, session) = desk.agent(|_| {}).await;
+    let runtime = desk.dir.path().join("runtime");
+    fs::create_dir(&runtime).expect("made");
+    let silent = runtime.join("silent");
+    let _silent = std::os::unix::net::UnixListener::bind(&silent).expect("it listens");
+    // Displays of other machines begin at this port.
+    let silent_display = std::net::TcpListener::bind("127.0.0.1:0").expect("it listens");
+    let port = silent_display.local_addr().expect("it has one").port();
+    let display = format!("127.0.0.1:{}", port.checked_sub(6000).expect("those above are free"));
+    for (variable, value, expected) in [
+        ("DISPLAY", display.as_str(), "no display of X11 can be watched: it does not answer"),
+        ("WAYLAND_DISPLAY", "silent", "this session of Wayland cannot be watched: its compositor does not answer; "),
+    ] {
+        let mut helper = helper(&desk, &agent.state_dir().join("agent.sock"));
+        helper.env("XDG_RUNTIME_DIR", &runtime).env(variable, value);
+        let ended = tokio::time::timeout(Duration::from_secs(60), helper.output()).await.expect("in time");
+        let ended = ended.expect("it runs");
+        let said = String::from_utf8(ended.stderr).expect("text");
+        assert!(!ended.status.success() && said.contains(expected), "{variable}: {said}");
+    }
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+/// What a window manager says: which window is in front, and that it fills the screen.
+#[tokio::test]
+async fn beside_a_program_that_fills_the_screen_of_x11_it_does_not_work() {
+    let Some(mut display) = Display::start().await else { return };
+    let (x11, screen) = x11rb::connect(Some(&display.name)).expect("it answers");
+    let root = x11.setup().roots[screen].root;
+    let window = x11.generate_id().expect("there are some");
+    let input = CreateWindowAux::new();
+    let made = x11.create_window(0, window, root, 0, 0, 640, 480, 0, WindowClass::INPUT_OUTPUT, 0, &input);
+    made.expect("sent").check().expect("made");
+    let atom = |name: &str| x11.intern_atom(false, name.as_bytes()).expect("sent").reply().expect("known").atom;
+    let set = |on: u32, property: &str, kind: AtomEnum, values: &[u32]| {
+        let set = x11.change_property32(PropMode::REPLACE, on, atom(property), kind, values);
+        set.expect("sent").check().expect("set");
+    };
+    let fills = [atom("_NET_WM_STATE_ABOVE"), atom("_NET_WM_STATE_FULLSCREEN")];
+    set(window, "_NET_WM_STATE", AtomEnum::ATOM, &fills);
+    set(root, "_NET_ACTIVE_WINDOW", AtomEnum::WINDOW, &[window]);
+
+    let desk = Desk::new();
+    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
+    session.until_state(State::Waiting).await;
+    let _helper = helper_in(&desk, &display, &agent.state_dir().join("agent.sock"));
+    let expected = format!("a program fills the screen (x11 of user {})", rustix::process::geteuid().as_raw());
+    while session.until_state(State::Suspended).await != expected {}
+    // It does not any more, or another is in front, or none.
+    set(window, "_NET_WM_STATE", AtomEnum::ATOM, &fills[..1]);
+    display.press_a_key().await;
+    session.until_state(State::Waiting).await;
+    set(window, "_NET_WM_STATE", AtomEnum::ATOM, &fills);
+    while session.until_state(State::Suspended).await != expected {}
+    set(root, "_NET_ACTIVE_WINDOW", AtomEnum::WINDOW, &[0]);
     session.until_state(State::Waiting).await;
     agent.stop.cancel();
     drop(session);

@@ -191,3 +191,18 @@ fn what_is_revoked_while_it_stands_still_is_over() {
     waits.join().expect("it waits no longer");
     assert_eq!(first.standing_still(), 0);
 }
+
+#[test]
+fn a_state_that_changes_before_it_is_welcomed_is_told() {
+    for (before, hello, after, told) in [
+        (Activity::Rest, "hello suspended []", Activity::Work, vec!["state waiting", "credit 2"]),
+        (Activity::Work, "hello waiting []", Activity::Rest, vec!["state suspended"]),
+        (Activity::Rest, "hello suspended []", Activity::Rest, vec!["state suspended"]),
+    ] {
+        let mut trial = Trial::new();
+        trial.on(directed(before));
+        assert_eq!(trial.on(Event::Connected), [hello]);
+        trial.on(directed(after));
+        assert_eq!(trial.on(welcome()), told, "{before:?}, {after:?}");
+    }
+}

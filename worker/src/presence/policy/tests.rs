@@ -33,7 +33,13 @@ fn seen(source: &'static str, at: Moment, idle: Duration) -> Reading<Input> {
     Reading::new(
         source,
         at,
-        Ok(Input { last: at.saturating_sub(idle), proves: Proves::Absence, bump: None, untold: false }),
+        Ok(Input {
+            last: at.saturating_sub(idle),
+            proves: Proves::Absence,
+            bump: None,
+            untold: false,
+            looked: source != "x11",
+        }),
     )
 }
 
@@ -48,7 +54,7 @@ fn quiet(now: Moment) -> Signals {
         power: Reading::new("power_supply", now, Ok(Power::Mains)),
         programs: Reading::new("proc", now, Ok(Vec::new())),
         full_screen: vec![Reading::new("x11", now, Ok(false))],
-        metered: Reading::new("network", now, Err("unknown".to_owned())),
+        network: Reading::new("network", now, Ok(Network::Untold("unknown".to_owned()))),
         paused: None,
         time: LocalTime { weekday: 2, minute: 12 * 60 },
     }
@@ -74,6 +80,26 @@ fn what_speaks_against_work() {
         ("no source", |_, s| s.input.clear(), &[Kind::Unknown], &[Kind::Unknown]),
         ("a broken source", |_, s| s.input[0].says = Err("no devices".to_owned()), &[Kind::Unknown], &[Kind::Unknown]),
         ("an old source", |_, s| s.input[0].at = NOW - 3 * MINUTE, &[Kind::Unknown], &[Kind::Unknown]),
+        ("a look of 9 s ago", |_, s| s.input[0].at = NOW - Duration::from_secs(9), &[], &[]),
+        ("a look of 10 s ago", |_, s| s.input[0].at = NOW - Duration::from_secs(10), &[Kind::Unknown], &[]),
+        ("what a helper said a minute ago", |_, s| s.input = vec![seen("x11", NOW - MINUTE, 60 * MINUTE)], &[], &[]),
+        (
+            "a look of 10 s ago, and another source",
+            |_, s| {
+                s.input[0].at = NOW - Duration::from_secs(10);
+                s.input.push(seen("x11", NOW, 60 * MINUTE));
+            },
+            &[],
+            &[],
+        ),
+        (
+            "a look of 10 s ago that saw somebody, and another source",
+            |_, s| {
+                s.input = vec![seen("evdev", NOW - Duration::from_secs(10), MINUTE), seen("x11", NOW, 60 * MINUTE)];
+            },
+            &[Kind::Person],
+            &[Kind::Person],
+        ),
         (
             "a broken source and another",
             |_, s| {
@@ -135,7 +161,10 @@ fn what_speaks_against_work() {
         ("battery", |_, s| s.power.says = Ok(Power::Battery), &[Kind::Battery], &[Kind::Battery]),
         ("perhaps on battery", |_, s| s.power.says = Err("gone".to_owned()), &[Kind::Battery], &[Kind::Battery]),
         ("battery, allowed", |p, s| (p.on_battery, s.power.says) = (true, Ok(Power::Battery)), &[], &[]),
-        ("metered", |_, s| s.metered.says = Ok(true), &[Kind::Metered], &[Kind::Metered]),
+        ("metered", |_, s| s.network.says = Ok(Network::Metered), &[Kind::Metered], &[Kind::Metered]),
+        ("not metered", |_, s| s.network.says = Ok(Network::Unmetered), &[], &[]),
+        ("perhaps metered", |_, s| s.network.says = Err("no answer yet".to_owned()), &[Kind::Metered], &[]),
+        ("metered, allowed", |p, s| (p.on_metered, s.network.says) = (true, Ok(Network::Metered)), &[], &[]),
         ("full screen", |_, s| s.full_screen[0].says = Ok(true), &[Kind::FullScreen], &[Kind::FullScreen]),
         ("full screen, nobody can tell", |_, s| s.full_screen.clear(), &[], &[]),
         ("a program", |_, s| s.programs.says = Ok(vec!["game".to_owned()]), &[Kind::Program], &[Kind::Program]),
@@ -316,7 +345,13 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn signals_of(step: &Step, now: Moment) -> Signals {
     let ago = |seconds: u64| now.saturating_sub(Duration::from_secs(seconds));
     let input = |(age, says, source): &(u64, Result<u64, String>, &'static str), proves| {
-        let says = says.clone().map(|idle| Input { last: ago(idle), proves, bump: None, untold: false });
+        let says = says.clone().map(|idle| Input {
+            last: ago(idle),
+            proves,
+            bump: None,
+            untold: false,
+            looked: *source != "x11",
+        });
         Reading::new(source, ago(*age), says)
     };
     let power = |mains| if mains { Power::Mains } else { Power::Battery };
