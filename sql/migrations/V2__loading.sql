@@ -169,7 +169,7 @@ end $$;
 
 -- Jobs ------------------------------------------------------------------------------------------------------
 
--- As pcfarm.create_job. With `open` a new job is open from the start, for whoever loads it in the same transaction: a fifth
+-- As pcfarm.create_job. With `open` a new job is open from the start, for whoever loads it in the same transaction: a quarter
 -- less than to open it afterwards.
 create function pcfarm.make_job(name text, job_type text, options jsonb, open boolean)
 returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
