@@ -165,7 +165,10 @@ async fn nothing_begins_while_the_watch_of_input_hangs() {
     fs::create_dir_all(&described).expect("made");
     fs::write(described.join("name"), "A mouse\n").expect("written");
     let hangs = Hangs::instead_of(described.join("name"));
-    pipe(&place.dir.path().join("dev/input/event1"));
+    let mouse = place.dir.path().join("dev/input/event1");
+    pipe(&mouse);
+    // Without its other end it would be unplugged with every look, which is somebody.
+    let _mouse = File::options().read(true).write(true).open(mouse).expect("its other end");
     let hung = "evdev: not heard of for more than 9 s";
     let explains = async {
         while !presence.desk.view(|_, state, _, _| state.objections.iter().any(|one| one.text.contains(hung))) {
