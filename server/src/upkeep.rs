@@ -5,6 +5,7 @@ use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{JobId, LaneId};
+use pcfarm_sql::pool::Kept;
 use pcfarm_sql::{files, fleet, profiles, upkeep};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,7 @@ pub async fn sweep(farm: Arc<Farm>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut folded = Instant::now();
     let mut memory = Memory::default();
+    let mut line = Kept::new(farm.pool.clone());
     loop {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
@@ -42,8 +44,9 @@ pub async fn sweep(farm: Arc<Farm>) {
             () = farm.upkeep.notified() => tokio::time::sleep(SWEEP_DELAY).await,
         }
         let began = Instant::now();
-        if let Err(error) = end_jobs(&farm).await {
+        if let Err(error) = end_jobs(&farm, &mut line).await {
             warn!(error = format!("{error:#}"), "ending jobs failed: trying again");
+            line.let_go();
         }
         let pause = (began.elapsed() * SWEEP_PAUSE_FACTOR).clamp(SWEEP_PAUSE, SWEEP);
         if folded.elapsed() > FOLD {
@@ -56,19 +59,19 @@ pub async fn sweep(farm: Arc<Farm>) {
     }
 }
 
-async fn end_jobs(farm: &Farm) -> anyhow::Result<()> {
-    let client = farm.pool.get().await.context("getting a connection")?;
-    while upkeep::move_due(&*client).await.context("moving what is due")? > 0 {}
-    upkeep::exhaust_lanes(&*client).await.context("marking exhausted lanes")?;
+async fn end_jobs(farm: &Farm, line: &mut Kept) -> anyhow::Result<()> {
+    let client = line.client().await.context("getting a connection")?;
+    while upkeep::move_due(&**client).await.context("moving what is due")? > 0 {}
+    upkeep::exhaust_lanes(&**client).await.context("marking exhausted lanes")?;
     crash_point(CrashPoint::LanesExhausted);
-    for jobs in upkeep::maybe_empty_jobs(&*client).await.context("looking for empty jobs")?.chunks(JOBS_AT_ONCE) {
-        let ended = upkeep::end_jobs_if_empty(&*client, jobs).await.context("ending jobs")?;
+    for jobs in upkeep::maybe_empty_jobs(&**client).await.context("looking for empty jobs")?.chunks(JOBS_AT_ONCE) {
+        let ended = upkeep::end_jobs_if_empty(&**client, jobs).await.context("ending jobs")?;
         for (job_id, state) in &ended {
             crash_point(CrashPoint::JobEnded);
             info!(%job_id, state, "job ended");
         }
         let ended: Vec<JobId> = ended.into_iter().map(|(job_id, _)| job_id).collect();
-        path::jobs_ended(&farm.traces, &*client, &ended).await;
+        path::jobs_ended(&farm.traces, &**client, &ended).await;
     }
     Ok(())
 }

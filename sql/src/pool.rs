@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool_postgres::{
-    ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolBuilder, PoolError, RecyclingMethod,
-    Runtime,
+    ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolBuilder, PoolError, QueueMode,
+    RecyclingMethod, Runtime,
 };
 use tokio_postgres::config::LoadBalanceHosts;
 use tokio_postgres::{Client, Config, NoTls};
@@ -128,6 +128,8 @@ fn builder(config: Config, size: usize) -> PoolBuilder {
     let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method });
     Pool::builder(manager)
         .max_size(size.max(1))
+        // In turn each of them would have been used so long ago that its process has nothing left in the processor's caches.
+        .queue_mode(QueueMode::Lifo)
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(WAIT_TIMEOUT))
         .create_timeout(Some(CREATE_TIMEOUT))
