@@ -35,6 +35,9 @@ const DEFAULT_CHECKOUT_PROBLEMS: u32 = 10_000;
 /// A dispatcher, the acceptor's lines, watching, upkeep and a few people; far below PostgreSQL's default of 100.
 const DEFAULT_POOL_SIZE: usize = 16;
 
+/// The dispatcher keeps two of them, the acceptor three, and four others one each: somebody has to have the rest.
+const LEAST_POOL_SIZE: usize = 12;
+
 /// Ten thousand workstations, people, and connections that their workstations have replaced but that nobody has closed
 /// yet. More is a matter of memory: a connection costs some 100 KiB.
 const DEFAULT_CONNECTIONS: usize = 12_000;
@@ -146,7 +149,7 @@ struct Flags {
     /// Most problems of one checkout, unless a single convoy has more [default: 10000]
     #[arg(long, env = "PCFARM_CHECKOUT_PROBLEMS", value_name = "N")]
     checkout_problems: Option<u32>,
-    /// Connections to the database [default: 16]
+    /// Connections to the database, at least 12 [default: 16]
     #[arg(long, env = "PCFARM_POOL_SIZE", value_name = "N")]
     pool_size: Option<usize>,
     /// Most connections of agents and people at a time [default: 12000]
@@ -397,7 +400,7 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         certificate_lifetime,
         registration: arguments.registration || file.registration.unwrap_or(false),
         rhythm,
-        pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(10),
+        pool_size: arguments.pool_size.or(file.pool_size).unwrap_or(DEFAULT_POOL_SIZE).max(LEAST_POOL_SIZE),
         connections,
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
         originals,
