@@ -1,7 +1,7 @@
 //! Accepting what agents deliver: results are stored in bulk, under live checkouts, and acknowledged once committed.
 //!
-//! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work, and
-//! what arrives while all are busy is gathered and shares a transaction. What concerns one checkout is stored in the
+//! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work. What
+//! arrives while all are busy shares a transaction, and while one of them is, few results wait some milliseconds for more. What concerns one checkout is stored in the
 //! order in which it came, unless the database refuses it: what is then put aside may be overtaken, and if its checkout
 //! is closed meanwhile, comes back as any other problem without a result. That a problem belongs to its checkout is
 //! checked here, against what was handed out, which never changes; that the checkout is live is decided by the
@@ -56,6 +56,11 @@ pub const LINES: usize = 3;
 const RESULTS_AT_ONCE: usize = 5_000;
 const BYTES_AT_ONCE: usize = 8 << 20;
 
+/// Fewer results than this do not get a line of their own while others work: what a call costs by itself is shared by all of its
+/// results. But they wait no longer than this, whatever the others do.
+const WORTH_A_LINE: usize = 2_500;
+const GATHER_LIMIT: Duration = Duration::from_millis(5);
+
 /// Pauses between tries while the database does not answer.
 const RETRY: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
@@ -72,6 +77,7 @@ pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
         waiting: VecDeque::new(),
         working: JoinSet::new(),
         busy: HashSet::new(),
+        gathers_until: None,
     };
     let mut stopping = false;
     loop {
@@ -79,6 +85,7 @@ pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
             biased;
             Some(ended) = acceptor.working.join_next() => acceptor.free(ended),
             Some(delivered) = inbox.recv(), if acceptor.waiting.len() < WAITING_LIMIT => acceptor.waiting.push_back(delivered),
+            () = sleep_until(acceptor.gathers_until), if acceptor.gathers_until.is_some() => {}
             () = farm.stopping.cancelled(), if !stopping => stopping = true,
             else => return,
         }
@@ -102,12 +109,15 @@ struct Acceptor {
     working: JoinSet<(Kept, Vec<CheckoutId>)>,
     /// Checkouts that a line works on.
     busy: HashSet<CheckoutId>,
+    /// Until then what waits, waits for more.
+    gathers_until: Option<tokio::time::Instant>,
 }
 
 impl Acceptor {
     /// Gives every free line what it can store.
     fn store(&mut self) {
-        while !self.idle.is_empty() {
+        self.gathers_until = self.gathers_until.filter(|_| !self.idle.is_empty());
+        while !self.idle.is_empty() && !self.gathers() {
             let deliveries = next_batch(&mut self.waiting, &self.busy);
             if deliveries.is_empty() {
                 return;
@@ -123,6 +133,15 @@ impl Acceptor {
         }
     }
 
+    /// Whether what waits is to wait for more.
+    fn gathers(&mut self) -> bool {
+        let now = tokio::time::Instant::now();
+        let has_waited = self.gathers_until.is_some_and(|until| until <= now);
+        let gathers = !has_waited && !self.working.is_empty() && is_little(&self.waiting);
+        self.gathers_until = gathers.then(|| self.gathers_until.unwrap_or(now + GATHER_LIMIT));
+        gathers
+    }
+
     fn free(&mut self, ended: Result<(Kept, Vec<CheckoutId>), JoinError>) {
         match ended {
             Ok((line, checkouts)) => {
@@ -134,6 +153,18 @@ impl Acceptor {
             // A bug, on which the server stops, to be started whole again.
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
+    }
+}
+
+/// Not worth a line of its own, and there is room for more.
+fn is_little<D: AboutCheckouts>(waiting: &VecDeque<D>) -> bool {
+    let results: usize = waiting.iter().map(D::results).sum();
+    results > 0 && results < WORTH_A_LINE && waiting.len() < WAITING_LIMIT
+}
+
+async fn sleep_until(then: Option<tokio::time::Instant>) {
+    if let Some(then) = then {
+        tokio::time::sleep_until(then).await;
     }
 }
 
@@ -492,6 +523,21 @@ mod tests {
         let names = |of: &mut dyn Iterator<Item = &Delivery>| of.map(|d| d.0).collect::<String>();
         let next = next_batch(&mut waiting, &busy);
         (names(&mut next.iter()), names(&mut waiting.iter()))
+    }
+
+    #[test]
+    fn a_few_results_wait_for_more_as_long_as_there_is_room() {
+        for (what, deliveries, each, little) in [
+            ("nothing", 0, 0, false),
+            ("what brings no result has nothing to share", 3, 0, false),
+            ("one", 1, 1, true),
+            ("nearly enough", 1, WORTH_A_LINE - 1, true),
+            ("enough", 2, WORTH_A_LINE / 2, false),
+            ("no more would come", WAITING_LIMIT, 1, false),
+        ] {
+            let waiting = (0..deliveries).map(|_| Delivery("a", &[1], each, 1)).collect();
+            assert_eq!(is_little(&waiting), little, "{what}");
+        }
     }
 
     #[test]
