@@ -1,9 +1,9 @@
 //! Accepting what agents deliver: results are stored in bulk, under live checkouts, and acknowledged once committed.
 //!
 //! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work. What
-//! arrives while all are busy shares a transaction, and while one of them is, few results wait some milliseconds for more. What concerns one checkout is stored in the
-//! order in which it came, unless the database refuses it: what is then put aside may be overtaken, and if its checkout
-//! is closed meanwhile, comes back as any other problem without a result. That a problem belongs to its checkout is
+//! arrives while all are busy shares a transaction, and while one of them is, few results wait some milliseconds for more.
+//! What concerns one checkout is stored in the order in which it came, unless the database refuses it: what is then put
+//! aside may be overtaken, and if its checkout is closed meanwhile, comes back as any other problem without a result. That a problem belongs to its checkout is
 //! checked here, against what was handed out, which never changes; that the checkout is live is decided by the
 //! database, under the checkout's lock. Nothing is acknowledged before its commit is known.
 
@@ -56,8 +56,8 @@ pub const LINES: usize = 3;
 const RESULTS_AT_ONCE: usize = 5_000;
 const BYTES_AT_ONCE: usize = 8 << 20;
 
-/// Fewer results than this do not get a line of their own while others work: what a call costs by itself is shared by all of its
-/// results. But they wait no longer than this, whatever the others do.
+/// Fewer results than this do not get a free line while others work: what a call costs by itself is shared by all of its
+/// results. But they wait no longer than this for more, once a line is free, whatever the others do.
 const WORTH_A_LINE: usize = 2_500;
 const GATHER_LIMIT: Duration = Duration::from_millis(5);
 

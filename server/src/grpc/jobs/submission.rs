@@ -107,7 +107,7 @@ impl Submissions {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut line = line.unwrap_or_else(|| Kept::new(self.pool.clone()));
         let backend = line.backend().await.map_err(status_code::of_pool)?;
-        let unheard = Unheard::from_now_on(&self.submitter, backend);
+        let unheard = Unheard(&self.submitter);
         let client = line.client().await.map_err(status_code::of_pool)?;
         let began = Instant::now();
         let submitted = submit::at_once(client, &wanted.by, &wanted.target, wanted.convoy, wanted.open, problems).await;
@@ -140,16 +140,11 @@ impl Submissions {
     }
 }
 
-/// The notifications of one process that need not be heard. When a call is cancelled its connection may be somebody else's
-/// next, who has something to tell.
+/// The notifications of one process that need not be heard, from its second submission on: before the first, somebody else had
+/// its connection, and what they told may be on its way. When a call is cancelled it may be somebody else's next.
 struct Unheard<'a>(&'a AtomicI32);
 
 impl Unheard<'_> {
-    fn from_now_on(submitter: &AtomicI32, backend: i32) -> Unheard<'_> {
-        submitter.store(backend, Ordering::Relaxed);
-        Unheard(submitter)
-    }
-
     fn for_good(self, backend: i32) {
         self.0.store(backend, Ordering::Relaxed);
         std::mem::forget(self);
