@@ -3,9 +3,9 @@
 //! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work. What
 //! arrives while all are busy shares a transaction, and while one of them is, few results wait some milliseconds for more.
 //! What concerns one checkout is stored in the order in which it came, unless the database refuses it: what is then put
-//! aside may be overtaken, and if its checkout is closed meanwhile, comes back as any other problem without a result. That a problem belongs to its checkout is
-//! checked here, against what was handed out, which never changes; that the checkout is live is decided by the
-//! database, under the checkout's lock. Nothing is acknowledged before its commit is known.
+//! aside may be overtaken, and if its checkout is closed meanwhile, comes back as any other problem without a result. That
+//! a problem belongs to its checkout is checked here, against what was handed out, which never changes; that the checkout
+//! is live is decided by the database, under the checkout's lock. Nothing is acknowledged before its commit is known.
 
 mod batch;
 mod store;
