@@ -85,7 +85,7 @@ pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
             biased;
             Some(ended) = acceptor.working.join_next() => acceptor.free(ended),
             Some(delivered) = inbox.recv(), if acceptor.waiting.len() < WAITING_LIMIT => acceptor.waiting.push_back(delivered),
-            () = sleep_until(acceptor.gathers_until), if acceptor.gathers_until.is_some() => {}
+            () = dispatch::until(acceptor.gathers_until), if acceptor.gathers_until.is_some() => {}
             () = farm.stopping.cancelled(), if !stopping => stopping = true,
             else => return,
         }
@@ -160,12 +160,6 @@ impl Acceptor {
 fn is_little<D: AboutCheckouts>(waiting: &VecDeque<D>) -> bool {
     let results: usize = waiting.iter().map(D::results).sum();
     results > 0 && results < WORTH_A_LINE && waiting.len() < WAITING_LIMIT
-}
-
-async fn sleep_until(then: Option<tokio::time::Instant>) {
-    if let Some(then) = then {
-        tokio::time::sleep_until(then).await;
-    }
 }
 
 /// What may share a transaction, in order. A delivery waits for those before it that are about a checkout of its own.

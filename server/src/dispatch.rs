@@ -463,7 +463,7 @@ impl Dispatcher {
     }
 }
 
-async fn until(moment: Option<Instant>) {
+pub async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
         None => std::future::pending().await,
