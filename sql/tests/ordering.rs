@@ -4,9 +4,10 @@
 mod queue;
 
 use deadpool_postgres::Object;
-use pcfarm_proto::ids::JobId;
+use pcfarm_proto::ids::{BatchOrder, JobId};
 use pcfarm_sql::checkout::Closing;
 use pcfarm_sql::json::RawJson;
+use pcfarm_sql::lanes::{Portion, coming_problems};
 use pcfarm_sql::submit::{Begun, Details, Loading, NewProblem, Target};
 use pcfarm_sql::upkeep;
 use queue::{Queue, queue};
@@ -234,4 +235,68 @@ async fn an_upload_is_ordered_as_a_query_is() {
         9
     );
     queue.check().await;
+}
+
+/// All that a lane has, as a server reads on.
+async fn read_through(queue: &Queue, job: JobId, portion: i64) -> Vec<String> {
+    let lane = queue.lane(job, false).await.expect("a lane");
+    let client = queue.server().await;
+    let (mut read, mut from, mut only_small) = (Vec::new(), lane.next_extraction, true);
+    loop {
+        let portion = Portion { from, problems: portion, bytes: 1 << 20, only_small };
+        let coming = coming_problems(&client, &lane, portion).await.expect("read");
+        read.extend(
+            coming.problems.iter().map(|p| {
+                format!("{:?} {} {} {}", p.key, p.problem_id, String::from_utf8_lossy(&p.payload.0), p.weight)
+            }),
+        );
+        if coming.to_the_end {
+            return read;
+        }
+        match coming.problems.last() {
+            Some(last) => (from, only_small) = (BatchOrder(last.batch_order.0 + 1), true),
+            None => assert!(std::mem::take(&mut only_small), "no progress"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn whatever_a_problem_looks_like_it_comes_as_it_is() {
+    let queue = queue().await;
+    // Nothing, what separates lines or fields, what JSON escapes, what is longer as text than it is stored, what is stored
+    // elsewhere.
+    let job = JobId(
+        queue
+            .number(
+                r#"select pcfarm.submit('j', 't', $q$
+                select v.key, v.payload, v.weight from (values
+                    (1, '', 'null'::jsonb, null), (2, e'a\nb', '"\n\u001f\\\""', 7), (3, ' ü ', '{"ü": [1e40, ""]}', null),
+                    (4, 'compressed', to_jsonb(repeat('x', 100000)), 2), (5, 'f', '1e100000', 3),
+                    (6, 'elsewhere', (select jsonb_agg(md5(g::text)) from generate_series(1, 500) g), null), (7, 'h', '0', 4),
+                    (8, e'\x1f', '""', 5), (9, e'x\x1fy\x1f', 'true', null), (10, 'k', '{}', 6)) as v(n, key, payload, weight)
+                order by n$q$, 1)"#,
+            )
+            .await,
+    );
+    let rows = queue
+        .client
+        .query(
+            "select key, problem_id, payload::text, coalesce(weight, 1) from pcfarm.problem
+            where job_id = $1 order by batch_order, problem_id",
+            &[&job],
+        )
+        .await
+        .expect("rows");
+    let rows: Vec<String> = rows
+        .iter()
+        .map(|row| {
+            let (key, problem, payload, weight): (String, i64, String, i32) =
+                (row.get(0), row.get(1), row.get(2), row.get(3));
+            format!("{key:?} {problem} {payload} {weight}")
+        })
+        .collect();
+    assert_eq!(rows.len(), 10);
+    for portion in [1, 2, 3, 10, 100] {
+        assert_eq!(read_through(&queue, job, portion).await, rows, "{portion} at a time");
+    }
 }
