@@ -187,9 +187,9 @@ impl Context {
         Ok(())
     }
 
-    /// Leaves these tables to [`Context::settle`] alone. Autovacuum comes by the clock, every 15 s: one figure of a few seconds
-    /// would pay for it, and the next one not.
-    pub async fn no_autovacuum(&self, database: &Database, tables: &[&str]) -> anyhow::Result<()> {
+    /// Leaves these tables to [`Context::settle`], to be analysed, too. Autovacuum comes by the clock, every 15 s: one figure of
+    /// a few seconds would pay for it, and the next one not.
+    pub async fn turn_autovacuum_off(&self, database: &Database, tables: &[&str]) -> anyhow::Result<()> {
         let (client, _connection) = database.connect().await?;
         for table in tables {
             client.batch_execute(&format!("alter table {table} set (autovacuum_enabled = off)")).await?;

@@ -3,10 +3,13 @@
 use crate::json::{JsonSlice, RawJson};
 use bytes::BytesMut;
 use deadpool_postgres::ClientWrapper;
+use futures_util::TryStreamExt;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::SystemTime;
-use tokio_postgres::Error;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Error, Row};
 
 /// A lane of an open job that has something to hand out.
 #[derive(Clone, Debug)]
@@ -126,11 +129,11 @@ pub struct Portion {
     pub only_small: bool,
 }
 
-/// As PostgreSQL stores it: smaller ones are in their row. As text it may have twice that.
-const SMALL_PAYLOAD_BYTES: i32 = 1900;
+/// Rows that room is made for before they come.
+const ROWS_RESERVED: usize = 20_001;
 
-/// Between the keys, and between the payloads, of `coming_problems.sql`.
-const UNIT_SEPARATOR: char = '\u{1f}';
+/// As PostgreSQL stores it: smaller ones are in their row, uncompressed.
+const SMALL_PAYLOAD_BYTES: i32 = 1900;
 
 /// The coming problems of a lane: at least one if there is one.
 pub async fn coming_problems(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
@@ -149,66 +152,48 @@ pub async fn coming_problems(client: &ClientWrapper, lane: &OpenLane, portion: P
     let looked_at: i64 = rows.first().map_or(Ok(0), |row| row.try_get("looked_at"))?;
     let to_the_end = looked_at < problems && rows.len() as i64 == looked_at;
     let mut payloads = Payloads::default();
-    let problems: Result<_, Error> = rows
-        .iter()
-        .map(|row| {
-            let payload = payloads.keep(row.try_get(3)?);
-            Ok(loaded(lane, row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, payload, row.try_get(4)?))
-        })
-        .collect();
+    let problems: Result<_, Error> =
+        rows.iter().map(|row| coming_problem(lane, row, payloads.keep(row.try_get(3)?))).collect();
     Ok(Coming { problems: problems?, to_the_end })
 }
 
 async fn coming_small(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
     let statement = client.prepare_cached(include_str!("../queries/coming_problems.sql")).await?;
     let Portion { from, problems: limit, .. } = portion;
-    let row = client.query_one(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit, &SMALL_PAYLOAD_BYTES]).await?;
-    let Some(ids) = row.try_get::<_, Option<Vec<ProblemId>>>(0)? else {
-        return Ok(Coming { problems: Vec::new(), to_the_end: true });
-    };
-    let (orders, weights): (Vec<BatchOrder>, Vec<Option<i32>>) = (row.try_get(1)?, row.try_get(4)?);
-    let (keys, texts): (&str, &str) = (row.try_get(2)?, row.try_get(3)?);
+    let parameters: [&(dyn ToSql + Sync); 5] = [&lane.job_id, &lane.lane_id, &from, &limit, &SMALL_PAYLOAD_BYTES];
+    // Row by row as they come: many rows at once are out of the processor's cache when they are looked at.
+    let mut rows = pin!(client.query_raw(&statement, parameters).await?);
+    let mut problems = Vec::with_capacity(usize::try_from(limit).unwrap_or(0).min(ROWS_RESERVED));
     let mut payloads = Payloads::default();
-    let mut problems = Vec::with_capacity(ids.len());
-    let read = ids.len();
-    // A key that has a separator in it would be two. Such a portion is read as one of large payloads is.
-    if keys.matches(UNIT_SEPARATOR).count() + 1 == read {
-        let texts =
-            keys.split(UNIT_SEPARATOR).zip(texts.split(UNIT_SEPARATOR)).take_while(|(_, payload)| !payload.is_empty());
-        let numbers = ids.into_iter().zip(orders).zip(weights);
-        problems.extend(numbers.zip(texts).map(|(((id, order), weight), (key, payload))| {
-            loaded(lane, id, order, key.to_owned(), payloads.keep(JsonSlice(payload.as_bytes())), weight)
-        }));
+    let mut cut_short = false;
+    while let Some(row) = rows.try_next().await? {
+        match row.try_get::<_, Option<JsonSlice<'_>>>(3)? {
+            Some(payload) if !cut_short => problems.push(coming_problem(lane, &row, payloads.keep(payload))?),
+            _ => cut_short = true,
+        }
     }
-    let to_the_end = problems.len() == read && (read as i64) < limit;
+    let to_the_end = !cut_short && (problems.len() as i64) < limit;
     Ok(Coming { problems, to_the_end })
 }
 
-/// One of a load lane: nobody has had it yet.
-fn loaded(
-    lane: &OpenLane,
-    problem_id: ProblemId,
-    batch_order: BatchOrder,
-    key: String,
-    payload: RawJson,
-    weight: Option<i32>,
-) -> ComingProblem {
-    ComingProblem {
-        problem_id,
+fn coming_problem(lane: &OpenLane, row: &Row, payload: RawJson) -> Result<ComingProblem, Error> {
+    let batch_order = row.try_get(1)?;
+    Ok(ComingProblem {
+        problem_id: row.try_get(0)?,
         batch_order,
-        key,
+        key: row.try_get(2)?,
         payload,
-        weight: counted(weight),
+        weight: weight(row, 4)?,
         attempts: 0,
         alone: false,
         grouped: false,
         home_lane: lane.lane_id,
         home_order: batch_order,
-    }
+    })
 }
 
-fn counted(weight: Option<i32>) -> u32 {
-    weight.map_or(1, i32::unsigned_abs)
+fn weight(row: &Row, column: usize) -> Result<u32, Error> {
+    Ok(row.try_get::<_, Option<i32>>(column)?.map_or(1, i32::unsigned_abs))
 }
 
 /// Many payloads in few allocations.
@@ -247,7 +232,7 @@ async fn coming_requeued(client: &ClientWrapper, lane: &OpenLane, portion: Porti
                 grouped: row.try_get(6)?,
                 home_lane: row.try_get(7)?,
                 home_order: row.try_get(8)?,
-                weight: counted(row.try_get(9)?),
+                weight: weight(row, 9)?,
             })
         })
         .collect();

@@ -1,4 +1,4 @@
-//! Several job types in one job, the order of problems within a job, and problems that wait for their time.
+//! Several job types in one job, the order of problems within a job, reading them, and problems that wait for their time.
 #![cfg(feature = "testing")]
 
 mod queue;
@@ -12,6 +12,7 @@ use pcfarm_sql::submit::{Begun, Details, Loading, NewProblem, Target};
 use pcfarm_sql::upkeep;
 use queue::{Queue, queue};
 use std::time::{Duration, SystemTime};
+use tokio_postgres::Row;
 
 const ORDERED: &str = "select string_agg(key, ' ' order by job_position, priority desc, lane_rank, lane_id, batch_order, problem_id) \
                        from pcfarm.problems_ordered";
@@ -237,66 +238,57 @@ async fn an_upload_is_ordered_as_a_query_is() {
     queue.check().await;
 }
 
-/// All that a lane has, as a server reads on.
+/// All that a lane has, as a server reads on: convoy by convoy, and more at once if not one is whole.
 async fn read_through(queue: &Queue, job: JobId, portion: i64) -> Vec<String> {
     let lane = queue.lane(job, false).await.expect("a lane");
     let client = queue.server().await;
-    let (mut read, mut from, mut only_small) = (Vec::new(), lane.next_extraction, true);
+    let (mut read, mut from, mut problems, mut only_small) = (Vec::new(), lane.next_extraction, portion, true);
     loop {
-        let portion = Portion { from, problems: portion, bytes: 1 << 20, only_small };
-        let coming = coming_problems(&client, &lane, portion).await.expect("read");
+        let coming = coming_problems(&client, &lane, Portion { from, problems, bytes: 1 << 20, only_small }).await;
+        let coming = coming.expect("read");
+        let last = coming.problems.last().expect("at least one, if there is one").batch_order;
+        let whole = coming.problems.iter().filter(|p| coming.to_the_end || p.batch_order < last);
+        let before = read.len();
         read.extend(
-            coming.problems.iter().map(|p| {
-                format!("{:?} {} {} {}", p.key, p.problem_id, String::from_utf8_lossy(&p.payload.0), p.weight)
-            }),
+            whole.clone().map(|p| format!("{:?} {} {}", p.key, String::from_utf8_lossy(&p.payload.0), p.weight)),
         );
-        if coming.to_the_end {
-            return read;
+        match whole.last() {
+            _ if coming.to_the_end => return read,
+            Some(last) => (from, problems, only_small) = (BatchOrder(last.batch_order.0 + 1), portion, true),
+            None if only_small => only_small = false,
+            None => problems *= 4,
         }
-        match coming.problems.last() {
-            Some(last) => (from, only_small) = (BatchOrder(last.batch_order.0 + 1), true),
-            None => assert!(std::mem::take(&mut only_small), "no progress"),
-        }
+        assert!(read.len() > before || problems < 1000, "it goes on");
     }
 }
 
 #[tokio::test]
-async fn whatever_a_problem_looks_like_it_comes_as_it_is() {
+async fn whatever_a_problem_looks_like_it_is_read_as_it_is() {
     let queue = queue().await;
-    // Nothing, what separates lines or fields, what JSON escapes, what is longer as text than it is stored, what is stored
+    // Nothing, what separates lines and fields, what JSON escapes, what is longer as text than it is stored, what is stored
     // elsewhere.
-    let job = JobId(
-        queue
-            .number(
-                r#"select pcfarm.submit('j', 't', $q$
-                select v.key, v.payload, v.weight from (values
-                    (1, '', 'null'::jsonb, null), (2, e'a\nb', '"\n\u001f\\\""', 7), (3, ' ü ', '{"ü": [1e40, ""]}', null),
-                    (4, 'compressed', to_jsonb(repeat('x', 100000)), 2), (5, 'f', '1e100000', 3),
-                    (6, 'elsewhere', (select jsonb_agg(md5(g::text)) from generate_series(1, 500) g), null), (7, 'h', '0', 4),
-                    (8, e'\x1f', '""', 5), (9, e'x\x1fy\x1f', 'true', null), (10, 'k', '{}', 6)) as v(n, key, payload, weight)
-                order by n$q$, 1)"#,
-            )
-            .await,
-    );
-    let rows = queue
-        .client
-        .query(
-            "select key, problem_id, payload::text, coalesce(weight, 1) from pcfarm.problem
-            where job_id = $1 order by batch_order, problem_id",
-            &[&job],
-        )
-        .await
-        .expect("rows");
-    let rows: Vec<String> = rows
-        .iter()
-        .map(|row| {
-            let (key, problem, payload, weight): (String, i64, String, i32) =
-                (row.get(0), row.get(1), row.get(2), row.get(3));
-            format!("{key:?} {problem} {payload} {weight}")
-        })
-        .collect();
-    assert_eq!(rows.len(), 10);
-    for portion in [1, 2, 3, 10, 100] {
-        assert_eq!(read_through(&queue, job, portion).await, rows, "{portion} at a time");
+    let problems = r#"
+        select v.key, v.payload, v.weight from (values
+            (1, '', 'null'::jsonb, null), (2, e'a\nb', '"\n\u001f\\\""', 7), (3, e'\x1f', '{"ü": [1e40, ""]}', null),
+            (4, 'compressed', to_jsonb(repeat('x', 100000)), 2), (5, 'long', '1e100000', 3),
+            (6, 'elsewhere', (select jsonb_agg(md5(g::text)) from generate_series(1, 500) g), null),
+            (7, ' ü ', '0', 4), (8, 'i', '[]', 5), (9, 'j', '{}', null)) as v(n, key, payload, weight)
+        order by n"#;
+    let rows = queue.client.query(problems, &[]).await.expect("rows");
+    let row = |row: &Row| {
+        let (key, payload, weight): (&str, RawJson, Option<i32>) = (row.get(0), row.get(1), row.get(2));
+        format!("{key:?} {} {}", String::from_utf8_lossy(&payload.0), weight.unwrap_or(1))
+    };
+    let rows: Vec<String> = rows.iter().map(row).collect();
+    for convoy in [1, 2, 4] {
+        let job = queue.number(&format!("select pcfarm.submit('j', 't', $q${problems}$q$, {convoy})")).await;
+        for portion in [1, 2, 3, 9, 100] {
+            assert_eq!(
+                read_through(&queue, JobId(job), portion).await,
+                rows,
+                "{portion} at a time, convoys of {convoy}"
+            );
+        }
     }
+    queue.check().await;
 }
