@@ -55,6 +55,12 @@ pub struct Took {
     pub cpu: Duration,
 }
 
+impl Took {
+    pub fn per_second(&self, problems: u64) -> f64 {
+        problems as f64 / self.time.as_secs_f64()
+    }
+}
+
 /// Takes the problems in ranges of `at_once`, over so many connections, and measures all but the first ones.
 pub async fn run(
     database: &Database,

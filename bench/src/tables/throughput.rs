@@ -111,7 +111,7 @@ struct Beside {
 /// with the best number over all runs, as the best of each run would be luck, too; and each figure's share of what that
 /// came to beside it.
 fn add_limits(report: &mut Report, runs: &mut [Figures], limits: &[Beside], problems: u64) {
-    let rate = |beside: &Beside| problems as f64 / beside.took.time.as_secs_f64();
+    let rate = |beside: &Beside| beside.took.per_second(problems);
     let cpu = |beside: &Beside| beside.took.cpu.as_secs_f64() * 1e6 / problems as f64;
     for taken in LIMIT_AT_ONCE {
         let of = |connections: usize| {
@@ -163,7 +163,7 @@ impl<'a> Limit<'a> {
     async fn measure(&self, at_once: u32, connections: usize) -> anyhow::Result<Took> {
         let postmaster = self.context.postmaster().await?;
         let took = pointer::run(&self.database, postmaster, self.amounts, at_once.into(), connections).await?;
-        let rate = self.amounts.1 as f64 / took.time.as_secs_f64();
+        let rate = took.per_second(self.amounts.1);
         self.context.progress(&format!("limit at {at_once}, {connections} connections: {rate:.0} a second"));
         Ok(took)
     }
