@@ -23,7 +23,6 @@ use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_sql::checkout::{self, Closing, HeldProblem, Verdict, VerdictKind};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::pool::Kept;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -72,7 +71,7 @@ const ASIDE_RETRY: Duration = Duration::from_secs(5);
 /// Runs until the server stops and what has come is stored.
 pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
     let mut acceptor = Acceptor {
-        idle: (0..LINES).map(|_| Kept::new(farm.pool.clone())).collect(),
+        free: LINES,
         farm: farm.clone(),
         waiting: VecDeque::new(),
         working: JoinSet::new(),
@@ -104,9 +103,10 @@ pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
 /// Who stores what.
 struct Acceptor {
     farm: Arc<Farm>,
-    idle: Vec<Kept>,
+    /// Lines that it may take, beside those that it has.
+    free: usize,
     waiting: VecDeque<Delivered>,
-    working: JoinSet<(Kept, Vec<CheckoutId>)>,
+    working: JoinSet<Vec<CheckoutId>>,
     /// Checkouts that a line works on.
     busy: HashSet<CheckoutId>,
     /// Until then what waits, waits for more.
@@ -116,19 +116,19 @@ struct Acceptor {
 impl Acceptor {
     /// Gives every free line what it can store.
     fn store(&mut self) {
-        self.gathers_until = self.gathers_until.filter(|_| !self.idle.is_empty());
-        while !self.idle.is_empty() && !self.gathers() {
+        self.gathers_until = self.gathers_until.filter(|_| self.free > 0);
+        while self.free > 0 && !self.gathers() {
             let deliveries = next_batch(&mut self.waiting, &self.busy);
             if deliveries.is_empty() {
                 return;
             }
-            let mut line = self.idle.pop().expect("a line is free");
+            self.free -= 1;
             let checkouts: Vec<CheckoutId> = deliveries.iter().flat_map(Delivered::checkouts).collect();
             self.busy.extend(&checkouts);
             let farm = self.farm.clone();
             self.working.spawn(async move {
-                accept_all(&farm, &mut line, deliveries).await;
-                (line, checkouts)
+                accept_all(&farm, deliveries).await;
+                checkouts
             });
         }
     }
@@ -142,13 +142,13 @@ impl Acceptor {
         gathers
     }
 
-    fn free(&mut self, ended: Result<(Kept, Vec<CheckoutId>), JoinError>) {
+    fn free(&mut self, ended: Result<Vec<CheckoutId>, JoinError>) {
         match ended {
-            Ok((line, checkouts)) => {
+            Ok(checkouts) => {
                 for checkout in checkouts {
                     self.busy.remove(&checkout);
                 }
-                self.idle.push(line);
+                self.free += 1;
             }
             // A bug, on which the server stops, to be started whole again.
             Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -210,7 +210,7 @@ impl AboutCheckouts for Delivered {
 
 /// Stores and acknowledges. Goes on trying while the database is away; agents keep what is not acknowledged, so giving
 /// up, when the server stops, loses nothing.
-async fn accept_all(farm: &Arc<Farm>, line: &mut Kept, mut deliveries: Vec<Delivered>) {
+async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
     let mut tries = 0;
     crash_point(CrashPoint::ResultsCame);
     if planted(Bug::AcknowledgesBeforeCommit) {
@@ -219,7 +219,7 @@ async fn accept_all(farm: &Arc<Farm>, line: &mut Kept, mut deliveries: Vec<Deliv
     }
     loop {
         let began = Instant::now();
-        match try_accept_all(farm, line, &deliveries).await {
+        match try_accept_all(farm, &deliveries).await {
             Ok(verdicts) => {
                 acknowledge(farm, deliveries, &verdicts, began.elapsed()).await;
                 return crash_point(CrashPoint::ResultsAcknowledged);
@@ -234,7 +234,7 @@ async fn accept_all(farm: &Arc<Farm>, line: &mut Kept, mut deliveries: Vec<Deliv
             Err(error) if is_refusal(&error) && deliveries.len() > 1 => {
                 // One of them is at fault, and the others need not wait for it.
                 for delivered in deliveries {
-                    Box::pin(accept_all(farm, line, vec![delivered])).await;
+                    Box::pin(accept_all(farm, vec![delivered])).await;
                 }
                 return;
             }
@@ -260,7 +260,6 @@ async fn accept_all(farm: &Arc<Farm>, line: &mut Kept, mut deliveries: Vec<Deliv
 /// Goes on with a delivery that the database refuses, without holding up others, until it is stored or its agent is
 /// gone: that one keeps it, and delivers it again.
 async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
-    let mut line = Kept::new(farm.pool.clone());
     loop {
         tokio::select! {
             () = delivered.session.ended.cancelled() => return,
@@ -268,7 +267,7 @@ async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
         }
         let alone = [delivered];
         let began = Instant::now();
-        match try_accept_all(&farm, &mut line, &alone).await {
+        match try_accept_all(&farm, &alone).await {
             Ok(verdicts) => return acknowledge(&farm, alone.into(), &verdicts, began.elapsed()).await,
             Err(error) => warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again"),
         }
@@ -294,7 +293,7 @@ fn is_outdated(error: &anyhow::Error) -> bool {
 /// By checkout and token: of two deliveries that name one checkout, one may be of another database's.
 type Verdicts = HashMap<(CheckoutId, i64), Verdict>;
 
-async fn try_accept_all(farm: &Arc<Farm>, line: &mut Kept, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
+async fn try_accept_all(farm: &Arc<Farm>, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
     recall_unknown(farm, deliveries).await?;
     let mut verdicts = Verdicts::new();
     // One job type per transaction: its write-back is in it.
@@ -317,7 +316,7 @@ async fn try_accept_all(farm: &Arc<Farm>, line: &mut Kept, deliveries: &[Deliver
         batch.add(checkout_id, &held, results, job_type.writes_back);
     }
     for (job_type, mut batch) in batches.into_values() {
-        let mut accepted = store::store(farm, line, &job_type, &mut batch).await?;
+        let mut accepted = store::store(farm, &job_type, &mut batch).await?;
         crash_point(CrashPoint::ResultsCommitted);
         for verdict in &mut accepted {
             let strangers = batch.refused(verdict.checkout_id);

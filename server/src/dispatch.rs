@@ -113,8 +113,7 @@ struct Dispatcher {
     looked_at: Instant,
     /// When what limits leave is to be looked at again, while they keep somebody from being served.
     room_from: Option<Instant>,
-    /// One connection to commit on, one to read ahead on meanwhile.
-    committing: Kept,
+    /// To read ahead on while hand-outs are committed on another.
     reading: Kept,
 }
 
@@ -131,7 +130,6 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         look_from: Instant::now(),
         looked_at: Instant::now(),
         room_from: None,
-        committing: Kept::for_hand_outs(farm.pool.clone()),
         reading: Kept::new(farm.pool.clone()),
     };
     let mut poll = tokio::time::interval(POLL);
@@ -158,7 +156,6 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
             }
             dispatcher.lanes.forget();
             dispatcher.epoch = farm.epoch.number();
-            dispatcher.committing.let_go();
             dispatcher.reading.let_go();
             tokio::time::sleep(RETRY).await;
         }
@@ -364,15 +361,16 @@ impl Dispatcher {
         let (mut limited, mut free): (Vec<Decision>, Vec<Decision>) = decisions.into_iter().partition(|d| d.limited);
         let unread = self.wanted_ahead(free.iter().chain(&limited));
         let committing = async {
-            let client = self.committing.client().await?;
+            let client = self.farm.lines.take().await?;
             // What was read may be of a database that this one is not.
             ensure!(self.farm.epoch.number() == self.epoch, "this is another database than before");
             let began = Instant::now();
-            let mut ids = check_out(client, &free, false).await?;
+            let mut ids = check_out(&client, &free, false).await?;
             // What is committed is sent, whatever becomes of the rest.
-            let within_limits = check_out(client, &limited, true).await;
+            let within_limits = check_out(&client, &limited, true).await;
             let failed = match within_limits {
                 Ok(more) => {
+                    self.farm.lines.put(client);
                     ids.extend(more);
                     Ok(())
                 }

@@ -2,7 +2,7 @@
 
 use crate::access::Access;
 use crate::authority::Tls;
-use crate::deliver::Delivered;
+use crate::deliver::{self, Delivered};
 use crate::dispatch;
 use crate::members::Members;
 use crate::registrar;
@@ -14,9 +14,9 @@ use crate::watchdog::Rounds;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::pool::Epoch;
+use pcfarm_sql::pool::{Epoch, Lines};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicI32, AtomicI64};
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
@@ -50,6 +50,8 @@ pub struct Held {
 
 pub struct Farm {
     pub pool: Pool,
+    /// One for the dispatcher, [`deliver::LINES`] for the acceptor, one for small submissions.
+    pub lines: Lines,
     /// Who may do what.
     pub access: Arc<Access>,
     /// What this server shows and trusts; none: it speaks in the clear.
@@ -74,9 +76,6 @@ pub struct Farm {
     pub look_at_sessions: Notify,
     pub refused_results: AtomicI64,
     pub stopping: CancellationToken,
-    /// The database's process that commits small submissions, which come to the dispatcher by themselves: it need not hear of
-    /// them by notification. 0: none.
-    pub submitter: Arc<AtomicI32>,
     /// Tasks of connections; awaited at the end.
     pub tasks: TaskTracker,
     job_types: RwLock<Arc<HashMap<String, Arc<JobType>>>>,
@@ -145,6 +144,7 @@ pub struct Parts {
 impl Farm {
     pub fn new(parts: Parts) -> Arc<Farm> {
         Arc::new(Farm {
+            lines: Lines::new(parts.pool.clone(), 1 + deliver::LINES + 1),
             pool: parts.pool,
             access: parts.access,
             tls: parts.tls,
@@ -163,7 +163,6 @@ impl Farm {
             look_at_sessions: Notify::new(),
             refused_results: AtomicI64::new(0),
             stopping: parts.stopping,
-            submitter: Arc::default(),
             tasks: TaskTracker::new(),
             job_types: RwLock::default(),
             sessions: Mutex::default(),

@@ -17,6 +17,7 @@ use pcfarm_sql::connect;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::presence;
+use pcfarm_sql::submit;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -367,6 +368,7 @@ pub async fn listen(farm: Arc<Farm>, config: Config) {
 async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     let (client, mut messages) = connect::connect(config).await?;
     client.batch_execute("listen pcfarm").await?;
+    let its_own = submit::work_of(farm.server_id);
     // What happened while nobody listened.
     nudge(
         farm,
@@ -385,8 +387,8 @@ async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
     .await;
     while let Some(message) = messages.next().await {
         let AsyncMessage::Notification(notification) = message else { continue };
-        let is_known = notification.process_id() == farm.submitter.load(Ordering::Relaxed);
-        if !(is_known && notification.payload() == "work") {
+        // Its own submissions come to the dispatcher by themselves.
+        if notification.payload() != its_own {
             nudge(farm, &HashSet::from([notification.payload()])).await;
         }
     }

@@ -132,10 +132,11 @@ create table pcfarm.job (
     opened_at       timestamptz,
     ended_at        timestamptz,
     constraint opened_when_open check (opened_at is not null or state in ('loading', 'cancelled')),
-    constraint ended_when_ended check ((ended_at is not null) = (state in ('done', 'failed', 'cancelled'))),
-    constraint job_idempotency unique (owner, idempotency_key),
-    constraint job_unique_key unique (owner, unique_key)
+    constraint ended_when_ended check ((ended_at is not null) = (state in ('done', 'failed', 'cancelled')))
 );
+-- Most jobs have neither, and cost nothing there.
+create unique index job_idempotency on pcfarm.job (owner, idempotency_key) where idempotency_key is not null;
+create unique index job_unique_key on pcfarm.job (owner, unique_key) where unique_key is not null;
 create index job_not_ended on pcfarm.job (job_id) where ended_at is null;
 create index job_by_owner on pcfarm.job (owner, job_id);
 

@@ -176,10 +176,11 @@ returns bigint language plpgsql security definer set search_path = pg_catalog, p
 declare
     unknown   text;
     created   bigint;
+    -- Its owner has had one before.
+    is_known  boolean := false;
     first     pcfarm.job;
     asked_for jsonb;
 begin
-    perform pcfarm.job_type_must_exist(make_job.job_type);
     if jsonb_typeof(coalesce(options, '{}')) <> 'object' then
         raise exception 'options must be a JSON object' using errcode = 'invalid_parameter_value';
     end if;
@@ -224,7 +225,10 @@ begin
     from pcfarm.job_type t cross join clock_timestamp() as moment
     where t.name = make_job.job_type
     on conflict do nothing
-    returning job_id into created;
+    returning j.job_id, exists (select from pcfarm.farm_user u where u.name = j.owner) into created, is_known;
+    if created is null then
+        perform pcfarm.job_type_must_exist(make_job.job_type);
+    end if;
     if created is not null and options <> '{}' then
         if options ? 'info' then
             insert into pcfarm.job_info (job_id, info) values (created, options -> 'info');
@@ -248,7 +252,7 @@ begin
         end if;
     end if;
     -- Whoever hands out under a limit locks this row, so it has to be there.
-    if not exists (select from pcfarm.farm_user u where u.name = pcfarm.acting_user()) then
+    if is_known is distinct from true then
         insert into pcfarm.farm_user (name) values (pcfarm.acting_user()) on conflict do nothing;
     end if;
     if created is null then
@@ -334,23 +338,23 @@ begin
         using errcode = 'no_data_found', hint = 'See pcfarm.jobs_ordered and pcfarm.job_progress.';
 end $$;
 
--- The state under a lock that holds off whoever wants to change it. Loaders share this lock, and do not wait
+-- The job under a lock that holds off whoever wants to change its state. Loaders share this lock, and do not wait
 -- for each other.
 create function pcfarm.lock_for_loading(job bigint)
-returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+returns pcfarm.job language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    found_state text;
+    locked pcfarm.job;
 begin
-    select j.state into found_state from pcfarm.job j where j.job_id = job and pcfarm.sees(j.owner) for share;
-    if found_state is null then
+    select j.* into locked from pcfarm.job j where j.job_id = job and pcfarm.sees(j.owner) for share;
+    if not found then
         perform pcfarm.no_such_job(job);
-    elsif found_state in ('done', 'failed', 'cancelled') then
-        raise exception 'job % has ended (%)', job, found_state
+    elsif locked.state in ('done', 'failed', 'cancelled') then
+        raise exception 'job % has ended (%)', job, locked.state
             using errcode = 'object_not_in_prerequisite_state',
                   hint = 'Create a new job. One that shall take problems after it has run empty needs '
                          '"standing": true in its options.';
     end if;
-    return found_state;
+    return locked;
 end $$;
 
 -- Greedy packing: groups in order, as many as fit, never split. A group above the size is a convoy by itself. It is
@@ -642,20 +646,24 @@ end $$;
 create function pcfarm.register_lanes(job bigint, lanes pcfarm.packed_lane[], grouped boolean)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    perform pcfarm.lock_for_loading(job);
-    perform pcfarm.check_load_limits(job, lanes);
-    if (select j.problem_files from pcfarm.job j where j.job_id = job) then
-        perform pcfarm.set_problem_files(job, array(select l.lane_id from unnest(lanes) l));
-    end if;
-    insert into pcfarm.lane (job_id, lane_id, kind, job_type, priority, grouped, next_insertion, problems, exhausted)
-    select j.job_id, l.lane_id, case when l.later then 'later' else 'load' end, coalesce(l.job_type, j.job_type), l.priority,
-        register_lanes.grouped, l.orders, l.problems, l.later
-    from pcfarm.job j
-    cross join unnest(lanes) l
-    where j.job_id = job and l.problems > 0;
-    if found then
+    if pcfarm.add_lanes(pcfarm.lock_for_loading(job), lanes, grouped) then
         perform pg_notify('pcfarm', 'work');
     end if;
+end $$;
+
+-- The same with a job that the caller has locked, and without telling anybody. Returns whether there is more to hand out now.
+create function pcfarm.add_lanes(of_job pcfarm.job, lanes pcfarm.packed_lane[], grouped boolean)
+returns boolean language plpgsql as $$
+begin
+    perform pcfarm.check_load_limits(of_job, lanes);
+    if of_job.problem_files then
+        perform pcfarm.set_problem_files(of_job.job_id, array(select l.lane_id from unnest(lanes) l));
+    end if;
+    insert into pcfarm.lane (job_id, lane_id, kind, job_type, priority, grouped, next_insertion, problems, exhausted)
+    select of_job.job_id, l.lane_id, case when l.later then 'later' else 'load' end, coalesce(l.job_type, of_job.job_type), l.priority,
+        add_lanes.grouped, l.orders, l.problems, l.later
+    from unnest(lanes) l where l.problems > 0;
+    return found;
 end $$;
 
 -- Puts problems that a problem of this job enqueues into lanes of their own. Each is a JSON object: key, payload, and
@@ -775,7 +783,7 @@ create function pcfarm.check_own_order()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     if current_setting('pcfarm.job_being_copied', true) is distinct from new.job_id::text then
-        if pcfarm.lock_for_loading(new.job_id) <> 'loading' then
+        if (pcfarm.lock_for_loading(new.job_id)).state <> 'loading' then
             raise exception 'job % is open: batch orders of one''s own are for jobs in state loading', new.job_id
                 using errcode = 'object_not_in_prerequisite_state',
                       hint = 'Add problems to a running job with pcfarm.load(job, query, convoy).';
@@ -796,7 +804,7 @@ declare
                               'p.problem_id');
 begin
     perform pcfarm.convoy_must_be_sensible(convoy);
-    if pcfarm.lock_for_loading(job) <> 'loading' then
+    if (pcfarm.lock_for_loading(job)).state <> 'loading' then
         raise exception 'job % is open: its batch orders stand', job
             using errcode = 'object_not_in_prerequisite_state',
                   hint = 'pcfarm.rerun_job(job, convoy, group_by) makes a new job of the same problems.';
@@ -865,7 +873,7 @@ begin
         if own > 100000 then
             perform pcfarm.convoys_must_be_bounded(job);
         end if;
-        perform pcfarm.check_load_limits(job, array[(0, null, 0, false, own, (
+        perform pcfarm.check_load_limits(locked, array[(0, null, 0, false, own, (
             select count(distinct p.batch_order) from pcfarm.problem p where p.job_id = job and p.lane_id = 0))::pcfarm.packed_lane]);
         if locked.problem_files then
             perform pcfarm.set_problem_files(job, '{0}');
@@ -1079,20 +1087,23 @@ comment on function pcfarm.submit is
 -- A submission that fits in one message, in one call: what a server otherwise does step by step for an upload, with the
 -- same functions. A job is given by its id, or created. Whoever would have to wait is told so soon (lock_not_available):
 -- the caller's connection is wanted by others. Returns what its server needs to hand it out without looking: the lane, the
--- payloads as they are stored, in order, and what the job's rows say; ready if it may be handed out now.
+-- payloads as they are stored, in order, and what the job's rows say; ready if it may be handed out now. That server knows by
+-- this that there is work: only others are told, if there are any.
 create type pcfarm.job_facts as (
     owner name, name text, job_type text, priority integer, deadline timestamptz, parameters jsonb, ready boolean,
     trace_parent text);
 
 create function pcfarm.submit_problems(
     job bigint, name text, job_type text, options jsonb, keys text[], payloads jsonb[], convoy integer, open boolean,
-    for_user text, rights text,
+    for_user text, rights text, server bigint,
     out into_job bigint, out repeated boolean, out into_lane bigint, out stored jsonb[], out facts pcfarm.job_facts)
 -- Plans for a few problems of a small submission cost more than to carry them out.
 language plpgsql set lock_timeout = '100ms' set plan_cache_mode = 'force_generic_plan' as $$
 declare
     -- Nobody else can have created it.
     is_new boolean := false;
+    of_job pcfarm.job;
+    others boolean;
 begin
     into_job := job;
     repeated := false;
@@ -1128,22 +1139,29 @@ begin
         -- Before it is shared: of two that share it neither could open it.
         perform from pcfarm.job j where j.job_id = into_job for update;
     end if;
-    perform pcfarm.register_lanes(into_job,
+    of_job := pcfarm.lock_for_loading(into_job);
+    perform pcfarm.add_lanes(of_job,
         array[(into_lane, null, 0, false, cardinality(keys), (cardinality(keys) - 1) / convoy + 1)::pcfarm.packed_lane], false);
     if open and not is_new then
         perform pcfarm.open_job(into_job);
+        select j.* into of_job from pcfarm.job j where j.job_id = into_job;
     end if;
-    select j.owner, j.name, j.job_type, j.priority, j.deadline, j.parameters,
-        j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp()
-            and not exists (select from pcfarm.job_after a where a.job_id = into_job)
-            and not exists (select from pcfarm.job_info i where i.job_id = into_job)
-            and not exists (select from pcfarm.job_file f where f.job_id = into_job) and not j.problem_files
-            -- What it needs is read by a look at all lanes.
-            and j.requirement is null
+    facts := (of_job.owner, of_job.name, of_job.job_type, of_job.priority, of_job.deadline, of_job.parameters, false,
+        of_job.trace_parent);
+    -- What it needs is read by a look at all lanes.
+    select of_job.state = 'open' and coalesce(of_job.not_before, '-infinity') <= clock_timestamp()
+            and of_job.requirement is null and not of_job.problem_files
             and not exists (
-                select from pcfarm.job_type t where t.name = j.job_type
+                select from pcfarm.job_type t where t.name = of_job.job_type
                     and (t.suspended_since is not null or t.requirement is not null or t.labels <> '{}')),
-        j.trace_parent
-    into facts
-    from pcfarm.job j where j.job_id = into_job;
+        exists (select from pcfarm.server s where s.server_id <> server and s.stopped_at is null)
+    into facts.ready, others;
+    if facts.ready and (not is_new or options <> '{}') then
+        facts.ready := not exists (select from pcfarm.job_after a where a.job_id = into_job)
+            and not exists (select from pcfarm.job_info i where i.job_id = into_job)
+            and not exists (select from pcfarm.job_file f where f.job_id = into_job);
+    end if;
+    if others then
+        perform pg_notify('pcfarm', 'work of ' || server);
+    end if;
 end $$;

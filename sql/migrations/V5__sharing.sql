@@ -373,14 +373,12 @@ $$;
 
 -- Called with the job's row locked, before its lanes are registered. Whoever loads under a limit takes turns with the same
 -- user's other loads. A convoy that could never be handed out is refused where it is known that there is one.
-create function pcfarm.check_load_limits(job bigint, lanes pcfarm.packed_lane[])
+create function pcfarm.check_load_limits(of_job pcfarm.job, lanes pcfarm.packed_lane[])
 returns void language plpgsql as $$
 declare
-    of_job  pcfarm.job;
     limited record;
     waiting bigint;
 begin
-    select j.* into of_job from pcfarm.job j where j.job_id = job;
     -- As most users have none.
     if not exists (select from pcfarm.farm f where f.concurrency is not null or f.queue_limit is not null)
         and not exists (

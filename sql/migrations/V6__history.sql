@@ -3,7 +3,7 @@
 -- Every change that somebody may ask about later. Written by triggers, so that it does not matter who makes the change, or
 -- how.
 create table pcfarm.event (
-    event_id       bigint generated always as identity primary key,
+    event_id       bigint generated always as identity,
     -- Events are read in the order of their transactions: ids may be committed out of order.
     transaction_id xid8 not null default pg_current_xact_id(),
     happened_at    timestamptz not null default clock_timestamp(),
@@ -14,9 +14,9 @@ create table pcfarm.event (
     job_id         bigint,
     workstation_id bigint,
     subject        text,
-    details        jsonb not null default '{}'
+    details        jsonb not null default '{}',
+    primary key (transaction_id, event_id)
 );
-create index event_in_order on pcfarm.event (transaction_id, event_id);
 create index event_by_job on pcfarm.event (job_id, event_id) where job_id is not null;
 create index event_by_workstation on pcfarm.event (workstation_id, event_id) where workstation_id is not null;
 create index event_by_time on pcfarm.event (happened_at);
@@ -24,15 +24,17 @@ create index event_by_time on pcfarm.event (happened_at);
 create function pcfarm.note_job()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    insert into pcfarm.event (what, job_id, subject, details)
-    values (case when tg_op = 'INSERT' then 'job created' else 'job ' || case new.state when 'open' then
+    if tg_op = 'INSERT' then
+        insert into pcfarm.event (what, job_id, subject, details)
+        select w.what, new.job_id, new.name, case w.what when 'job created' then jsonb_strip_nulls(jsonb_build_object(
+            'job_type', new.job_type, 'owner', new.owner, 'priority', new.priority, 'deadline', new.deadline)) else '{}' end
+        from unnest(case new.state when 'open' then array['job created', 'job opened'] else array['job created'] end) w(what);
+    else
+        insert into pcfarm.event (what, job_id, subject)
+        values ('job ' || case new.state when 'open' then
                 case old.state when 'loading' then 'opened' when 'held' then 'released' else 'retried' end
-                else new.state end end,
-        new.job_id, new.name,
-        case when tg_op = 'INSERT' then jsonb_strip_nulls(jsonb_build_object('job_type', new.job_type, 'owner', new.owner,
-            'priority', new.priority, 'deadline', new.deadline)) else '{}' end);
-    if tg_op = 'INSERT' and new.state = 'open' then
-        insert into pcfarm.event (what, job_id, subject) values ('job opened', new.job_id, new.name);
+                else new.state end,
+            new.job_id, new.name);
     end if;
     return null;
 end $$;

@@ -203,8 +203,9 @@ begin
                 order by s.job_id
             loop
                 begin
-                    perform pcfarm.check_load_limits(limited.job_id,
-                        array[(0, null, 0, false, limited.problems, limited.problems)::pcfarm.packed_lane]);
+                    perform pcfarm.check_load_limits(j,
+                        array[(0, null, 0, false, limited.problems, limited.problems)::pcfarm.packed_lane])
+                    from pcfarm.job j where j.job_id = limited.job_id;
                     -- Whoever is over it is refused here, and not with everybody else when the lane is made.
                     perform pcfarm.refuse_over_quota(limited.owner, limited.problems);
                 exception when configuration_limit_exceeded or program_limit_exceeded then
@@ -269,7 +270,7 @@ begin
             from placed g
             join pcfarm.job_type k on k.name = g.template ->> 'job_type'
             where g.made_job is not null
-            on conflict on constraint job_unique_key do nothing
+            on conflict (owner, unique_key) where unique_key is not null do nothing
             returning owner),
         -- Whoever hands out under a limit locks this row, so it has to be there.
         known as (

@@ -41,8 +41,8 @@ const FIXED: &str = "-c synchronous_commit=on -c search_path=pg_catalog,pg_temp 
 /// would be the end of it; and a merge join reads an index from end to end. An administrator's SQL is planned as ever.
 pub const BY_INDEX: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_mergejoin=off";
 
-/// Hand-outs may be lost in a crash and made again; and to plan one takes longer than to make it.
-const HAND_OUTS: &str = "set synchronous_commit = off; set plan_cache_mode = force_generic_plan";
+/// To plan these takes longer than to run them.
+const OF_LINES: &str = "set plan_cache_mode = force_generic_plan";
 
 /// Run on a connection before it is handed out again. The first statement fails, and so discards the connection, when a
 /// cancelled caller left a transaction open: only then is now() older than the statement. Deallocating is left out, as
@@ -210,49 +210,20 @@ const IS_OURS: &str = "select to_regprocedure('pcfarm.recognise_database(bigint,
 pub struct Kept {
     pool: Pool,
     client: Option<Object>,
-    /// What is said on it first.
-    setting: Option<&'static str>,
-    /// Of the connection, if it was asked for.
-    backend: Option<i32>,
 }
 
 impl Kept {
     pub fn new(pool: Pool) -> Kept {
-        Kept { pool, client: None, setting: None, backend: None }
-    }
-
-    /// For hand-outs alone: a crash of the database may forget the last of them, which only means that what they held is
-    /// handed out again. Their ids may then be given anew, which is what tokens are for.
-    pub fn for_hand_outs(pool: Pool) -> Kept {
-        Kept { pool, client: None, setting: Some(HAND_OUTS), backend: None }
+        Kept { pool, client: None }
     }
 
     /// The connection; another one after [`Kept::let_go`] or when it is closed.
     pub async fn client(&mut self) -> Result<&Object, PoolError> {
         self.client = match self.client.take().filter(|client| !client.is_closed()) {
             Some(client) => Some(client),
-            None => {
-                let client = self.pool.get().await?;
-                self.backend = None;
-                if let Some(setting) = self.setting {
-                    client.batch_execute(setting).await.map_err(PoolError::Backend)?;
-                }
-                Some(client)
-            }
+            None => Some(self.pool.get().await?),
         };
         Ok(self.client.as_ref().expect("just put there"))
-    }
-
-    /// The process that serves the connection, by which notifications say whose they are.
-    pub async fn backend(&mut self) -> Result<i32, PoolError> {
-        self.client().await?;
-        if let Some(backend) = self.backend {
-            return Ok(backend);
-        }
-        let asked = self.client().await?.query_one(include_str!("../queries/backend.sql"), &[]).await;
-        let backend = asked.and_then(|row| row.try_get(0)).map_err(PoolError::Backend)?;
-        self.backend = Some(backend);
-        Ok(backend)
     }
 
     /// The connection itself, to be given back by [`Kept::put`]: who does not has left something on it.
@@ -268,6 +239,48 @@ impl Kept {
     /// After an error: the pool looks at it before anybody has it again.
     pub fn let_go(&mut self) {
         self.client = None;
+    }
+}
+
+/// Connections that submissions, hand-outs and acceptances share, which are short statements of our own. Nobody pays for a
+/// reset at each use, and whoever comes has the one that was used last: a problem's submission, hand-out and acceptance
+/// follow each other, and where one process of PostgreSQL serves them all, its memory is in the processor's caches.
+///
+/// So many are kept as its users take at the same time, so that none of them waits for the pool once they are there.
+#[derive(Clone, Debug)]
+pub struct Lines {
+    pool: Pool,
+    most: usize,
+    idle: Arc<Mutex<Vec<Object>>>,
+}
+
+impl Lines {
+    pub fn new(pool: Pool, most: usize) -> Lines {
+        Lines { pool, most, idle: Arc::default() }
+    }
+
+    /// The one that was put back last. Who does not put it back has failed on it: then the pool looks at it before anybody
+    /// has it again.
+    pub async fn take(&self) -> Result<Object, PoolError> {
+        while let Some(client) = self.idle().pop() {
+            if !client.is_closed() {
+                return Ok(client);
+            }
+        }
+        let client = self.pool.get().await?;
+        client.batch_execute(OF_LINES).await.map_err(PoolError::Backend)?;
+        Ok(client)
+    }
+
+    pub fn put(&self, client: Object) {
+        let mut idle = self.idle();
+        if idle.len() < self.most {
+            idle.push(client);
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Object>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::lanes::{ComingProblem, OpenLane};
 use crate::submissions::Attempt;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
-use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
+use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId, ServerId};
 use postgres_types::{ToSql, Type};
 use std::pin::pin;
 use std::time::SystemTime;
@@ -185,7 +185,8 @@ pub struct Fresh {
 
 /// Loads a few plain problems in one call, where [`Loading`] takes a connection of its own and a dozen. None:
 /// nothing was loaded, because the database refused a problem, or because somebody else is in the way. [`Loading`] says
-/// which problem it was, and waits. With it comes the new lane, if it may be handed out now.
+/// which problem it was, and waits. With it comes the new lane, if it may be handed out now. Other servers than this one are
+/// told that there is work ([`work_of`]).
 pub async fn at_once(
     client: &ClientWrapper,
     by: &By,
@@ -193,6 +194,7 @@ pub async fn at_once(
     convoy: Option<u32>,
     open: bool,
     problems: &[NewProblem],
+    server_id: ServerId,
 ) -> Result<Option<(Submitted, Option<Fresh>)>, LoadError> {
     let convoy = sensible(convoy)? as i32;
     if planted(Bug::AnswersBeforeCommit) {
@@ -209,8 +211,8 @@ pub async fn at_once(
     let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
     crash_point(CrashPoint::SubmissionCame);
     let (user, rights) = by.as_ref().map(|(user, rights)| (user, rights.name())).unzip();
-    let parameters: [&(dyn ToSql + Sync); 10] =
-        [&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open, &user, &rights];
+    let parameters: [&(dyn ToSql + Sync); 11] =
+        [&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open, &user, &rights, &server_id];
     let outcome = client.query_one(&statement, &parameters).await;
     crash_point(CrashPoint::SubmissionCommitted);
     match outcome {
@@ -223,6 +225,11 @@ pub async fn at_once(
         Err(error) if may_be_one_of_them(&error) || error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Ok(None),
         Err(error) => Err(LoadError::Database(error)),
     }
+}
+
+/// What other servers are notified of after a small submission to this one.
+pub fn work_of(server_id: ServerId) -> String {
+    format!("work of {server_id}")
 }
 
 fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Error> {

@@ -44,7 +44,7 @@ const STEPPED: [&str; 9] = [
     "pcfarm.cancel_job",
     "pcfarm.hold_job",
     "pcfarm.retry_job",
-    "pcfarm.register_lanes",
+    "pcfarm.add_lanes",
     "pcfarm.lock_retry_lanes",
     "pcfarm.move_due",
 ];

@@ -106,10 +106,7 @@ pub const PLANTED: &[Planted] = &[
         how: &[How::Function(
             "pcfarm.accept",
             &[
-                (
-                    "    perform from pcfarm.checkout c where c.checkout_id = any (checkout_ids) order by c.checkout_id for update;\n",
-                    "",
-                ),
+                (" order by c.checkout_id for update) c on", ") c on"),
                 (
                     "    moment := clock_timestamp();\n",
                     "    perform pg_sleep(0.05);\n    moment := clock_timestamp();\n",

@@ -9,7 +9,6 @@ use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{CheckoutId, ProblemId};
 use pcfarm_sql::checkout::{self, Acceptance, Home, Verdict};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::pool::Kept;
 use std::collections::HashMap;
 use tokio::time::Instant;
 use tokio_postgres::Error;
@@ -19,7 +18,6 @@ use tracing::debug;
 /// Stores one job type's results.
 pub(super) async fn store(
     farm: &Farm,
-    line: &mut Kept,
     job_type: &JobType,
     batch: &mut Batch,
 ) -> anyhow::Result<Vec<Verdict>> {
@@ -32,15 +30,11 @@ pub(super) async fn store(
         }
         return Ok(verdicts);
     }
+    let line = farm.lines.take().await?;
     for acceptance in batch.acceptances(RESULTS_AT_ONCE) {
-        match store_one(farm, line.client().await?, job_type, acceptance).await {
-            Ok(stored) => verdicts.extend(stored),
-            Err(error) => {
-                line.let_go();
-                return Err(error);
-            }
-        }
+        verdicts.extend(store_one(farm, &line, job_type, acceptance).await?);
     }
+    farm.lines.put(line);
     Ok(verdicts)
 }
 

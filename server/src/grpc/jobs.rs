@@ -53,8 +53,8 @@ pub struct JobsApi {
 
 impl JobsApi {
     pub fn new(farm: Arc<Farm>) -> JobsApi {
-        let (pool, stopping, epoch) = (farm.pool.clone(), farm.stopping.clone(), farm.epoch.clone());
-        let submissions = Submissions::new(pool.clone(), epoch, farm.submitter.clone());
+        let (pool, stopping) = (farm.pool.clone(), farm.stopping.clone());
+        let submissions = Submissions::new(&farm);
         JobsApi { farm, submissions, pool, stopping }
     }
 

@@ -7,6 +7,7 @@
 use crate::access::Caller;
 use crate::access::places::{Full, Holder, Places};
 use crate::dispatch::Event;
+use crate::farm::Farm;
 use crate::grpc::{status_code, time};
 use crate::instruments;
 use crate::problem::{self, json};
@@ -16,18 +17,17 @@ use deadpool_postgres::{Object, Pool};
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
 use pcfarm_faults::{Bug, planted};
-use pcfarm_proto::ids::JobId;
+use pcfarm_proto::ids::{JobId, ServerId};
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{SubmitDetails, SubmitHeader, SubmitProblem, SubmitRequest};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
-use pcfarm_sql::pool::{Epoch, Kept};
+use pcfarm_sql::pool::{Epoch, Lines};
 use pcfarm_sql::submissions::Attempt;
 use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Submitted, Target};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout};
@@ -62,16 +62,23 @@ pub struct Submissions {
     epoch: Epoch,
     uploads: Arc<Places>,
     small: Semaphore,
-    /// Kept for small submissions, while none has it.
-    line: Mutex<Option<Kept>>,
-    /// The database's process behind that, whose notifications tell nothing new.
-    submitter: Arc<AtomicI32>,
+    lines: Lines,
+    /// Which of the small ones has a line.
+    line: Semaphore,
+    server_id: ServerId,
 }
 
 impl Submissions {
-    pub fn new(pool: Pool, epoch: Epoch, submitter: Arc<AtomicI32>) -> Submissions {
-        let (uploads, small) = (Places::new(UPLOADS, UPLOADS_OF_A_USER), Semaphore::new(SMALL_AT_ONCE));
-        Submissions { pool, epoch, uploads, small, line: Mutex::default(), submitter }
+    pub fn new(farm: &Farm) -> Submissions {
+        Submissions {
+            pool: farm.pool.clone(),
+            epoch: farm.epoch.clone(),
+            uploads: Places::new(UPLOADS, UPLOADS_OF_A_USER),
+            small: Semaphore::new(SMALL_AT_ONCE),
+            lines: farm.lines.clone(),
+            line: Semaphore::new(1),
+            server_id: farm.server_id,
+        }
     }
 
     /// What was submitted, and what the dispatcher should know of it.
@@ -104,19 +111,19 @@ impl Submissions {
         problems: &[NewProblem],
     ) -> Result<Option<(Submitted, Option<Fresh>)>, Status> {
         let _turn = in_turn(&self.small).await?;
-        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut line = line.unwrap_or_else(|| Kept::new(self.pool.clone()));
-        let backend = line.backend().await.map_err(status_code::of_pool)?;
-        let unheard = Unheard(&self.submitter);
-        let client = line.client().await.map_err(status_code::of_pool)?;
+        let line = self.line.try_acquire().ok();
+        let client = match line {
+            Some(_) => self.lines.take().await,
+            None => self.pool.get().await,
+        };
+        let client = client.map_err(status_code::of_pool)?;
         let began = Instant::now();
-        let submitted = submit::at_once(client, &wanted.by, &wanted.target, wanted.convoy, wanted.open, problems).await;
+        let Wanted { by, target, convoy, open, .. } = wanted;
+        let submitted = submit::at_once(&client, by, target, *convoy, *open, problems, self.server_id).await;
         instruments::timed("submit", began);
-        let mut kept = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, so that it is always of the line that is kept.
-        unheard.for_good(backend);
-        *kept = Some(line);
-        drop(kept);
+        if line.is_some() && submitted.is_ok() {
+            self.lines.put(client);
+        }
         submitted.map_err(status_code::of_load)
     }
 
@@ -137,23 +144,6 @@ impl Submissions {
             let hours = UPLOAD_LIMIT.as_secs() / 3600;
             Err(Status::deadline_exceeded(format!("not loaded within {hours} hours: load it in smaller parts")))
         })
-    }
-}
-
-/// The notifications of one process that need not be heard, from its second submission on: before the first, somebody else had
-/// its connection, and what they told may be on its way. When a call is cancelled it may be somebody else's next.
-struct Unheard<'a>(&'a AtomicI32);
-
-impl Unheard<'_> {
-    fn for_good(self, backend: i32) {
-        self.0.store(backend, Ordering::Relaxed);
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Unheard<'_> {
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::Relaxed);
     }
 }
 

@@ -1,2 +1,0 @@
--- Which process serves this connection.
-select pg_backend_pid()
