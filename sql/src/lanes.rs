@@ -123,7 +123,9 @@ pub struct Portion {
     pub from: BatchOrder,
     /// Most problems.
     pub problems: i64,
-    /// About how many bytes of payload, where payloads are large.
+    /// Most of them where payloads are large: what they are as text is not known before they are read.
+    pub large: i64,
+    /// About how many bytes.
     pub bytes: i64,
     /// Stop before a payload that is larger than [`SMALL_PAYLOAD_BYTES`], which is quicker, unless it is the first.
     pub only_small: bool,
@@ -132,8 +134,8 @@ pub struct Portion {
 /// Rows that room is made for before they come.
 const ROWS_RESERVED: usize = 20_001;
 
-/// As PostgreSQL stores it: smaller ones are in their row, uncompressed.
-const SMALL_PAYLOAD_BYTES: i32 = 1900;
+/// As PostgreSQL stores it: smaller ones are in their row.
+pub const SMALL_PAYLOAD_BYTES: i32 = 1900;
 
 /// The coming problems of a lane: at least one if there is one.
 pub async fn coming_problems(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
@@ -146,34 +148,75 @@ pub async fn coming_problems(client: &ClientWrapper, lane: &OpenLane, portion: P
             return Ok(coming);
         }
     }
-    let statement = client.prepare_cached(include_str!("../queries/coming_large_problems.sql")).await?;
-    let Portion { from, problems, bytes, .. } = portion;
-    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &problems, &bytes]).await?;
-    let looked_at: i64 = rows.first().map_or(Ok(0), |row| row.try_get("looked_at"))?;
-    let to_the_end = looked_at < problems && rows.len() as i64 == looked_at;
     let mut payloads = Payloads::default();
-    let problems: Result<_, Error> =
-        rows.iter().map(|row| coming_problem(lane, row, payloads.keep(row.try_get(3)?))).collect();
-    Ok(Coming { problems: problems?, to_the_end })
+    let problem = |row: &Row| coming_problem(lane, row, payloads.keep(row.try_get(3)?));
+    coming_large(client, include_str!("../queries/coming_large_problems.sql"), lane, portion, problem).await
+}
+
+/// Of any size. What does not fit is dropped as it comes: as text it may be a thousand times what it is as it is stored.
+async fn coming_large(
+    client: &ClientWrapper,
+    text: &str,
+    lane: &OpenLane,
+    portion: Portion,
+    mut problem: impl FnMut(&Row) -> Result<ComingProblem, Error>,
+) -> Result<Coming, Error> {
+    let statement = client.prepare_cached(text).await?;
+    let limit = portion.problems.min(portion.large);
+    let parameters: [&(dyn ToSql + Sync); 5] = [&lane.job_id, &lane.lane_id, &portion.from, &limit, &portion.bytes];
+    let mut rows = pin!(client.query_raw(&statement, parameters).await?);
+    let (mut problems, mut looked_at) = (Fitting::new(portion.bytes), 0_i64);
+    while let Some(row) = rows.try_next().await? {
+        looked_at = row.try_get("looked_at")?;
+        if problems.has_room() {
+            problems.push(problem(&row)?);
+        }
+    }
+    let to_the_end = looked_at < limit && problems.all.len() as i64 == looked_at;
+    Ok(Coming { problems: problems.all, to_the_end })
+}
+
+/// Problems of about so many bytes, and never less than one.
+struct Fitting {
+    all: Vec<ComingProblem>,
+    room: i64,
+}
+
+impl Fitting {
+    fn new(bytes: i64) -> Fitting {
+        Fitting { all: Vec::new(), room: bytes }
+    }
+
+    fn has_room(&self) -> bool {
+        self.room > 0 || self.all.is_empty()
+    }
+
+    fn push(&mut self, problem: ComingProblem) {
+        self.room = self.room.saturating_sub_unsigned(problem.bytes() as u64);
+        self.all.push(problem);
+    }
 }
 
 async fn coming_small(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
     let statement = client.prepare_cached(include_str!("../queries/coming_problems.sql")).await?;
-    let Portion { from, problems: limit, .. } = portion;
+    let Portion { from, problems: limit, bytes, .. } = portion;
     let parameters: [&(dyn ToSql + Sync); 5] = [&lane.job_id, &lane.lane_id, &from, &limit, &SMALL_PAYLOAD_BYTES];
     // Row by row as they come: many rows at once are out of the processor's cache when they are looked at.
     let mut rows = pin!(client.query_raw(&statement, parameters).await?);
-    let mut problems = Vec::with_capacity(usize::try_from(limit).unwrap_or(0).min(ROWS_RESERVED));
+    let mut problems = Fitting::new(bytes);
+    problems.all.reserve(usize::try_from(limit).unwrap_or(0).min(ROWS_RESERVED));
     let mut payloads = Payloads::default();
     let mut cut_short = false;
     while let Some(row) = rows.try_next().await? {
         match row.try_get::<_, Option<JsonSlice<'_>>>(3)? {
-            Some(payload) if !cut_short => problems.push(coming_problem(lane, &row, payloads.keep(payload))?),
+            Some(payload) if !cut_short && problems.has_room() => {
+                problems.push(coming_problem(lane, &row, payloads.keep(payload))?);
+            }
             _ => cut_short = true,
         }
     }
-    let to_the_end = !cut_short && (problems.len() as i64) < limit;
-    Ok(Coming { problems, to_the_end })
+    let to_the_end = !cut_short && (problems.all.len() as i64) < limit;
+    Ok(Coming { problems: problems.all, to_the_end })
 }
 
 fn coming_problem(lane: &OpenLane, row: &Row, payload: RawJson) -> Result<ComingProblem, Error> {
@@ -214,27 +257,19 @@ impl Payloads {
 }
 
 async fn coming_requeued(client: &ClientWrapper, lane: &OpenLane, portion: Portion) -> Result<Coming, Error> {
-    let statement = client.prepare_cached(include_str!("../queries/coming_requeued.sql")).await?;
-    let Portion { from, problems: limit, bytes, .. } = portion;
-    let rows = client.query(&statement, &[&lane.job_id, &lane.lane_id, &from, &limit, &bytes]).await?;
-    let looked_at: i64 = rows.first().map_or(Ok(0), |row| row.try_get("looked_at"))?;
-    let to_the_end = looked_at < limit && rows.len() as i64 == looked_at;
-    let problems: Result<_, Error> = rows
-        .iter()
-        .map(|row| {
-            Ok(ComingProblem {
-                problem_id: row.try_get(0)?,
-                batch_order: row.try_get(1)?,
-                key: row.try_get(2)?,
-                payload: row.try_get(3)?,
-                attempts: row.try_get(4)?,
-                alone: row.try_get(5)?,
-                grouped: row.try_get(6)?,
-                home_lane: row.try_get(7)?,
-                home_order: row.try_get(8)?,
-                weight: weight(row, 9)?,
-            })
+    let problem = |row: &Row| {
+        Ok(ComingProblem {
+            problem_id: row.try_get(0)?,
+            batch_order: row.try_get(1)?,
+            key: row.try_get(2)?,
+            payload: row.try_get(3)?,
+            attempts: row.try_get(4)?,
+            alone: row.try_get(5)?,
+            grouped: row.try_get(6)?,
+            home_lane: row.try_get(7)?,
+            home_order: row.try_get(8)?,
+            weight: weight(row, 9)?,
         })
-        .collect();
-    Ok(Coming { problems: problems?, to_the_end })
+    };
+    coming_large(client, include_str!("../queries/coming_requeued.sql"), lane, portion, problem).await
 }

@@ -239,12 +239,13 @@ async fn an_upload_is_ordered_as_a_query_is() {
 }
 
 /// All that a lane has, as a server reads on: convoy by convoy, and more at once if not one is whole.
-async fn read_through(queue: &Queue, job: JobId, portion: i64) -> Vec<String> {
+async fn read_through(queue: &Queue, job: JobId, at_once: i64) -> Vec<String> {
     let lane = queue.lane(job, false).await.expect("a lane");
     let client = queue.server().await;
-    let (mut read, mut from, mut problems, mut only_small) = (Vec::new(), lane.next_extraction, portion, true);
+    let (mut read, mut from, mut problems, mut only_small) = (Vec::new(), lane.next_extraction, at_once, true);
     loop {
-        let coming = coming_problems(&client, &lane, Portion { from, problems, bytes: 1 << 20, only_small }).await;
+        let portion = Portion { from, problems, large: problems, bytes: 1 << 20, only_small };
+        let coming = coming_problems(&client, &lane, portion).await;
         let coming = coming.expect("read");
         let last = coming.problems.last().expect("at least one, if there is one").batch_order;
         let whole = coming.problems.iter().filter(|p| coming.to_the_end || p.batch_order < last);
@@ -254,12 +255,33 @@ async fn read_through(queue: &Queue, job: JobId, portion: i64) -> Vec<String> {
         );
         match whole.last() {
             _ if coming.to_the_end => return read,
-            Some(last) => (from, problems, only_small) = (BatchOrder(last.batch_order.0 + 1), portion, true),
+            Some(last) => (from, problems, only_small) = (BatchOrder(last.batch_order.0 + 1), at_once, true),
             None if only_small => only_small = false,
             None => problems *= 4,
         }
         assert!(read.len() > before || problems < 1000, "it goes on");
     }
+}
+
+/// What 100 kB are stored in is a thousandth of that, or less.
+#[tokio::test]
+async fn no_more_is_read_than_there_is_room_for_as_text() {
+    let queue = queue().await;
+    for (what, payload) in [("compressed", "to_jsonb(repeat('x', 100000))"), ("one number", "'1e100000'::jsonb")] {
+        let query = format!("select g::text as key, {payload} as payload from generate_series(1, 50) g");
+        let job = queue.number(&format!("select pcfarm.submit('j', 't', $q${query}$q$, 1)")).await;
+        let lane = queue.lane(JobId(job), false).await.expect("a lane");
+        let client = queue.server().await;
+        for (only_small, large, bytes, expected) in
+            [(true, 50, 250_000, 3), (false, 50, 250_000, 3), (false, 2, i64::MAX, 2), (true, 51, i64::MAX, 50)]
+        {
+            let portion = Portion { from: lane.next_extraction, problems: 51, large, bytes, only_small };
+            let coming = coming_problems(&client, &lane, portion).await.expect("read");
+            let (read, whole) = (coming.problems.len(), expected == 50);
+            assert_eq!((read, coming.to_the_end), (expected, whole), "{what}, {only_small} {large} {bytes}");
+        }
+    }
+    queue.check().await;
 }
 
 #[tokio::test]

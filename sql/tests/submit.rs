@@ -2,13 +2,16 @@
 #![cfg(feature = "testing")]
 
 use deadpool_postgres::{Object, Pool};
-use pcfarm_proto::ids::{BatchOrder, JobId};
+use pcfarm_proto::ids::{BatchOrder, JobId, ServerId};
+use pcfarm_sql::connect::connect;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::{Portion, coming_problems, open_lanes};
-use pcfarm_sql::submit::{Begun, LoadError, Loading, NewProblem, Submission, Submitted, Target, at_once, by_query};
+use pcfarm_sql::submit::{
+    Begun, LoadError, Loading, NewProblem, Submission, Submitted, Target, at_once, by_query, work_of,
+};
 use pcfarm_sql::testing::{TestDatabase, database};
-use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{AsyncMessage, Client};
 
 async fn farm() -> (TestDatabase, Client, Pool) {
     let database = database().await;
@@ -242,19 +245,22 @@ async fn jobs_that_have_ended_or_are_not_there_are_refused_first() {
     client.batch_execute("create table later ()").await.expect("usable");
 }
 
+const SERVER: ServerId = ServerId(1);
+
 #[tokio::test]
 async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     let (_database, client, pool) = farm().await;
     let line = pool.get().await.expect("connected");
     let keyed = new_job(r#"{"idempotency_key": "k"}"#);
     let few: Vec<NewProblem> = (0..7).map(|n| problem(&n.to_string(), None)).collect();
-    let (done, fresh) = at_once(&line, &None, &keyed, Some(3), true, &few).await.expect("asked").expect("loaded");
+    let (done, fresh) =
+        at_once(&line, &None, &keyed, Some(3), true, &few, SERVER).await.expect("asked").expect("loaded");
     assert_eq!((done.problems, done.repeated), (7, false));
     // A server that hands it out without looking sees what it would have seen.
     let fresh = fresh.expect("open, so to be handed out");
     let [seen] = &open_lanes(&line).await.expect("looked")[..] else { panic!("one lane is open") };
     assert_eq!(format!("{:?}", fresh.lane), format!("{seen:?}"));
-    let portion = Portion { from: BatchOrder(0), problems: 100, bytes: 1 << 20, only_small: true };
+    let portion = Portion { from: BatchOrder(0), problems: 100, large: 100, bytes: 1 << 20, only_small: true };
     let coming = coming_problems(&line, seen, portion).await.expect("read");
     assert!(coming.to_the_end);
     assert_eq!(format!("{:?}", fresh.problems), format!("{:?}", coming.problems));
@@ -264,33 +270,68 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     assert_eq!(convoys(&client, done.job).await, convoys(&client, theirs).await);
     // One that nobody can have created before is open from the start: nobody can tell.
     let (unkeyed, fresh) =
-        at_once(&line, &None, &new_job("{}"), Some(3), true, &few).await.expect("asked").expect("loaded");
+        at_once(&line, &None, &new_job("{}"), Some(3), true, &few, SERVER).await.expect("asked").expect("loaded");
     assert!(fresh.is_some(), "it is open");
     assert_eq!(convoys(&client, unkeyed.job).await, convoys(&client, theirs).await);
     assert_eq!(life(&client, unkeyed.job).await, life(&client, theirs).await);
-    let (again, fresh) = at_once(&line, &None, &keyed, Some(3), true, &few).await.expect("asked").expect("repeated");
+    let (again, fresh) =
+        at_once(&line, &None, &keyed, Some(3), true, &few, SERVER).await.expect("asked").expect("repeated");
     assert_eq!(again, Submitted { job: done.job, problems: 0, repeated: true });
     assert!(fresh.is_none());
     let (more, fresh) =
-        at_once(&line, &None, &Target::Job(done.job), None, false, &few).await.expect("asked").expect("loaded");
+        at_once(&line, &None, &Target::Job(done.job), None, false, &few, SERVER).await.expect("asked").expect("loaded");
     assert_eq!((more.job, convoys(&client, more.job).await.len()), (done.job, 14));
     assert!(fresh.is_some(), "its job is open");
-    let (_, fresh) = at_once(&line, &None, &new_job("{}"), None, false, &few).await.expect("asked").expect("loaded");
+    let (_, fresh) =
+        at_once(&line, &None, &new_job("{}"), None, false, &few, SERVER).await.expect("asked").expect("loaded");
     assert!(fresh.is_none(), "its job is loading");
 
     let before = count(&client, "select count(*) from pcfarm.job").await;
     let broken = [NewProblem { payload: RawJson("{".into()), ..problem("b", None) }];
-    assert!(at_once(&line, &None, &new_job("{}"), None, true, &broken).await.expect("left").is_none());
+    assert!(at_once(&line, &None, &new_job("{}"), None, true, &broken, SERVER).await.expect("left").is_none());
     // Somebody who is slow has the key.
     let slow = loading(&pool, &new_job(r#"{"idempotency_key": "slow"}"#), 3).await;
     let taken = new_job(r#"{"idempotency_key": "slow"}"#);
-    assert!(at_once(&line, &None, &taken, None, true, &few).await.expect("left").is_none());
+    assert!(at_once(&line, &None, &taken, None, true, &few, SERVER).await.expect("left").is_none());
     drop(slow);
     assert_eq!(count(&client, "select count(*) from pcfarm.job").await, before);
-    match at_once(&line, &None, &Target::Job(JobId(77)), None, true, &few).await {
+    match at_once(&line, &None, &Target::Job(JobId(77)), None, true, &few, SERVER).await {
         Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&SqlState::NO_DATA_FOUND)),
         other => panic!("{other:?}"),
     }
+}
+
+/// Whoever has submitted something small to a server need not wait for that to be told of it; others have no other way.
+#[tokio::test]
+async fn of_a_small_submission_only_other_servers_are_told() {
+    let (database, client, pool) = farm().await;
+    let (listener, mut messages) = connect(&database.config()).await.expect("connected");
+    listener.batch_execute("listen pcfarm").await.expect("listening");
+    let starts = "insert into pcfarm.server (name, address, version) values ('s', 'a', 'v')";
+    let line = pool.get().await.expect("connected");
+    let mut submit = async |target: &Target, server: ServerId| -> String {
+        let few = [problem("a", None)];
+        at_once(&line, &None, target, None, true, &few, server).await.expect("asked").expect("loaded");
+        client.batch_execute("notify pcfarm, 'nothing more'").await.expect("told");
+        let mut told = Vec::new();
+        loop {
+            match messages.next().await {
+                Some(AsyncMessage::Notification(said)) if said.payload() == "nothing more" => return told.join(", "),
+                Some(AsyncMessage::Notification(said)) => told.push(said.payload().to_owned()),
+                Some(_) => {}
+                None => panic!("the connection ended"),
+            }
+        }
+    };
+    client.batch_execute(starts).await.expect("a server");
+    assert_eq!(submit(&new_job("{}"), SERVER).await, "", "nobody else runs");
+    client.batch_execute(starts).await.expect("another server");
+    assert_eq!(submit(&new_job("{}"), SERVER).await, work_of(SERVER));
+    client
+        .batch_execute("update pcfarm.server set stopped_at = clock_timestamp() where server_id <> 1")
+        .await
+        .expect("stopped");
+    assert_eq!(submit(&new_job("{}"), SERVER).await, "", "nobody else runs any more");
 }
 
 /// What is said of a job, but for when and which: its state and what happened to it.

@@ -4,9 +4,12 @@
 
 mod queue;
 
-use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, WorkstationId};
+use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, ServerId, WorkstationId};
 use pcfarm_sql::checkout::{self, Closing, HandOut, VerdictKind};
+use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::{self, OpenLane};
+use pcfarm_sql::pool::Lines;
+use pcfarm_sql::submit::{NewProblem, Target, at_once};
 use queue::{Held, Queue, Told, acceptance, at_last, backend, queue, take};
 use std::collections::BTreeMap;
 use tokio_postgres::Client;
@@ -61,6 +64,75 @@ fn accept_sql(held: &Held, told: &str) -> String {
         list(&|p| p.home_lane.to_string()),
         list(&|p| p.home_order.to_string()),
     )
+}
+
+/// Of what shares a connection hand-outs alone may be forgotten in a crash.
+#[tokio::test]
+async fn submissions_hand_outs_and_acceptances_share_a_connection_and_only_hand_outs_do_not_wait_for_the_disk() {
+    let queue = queue().await;
+    queue
+        .run(
+            "create table public.commits (what text, how text);
+             create function public.note_commit() returns trigger language plpgsql as $$
+             begin
+                 insert into public.commits values (tg_table_name, current_setting('synchronous_commit'));
+                 return null;
+             end $$;
+             create trigger note_commit after insert on pcfarm.job for each row execute function public.note_commit();
+             create trigger note_commit after insert on pcfarm.checkout for each row execute function public.note_commit();
+             create trigger note_commit after insert on pcfarm.result for each row execute function public.note_commit();",
+        )
+        .await;
+    let lines = Lines::new(queue.pool.clone(), 2);
+    let mut backends = Vec::new();
+    for _ in 0..2 {
+        let line = lines.take().await.expect("a line");
+        backends.push(backend(&line).await);
+        let target = Target::New { name: "n".into(), job_type: "t".into(), options: "{}".into() };
+        let problem = NewProblem { key: "k".into(), payload: RawJson("1".into()), group_key: None, details: None };
+        let submitted = at_once(&line, &None, &target, None, true, &[problem], ServerId(1)).await;
+        let (submitted, fresh) = submitted.expect("asked").expect("loaded");
+        lines.put(line);
+
+        let line = lines.take().await.expect("a line");
+        backends.push(backend(&line).await);
+        let held = take(&line, &fresh.expect("open").lane, 1, WorkstationId(1)).await.expect("handed out");
+        lines.put(line);
+
+        let line = lines.take().await.expect("a line");
+        backends.push(backend(&line).await);
+        let verdicts = checkout::accept(&line, "t", &acceptance(&[(&held, &[(0, Ok("1"))], true)])).await;
+        assert!(verdicts.expect("accepted")[0].closed);
+        lines.put(line);
+        assert_eq!(queue.end(submitted.job).await.as_deref(), Some("done"));
+    }
+    assert_eq!(backends, [backends[0]; 6]);
+    let commits = queue
+        .text("select string_agg(distinct what || ' ' || how, ', ' order by what || ' ' || how) from public.commits");
+    assert_eq!(commits.await, "checkout off, job on, result on");
+
+    // Of those that two have at a time both are kept, and the one used last is the next; one that is closed is nobody's.
+    let (one, two) = (lines.take().await.expect("a line"), lines.take().await.expect("another"));
+    let ids = (backend(&one).await, backend(&two).await);
+    lines.put(one);
+    lines.put(two);
+    let next = lines.take().await.expect("a line");
+    assert_eq!(backend(&next).await, ids.1);
+    let ends = next.batch_execute("select pg_terminate_backend(pg_backend_pid())").await;
+    ends.expect_err("it is gone");
+    while !next.is_closed() {
+        tokio::task::yield_now().await;
+    }
+    lines.put(next);
+    let next = lines.take().await.expect("a line");
+    assert_eq!(backend(&next).await, ids.0);
+    // Back in the pool it is planned for as ever.
+    drop(next);
+    let back = queue.server().await;
+    assert_eq!(backend(&back).await, ids.0);
+    let mode = back.query_one("show plan_cache_mode", &[]).await.expect("asked");
+    assert_eq!(mode.get::<_, &str>(0), "auto");
+    queue.check().await;
 }
 
 #[tokio::test]

@@ -16,11 +16,7 @@ use tokio_postgres::error::SqlState;
 use tracing::debug;
 
 /// Stores one job type's results.
-pub(super) async fn store(
-    farm: &Farm,
-    job_type: &JobType,
-    batch: &mut Batch,
-) -> anyhow::Result<Vec<Verdict>> {
+pub(super) async fn store(farm: &Farm, job_type: &JobType, batch: &mut Batch) -> anyhow::Result<Vec<Verdict>> {
     let mut verdicts = Vec::new();
     if job_type.writes_back {
         // An administrator's SQL runs there: the connection is reset before anybody else has it.

@@ -15,7 +15,7 @@ use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::lanes::{self, ComingProblem, OpenLane, Portion};
+use pcfarm_sql::lanes::{self, ComingProblem, OpenLane, Portion, SMALL_PAYLOAD_BYTES};
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::sharing;
 use pcfarm_sql::submit::Fresh;
@@ -39,6 +39,9 @@ const AHEAD_PROBLEMS_AT_ONCE: usize = 16_000;
 /// What a lane that is not next may keep of it: as much as a small submission brings.
 const AHEAD_KEPT_BYTES: usize = 32 << 10;
 
+/// Of problems with large payloads, until it is known how large they are as text.
+const AHEAD_LARGE: usize = 16;
+
 /// Most problems that one reading ahead is for, unless a convoy is larger.
 const AHEAD_PROBLEMS_LIMIT: usize = 20_000;
 
@@ -50,6 +53,7 @@ const READ_ON_TIMES: usize = 2;
 
 /// A convoy that is larger than this is not read: it would not fit anywhere.
 const CONVOY_PROBLEMS_LIMIT: usize = 200_000;
+const CONVOY_BYTES_LIMIT: usize = 512 << 20;
 
 pub struct Lane {
     pub open: Arc<OpenLane>,
@@ -58,6 +62,8 @@ pub struct Lane {
     next: BatchOrder,
     /// What is ahead goes to the end of the lane as it was when it was read.
     at_end: bool,
+    /// Of a problem that was read, on average, when any had a large payload.
+    large_bytes: Option<usize>,
 }
 
 #[derive(Default)]
@@ -292,7 +298,9 @@ impl Lanes {
                 continue;
             };
             let key = (open.job_id, open.lane_id);
-            let (ahead, at_end) = match before.remove(&key).or_else(|| self.aside.remove(&key)) {
+            let known = before.remove(&key).or_else(|| self.aside.remove(&key));
+            let large_bytes = known.as_ref().and_then(|lane| lane.large_bytes);
+            let (ahead, at_end) = match known {
                 Some(mut lane) if lane.next <= open.next_extraction => {
                     // What is visible in a lane never changes: another server has handed out the first of it.
                     lane.ahead.skip_to(open.next_extraction);
@@ -304,7 +312,7 @@ impl Lanes {
             };
             let candidate = self.candidate(&open, &job_type);
             self.ring.add(candidate.clone());
-            let lane = Lane { next: open.next_extraction, candidate, ahead, open: Arc::new(open), at_end };
+            let lane = Lane { next: open.next_extraction, candidate, ahead, open: Arc::new(open), at_end, large_bytes };
             self.lanes.insert(key, lane);
         }
         self.portion = self.portion();
@@ -363,7 +371,7 @@ impl Lanes {
         let mut ahead = Ahead::default();
         ahead.extend(problems, true);
         let next = open.next_extraction;
-        self.lanes.insert(key, Lane { next, candidate, ahead, open: Arc::new(open), at_end: true });
+        self.lanes.insert(key, Lane { next, candidate, ahead, open: Arc::new(open), at_end: true, large_bytes: None });
         farm.lane_in_sight(key.0);
         true
     }
@@ -452,16 +460,19 @@ impl Lane {
         // One more, by which a convoy that ends there is seen to be whole.
         let mut limit = missing.clamp(portion.0, AHEAD_PROBLEMS_LIMIT) + 1;
         let mut bytes = portion.1;
-        let mut only_small = true;
+        let mut large = self.large_bytes.map_or(AHEAD_LARGE, |each| (bytes / each).max(AHEAD_LARGE)) + 1;
+        let mut only_small = !self.open.came_back;
         loop {
             let from = self.ahead.end().unwrap_or(self.next);
-            let portion = Portion { from, problems: limit as i64, bytes: bytes as i64, only_small };
+            let portion =
+                Portion { from, problems: limit as i64, large: large as i64, bytes: bytes as i64, only_small };
             let coming = lanes::coming_problems(client, &self.open, portion)
                 .await
                 .with_context(|| format!("reading ahead in lane {} of job {}", self.open.lane_id, self.open.job_id))?;
             self.at_end = coming.to_the_end;
-            let any = !coming.problems.is_empty();
-            if self.ahead.extend(coming.problems, coming.to_the_end) || !any {
+            let read = coming.problems.len();
+            self.large_bytes = large_bytes(&coming.problems).or(self.large_bytes);
+            if self.ahead.extend(coming.problems, coming.to_the_end) || read == 0 {
                 return Ok(());
             }
             if only_small {
@@ -469,15 +480,27 @@ impl Lane {
                 continue;
             }
             // One convoy is larger than what was asked for: ask for more.
-            if limit >= CONVOY_PROBLEMS_LIMIT {
+            if read >= CONVOY_PROBLEMS_LIMIT || bytes >= CONVOY_BYTES_LIMIT {
                 error!(job_id = %self.open.job_id, lane_id = %self.open.lane_id, batch_order = %from,
-                    "this convoy has more than {CONVOY_PROBLEMS_LIMIT} problems and cannot be handed out");
+                    "this convoy has more than {CONVOY_PROBLEMS_LIMIT} problems or {CONVOY_BYTES_LIMIT} bytes and cannot \
+                     be handed out");
                 self.at_end = true;
                 return Ok(());
             }
-            (limit, bytes) = (limit * 4, bytes * 4);
+            if read < limit.min(large) {
+                bytes *= 4;
+            } else {
+                large *= 4;
+                limit = limit.max(large);
+            }
         }
     }
+}
+
+fn large_bytes(problems: &[ComingProblem]) -> Option<usize> {
+    let is_large = |problem: &ComingProblem| problem.payload.0.len() > SMALL_PAYLOAD_BYTES as usize;
+    let any = problems.iter().any(is_large);
+    any.then(|| problems.iter().map(ComingProblem::bytes).sum::<usize>() / problems.len())
 }
 
 #[cfg(test)]
@@ -527,8 +550,14 @@ mod tests {
             requirement: None,
             trace_parent: None,
         };
-        let mut lane =
-            Lane { open: Arc::new(open), candidate, ahead: Ahead::default(), next: BatchOrder(0), at_end: false };
+        let mut lane = Lane {
+            open: Arc::new(open),
+            candidate,
+            ahead: Ahead::default(),
+            next: BatchOrder(0),
+            at_end: false,
+            large_bytes: None,
+        };
         read(&mut lane, ahead);
         lane
     }

@@ -174,7 +174,8 @@ pub async fn take(
     convoys: usize,
     workstation_id: WorkstationId,
 ) -> Option<Held> {
-    let portion = Portion { from: lane.next_extraction, problems: 100_000, bytes: i64::MAX, only_small: true };
+    let portion =
+        Portion { from: lane.next_extraction, problems: 100_000, large: 100_000, bytes: i64::MAX, only_small: true };
     let coming = lanes::coming_problems(client, lane, portion).await.expect("coming");
     let mut problems = coming.problems;
     let mut orders: Vec<i64> = problems.iter().map(|p| p.batch_order.0).collect();
