@@ -646,7 +646,11 @@ begin
     where j.job_id = job
         and not exists (select from pcfarm.checkout c where c.job_id = job and c.ended_at is null)
         and not exists (select from pcfarm.delayed d where d.job_id = job)
-        and not exists (select from pcfarm.waits_for(job))
+        -- As pcfarm.waits_for has it, which would be planned anew with each call.
+        and not exists (
+            select from pcfarm.job_after a
+            join pcfarm.job b on b.job_id = a.after_job and b.state <> 'done' and not (a.ended and b.ended_at is not null)
+            where a.job_id = job)
         and not exists (
             select from pcfarm.lane l
             left join lateral (

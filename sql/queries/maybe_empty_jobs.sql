@@ -7,7 +7,11 @@ with handed_out as materialized (
         and not exists (
             select from pcfarm.lane l where l.job_id = j.job_id and not l.exhausted and l.kind <> 'retry')
         and not exists (select from pcfarm.delayed d where d.job_id = j.job_id)
-        and not exists (select from pcfarm.waits_for(j.job_id)))
+        -- As pcfarm.waits_for has it, which would be planned anew for each job.
+        and not exists (
+            select from pcfarm.job_after a
+            join pcfarm.job b on b.job_id = a.after_job and b.state <> 'done' and not (a.ended and b.ended_at is not null)
+            where a.job_id = j.job_id))
 select h.job_id from handed_out h
 cross join lateral (
     select count(*) as live from (
