@@ -50,6 +50,23 @@ async fn poison_is_contained(load: &str) {
     farm.check(&[job]).await;
 }
 
+/// As text it would be larger than anything that PostgreSQL makes. Its server says so, now and then, and goes on.
+#[tokio::test]
+async fn what_cannot_be_read_keeps_nobody_from_the_rest() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({})).await;
+    let query = "select 'k' as key, jsonb_agg('1e131071'::jsonb) as payload from generate_series(1, 8300)";
+    let unreadable = farm.submit("digest", query, 1).await;
+    let server = farm.serving("a", &[]).await;
+    let _agent = farm.working("one", &[&server]);
+    let readable = farm.submit_sleeps("digest", 100, 1, 1).await;
+    assert_eq!(farm.ended(readable, LONG).await, "done");
+    let log = server.program.log();
+    assert!(log.contains("cannot be read on"), "{log}");
+    assert_eq!(farm.number(&format!("select count(*) from pcfarm.checkout where job_id = {unreadable}")).await, 0);
+    farm.check(&[readable]).await;
+}
+
 #[tokio::test]
 async fn a_poisonous_problem_ends_failed_and_alone() {
     poison_is_contained(&format!("select pcfarm.load($job, $q$ select key, payload from ({PUZZLES}) p $q$, 50)")).await;

@@ -10,6 +10,7 @@ pub mod choose;
 pub mod convoys;
 mod lanes;
 mod queue;
+mod reading;
 pub mod requirement;
 mod send;
 pub mod size;
@@ -182,7 +183,7 @@ impl Dispatcher {
             return;
         }
         if !self.look_due {
-            // Its own notification may be on its way, of a process that this server does listen to; it can wait.
+            // What else there may be can wait.
             self.look_from = self.look_from.max(Instant::now() + FRESH_PAUSE);
         }
     }

@@ -50,7 +50,8 @@ pub struct Held {
 
 pub struct Farm {
     pub pool: Pool,
-    /// One for the dispatcher, [`deliver::LINES`] for the acceptor, one for small submissions.
+    /// One for the dispatcher, [`deliver::LINES`] for the acceptor, one for small submissions; what is put aside of deliveries takes
+    /// one now and then.
     pub lines: Lines,
     /// Who may do what.
     pub access: Arc<Access>,

@@ -35,7 +35,7 @@ const DEFAULT_CHECKOUT_PROBLEMS: u32 = 10_000;
 /// A dispatcher, the acceptor's lines, watching, upkeep and a few people; far below PostgreSQL's default of 100.
 const DEFAULT_POOL_SIZE: usize = 16;
 
-/// The dispatcher keeps two of them, the acceptor three, and four others one each: somebody has to have the rest.
+/// The dispatcher, the acceptor and submissions keep six of them, and three others one each: somebody has to have the rest.
 const LEAST_POOL_SIZE: usize = 12;
 
 /// Ten thousand workstations, people, and connections that their workstations have replaced but that nobody has closed

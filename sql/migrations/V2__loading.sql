@@ -851,6 +851,16 @@ end $$;
 
 create function pcfarm.open_job(job bigint)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if pcfarm.open_without_telling(job) then
+        perform pg_notify('pcfarm', 'work');
+    end if;
+end $$;
+comment on function pcfarm.open_job is 'Starts handing out a job that is loading. Open jobs stay open.';
+
+-- Returns whether it was opened by this.
+create function pcfarm.open_without_telling(job bigint)
+returns boolean language plpgsql as $$
 declare
     locked    pcfarm.job;
     own       bigint;
@@ -858,7 +868,7 @@ declare
 begin
     locked := pcfarm.lock_job(job);
     if locked.state in ('open', 'held') then
-        return;
+        return false;
     elsif locked.state <> 'loading' then
         perform pcfarm.wrong_state(locked, 'opened', 'It has ended; create a new job.');
     end if;
@@ -885,9 +895,8 @@ begin
     update pcfarm.job j set state = 'open', opened_at = clock_timestamp() where j.job_id = job;
     -- What this transaction copies from here on is too late, and must be checked again to be told so.
     perform set_config('pcfarm.job_being_copied', '', true);
-    perform pg_notify('pcfarm', 'work');
+    return true;
 end $$;
-comment on function pcfarm.open_job is 'Starts handing out a job that is loading. Open jobs stay open.';
 
 create function pcfarm.hold_job(job bigint)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -1088,7 +1097,7 @@ comment on function pcfarm.submit is
 -- same functions. A job is given by its id, or created. Whoever would have to wait is told so soon (lock_not_available):
 -- the caller's connection is wanted by others. Returns what its server needs to hand it out without looking: the lane, the
 -- payloads as they are stored, in order, and what the job's rows say; ready if it may be handed out now. That server knows by
--- this that there is work: only others are told, if there are any.
+-- this that there is work: only others are told, if any are heard.
 create type pcfarm.job_facts as (
     owner name, name text, job_type text, priority integer, deadline timestamptz, parameters jsonb, ready boolean,
     trace_parent text);
@@ -1143,7 +1152,7 @@ begin
     perform pcfarm.add_lanes(of_job,
         array[(into_lane, null, 0, false, cardinality(keys), (cardinality(keys) - 1) / convoy + 1)::pcfarm.packed_lane], false);
     if open and not is_new then
-        perform pcfarm.open_job(into_job);
+        perform pcfarm.open_without_telling(into_job);
         select j.* into of_job from pcfarm.job j where j.job_id = into_job;
     end if;
     facts := (of_job.owner, of_job.name, of_job.job_type, of_job.priority, of_job.deadline, of_job.parameters, false,
@@ -1154,7 +1163,10 @@ begin
             and not exists (
                 select from pcfarm.job_type t where t.name = of_job.job_type
                     and (t.suspended_since is not null or t.requirement is not null or t.labels <> '{}')),
-        exists (select from pcfarm.server s where s.server_id <> server and s.stopped_at is null)
+        exists (
+            select from pcfarm.server s where s.server_id <> server and s.stopped_at is null
+                -- One that was killed never says that it stops.
+                and s.heard_at > clock_timestamp() - interval '1 minute')
     into facts.ready, others;
     if facts.ready and (not is_new or options <> '{}') then
         facts.ready := not exists (select from pcfarm.job_after a where a.job_id = into_job)

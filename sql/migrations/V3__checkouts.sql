@@ -282,7 +282,7 @@ begin
             group by 1) k on k.position = n;
     end if;
 
-    if job_type.write_back is not null then
+    if job_type.write_back is not null and cardinality(positions) > 0 then
         -- The caller's plans go by index alone. This statement is not ours, and may read what it likes as it likes.
         perform set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
             set_config('enable_mergejoin', 'on', true);
@@ -292,7 +292,7 @@ begin
         from pcfarm.bring_more(type, job_type.write_back is not null, jobs, checkout_ids, positions, problem_ids, keys,
             solutions, more) f;
     end if;
-    if job_type.write_back is not null then
+    if job_type.write_back is not null and cardinality(positions) > 0 then
         select array_agg(s.n order by s.n) into alike
         from unnest(positions, problem_ids) with ordinality as s(position, problem_id, n)
         where more is null or not exists (

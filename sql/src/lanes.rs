@@ -115,6 +115,8 @@ pub struct Coming {
     pub problems: Vec<ComingProblem>,
     /// They go to the lane's present end; otherwise the last convoy may be cut.
     pub to_the_end: bool,
+    /// Not only small ones were looked for.
+    pub by_size: bool,
 }
 
 /// How much to read of a lane.
@@ -123,7 +125,7 @@ pub struct Portion {
     pub from: BatchOrder,
     /// Most problems.
     pub problems: i64,
-    /// Most of them where payloads are large: what they are as text is not known before they are read.
+    /// Most of them where they are not only small ones: how large they are as text is not known before they are read.
     pub large: i64,
     /// About how many bytes.
     pub bytes: i64,
@@ -173,7 +175,7 @@ async fn coming_large(
         }
     }
     let to_the_end = looked_at < limit && problems.all.len() as i64 == looked_at;
-    Ok(Coming { problems: problems.all, to_the_end })
+    Ok(Coming { problems: problems.all, to_the_end, by_size: true })
 }
 
 /// Problems of about so many bytes, and never less than one.
@@ -216,7 +218,7 @@ async fn coming_small(client: &ClientWrapper, lane: &OpenLane, portion: Portion)
         }
     }
     let to_the_end = !cut_short && (problems.all.len() as i64) < limit;
-    Ok(Coming { problems: problems.all, to_the_end })
+    Ok(Coming { problems: problems.all, to_the_end, by_size: false })
 }
 
 fn coming_problem(lane: &OpenLane, row: &Row, payload: RawJson) -> Result<ComingProblem, Error> {

@@ -1,6 +1,6 @@
 //! The pool of connections, with a deadline on everything that can wait, and the check of the server behind it.
-//! Session settings go into the startup packet instead of `SET`, so that `RESET ALL`, which every acceptance runs after an
-//! administrator's write-back, returns to them. A pooler that drops startup options (PgBouncer) is therefore no place to
+//! Session settings that matter go into the startup packet instead of `SET`, so that `RESET ALL`, which every acceptance runs
+//! after an administrator's write-back, returns to them. A pooler that drops startup options (PgBouncer) is therefore no place to
 //! connect to; LISTEN would not work there either.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +11,7 @@ use deadpool_postgres::{
     ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolBuilder, PoolError, QueueMode,
     RecyclingMethod, Runtime,
 };
+use tokio::sync::Notify;
 use tokio_postgres::config::LoadBalanceHosts;
 use tokio_postgres::{Client, Config, NoTls};
 
@@ -246,36 +247,46 @@ impl Kept {
 /// reset at each use, and whoever comes has the one that was used last: a problem's submission, hand-out and acceptance
 /// follow each other, and where one process of PostgreSQL serves them all, its memory is in the processor's caches.
 ///
-/// So many are kept as its users take at the same time, so that none of them waits for the pool once they are there.
+/// So many are kept as its users take at the same time. Who finds none waits for one that comes back or one of the pool.
 #[derive(Clone, Debug)]
 pub struct Lines {
     pool: Pool,
     most: usize,
     idle: Arc<Mutex<Vec<Object>>>,
+    /// One has come back.
+    back: Arc<Notify>,
 }
 
 impl Lines {
     pub fn new(pool: Pool, most: usize) -> Lines {
-        Lines { pool, most, idle: Arc::default() }
+        Lines { pool, most, idle: Arc::default(), back: Arc::default() }
     }
 
     /// The one that was put back last. Who does not put it back has failed on it: then the pool looks at it before anybody
     /// has it again.
     pub async fn take(&self) -> Result<Object, PoolError> {
-        while let Some(client) = self.idle().pop() {
-            if !client.is_closed() {
-                return Ok(client);
+        loop {
+            while let Some(client) = self.idle().pop() {
+                if !client.is_closed() {
+                    return Ok(client);
+                }
+            }
+            tokio::select! {
+                client = self.pool.get() => {
+                    let client = client?;
+                    client.batch_execute(OF_LINES).await.map_err(PoolError::Backend)?;
+                    return Ok(client);
+                }
+                () = self.back.notified() => {}
             }
         }
-        let client = self.pool.get().await?;
-        client.batch_execute(OF_LINES).await.map_err(PoolError::Backend)?;
-        Ok(client)
     }
 
     pub fn put(&self, client: Object) {
         let mut idle = self.idle();
         if idle.len() < self.most {
             idle.push(client);
+            self.back.notify_one();
         }
     }
 

@@ -183,20 +183,27 @@ pub struct Fresh {
     pub problems: Vec<ComingProblem>,
 }
 
+/// A few plain problems.
+#[derive(Clone, Copy, Debug)]
+pub struct Small<'a> {
+    pub by: &'a By,
+    pub target: &'a Target,
+    pub convoy: Option<u32>,
+    pub open: bool,
+    pub problems: &'a [NewProblem],
+}
+
 /// Loads a few plain problems in one call, where [`Loading`] takes a connection of its own and a dozen. None:
 /// nothing was loaded, because the database refused a problem, or because somebody else is in the way. [`Loading`] says
 /// which problem it was, and waits. With it comes the new lane, if it may be handed out now. Other servers than this one are
 /// told that there is work ([`work_of`]).
 pub async fn at_once(
     client: &ClientWrapper,
-    by: &By,
-    target: &Target,
-    convoy: Option<u32>,
-    open: bool,
-    problems: &[NewProblem],
     server_id: ServerId,
+    small: &Small<'_>,
 ) -> Result<Option<(Submitted, Option<Fresh>)>, LoadError> {
-    let convoy = sensible(convoy)? as i32;
+    let Small { by, target, open, problems, .. } = small;
+    let convoy = sensible(small.convoy)? as i32;
     if planted(Bug::AnswersBeforeCommit) {
         return Ok(None);
     }

@@ -7,7 +7,7 @@ use pcfarm_sql::connect::connect;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::{Portion, coming_problems, open_lanes};
 use pcfarm_sql::submit::{
-    Begun, LoadError, Loading, NewProblem, Submission, Submitted, Target, at_once, by_query, work_of,
+    Begun, LoadError, Loading, NewProblem, Small, Submission, Submitted, Target, at_once, by_query, work_of,
 };
 use pcfarm_sql::testing::{TestDatabase, database};
 use tokio_postgres::error::SqlState;
@@ -247,6 +247,10 @@ async fn jobs_that_have_ended_or_are_not_there_are_refused_first() {
 
 const SERVER: ServerId = ServerId(1);
 
+fn small<'a>(target: &'a Target, convoy: Option<u32>, open: bool, problems: &'a [NewProblem]) -> Small<'a> {
+    Small { by: &None, target, convoy, open, problems }
+}
+
 #[tokio::test]
 async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     let (_database, client, pool) = farm().await;
@@ -254,7 +258,7 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     let keyed = new_job(r#"{"idempotency_key": "k"}"#);
     let few: Vec<NewProblem> = (0..7).map(|n| problem(&n.to_string(), None)).collect();
     let (done, fresh) =
-        at_once(&line, &None, &keyed, Some(3), true, &few, SERVER).await.expect("asked").expect("loaded");
+        at_once(&line, SERVER, &small(&keyed, Some(3), true, &few)).await.expect("asked").expect("loaded");
     assert_eq!((done.problems, done.repeated), (7, false));
     // A server that hands it out without looking sees what it would have seen.
     let fresh = fresh.expect("open, so to be handed out");
@@ -270,32 +274,34 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     assert_eq!(convoys(&client, done.job).await, convoys(&client, theirs).await);
     // One that nobody can have created before is open from the start: nobody can tell.
     let (unkeyed, fresh) =
-        at_once(&line, &None, &new_job("{}"), Some(3), true, &few, SERVER).await.expect("asked").expect("loaded");
+        at_once(&line, SERVER, &small(&new_job("{}"), Some(3), true, &few)).await.expect("asked").expect("loaded");
     assert!(fresh.is_some(), "it is open");
     assert_eq!(convoys(&client, unkeyed.job).await, convoys(&client, theirs).await);
     assert_eq!(life(&client, unkeyed.job).await, life(&client, theirs).await);
     let (again, fresh) =
-        at_once(&line, &None, &keyed, Some(3), true, &few, SERVER).await.expect("asked").expect("repeated");
+        at_once(&line, SERVER, &small(&keyed, Some(3), true, &few)).await.expect("asked").expect("repeated");
     assert_eq!(again, Submitted { job: done.job, problems: 0, repeated: true });
     assert!(fresh.is_none());
-    let (more, fresh) =
-        at_once(&line, &None, &Target::Job(done.job), None, false, &few, SERVER).await.expect("asked").expect("loaded");
+    let (more, fresh) = at_once(&line, SERVER, &small(&Target::Job(done.job), None, false, &few))
+        .await
+        .expect("asked")
+        .expect("loaded");
     assert_eq!((more.job, convoys(&client, more.job).await.len()), (done.job, 14));
     assert!(fresh.is_some(), "its job is open");
     let (_, fresh) =
-        at_once(&line, &None, &new_job("{}"), None, false, &few, SERVER).await.expect("asked").expect("loaded");
+        at_once(&line, SERVER, &small(&new_job("{}"), None, false, &few)).await.expect("asked").expect("loaded");
     assert!(fresh.is_none(), "its job is loading");
 
     let before = count(&client, "select count(*) from pcfarm.job").await;
     let broken = [NewProblem { payload: RawJson("{".into()), ..problem("b", None) }];
-    assert!(at_once(&line, &None, &new_job("{}"), None, true, &broken, SERVER).await.expect("left").is_none());
+    assert!(at_once(&line, SERVER, &small(&new_job("{}"), None, true, &broken)).await.expect("left").is_none());
     // Somebody who is slow has the key.
     let slow = loading(&pool, &new_job(r#"{"idempotency_key": "slow"}"#), 3).await;
     let taken = new_job(r#"{"idempotency_key": "slow"}"#);
-    assert!(at_once(&line, &None, &taken, None, true, &few, SERVER).await.expect("left").is_none());
+    assert!(at_once(&line, SERVER, &small(&taken, None, true, &few)).await.expect("left").is_none());
     drop(slow);
     assert_eq!(count(&client, "select count(*) from pcfarm.job").await, before);
-    match at_once(&line, &None, &Target::Job(JobId(77)), None, true, &few, SERVER).await {
+    match at_once(&line, SERVER, &small(&Target::Job(JobId(77)), None, true, &few)).await {
         Err(LoadError::Database(error)) => assert_eq!(error.code(), Some(&SqlState::NO_DATA_FOUND)),
         other => panic!("{other:?}"),
     }
@@ -311,7 +317,7 @@ async fn of_a_small_submission_only_other_servers_are_told() {
     let line = pool.get().await.expect("connected");
     let mut submit = async |target: &Target, server: ServerId| -> String {
         let few = [problem("a", None)];
-        at_once(&line, &None, target, None, true, &few, server).await.expect("asked").expect("loaded");
+        at_once(&line, server, &small(target, None, true, &few)).await.expect("asked").expect("loaded");
         client.batch_execute("notify pcfarm, 'nothing more'").await.expect("told");
         let mut told = Vec::new();
         loop {
@@ -323,15 +329,22 @@ async fn of_a_small_submission_only_other_servers_are_told() {
             }
         }
     };
+    let keyed = |n: i32| new_job(&format!("{{\"idempotency_key\": \"{n}\"}}"));
+    let empty: i64 = client.query_one("select pcfarm.create_job('n', 't')", &[]).await.expect("created").get(0);
     client.batch_execute(starts).await.expect("a server");
-    assert_eq!(submit(&new_job("{}"), SERVER).await, "", "nobody else runs");
+    for target in [new_job("{}"), keyed(1), Target::Job(JobId(empty)), Target::Job(JobId(empty))] {
+        assert_eq!(submit(&target, SERVER).await, "", "nobody else runs");
+    }
     client.batch_execute(starts).await.expect("another server");
-    assert_eq!(submit(&new_job("{}"), SERVER).await, work_of(SERVER));
-    client
-        .batch_execute("update pcfarm.server set stopped_at = clock_timestamp() where server_id <> 1")
-        .await
-        .expect("stopped");
-    assert_eq!(submit(&new_job("{}"), SERVER).await, "", "nobody else runs any more");
+    for target in [new_job("{}"), keyed(2), Target::Job(JobId(empty))] {
+        assert_eq!(submit(&target, SERVER).await, work_of(SERVER));
+    }
+    for ends in
+        ["stopped_at = clock_timestamp()", "stopped_at = null, heard_at = clock_timestamp() - interval '1 hour'"]
+    {
+        client.batch_execute(&format!("update pcfarm.server set {ends} where server_id <> 1")).await.expect("it ended");
+        assert_eq!(submit(&new_job("{}"), SERVER).await, "", "nobody else runs any more: {ends}");
+    }
 }
 
 /// What is said of a job, but for when and which: its state and what happened to it.

@@ -9,7 +9,7 @@ use pcfarm_sql::checkout::{self, Closing, HandOut, VerdictKind};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::{self, OpenLane};
 use pcfarm_sql::pool::Lines;
-use pcfarm_sql::submit::{NewProblem, Target, at_once};
+use pcfarm_sql::submit::{NewProblem, Small, Target, at_once};
 use queue::{Held, Queue, Told, acceptance, at_last, backend, queue, take};
 use std::collections::BTreeMap;
 use tokio_postgres::Client;
@@ -90,7 +90,8 @@ async fn submissions_hand_outs_and_acceptances_share_a_connection_and_only_hand_
         backends.push(backend(&line).await);
         let target = Target::New { name: "n".into(), job_type: "t".into(), options: "{}".into() };
         let problem = NewProblem { key: "k".into(), payload: RawJson("1".into()), group_key: None, details: None };
-        let submitted = at_once(&line, &None, &target, None, true, &[problem], ServerId(1)).await;
+        let small = Small { by: &None, target: &target, convoy: None, open: true, problems: &[problem] };
+        let submitted = at_once(&line, ServerId(1), &small).await;
         let (submitted, fresh) = submitted.expect("asked").expect("loaded");
         lines.put(line);
 
@@ -110,6 +111,15 @@ async fn submissions_hand_outs_and_acceptances_share_a_connection_and_only_hand_
     let commits = queue
         .text("select string_agg(distinct what || ' ' || how, ', ' order by what || ' ' || how) from public.commits");
     assert_eq!(commits.await, "checkout off, job on, result on");
+
+    // Under limits, of which none must be given out twice, they do wait.
+    let job = queue.job(1, 1).await;
+    let lane = queue.lane(job, false).await.expect("a lane");
+    queue.run("truncate public.commits").await;
+    let line = lines.take().await.expect("a line");
+    assert_eq!(made(checkout::check_out_within_limits(&line, &[hand_out(&lane, 0, 1, 1)]).await), (1, 1));
+    lines.put(line);
+    assert_eq!(queue.text("select string_agg(what || ' ' || how, ', ') from public.commits").await, "checkout on");
 
     // Of those that two have at a time both are kept, and the one used last is the next; one that is closed is nobody's.
     let (one, two) = (lines.take().await.expect("a line"), lines.take().await.expect("another"));

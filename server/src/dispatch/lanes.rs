@@ -5,23 +5,27 @@
 
 use super::choose::{Candidate, Choice, Profile, Ring, Room, Rooms, Share};
 use super::convoys::{Ahead, Taken};
+use super::reading::{Reading, TooLarge};
 use super::requirement::{RequirementId, Requirements};
 use crate::farm::Farm;
 use crate::session::Session;
 use anyhow::Context;
 use deadpool_postgres::ClientWrapper;
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::lanes::{self, ComingProblem, OpenLane, Portion, SMALL_PAYLOAD_BYTES};
+use pcfarm_sql::lanes::{self, ComingProblem, OpenLane};
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::sharing;
 use pcfarm_sql::submit::Fresh;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_postgres::error::SqlState;
 use tracing::error;
 
 pub type LaneKey = (JobId, LaneId);
@@ -39,21 +43,16 @@ const AHEAD_PROBLEMS_AT_ONCE: usize = 16_000;
 /// What a lane that is not next may keep of it: as much as a small submission brings.
 const AHEAD_KEPT_BYTES: usize = 32 << 10;
 
-/// Of problems with large payloads, until it is known how large they are as text.
-const AHEAD_LARGE: usize = 16;
-
-/// Most problems that one reading ahead is for, unless a convoy is larger.
-const AHEAD_PROBLEMS_LIMIT: usize = 20_000;
-
 /// Lanes that are read while a call commits.
 const READ_AT_ONCE: usize = 32;
 
 /// How many times as much as is handed out meanwhile.
 const READ_ON_TIMES: usize = 2;
 
-/// A convoy that is larger than this is not read: it would not fit anywhere.
-const CONVOY_PROBLEMS_LIMIT: usize = 200_000;
-const CONVOY_BYTES_LIMIT: usize = 512 << 20;
+/// A lane that cannot be read is tried again after so long, twice as long each time: to find that out may take as long as a
+/// statement may, and nobody is served meanwhile.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
+const UNREADABLE_PAUSE_LIMIT: Duration = Duration::from_secs(600);
 
 pub struct Lane {
     pub open: Arc<OpenLane>,
@@ -62,8 +61,15 @@ pub struct Lane {
     next: BatchOrder,
     /// What is ahead goes to the end of the lane as it was when it was read.
     at_end: bool,
-    /// Of a problem that was read, on average, when any had a large payload.
-    large_bytes: Option<usize>,
+    /// Of a problem, on average, when not only small ones were read.
+    bytes_each: Option<usize>,
+}
+
+/// A lane that cannot be read from where it stands.
+struct Unreadable {
+    at: BatchOrder,
+    until: Instant,
+    pause: Duration,
 }
 
 #[derive(Default)]
@@ -79,6 +85,7 @@ pub struct Lanes {
     priorities: HashMap<Arc<str>, i32>,
     /// Those of lanes in sight, and of some that were.
     requirements: Requirements,
+    unreadable: HashMap<LaneKey, Unreadable>,
     /// Somebody would have been served but for a limit.
     short_of_room: Cell<bool>,
     looked: bool,
@@ -229,18 +236,49 @@ impl Lanes {
         let client = line.client().await.context("getting a connection")?;
         let (problems, bytes) = self.portion;
         let portion = (problems.min((AHEAD_PROBLEMS_AT_ONCE / wanted.len()).max(AHEAD_PROBLEMS_EACH)), bytes);
-        let lanes = self.lanes.iter_mut().filter_map(|(key, lane)| Some((lane, *wanted.get(key)?)));
-        try_join_all(lanes.map(|(lane, wanted)| lane.read_ahead(client, wanted, portion))).await?;
+        let lanes = self.lanes.iter_mut().filter_map(|(key, lane)| Some((*key, lane, *wanted.get(key)?)));
+        let reading = lanes.map(async |(key, lane, wanted)| {
+            let at = lane.end();
+            match self.unreadable.get(&key) {
+                Some(unreadable) if unreadable.holds(at) => (key, at, Ok(false)),
+                _ => (key, at, lane.read_ahead(client, wanted, portion).await.map(|()| true)),
+            }
+        });
+        for (key, at, outcome) in join_all(reading).await {
+            self.note_reading(key, at, outcome)?;
+        }
         Ok(())
     }
 
     /// Reads on in one lane.
     pub async fn read_ahead(&mut self, key: &LaneKey, line: &mut Kept, wanted: usize) -> anyhow::Result<()> {
         let client = line.client().await.context("getting a connection")?;
-        match self.lanes.get_mut(key) {
-            Some(lane) => lane.read_ahead(client, wanted, self.portion).await,
-            None => Ok(()),
+        let Some(lane) = self.lanes.get_mut(key) else { return Ok(()) };
+        let at = lane.end();
+        let outcome = match self.unreadable.get(key) {
+            Some(unreadable) if unreadable.holds(at) => Ok(false),
+            _ => lane.read_ahead(client, wanted, self.portion).await.map(|()| true),
+        };
+        self.note_reading(*key, at, outcome)
+    }
+
+    /// Of a lane that was read on from there, or that was not tried. What one lane holds keeps nobody from the others.
+    fn note_reading(&mut self, key: LaneKey, at: BatchOrder, outcome: anyhow::Result<bool>) -> anyhow::Result<()> {
+        let lane = self.lanes.get_mut(&key);
+        match outcome {
+            Ok(true) => _ = self.unreadable.remove(&key),
+            Ok(false) => lane.into_iter().for_each(|lane| lane.at_end = true),
+            Err(error) if is_of_its_data(&error) => {
+                let before = self.unreadable.get(&key).filter(|before| before.at == at);
+                let pause = before.map_or(UNREADABLE_PAUSE, |before| (before.pause * 2).min(UNREADABLE_PAUSE_LIMIT));
+                error!(error = format!("{error:#}"), job_id = %key.0, lane_id = %key.1, batch_order = %at, ?pause,
+                    "this lane cannot be read on: the others are served");
+                self.unreadable.insert(key, Unreadable { at, until: Instant::now() + pause, pause });
+                lane.into_iter().for_each(|lane| lane.at_end = true);
+            }
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     pub fn get_mut(&mut self, key: &LaneKey) -> Option<&mut Lane> {
@@ -299,7 +337,7 @@ impl Lanes {
             };
             let key = (open.job_id, open.lane_id);
             let known = before.remove(&key).or_else(|| self.aside.remove(&key));
-            let large_bytes = known.as_ref().and_then(|lane| lane.large_bytes);
+            let bytes_each = known.as_ref().and_then(|lane| lane.bytes_each);
             let (ahead, at_end) = match known {
                 Some(mut lane) if lane.next <= open.next_extraction => {
                     // What is visible in a lane never changes: another server has handed out the first of it.
@@ -312,9 +350,10 @@ impl Lanes {
             };
             let candidate = self.candidate(&open, &job_type);
             self.ring.add(candidate.clone());
-            let lane = Lane { next: open.next_extraction, candidate, ahead, open: Arc::new(open), at_end, large_bytes };
+            let lane = Lane { next: open.next_extraction, candidate, ahead, open: Arc::new(open), at_end, bytes_each };
             self.lanes.insert(key, lane);
         }
+        self.unreadable.retain(|key, _| self.lanes.contains_key(key));
         self.portion = self.portion();
         let next: HashSet<LaneKey> = self.coming().map(|(key, ..)| key).collect();
         for (key, lane) in &mut self.lanes {
@@ -371,7 +410,7 @@ impl Lanes {
         let mut ahead = Ahead::default();
         ahead.extend(problems, true);
         let next = open.next_extraction;
-        self.lanes.insert(key, Lane { next, candidate, ahead, open: Arc::new(open), at_end: true, large_bytes: None });
+        self.lanes.insert(key, Lane { next, candidate, ahead, open: Arc::new(open), at_end: true, bytes_each: None });
         farm.lane_in_sight(key.0);
         true
     }
@@ -410,6 +449,11 @@ impl Lane {
     /// Where the next checkout starts.
     pub fn next(&self) -> BatchOrder {
         self.next
+    }
+
+    /// Where it is read on.
+    fn end(&self) -> BatchOrder {
+        self.ahead.end().unwrap_or(self.next)
     }
 
     /// About how many problems are still to be handed out.
@@ -457,50 +501,36 @@ impl Lane {
         portion: (usize, usize),
     ) -> anyhow::Result<()> {
         let missing = wanted.saturating_sub(self.ahead.problems());
-        // One more, by which a convoy that ends there is seen to be whole.
-        let mut limit = missing.clamp(portion.0, AHEAD_PROBLEMS_LIMIT) + 1;
-        let mut bytes = portion.1;
-        let mut large = self.large_bytes.map_or(AHEAD_LARGE, |each| (bytes / each).max(AHEAD_LARGE)) + 1;
-        let mut only_small = !self.open.came_back;
+        let mut reading = Reading::first(missing, portion, self.bytes_each, self.open.came_back);
         loop {
-            let from = self.ahead.end().unwrap_or(self.next);
-            let portion =
-                Portion { from, problems: limit as i64, large: large as i64, bytes: bytes as i64, only_small };
-            let coming = lanes::coming_problems(client, &self.open, portion)
+            let coming = lanes::coming_problems(client, &self.open, reading.portion(self.end()))
                 .await
                 .with_context(|| format!("reading ahead in lane {} of job {}", self.open.lane_id, self.open.job_id))?;
             self.at_end = coming.to_the_end;
-            let read = coming.problems.len();
-            self.large_bytes = large_bytes(&coming.problems).or(self.large_bytes);
+            let (read, by_size) = (coming.problems.len(), coming.by_size);
+            if by_size && read > 0 {
+                self.bytes_each = Some(coming.problems.iter().map(ComingProblem::bytes).sum::<usize>() / read);
+            }
             if self.ahead.extend(coming.problems, coming.to_the_end) || read == 0 {
                 return Ok(());
             }
-            if only_small {
-                only_small = false;
-                continue;
-            }
-            // One convoy is larger than what was asked for: ask for more.
-            if read >= CONVOY_PROBLEMS_LIMIT || bytes >= CONVOY_BYTES_LIMIT {
-                error!(job_id = %self.open.job_id, lane_id = %self.open.lane_id, batch_order = %from,
-                    "this convoy has more than {CONVOY_PROBLEMS_LIMIT} problems or {CONVOY_BYTES_LIMIT} bytes and cannot \
-                     be handed out");
-                self.at_end = true;
-                return Ok(());
-            }
-            if read < limit.min(large) {
-                bytes *= 4;
-            } else {
-                large *= 4;
-                limit = limit.max(large);
-            }
+            reading = reading.more(read, by_size)?;
         }
     }
 }
 
-fn large_bytes(problems: &[ComingProblem]) -> Option<usize> {
-    let is_large = |problem: &ComingProblem| problem.payload.0.len() > SMALL_PAYLOAD_BYTES as usize;
-    let any = problems.iter().any(is_large);
-    any.then(|| problems.iter().map(ComingProblem::bytes).sum::<usize>() / problems.len())
+impl Unreadable {
+    /// It is not to be tried from there yet.
+    fn holds(&self, at: BatchOrder) -> bool {
+        self.at == at && Instant::now() < self.until
+    }
+}
+
+/// The database has answered, and what is wrong is what the lane holds, or how long it takes to read that.
+fn is_of_its_data(error: &anyhow::Error) -> bool {
+    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
+    error.is::<TooLarge>()
+        || code.is_some_and(|code| *code == SqlState::QUERY_CANCELED || matches!(&code.code()[..2], "22" | "54" | "XX"))
 }
 
 #[cfg(test)]
@@ -556,7 +586,7 @@ mod tests {
             ahead: Ahead::default(),
             next: BatchOrder(0),
             at_end: false,
-            large_bytes: None,
+            bytes_each: None,
         };
         read(&mut lane, ahead);
         lane

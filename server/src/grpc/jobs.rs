@@ -64,7 +64,7 @@ impl JobsApi {
             submitted = self.submissions.submitted(caller, messages) => submitted?,
             () = self.stopping.cancelled() => return Err(stopping()),
         };
-        // Sooner than by notification. Full means that the dispatcher has been told often enough.
+        // It hears no notification of this. Full means that the dispatcher has been told often enough.
         drop(self.farm.dispatcher.try_send(news));
         Ok(SubmitResponse { job_id: submitted.job.0, problems: submitted.problems, repeated: submitted.repeated })
     }

@@ -24,7 +24,7 @@ use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use pcfarm_sql::pool::{Epoch, Lines};
 use pcfarm_sql::submissions::Attempt;
-use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Submitted, Target};
+use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Small, Submitted, Target};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -118,10 +118,12 @@ impl Submissions {
         };
         let client = client.map_err(status_code::of_pool)?;
         let began = Instant::now();
-        let Wanted { by, target, convoy, open, .. } = wanted;
-        let submitted = submit::at_once(&client, by, target, *convoy, *open, problems, self.server_id).await;
+        let small =
+            Small { by: &wanted.by, target: &wanted.target, convoy: wanted.convoy, open: wanted.open, problems };
+        let submitted = submit::at_once(&client, self.server_id, &small).await;
         instruments::timed("submit", began);
-        if line.is_some() && submitted.is_ok() {
+        // One that has refused something is as good as before.
+        if line.is_some() && !client.is_closed() {
             self.lines.put(client);
         }
         submitted.map_err(status_code::of_load)
