@@ -5,7 +5,7 @@ use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::{JobId, LaneId};
-use pcfarm_sql::pool::Kept;
+use pcfarm_sql::pool::{Kept, Lines};
 use pcfarm_sql::{files, fleet, profiles, upkeep};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,10 @@ const SWEEP: Duration = Duration::from_secs(1);
 const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 const SWEEP_PAUSE_FACTOR: u32 = 30;
 
-/// What nudges a sweep is about to hand out or has just accepted: that goes first.
+/// What nudges a sweep is about to hand out or has just accepted, and what was just submitted will be: that goes first, but a
+/// sweep waits no longer than this until nothing of it is under way.
 const SWEEP_DELAY: Duration = Duration::from_millis(5);
+const SWEEP_PATIENCE: Duration = Duration::from_millis(50);
 
 /// Jobs that end in one transaction: until it commits, nothing is loaded into them.
 const JOBS_AT_ONCE: usize = 50;
@@ -41,8 +43,9 @@ pub async fn sweep(farm: Arc<Farm>) {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
             _ = tick.tick() => {}
-            () = farm.upkeep.notified() => tokio::time::sleep(SWEEP_DELAY).await,
+            () = farm.upkeep.notified() => {}
         }
+        quiet(&farm.lines).await;
         let began = Instant::now();
         if let Err(error) = end_jobs(&farm, &mut line).await {
             warn!(error = format!("{error:#}"), "ending jobs failed: trying again");
@@ -56,6 +59,16 @@ pub async fn sweep(farm: Arc<Farm>) {
             }
         }
         farm.stopping.run_until_cancelled(tokio::time::sleep(pause)).await;
+    }
+}
+
+/// Returns when nothing is being submitted, handed out or accepted, or when that has been waited for long enough.
+async fn quiet(lines: &Lines) {
+    let until = Instant::now() + SWEEP_PATIENCE;
+    while let Some(left) = SWEEP_DELAY.checked_sub(lines.quiet_for())
+        && Instant::now() < until
+    {
+        tokio::time::sleep(left).await;
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deadpool_postgres::{
     ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolBuilder, PoolError, QueueMode,
@@ -252,21 +252,28 @@ impl Kept {
 pub struct Lines {
     pool: Pool,
     most: usize,
-    idle: Arc<Mutex<Vec<Object>>>,
+    state: Arc<Mutex<LinesState>>,
     /// One has come back.
     back: Arc<Notify>,
 }
 
+#[derive(Debug, Default)]
+struct LinesState {
+    idle: Vec<Object>,
+    /// When one was taken or put back last.
+    used_at: Option<Instant>,
+}
+
 impl Lines {
     pub fn new(pool: Pool, most: usize) -> Lines {
-        Lines { pool, most, idle: Arc::default(), back: Arc::default() }
+        Lines { pool, most, state: Arc::default(), back: Arc::default() }
     }
 
     /// The one that was put back last. Who does not put it back has failed on it: then the pool looks at it before anybody
     /// has it again.
     pub async fn take(&self) -> Result<Object, PoolError> {
         loop {
-            while let Some(client) = self.idle().pop() {
+            while let Some(client) = self.used().idle.pop() {
                 if !client.is_closed() {
                     return Ok(client);
                 }
@@ -283,15 +290,27 @@ impl Lines {
     }
 
     pub fn put(&self, client: Object) {
-        let mut idle = self.idle();
-        if idle.len() < self.most {
-            idle.push(client);
+        let mut state = self.used();
+        if state.idle.len() < self.most {
+            state.idle.push(client);
             self.back.notify_one();
         }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Object>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How long none was taken or put back: a submission is followed by its hand-out, and that by results, and what can wait
+    /// would be in their way.
+    pub fn quiet_for(&self) -> Duration {
+        self.state().used_at.map_or(Duration::MAX, |used_at| used_at.elapsed())
+    }
+
+    fn used(&self) -> MutexGuard<'_, LinesState> {
+        let mut state = self.state();
+        state.used_at = Some(Instant::now());
+        state
+    }
+
+    fn state(&self) -> MutexGuard<'_, LinesState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
