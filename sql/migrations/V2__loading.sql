@@ -1134,9 +1134,11 @@ begin
                 return;
             end if;
         end if;
-    else
-        perform pcfarm.check_loadable(job);
+    elsif open then
+        -- Before it is shared: of two that share it neither could open it.
+        perform from pcfarm.job j where j.job_id = job and pcfarm.sees(j.owner) for update;
     end if;
+    of_job := pcfarm.lock_for_loading(into_job);
     into_lane := nextval('pcfarm.lane_number');
     with inserted as (
         insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
@@ -1144,11 +1146,6 @@ begin
         from unnest(keys, payloads) with ordinality as n(key, payload, number)
         returning problem_id, payload)
     select array_agg(i.payload order by i.problem_id) into stored from inserted i;
-    if open and job is not null then
-        -- Before it is shared: of two that share it neither could open it.
-        perform from pcfarm.job j where j.job_id = into_job for update;
-    end if;
-    of_job := pcfarm.lock_for_loading(into_job);
     perform pcfarm.add_lanes(of_job,
         array[(into_lane, null, 0, false, cardinality(keys), (cardinality(keys) - 1) / convoy + 1)::pcfarm.packed_lane], false);
     if open and not is_new then
