@@ -14,6 +14,7 @@ mod reading;
 pub mod requirement;
 mod send;
 pub mod size;
+mod unreadable;
 
 use crate::farm::Farm;
 use crate::instruments;

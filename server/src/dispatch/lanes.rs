@@ -5,8 +5,9 @@
 
 use super::choose::{Candidate, Choice, Profile, Ring, Room, Rooms, Share};
 use super::convoys::{Ahead, Taken};
-use super::reading::{Reading, TooLarge};
+use super::reading::Reading;
 use super::requirement::{RequirementId, Requirements};
+use super::unreadable::{Unreadable, is_of_its_data};
 use crate::farm::Farm;
 use crate::session::Session;
 use anyhow::Context;
@@ -23,9 +24,6 @@ use pcfarm_sql::submit::Fresh;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::Instant;
-use tokio_postgres::error::SqlState;
 use tracing::error;
 
 pub type LaneKey = (JobId, LaneId);
@@ -49,11 +47,6 @@ const READ_AT_ONCE: usize = 32;
 /// How many times as much as is handed out meanwhile.
 const READ_ON_TIMES: usize = 2;
 
-/// A lane that cannot be read is tried again after so long, twice as long each time: to find that out may take as long as a
-/// statement may, and nobody is served meanwhile.
-const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
-const UNREADABLE_PAUSE_LIMIT: Duration = Duration::from_secs(600);
-
 pub struct Lane {
     pub open: Arc<OpenLane>,
     candidate: Candidate,
@@ -63,13 +56,6 @@ pub struct Lane {
     at_end: bool,
     /// Of a problem, on average, when not only small ones were read.
     bytes_each: Option<usize>,
-}
-
-/// A lane that cannot be read from where it stands.
-struct Unreadable {
-    at: BatchOrder,
-    until: Instant,
-    pause: Duration,
 }
 
 #[derive(Default)]
@@ -269,11 +255,10 @@ impl Lanes {
             Ok(true) => _ = self.unreadable.remove(&key),
             Ok(false) => lane.into_iter().for_each(|lane| lane.at_end = true),
             Err(error) if is_of_its_data(&error) => {
-                let before = self.unreadable.get(&key).filter(|before| before.at == at);
-                let pause = before.map_or(UNREADABLE_PAUSE, |before| (before.pause * 2).min(UNREADABLE_PAUSE_LIMIT));
-                error!(error = format!("{error:#}"), job_id = %key.0, lane_id = %key.1, batch_order = %at, ?pause,
+                let unreadable = Unreadable::again(self.unreadable.get(&key), at);
+                error!(error = format!("{error:#}"), job_id = %key.0, lane_id = %key.1, batch_order = %at, pause = ?unreadable.pause,
                     "this lane cannot be read on: the others are served");
-                self.unreadable.insert(key, Unreadable { at, until: Instant::now() + pause, pause });
+                self.unreadable.insert(key, unreadable);
                 lane.into_iter().for_each(|lane| lane.at_end = true);
             }
             Err(error) => return Err(error),
@@ -517,20 +502,6 @@ impl Lane {
             reading = reading.more(read, by_size)?;
         }
     }
-}
-
-impl Unreadable {
-    /// It is not to be tried from there yet.
-    fn holds(&self, at: BatchOrder) -> bool {
-        self.at == at && Instant::now() < self.until
-    }
-}
-
-/// The database has answered, and what is wrong is what the lane holds, or how long it takes to read that.
-fn is_of_its_data(error: &anyhow::Error) -> bool {
-    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
-    error.is::<TooLarge>()
-        || code.is_some_and(|code| *code == SqlState::QUERY_CANCELED || matches!(&code.code()[..2], "22" | "54" | "XX"))
 }
 
 #[cfg(test)]
