@@ -1,8 +1,12 @@
 //! Whole jobs, and what people do to them while they run.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pcfarm_bench::farm::{Farm, LONG, SOON, sleeps};
+use pcfarm_bench::farm::{Farm, LONG, SOON, Server, sleeps};
+use pcfarm_proto::ids::JobId;
+use pcfarm_proto::v1;
+use pcfarm_proto::v1::job_service_client::JobServiceClient;
+use pcfarm_proto::v1::submit_request::Part;
 use serde_json::json;
 
 #[tokio::test]
@@ -28,6 +32,66 @@ async fn a_job_over_two_servers_and_three_agents_is_done_and_right() {
     let workstations = format!("select count(distinct workstation_id) from pcfarm.checkout where job_id = {job}");
     assert_eq!(farm.number(&workstations).await, 3);
     farm.check(&[job]).await;
+}
+
+/// Submits a problem that takes so many milliseconds.
+async fn submit_one(server: &Server, ms: u32) -> JobId {
+    let header = v1::SubmitHeader {
+        name: "one".to_owned(),
+        job_type: "digest".to_owned(),
+        open: true,
+        ..v1::SubmitHeader::default()
+    };
+    let payload = json!({"n": 1, "ms": ms}).to_string().into();
+    let problem = v1::SubmitProblem { key: "one".to_owned(), payload, ..v1::SubmitProblem::default() };
+    let parts = [
+        Part::Header(header),
+        Part::Problems(v1::SubmitProblems { problems: vec![problem] }),
+        Part::End(v1::SubmitEnd { problems: 1 }),
+    ];
+    let messages = parts.map(|part| v1::SubmitRequest { part: Some(part) });
+    let mut client = JobServiceClient::connect(server.url()).await.expect("it answers");
+    JobId(client.submit(tokio_stream::iter(messages)).await.expect("submitted").into_inner().job_id)
+}
+
+#[tokio::test]
+async fn a_problem_that_comes_to_an_idle_farm_is_handed_out_by_its_submission() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({})).await;
+    let server = farm.serving("a", &[]).await;
+    let _agents = ["one", "two"].map(|name| farm.working(name, &[&server]));
+    farm.until(SOON, "select count(*) = 2 from pcfarm.workstation where state = 'waiting'").await;
+    let deadline = Instant::now() + LONG;
+    loop {
+        let job = submit_one(&server, 300).await;
+        let by_its_submission = format!(
+            "select count(*) from pcfarm.checkout c join pcfarm.problem p using (job_id, lane_id) \
+             where c.job_id = {job} and c.ended_at is null and c.xmin = p.xmin"
+        );
+        let by_its_submission = farm.number(&by_its_submission).await;
+        assert_eq!(farm.ended(job, LONG).await, "done");
+        farm.check(&[job]).await;
+        if by_its_submission == 1 {
+            break;
+        }
+        // They may not have asked for work yet, or the dispatcher was looking for some.
+        assert!(Instant::now() < deadline, "it never was");
+    }
+    // Who has one is not given the next while others wait.
+    let pair = [submit_one(&server, 1000).await, submit_one(&server, 1000).await];
+    for job in pair {
+        assert_eq!(farm.ended(job, LONG).await, "done");
+    }
+    let [one, two] = pair;
+    let workstations = "select count(distinct workstation_id) from pcfarm.checkout where job_id in";
+    assert_eq!(farm.number(&format!("{workstations} ({one}, {two})")).await, 2);
+    // What only a look can hand out costs nobody what it has asked for.
+    farm.run("select pcfarm.set_profile('digest', '{\"problems_per_checkout\": 1}')").await;
+    for _ in 0..10 {
+        let job = submit_one(&server, 0).await;
+        assert_eq!(farm.ended(job, LONG).await, "done");
+    }
+    farm.check(&pair).await;
 }
 
 #[tokio::test]

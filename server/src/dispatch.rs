@@ -9,6 +9,7 @@
 pub mod choose;
 pub mod convoys;
 mod lanes;
+pub mod offers;
 mod queue;
 mod reading;
 pub mod requirement;
@@ -53,6 +54,8 @@ pub enum Event {
     Selection,
     /// Problems that this server has just committed, and the epoch in which it did.
     Fresh(Box<Fresh>, u64),
+    /// A session that was handed something by a submission.
+    Served(Arc<Session>),
 }
 
 /// Behind every notification there is a poll.
@@ -147,6 +150,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
             },
         }
         farm.rounds.dispatcher.came();
+        farm.offers.withdraw();
         while let Ok(event) = events.try_recv() {
             dispatcher.note(event);
         }
@@ -161,6 +165,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
             dispatcher.reading.let_go();
             tokio::time::sleep(RETRY).await;
         }
+        dispatcher.offer();
     }
 }
 
@@ -170,6 +175,7 @@ impl Dispatcher {
             Event::Work => self.look_due = true,
             Event::Selection => self.regroup_due = true,
             Event::Credit(session) => self.waiting.join(session, self.lanes.requirements()),
+            Event::Served(session) => self.waiting.move_last(session, self.lanes.requirements()),
             Event::Fresh(fresh, epoch) if epoch == self.epoch => self.add(*fresh),
             Event::Fresh(..) => self.look_due = true,
         }
@@ -186,6 +192,13 @@ impl Dispatcher {
         if !self.look_due {
             // What else there may be can wait.
             self.look_from = self.look_from.max(Instant::now() + FRESH_PAUSE);
+        }
+    }
+
+    /// Who waits for what there is none of may be handed what comes next by whoever brings it.
+    fn offer(&self) {
+        if !self.look_due && !self.lanes.stale() {
+            self.farm.offers.offer(self.epoch, self.waiting.first_idle());
         }
     }
 
@@ -401,7 +414,11 @@ impl Dispatcher {
         let call = HandOutCall { checkouts: free.len(), database, traced };
         for (decision, id) in free.into_iter().zip(ids) {
             match id {
-                Some(id) => self.ship(id, decision, &call),
+                Some(id) => {
+                    let Decision { session, lane, taken, hand_out, trace, .. } = decision;
+                    let (lane, token) = (&*lane, hand_out.token);
+                    Committed { checkout_id: id, token, session, lane, taken, trace }.ship(&self.farm, &call);
+                }
                 None => refused.push(decision),
             }
         }
@@ -448,18 +465,30 @@ impl Dispatcher {
         decision.session.add_credit(1);
         self.waiting.join(decision.session, self.lanes.requirements());
     }
+}
 
-    fn ship(&self, checkout_id: CheckoutId, decision: Decision, call: &HandOutCall) {
+/// A checkout that is to be sent now.
+struct Committed<'a> {
+    checkout_id: CheckoutId,
+    token: i64,
+    session: Arc<Session>,
+    lane: &'a OpenLane,
+    taken: Taken,
+    trace: Option<Box<CheckoutTrace>>,
+}
+
+impl Committed<'_> {
+    fn ship(self, farm: &Arc<Farm>, call: &HandOutCall) {
         // A job type that is gone meanwhile: what was handed out comes back as never received.
-        let Some(job_type) = self.farm.job_type(&decision.lane.job_type) else { return };
-        debug!(%checkout_id, job_id = %decision.lane.job_id, workstation_id = %decision.session.workstation_id,
-            problems = decision.hand_out.problems, from = %decision.hand_out.from, "checked out");
-        if let Some(trace) = &decision.trace {
-            self.farm.traces.handed_out(trace, decision.hand_out.problems, call);
+        let Some(job_type) = farm.job_type(&self.lane.job_type) else { return };
+        debug!(checkout_id = %self.checkout_id, job_id = %self.lane.job_id, workstation_id = %self.session.workstation_id,
+            problems = self.taken.problems.len(), to = %self.taken.to, "checked out");
+        if let Some(trace) = &self.trace {
+            farm.traces.handed_out(trace, self.taken.problems.len(), call);
         }
-        let shipment = send::Shipment::new(checkout_id, job_type, decision);
-        shipment.announce(&self.farm);
-        self.farm.tasks.spawn(send::send(self.farm.clone(), shipment));
+        let shipment = send::Shipment::new(self, job_type);
+        shipment.announce(farm);
+        farm.tasks.spawn(send::send(farm.clone(), shipment));
     }
 }
 

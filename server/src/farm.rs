@@ -4,6 +4,7 @@ use crate::access::Access;
 use crate::authority::Tls;
 use crate::deliver::{self, Delivered};
 use crate::dispatch;
+use crate::dispatch::offers::Offers;
 use crate::members::Members;
 use crate::registrar;
 use crate::schedules::Ticking;
@@ -61,6 +62,8 @@ pub struct Farm {
     pub server_id: ServerId,
     pub rhythm: Rhythm,
     pub dispatcher: mpsc::Sender<dispatch::Event>,
+    /// Whom the dispatcher has nothing for.
+    pub offers: Offers,
     pub acceptor: mpsc::Sender<Delivered>,
     pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
@@ -153,6 +156,7 @@ impl Farm {
             server_id: parts.server_id,
             rhythm: parts.rhythm,
             dispatcher: parts.dispatcher,
+            offers: Offers::default(),
             acceptor: parts.acceptor,
             registrar: parts.registrar,
             reads: parts.reads,

@@ -110,6 +110,8 @@ struct Report {
 #[derive(Debug)]
 struct State {
     credit: u32,
+    /// Somebody is about to hand something to it: until then it wants nothing else.
+    claimed: bool,
     /// What its agent was told to run beside it.
     slots: Vec<String>,
     /// What it was told to go by.
@@ -204,7 +206,7 @@ impl Selecting {
 impl State {
     fn wants_work(&self) -> bool {
         let able = !self.suspended && !self.leaving && !self.drained;
-        able && self.credit > 0 && self.alone.is_empty()
+        able && self.credit > 0 && !self.claimed && self.alone.is_empty()
     }
 }
 
@@ -233,6 +235,7 @@ impl Session {
             ended,
             state: Mutex::new(State {
                 credit: 0,
+                claimed: false,
                 slots: Vec::new(),
                 presence: None,
                 queued: false,
@@ -371,6 +374,25 @@ impl Session {
         let enters = !state.queued && state.wants_work() && !self.ended.is_cancelled();
         state.queued |= enters;
         enters
+    }
+
+    pub fn is_queued(&self) -> bool {
+        self.state().queued
+    }
+
+    /// It wants work and holds nothing: nobody else hands it anything before [`Session::end_claim`].
+    pub fn claim(&self) -> bool {
+        let mut state = self.state();
+        let is_idle = state.wants_work() && state.sent.is_empty() && !self.ended.is_cancelled();
+        state.claimed |= is_idle;
+        is_idle
+    }
+
+    /// It was handed something, or not.
+    pub fn end_claim(&self, served: bool) {
+        let mut state = self.state();
+        state.claimed = false;
+        state.credit = state.credit.saturating_sub(u32::from(served));
     }
 
     /// It is not in the dispatcher's queue any more.

@@ -1098,20 +1098,24 @@ comment on function pcfarm.submit is
 -- the caller's connection is wanted by others. Returns what its server needs to hand it out without looking: the lane, the
 -- payloads as they are stored, in order, and what the job's rows say; ready if it may be handed out now. That server knows by
 -- this that there is work: only others are told, if any are heard.
+--
+-- With a workstation, which waits for problems of of_type and has so many seconds for them, all is one convoy, and is handed
+-- out with its load as that checkout, if it may be without a look; null: it was not.
 create type pcfarm.job_facts as (
     owner name, name text, job_type text, priority integer, deadline timestamptz, parameters jsonb, ready boolean,
     trace_parent text);
 
 create function pcfarm.submit_problems(
     job bigint, name text, job_type text, options jsonb, keys text[], payloads jsonb[], convoy integer, open boolean,
-    for_user text, rights text, server bigint,
-    out into_job bigint, out repeated boolean, out into_lane bigint, out stored jsonb[], out facts pcfarm.job_facts)
+    for_user text, rights text, server bigint, of_type text, workstation bigint, token bigint, seconds float8,
+    out into_job bigint, out repeated boolean, out into_lane bigint, out stored jsonb[], out facts pcfarm.job_facts, out checkout bigint)
 -- Plans for a few problems of a small submission cost more than to carry them out.
 language plpgsql set lock_timeout = '100ms' set plan_cache_mode = 'force_generic_plan' as $$
 declare
     -- Nobody else can have created it.
     is_new boolean := false;
     of_job pcfarm.job;
+    is_opened boolean := false;
     others boolean;
 begin
     into_job := job;
@@ -1138,7 +1142,11 @@ begin
         -- Before it is shared: of two that share it neither could open it.
         perform from pcfarm.job j where j.job_id = job and pcfarm.sees(j.owner) for update;
     end if;
-    of_job := pcfarm.lock_for_loading(into_job);
+    if is_new then
+        select j.* into of_job from pcfarm.job j where j.job_id = into_job;
+    else
+        of_job := pcfarm.lock_for_loading(into_job);
+    end if;
     into_lane := nextval('pcfarm.lane_number');
     with inserted as (
         insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload)
@@ -1149,7 +1157,7 @@ begin
     perform pcfarm.add_lanes(of_job,
         array[(into_lane, null, 0, false, cardinality(keys), (cardinality(keys) - 1) / convoy + 1)::pcfarm.packed_lane], false);
     if open and not is_new then
-        perform pcfarm.open_without_telling(into_job);
+        is_opened := pcfarm.open_without_telling(into_job);
         select j.* into of_job from pcfarm.job j where j.job_id = into_job;
     end if;
     facts := (of_job.owner, of_job.name, of_job.job_type, of_job.priority, of_job.deadline, of_job.parameters, false,
@@ -1170,7 +1178,13 @@ begin
             and not exists (select from pcfarm.job_info i where i.job_id = into_job)
             and not exists (select from pcfarm.job_file f where f.job_id = into_job);
     end if;
-    if others then
+    if facts.ready and of_type = of_job.job_type
+        -- What comes with it has to be told of.
+        and not (is_opened and exists (select from pcfarm.lane l where l.job_id = into_job and l.lane_id <> into_lane))
+    then
+        checkout := pcfarm.check_out_loaded(of_job, into_lane, cardinality(keys), workstation, token, seconds);
+    end if;
+    if others and checkout is null then
         perform pg_notify('pcfarm', 'work of ' || server);
     end if;
 end $$;

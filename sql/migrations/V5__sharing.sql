@@ -497,6 +497,29 @@ returns boolean language sql stable as $$
     and not exists (select from pcfarm.waits_for(job))
 $$;
 
+-- Hands out a lane whole, as one checkout, in the transaction that has loaded it: a job that is open and waits for nothing, of
+-- which this transaction has the row. Nobody else can have moved the pointer, or parked it. Null: somebody has to look first,
+-- at what is suspended, or has a limit or a place in the ring of its own.
+create function pcfarm.check_out_loaded(
+    of_job pcfarm.job, lane bigint, problems integer, workstation bigint, token bigint, seconds float8)
+returns bigint language plpgsql as $$
+declare
+    made bigint;
+begin
+    insert into pcfarm.checkout (job_id, lane_id, job_type, owner, from_order, to_order, problems, workstation_id, token, deadline)
+    select of_job.job_id, lane, of_job.job_type, of_job.owner, 0, 1, check_out_loaded.problems, workstation, check_out_loaded.token,
+        clock_timestamp() + seconds * interval '1 second'
+    from pcfarm.farm f
+    join pcfarm.farm_user u on u.name = of_job.owner
+    where f.suspended_since is null
+        and coalesce(u.concurrency, f.concurrency) is null and coalesce(u.allocation, f.allocation) > 0 and not u.prohibited
+        and not exists (select from pcfarm.user_job_type o where o.user_name = of_job.owner and o.job_type = of_job.job_type)
+        and not exists (select from pcfarm.job_type_resource n where n.job_type = of_job.job_type)
+        and not exists (select from pcfarm.profile p where p.job_type = of_job.job_type)
+    returning checkout_id into made;
+    return made;
+end $$;
+
 -- Hands out what check_out does, under limits: the limits' rows are locked in order, and what is live is read by the
 -- statement after that. Of each limit the first hand-outs that fit are made, and no other after one that does not.
 create function pcfarm.check_out_within_limits(

@@ -23,15 +23,18 @@ create index event_by_time on pcfarm.event (happened_at);
 
 create function pcfarm.note_job()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    -- As a default it would be asked for each event.
+    maker name := pcfarm.acting_user();
 begin
     if tg_op = 'INSERT' then
-        insert into pcfarm.event (what, job_id, subject, details)
-        select w.what, new.job_id, new.name, case w.what when 'job created' then jsonb_strip_nulls(jsonb_build_object(
+        insert into pcfarm.event (who, what, job_id, subject, details)
+        select maker, w.what, new.job_id, new.name, case w.what when 'job created' then jsonb_strip_nulls(jsonb_build_object(
             'job_type', new.job_type, 'owner', new.owner, 'priority', new.priority, 'deadline', new.deadline)) else '{}' end
         from unnest(case new.state when 'open' then array['job created', 'job opened'] else array['job created'] end) w(what);
     else
-        insert into pcfarm.event (what, job_id, subject)
-        values ('job ' || case new.state when 'open' then
+        insert into pcfarm.event (who, what, job_id, subject)
+        values (maker, 'job ' || case new.state when 'open' then
                 case old.state when 'loading' then 'opened' when 'held' then 'released' else 'retried' end
                 else new.state end,
             new.job_id, new.name);

@@ -8,7 +8,7 @@ use crate::lanes::{ComingProblem, OpenLane};
 use crate::submissions::Attempt;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
-use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId, ServerId};
+use pcfarm_proto::ids::{BatchOrder, CheckoutId, JobId, LaneId, ProblemId, ServerId, WorkstationId};
 use postgres_types::{ToSql, Type};
 use std::pin::pin;
 use std::time::SystemTime;
@@ -176,11 +176,29 @@ fn sensible(convoy: Option<u32>) -> Result<u32, LoadError> {
     if (1..=CONVOY_LIMIT).contains(&convoy) { Ok(convoy) } else { Err(LoadError::Convoy(convoy)) }
 }
 
+/// Are so many problems in one convoy of that size?
+pub fn are_one_convoy(problems: usize, convoy: Option<u32>) -> bool {
+    problems <= convoy.unwrap_or(DEFAULT_CONVOY) as usize
+}
+
 /// A lane that was just committed, and all that is in it.
 #[derive(Clone, Debug)]
 pub struct Fresh {
     pub lane: OpenLane,
     pub problems: Vec<ComingProblem>,
+    /// It was handed out whole.
+    pub checkout: Option<CheckoutId>,
+}
+
+/// Which workstation is to have them at once, as a checkout of this token, if they are of this type and nobody has to look at
+/// anything first. They must be one convoy ([`are_one_convoy`]): others need a look at how they are to be divided.
+#[derive(Clone, Copy, Debug)]
+pub struct Taker<'a> {
+    pub workstation_id: WorkstationId,
+    pub token: i64,
+    pub job_type: &'a str,
+    /// Seconds that the workstation has.
+    pub seconds: Option<f64>,
 }
 
 /// A few plain problems.
@@ -191,12 +209,13 @@ pub struct Small<'a> {
     pub convoy: Option<u32>,
     pub open: bool,
     pub problems: &'a [NewProblem],
+    pub taker: Option<Taker<'a>>,
 }
 
 /// Loads a few plain problems in one call, where [`Loading`] takes a connection of its own and a dozen. None:
 /// nothing was loaded, because the database refused a problem, or because somebody else is in the way. [`Loading`] says
-/// which problem it was, and waits. With it comes the new lane, if it may be handed out now. Other servers than this one are
-/// told that there is work ([`work_of`]).
+/// which problem it was, and waits. With it comes the new lane, if it may be handed out now, or was. Other servers than this
+/// one are told that there is work ([`work_of`]), unless it has gone out already.
 pub async fn at_once(
     client: &ClientWrapper,
     server_id: ServerId,
@@ -218,8 +237,15 @@ pub async fn at_once(
     let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
     crash_point(CrashPoint::SubmissionCame);
     let (user, rights) = by.as_ref().map(|(user, rights)| (user, rights.name())).unzip();
-    let parameters: [&(dyn ToSql + Sync); 11] =
-        [&job, &name, &job_type, &options, &keys, &payloads, &convoy, &open, &user, &rights, &server_id];
+    let taker = small.taker.filter(|_| are_one_convoy(problems.len(), small.convoy));
+    let of_type = taker.map(|taker| taker.job_type);
+    let (workstation, token) = taker.map(|taker| (taker.workstation_id, taker.token)).unzip();
+    let seconds = taker.and_then(|taker| taker.seconds);
+    #[rustfmt::skip]
+    let parameters: [&(dyn ToSql + Sync); 15] = [
+        &job, &name, &job_type, &options, &keys, &payloads, &convoy, &open, &user, &rights, &server_id, &of_type, &workstation,
+        &token, &seconds,
+    ];
     let outcome = client.query_one(&statement, &parameters).await;
     crash_point(CrashPoint::SubmissionCommitted);
     match outcome {
@@ -282,7 +308,7 @@ fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Err
         problem_files: false,
         trace_parent: row.try_get("trace_parent")?,
     };
-    Ok(Fresh { lane, problems })
+    Ok(Fresh { lane, problems, checkout: row.try_get("checkout")? })
 }
 
 /// Data that is invalid, violates a constraint or goes beyond a limit.

@@ -248,7 +248,7 @@ async fn jobs_that_have_ended_or_are_not_there_are_refused_first() {
 const SERVER: ServerId = ServerId(1);
 
 fn small<'a>(target: &'a Target, convoy: Option<u32>, open: bool, problems: &'a [NewProblem]) -> Small<'a> {
-    Small { by: &None, target, convoy, open, problems }
+    Small { by: &None, target, convoy, open, problems, taker: None }
 }
 
 #[tokio::test]

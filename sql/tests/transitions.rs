@@ -9,7 +9,7 @@ use pcfarm_sql::checkout::{self, Closing, HandOut, VerdictKind};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::{self, OpenLane};
 use pcfarm_sql::pool::Lines;
-use pcfarm_sql::submit::{NewProblem, Small, Target, at_once};
+use pcfarm_sql::submit::{Fresh, NewProblem, Small, Taker, Target, at_once};
 use queue::{Held, Queue, Told, acceptance, at_last, backend, queue, take};
 use std::collections::BTreeMap;
 use tokio_postgres::Client;
@@ -66,6 +66,112 @@ fn accept_sql(held: &Held, told: &str) -> String {
     )
 }
 
+fn new_job(options: &str) -> Target {
+    Target::New { name: "n".into(), job_type: "t".into(), options: options.into() }
+}
+
+/// What has become of two problems of convoys of that size, which are submitted for a workstation that waits.
+async fn submit_to_waiting(queue: &Queue, target: &Target, convoy: u32, job_type: &str) -> Option<Fresh> {
+    let problem =
+        |key: &str| NewProblem { key: key.into(), payload: RawJson("1".into()), group_key: None, details: None };
+    let problems = ["one", "two"].map(problem);
+    let taker = Some(Taker { workstation_id: WorkstationId(2), token: 77, job_type, seconds: Some(60.0) });
+    let small = Small { by: &None, target, convoy: Some(convoy), open: true, problems: &problems, taker };
+    let line = queue.server().await;
+    let submitted = at_once(&line, ServerId(1), &small).await;
+    submitted.expect("asked").expect("loaded").1
+}
+
+/// Handed out by the transaction that loads it.
+#[tokio::test]
+async fn what_is_submitted_for_a_workstation_that_waits_is_in_its_hands() {
+    let queue = queue().await;
+    let standing = queue.number(r#"select pcfarm.create_job('s', 't', '{"standing": true}')"#).await;
+    queue.run(&format!("select pcfarm.open_job({standing})")).await;
+    let keyed = r#"{"idempotency_key": "k"}"#;
+    for target in [new_job("{}"), new_job(keyed), Target::Job(JobId(standing))] {
+        let fresh = submit_to_waiting(&queue, &target, 2, "t").await.expect("open");
+        let checkout_id = fresh.checkout.expect("handed out");
+        let facts = format!(
+            "select concat_ws(' ', c.job_type, c.owner = session_user, c.from_order, c.to_order, c.problems, c.workstation_id, c.token, \
+                 c.deadline between now() and now() + interval '60s', c.xmin = l.xmin) \
+             from pcfarm.checkout c join pcfarm.lane l using (job_id, lane_id) where c.checkout_id = {checkout_id}"
+        );
+        assert_eq!(queue.text(&facts).await, "t t 0 1 2 2 77 t t");
+        let OpenLane { job_id, .. } = fresh.lane;
+        let held = Held { checkout_id, token: 77, job_id, job_type: "t".into(), problems: fresh.problems };
+        assert!(queue.take(job_id, false, 1).await.is_none(), "nothing is left of it");
+        queue.check().await;
+        let verdict = queue.finish(&held).await;
+        assert_eq!((verdict.kind, verdict.accepted, verdict.closed), (VerdictKind::Accepted, 2, true));
+    }
+    let again = submit_to_waiting(&queue, &new_job(keyed), 2, "t").await;
+    assert!(again.is_none(), "it was submitted before");
+    assert_eq!(queue.number("select count(*) from pcfarm.checkout").await, 3);
+    queue.check().await;
+}
+
+/// Then it is as any other: whoever hands it out looks first.
+#[tokio::test]
+async fn what_is_submitted_for_a_workstation_waits_for_a_look_where_anything_may_stand_against_it() {
+    let queue = queue().await;
+    let job = queue.job(1, 1).await;
+    let after = format!("{{\"after\": [{job}]}}");
+    let submissions = [
+        ("{}", 1, "t"),
+        // Another type than what the workstation was taken for.
+        ("{}", 2, "u"),
+        (r#"{"require": ["gpu"]}"#, 2, "t"),
+        (&*after, 2, "t"),
+        (r#"{"not_before": "2100-01-01T00:00:00Z"}"#, 2, "t"),
+        (r#"{"info": {}}"#, 2, "t"),
+    ];
+    for (options, convoy, job_type) in submissions {
+        let fresh = submit_to_waiting(&queue, &new_job(options), convoy, job_type).await;
+        assert!(fresh.is_none_or(|fresh| fresh.checkout.is_none()), "{options}, {convoy} a convoy, {job_type}");
+    }
+    let held = queue.number(r#"select pcfarm.create_job('h', 't', '{"standing": true}')"#).await;
+    queue.run(&format!("select pcfarm.open_job({held}); select pcfarm.hold_job({held})")).await;
+    assert!(submit_to_waiting(&queue, &Target::Job(JobId(held)), 2, "t").await.is_none(), "its job is held");
+    // What was there before it has to be told of.
+    let own = queue.number(r#"select pcfarm.create_job('o', 't', '{"idempotency_key": "o"}')"#).await;
+    queue
+        .run(&format!("insert into pcfarm.problem (job_id, batch_order, key, payload) values ({own}, 0, 'own', '1')"))
+        .await;
+    let fresh = submit_to_waiting(&queue, &Target::Job(JobId(own)), 2, "t").await.expect("open");
+    assert!(fresh.checkout.is_none());
+    let me = "array[session_user]";
+    let settings = [
+        ("suspend_queue('x')", "resume_queue()"),
+        ("suspend_job_type('t', 'x')", "resume_job_type('t')"),
+        (r#"set_job_type('t', '{"labels": ["x"]}')"#, r#"set_job_type('t', '{"labels": null}')"#),
+        (r#"set_farm('{"concurrency": 100}')"#, r#"set_farm('{"concurrency": null}')"#),
+        (r#"set_farm('{"allocation": 0}')"#, r#"set_farm('{"allocation": 1}')"#),
+        (r#"set_user($me, '{"concurrency": 100}')"#, r#"set_user($me, '{"concurrency": null}')"#),
+        (r#"set_user($me, '{"allocation": 0}')"#, r#"set_user($me, '{"allocation": null}')"#),
+        (r#"set_user($me, '{"prohibited": true}')"#, r#"set_user($me, '{"prohibited": false}')"#),
+        (
+            r#"set_user_job_type($me, 't', '{"allocation": 3}')"#,
+            r#"set_user_job_type($me, 't', '{"allocation": null}')"#,
+        ),
+        (r#"set_job_type_resources('t', '{"disk": 1}')"#, "set_job_type_resources('t', '{}')"),
+        ("set_profile('t', '{}')", "delete_profile(1)"),
+    ];
+    queue.run("select pcfarm.set_resource('disk', 9)").await;
+    for (sets, resets) in settings {
+        queue.run(&format!("select pcfarm.{}", sets.replace("$me", me))).await;
+        let fresh = submit_to_waiting(&queue, &new_job("{}"), 2, "t").await;
+        assert!(fresh.is_none_or(|fresh| fresh.checkout.is_none()), "{sets}");
+        queue.run(&format!("select pcfarm.{}", resets.replace("$me", me))).await;
+    }
+    assert_eq!(queue.number("select count(*) from pcfarm.checkout").await, 0);
+    let loaded = 2 + 2 * (submissions.len() + 2 + settings.len()) as i64;
+    assert_eq!(queue.number("select count(*) from pcfarm.problem").await, loaded);
+    let fresh = submit_to_waiting(&queue, &new_job("{}"), 2, "t").await.expect("open");
+    assert!(fresh.checkout.is_some(), "nothing stands against it any more");
+    queue.check().await;
+}
+
 /// Of what shares a connection hand-outs alone may be forgotten in a crash.
 #[tokio::test]
 async fn submissions_hand_outs_and_acceptances_share_a_connection_and_only_hand_outs_do_not_wait_for_the_disk() {
@@ -90,7 +196,7 @@ async fn submissions_hand_outs_and_acceptances_share_a_connection_and_only_hand_
         backends.push(backend(&line).await);
         let target = Target::New { name: "n".into(), job_type: "t".into(), options: "{}".into() };
         let problem = NewProblem { key: "k".into(), payload: RawJson("1".into()), group_key: None, details: None };
-        let small = Small { by: &None, target: &target, convoy: None, open: true, problems: &[problem] };
+        let small = Small { by: &None, target: &target, convoy: None, open: true, problems: &[problem], taker: None };
         let submitted = at_once(&line, ServerId(1), &small).await;
         let (submitted, fresh) = submitted.expect("asked").expect("loaded");
         lines.put(line);

@@ -448,6 +448,15 @@ impl Selection {
             && !self.excluded.contains(name)
     }
 
+    /// Does it take what a type's problems are, whoever has submitted them and however large they are?
+    pub fn takes_of_anybody(&self, job_type: &str, controller: &str) -> bool {
+        self.required.is_empty()
+            && self.excluded.is_empty()
+            && self.largest_problem.is_none()
+            && self.controllers.contains(controller)
+            && (self.job_types.is_empty() || self.job_types.contains(job_type))
+    }
+
     fn takes(&self, candidate: &Candidate) -> bool {
         self.controllers.contains(&*candidate.controller)
             && (self.job_types.is_empty() || self.job_types.contains(&candidate.job_type))

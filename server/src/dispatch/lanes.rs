@@ -384,7 +384,7 @@ impl Lanes {
 
     /// Takes in a lane that has just been committed, whole. False: only a look can tell.
     pub fn add(&mut self, farm: &Farm, fresh: Fresh) -> bool {
-        let Fresh { lane: open, problems } = fresh;
+        let Fresh { lane: open, problems, .. } = fresh;
         let key = (open.job_id, open.lane_id);
         let Some(job_type) = farm.job_type(&open.job_type) else { return false };
         if self.stale() || self.lanes.contains_key(&key) || !self.ring.knows(&open.owner) {

@@ -8,6 +8,9 @@ use crate::session::Session;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
+/// Those of a line who are asked whether they hold nothing, when somebody is looked for who may be handed something.
+const LOOKED_AT: usize = 16;
+
 /// A session is in it once: its own mark says whether it is.
 #[derive(Debug, Default)]
 pub struct Queue {
@@ -30,6 +33,27 @@ impl Queue {
         if session.enter_queue() {
             self.put_last(session, requirements);
         }
+    }
+
+    /// To the end, a session that was handed something by somebody else, if it still asks for more.
+    pub fn move_last(&mut self, session: Arc<Session>, requirements: &Requirements) {
+        if session.is_queued()
+            && let Some(line) = self.lines.get_mut(&session.kind())
+            && let Some(place) = line.iter().position(|waiting| Arc::ptr_eq(&waiting.session, &session))
+        {
+            line.remove(place);
+            session.leave_queue();
+        }
+        self.join(session, requirements);
+    }
+
+    /// Of each line the first that holds nothing, in the order in which they asked, unless many stand before it.
+    pub fn first_idle(&self) -> Vec<Arc<Session>> {
+        let first = |line: &'_ VecDeque<Waiting>| line.iter().take(LOOKED_AT).position(|w| w.session.holds() == 0);
+        let mut firsts: Vec<&Waiting> =
+            self.lines.values().filter_map(|line| first(line).map(|place| &line[place])).collect();
+        firsts.sort_unstable_by_key(|first| first.ticket);
+        firsts.into_iter().map(|first| first.session.clone()).collect()
     }
 
     /// At the end, a session that was taken out.
@@ -251,6 +275,33 @@ mod tests {
         sessions[1].set_suspended(false);
         queue.join(sessions[1].clone(), &Requirements::default());
         assert_eq!(next(&mut queue, &["a"]), Some((2, "a")), "it may ask again");
+    }
+
+    #[test]
+    fn who_was_served_by_somebody_else_stands_behind_those_who_wait() {
+        let sessions = [session(1, &["a"]), session(2, &["a"]), session(3, &["b"])];
+        sessions[0].add_credit(1);
+        let mut queue = queue(&sessions);
+        let firsts = |queue: &Queue| queue.first_idle().iter().map(|first| first.workstation_id.0).collect::<Vec<_>>();
+        assert_eq!(firsts(&queue), [1, 3], "one of each line");
+        assert!(sessions[0].claim() && !sessions[0].claim(), "by one");
+        sessions[0].end_claim(true);
+        for _ in 0..2 {
+            queue.move_last(sessions[0].clone(), &Requirements::default());
+        }
+        assert_eq!(firsts(&queue), [2, 3]);
+        assert!(sessions[0].claim(), "it had asked for two");
+        assert_eq!(next(&mut queue, &["a"]), Some((2, "a")));
+        assert_eq!(next(&mut queue, &["a"]), None, "who is claimed is given nothing else");
+        sessions[0].end_claim(false);
+        queue.join(sessions[0].clone(), &Requirements::default());
+        assert_eq!(next(&mut queue, &["a"]), Some((1, "a")));
+        sessions[0].sending(CheckoutId(1), "a");
+        assert!(sessions[0].wants_work() && !sessions[0].claim(), "it holds something");
+        queue.put_last(sessions[0].clone(), &Requirements::default());
+        sessions[1].leave_queue();
+        queue.join(sessions[1].clone(), &Requirements::default());
+        assert_eq!(firsts(&queue), [3, 2], "behind one that holds something");
     }
 
     #[test]

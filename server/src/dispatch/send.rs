@@ -1,6 +1,6 @@
 //! Sending a committed checkout to its agent: related reads, then parts that fit a message.
 
-use super::Decision;
+use super::Committed;
 use crate::deliver::Delivered;
 use crate::farm::{Farm, Held};
 use crate::members::Members;
@@ -36,12 +36,12 @@ pub struct Shipment {
 }
 
 impl Shipment {
-    pub(super) fn new(checkout_id: CheckoutId, job_type: Arc<JobType>, decision: Decision) -> Shipment {
-        let lane = &decision.lane;
-        let first = &decision.taken.problems[0];
+    pub(super) fn new(committed: Committed<'_>, job_type: Arc<JobType>) -> Shipment {
+        let Committed { checkout_id, token, session, lane, taken, trace } = committed;
+        let first = &taken.problems[0];
         let header = v1::Checkout {
             checkout_id: checkout_id.0,
-            token: decision.hand_out.token.cast_unsigned(),
+            token: token.cast_unsigned(),
             job_id: lane.job_id.0,
             job_name: lane.job_name.clone(),
             job_type: lane.job_type.to_string(),
@@ -49,7 +49,7 @@ impl Shipment {
             parameters: lane.parameters.clone().unwrap_or_default().0,
             time_limit: job_type.time_limit.and_then(|limit| prost_types::Duration::try_from(limit).ok()),
             one_by_one: first.alone && first.grouped,
-            traced: decision.trace.is_some(),
+            traced: trace.is_some(),
             problem_files: lane.problem_files,
             ..v1::Checkout::default()
         };
@@ -57,13 +57,13 @@ impl Shipment {
             has_info: lane.has_info,
             has_files: lane.has_files,
             checkout_id,
-            token: decision.hand_out.token,
-            session: decision.session,
+            token,
+            session,
             job_type,
             header,
-            problems: decision.taken.problems,
-            suspect: decision.taken.suspect,
-            trace: decision.trace,
+            problems: taken.problems,
+            suspect: taken.suspect,
+            trace,
         }
     }
 

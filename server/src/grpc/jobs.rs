@@ -2,6 +2,7 @@
 //! leaves its connection without a transaction.
 
 mod chunks;
+mod small;
 mod submission;
 
 use super::{LOST_UPDATE, status_code, time};
@@ -54,18 +55,16 @@ pub struct JobsApi {
 impl JobsApi {
     pub fn new(farm: Arc<Farm>) -> JobsApi {
         let (pool, stopping) = (farm.pool.clone(), farm.stopping.clone());
-        let submissions = Submissions::new(&farm);
+        let submissions = Submissions::new(farm.clone());
         JobsApi { farm, submissions, pool, stopping }
     }
 
     /// One job from what comes, from a call or from elsewhere.
     pub async fn submit_all(&self, caller: &Caller, messages: Messages) -> Result<SubmitResponse, Status> {
-        let (submitted, news) = tokio::select! {
+        let submitted = tokio::select! {
             submitted = self.submissions.submitted(caller, messages) => submitted?,
             () = self.stopping.cancelled() => return Err(stopping()),
         };
-        // It hears no notification of this. Full means that the dispatcher has been told often enough.
-        drop(self.farm.dispatcher.try_send(news));
         Ok(SubmitResponse { job_id: submitted.job.0, problems: submitted.problems, repeated: submitted.repeated })
     }
 

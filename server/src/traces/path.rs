@@ -56,9 +56,9 @@ impl Traces {
     }
 
     /// It is committed.
-    pub fn handed_out(&self, trace: &CheckoutTrace, problems: i32, call: &HandOutCall) {
+    pub fn handed_out(&self, trace: &CheckoutTrace, problems: usize, call: &HandOutCall) {
         let mut span = self.under(Some(trace.checkout), "hand out").since(trace.since);
-        span.set("pcfarm.problems", i64::from(problems))
+        span.set("pcfarm.problems", problems as i64)
             .set("pcfarm.call.checkouts", call.checkouts as i64)
             .set("pcfarm.database.check_out.seconds", call.database.as_secs_f64());
         link_others(&mut span, trace.checkout, &call.traced);

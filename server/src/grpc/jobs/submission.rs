@@ -1,15 +1,15 @@
 //! Submit: an upload, piece by piece, unless what comes is complete with its first problems, few and plain:
 //! that is one statement. Where this does not succeed, the same messages are an upload, which finds what is wrong.
 //!
-//! A call that is cancelled leaves no transaction behind: a small submission is one statement, and an upload's connection
-//! has left the pool and is closed.
+//! A call that is cancelled leaves no transaction behind: a small submission that was begun comes to its end, and an upload's
+//! connection has left the pool and is closed.
 
+use super::small::SmallSubmissions;
 use crate::access::Caller;
 use crate::access::places::{Full, Holder, Places};
 use crate::dispatch::Event;
 use crate::farm::Farm;
 use crate::grpc::{status_code, time};
-use crate::instruments;
 use crate::problem::{self, json};
 use crate::traces;
 use crate::traces::context::Place;
@@ -17,20 +17,18 @@ use deadpool_postgres::{Object, Pool};
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
 use pcfarm_faults::{Bug, planted};
-use pcfarm_proto::ids::{JobId, ServerId};
+use pcfarm_proto::ids::JobId;
 use pcfarm_proto::v1::submit_request::Part;
 use pcfarm_proto::v1::{SubmitDetails, SubmitHeader, SubmitProblem, SubmitRequest};
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::lanes::ComingProblem;
-use pcfarm_sql::pool::{Epoch, Lines};
 use pcfarm_sql::submissions::Attempt;
-use pcfarm_sql::submit::{self, Begun, By, Details, Fresh, Loading, NewProblem, Small, Submitted, Target};
+use pcfarm_sql::submit::{Begun, By, Details, Loading, NewProblem, Submitted, Target};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
-use tokio::time::{Instant, timeout};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::timeout;
 use tonic::Status;
 
 /// What comes, from a call or from elsewhere.
@@ -46,55 +44,38 @@ const UPLOAD_PAUSE_LIMIT: Duration = Duration::from_secs(60);
 /// An upload's transaction keeps the whole database from being vacuumed.
 const UPLOAD_LIMIT: Duration = Duration::from_secs(4 * 3600);
 
-/// What is submitted in one statement, and how many at a time: they wait for each other, and leave connections to others.
+/// What is submitted in one statement.
 const SMALL_PROBLEMS: usize = 500;
 const SMALL_BYTES: usize = 512 << 10;
-const SMALL_AT_ONCE: usize = 4;
 /// What is complete comes at once. Who sends on later is told sooner what is wrong with the job.
 const SMALL_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Problems that go to the dispatcher by the side of the database: thousands of these submissions may wait there.
-const FRESH_BYTES: usize = 16 << 10;
-
 /// Takes what is submitted, so many at a time.
 pub struct Submissions {
-    pool: Pool,
-    epoch: Epoch,
+    farm: Arc<Farm>,
     uploads: Arc<Places>,
-    small: Semaphore,
-    lines: Lines,
-    /// Which of the small ones has a line.
-    line: Semaphore,
-    server_id: ServerId,
+    small: Arc<SmallSubmissions>,
 }
 
 impl Submissions {
-    pub fn new(farm: &Farm) -> Submissions {
-        Submissions {
-            pool: farm.pool.clone(),
-            epoch: farm.epoch.clone(),
-            uploads: Places::new(UPLOADS, UPLOADS_OF_A_USER),
-            small: Semaphore::new(SMALL_AT_ONCE),
-            lines: farm.lines.clone(),
-            line: Semaphore::new(1),
-            server_id: farm.server_id,
-        }
+    pub fn new(farm: Arc<Farm>) -> Submissions {
+        let small = Arc::new(SmallSubmissions::new(farm.clone()));
+        Submissions { farm, uploads: Places::new(UPLOADS, UPLOADS_OF_A_USER), small }
     }
 
-    /// What was submitted, and what the dispatcher should know of it.
-    pub async fn submitted(&self, caller: &Caller, messages: Messages) -> Result<(Submitted, Event), Status> {
+    /// What was submitted; the dispatcher knows of it.
+    pub async fn submitted(&self, caller: &Caller, messages: Messages) -> Result<Submitted, Status> {
         let mut parts = Parts { messages, early: VecDeque::new() };
-        let wanted = wanted(caller, &mut parts).await?;
-        let epoch = self.epoch.number();
+        let wanted = Arc::new(wanted(caller, &mut parts).await?);
         if let Some(problems) = parts.small().await?
-            && let Some((submitted, fresh)) = self.at_once(&wanted, &problems).await?
+            && let Some(submitted) = self.small.submitted(&wanted, problems).await?
         {
-            let is_light =
-                |fresh: &Fresh| fresh.problems.iter().map(ComingProblem::bytes).sum::<usize>() <= FRESH_BYTES;
-            let news = fresh.filter(is_light).map_or(Event::Work, |fresh| Event::Fresh(Box::new(fresh), epoch));
-            return Ok((submitted, news));
+            return Ok(submitted);
         }
-        Ok((self.upload_in_turn(&wanted, parts).await?, Event::Work))
+        let submitted = self.upload_in_turn(&wanted, parts).await?;
+        // It hears no notification of this. Full means that the dispatcher has been told often enough.
+        drop(self.farm.dispatcher.try_send(Event::Work));
+        Ok(submitted)
     }
 
     /// The same of what was stored before, which the load's transaction marks as loaded. Whoever loads those sees to it that
@@ -103,30 +84,6 @@ impl Submissions {
         let mut parts = Parts { messages, early: VecDeque::new() };
         let wanted = Wanted { submission: Some(attempt), ..wanted(caller, &mut parts).await? };
         self.upload_in_time(&wanted, parts).await
-    }
-
-    async fn at_once(
-        &self,
-        wanted: &Wanted,
-        problems: &[NewProblem],
-    ) -> Result<Option<(Submitted, Option<Fresh>)>, Status> {
-        let _turn = in_turn(&self.small).await?;
-        let line = self.line.try_acquire().ok();
-        let client = match line {
-            Some(_) => self.lines.take().await,
-            None => self.pool.get().await,
-        };
-        let client = client.map_err(status_code::of_pool)?;
-        let began = Instant::now();
-        let small =
-            Small { by: &wanted.by, target: &wanted.target, convoy: wanted.convoy, open: wanted.open, problems };
-        let submitted = submit::at_once(&client, self.server_id, &small).await;
-        instruments::timed("submit", began);
-        // One that has refused something is as good as before.
-        if line.is_some() && !client.is_closed() {
-            self.lines.put(client);
-        }
-        submitted.map_err(status_code::of_load)
     }
 
     async fn upload_in_turn(&self, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
@@ -141,7 +98,7 @@ impl Submissions {
     }
 
     async fn upload_in_time(&self, wanted: &Wanted, parts: Parts) -> Result<Submitted, Status> {
-        let upload = Box::pin(upload(&self.pool, wanted, parts));
+        let upload = Box::pin(upload(&self.farm.pool, wanted, parts));
         timeout(UPLOAD_LIMIT, upload).await.unwrap_or_else(|_| {
             let hours = UPLOAD_LIMIT.as_secs() / 3600;
             Err(Status::deadline_exceeded(format!("not loaded within {hours} hours: load it in smaller parts")))
@@ -149,8 +106,8 @@ impl Submissions {
     }
 }
 
-async fn in_turn(turns: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
-    match timeout(TURN_TIMEOUT, turns.acquire()).await {
+pub(super) async fn in_turn(turns: Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Status> {
+    match timeout(TURN_TIMEOUT, turns.acquire_owned()).await {
         Ok(turn) => Ok(turn.expect("the semaphore is never closed")),
         Err(_) => Err(too_many()),
     }
@@ -161,11 +118,11 @@ fn too_many() -> Status {
 }
 
 /// What a header asks for.
-struct Wanted {
-    by: By,
-    target: Target,
-    convoy: Option<u32>,
-    open: bool,
+pub(super) struct Wanted {
+    pub by: By,
+    pub target: Target,
+    pub convoy: Option<u32>,
+    pub open: bool,
     /// At a stored one.
     submission: Option<Attempt>,
 }
