@@ -6,7 +6,7 @@ use crate::dispatch::offers::Claim;
 use crate::farm::Farm;
 use crate::grpc::status_code;
 use crate::{instruments, traces};
-use deadpool_postgres::ClientWrapper;
+use deadpool_postgres::Object;
 use pcfarm_proto::ids::JobId;
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::lanes::ComingProblem;
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tonic::Status;
 
@@ -65,13 +65,8 @@ impl SmallSubmissions {
         let client = client.map_err(status_code::of_pool)?;
         let (this, wanted) = (self.clone(), wanted.clone());
         let submitting = traces::carried(async move {
-            let outcome = this.submit(&client, epoch, &wanted, &problems).await;
-            // One that has refused something is as good as before.
-            if line.is_some() && !client.is_closed() {
-                this.farm.lines.put(client);
-            }
-            drop((line, turn));
-            outcome
+            let _turn = turn;
+            this.submit(client, line, epoch, &wanted, &problems).await
         });
         let failed = |_| Status::internal("this submission has failed in this server");
         self.farm.tasks.spawn(submitting).await.map_err(failed)?
@@ -79,7 +74,8 @@ impl SmallSubmissions {
 
     async fn submit(
         &self,
-        client: &ClientWrapper,
+        client: Object,
+        line: Option<OwnedSemaphorePermit>,
         epoch: u64,
         wanted: &Wanted,
         problems: &[NewProblem],
@@ -90,16 +86,23 @@ impl SmallSubmissions {
         let taker = claim.as_ref().zip(job_type.as_ref()).map(|(claim, job_type)| claim.taker(job_type));
         let small = Small { by, target, convoy: *convoy, open: *open, problems, taker };
         let began = Instant::now();
-        let mut submitting = pin!(submit::at_once(client, self.farm.server_id, &small));
-        let outcome = match timeout(CLAIM_LIMIT, &mut submitting).await {
-            Ok(outcome) => outcome,
-            Err(_) => {
-                claim = None;
-                submitting.await
+        let outcome = {
+            let mut submitting = pin!(submit::at_once(&client, self.farm.server_id, &small));
+            match timeout(CLAIM_LIMIT, &mut submitting).await {
+                Ok(outcome) => outcome,
+                Err(_) => {
+                    claim = None;
+                    submitting.await
+                }
             }
         };
         let took = began.elapsed();
         instruments::timed("submit", began);
+        // One that has refused something is as good as before.
+        if line.is_some() && !client.is_closed() {
+            self.farm.lines.put(client);
+        }
+        drop(line);
         let Some((submitted, fresh)) = outcome.map_err(status_code::of_load)? else { return Ok(None) };
         if let (Target::Job(job), Some(fresh)) = (target, &fresh) {
             self.note_type(*job, &fresh.lane.job_type);
