@@ -575,15 +575,14 @@ impl Session {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn session(drained: bool) -> Session {
+impl Session {
+    /// Without a connection.
+    fn of_test(id: i64, hello: &v1::Hello, drain: bool, drain_reason: String) -> Session {
         let connection = Connection {
-            workstation_id: WorkstationId(1),
+            workstation_id: WorkstationId(id),
             session: 1,
-            drain: drained,
-            drain_reason: if drained { "fan".to_owned() } else { String::new() },
+            drain,
+            drain_reason,
             same_instance: false,
             was_dead: false,
             woken: false,
@@ -591,7 +590,24 @@ mod tests {
             presence: None,
             slots: Vec::new(),
         };
-        Session::new(&connection, &v1::Hello::default(), None, mpsc::channel(1).0, CancellationToken::new())
+        Session::new(&connection, hello, None, mpsc::channel(1).0, CancellationToken::new())
+    }
+
+    /// Asks for one checkout.
+    pub fn that_waits(id: i64, hello: &v1::Hello) -> Session {
+        let session = Session::of_test(id, hello, false, String::new());
+        session.add_credit(1);
+        session
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(drained: bool) -> Session {
+        let reason = if drained { "fan".to_owned() } else { String::new() };
+        Session::of_test(1, &v1::Hello::default(), drained, reason)
     }
 
     #[test]

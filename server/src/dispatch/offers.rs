@@ -124,30 +124,12 @@ impl Drop for Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pcfarm_proto::ids::WorkstationId;
     use pcfarm_proto::v1;
     use pcfarm_sql::json::RawJson;
-    use pcfarm_sql::presence::Connection;
-    use tokio::sync::mpsc;
-    use tokio_util::sync::CancellationToken;
 
     fn session(id: i64, controller: &str) -> Arc<Session> {
-        let connection = Connection {
-            workstation_id: WorkstationId(id),
-            session: 1,
-            drain: false,
-            drain_reason: String::new(),
-            same_instance: false,
-            was_dead: false,
-            selection: None,
-            presence: None,
-            woken: false,
-            slots: Vec::new(),
-        };
         let hello = v1::Hello { controllers: vec![controller.to_owned()], cores: 1, ..v1::Hello::default() };
-        let session = Session::new(&connection, &hello, None, mpsc::channel(1).0, CancellationToken::new());
-        session.add_credit(1);
-        Arc::new(session)
+        Arc::new(Session::that_waits(id, &hello))
     }
 
     #[test]

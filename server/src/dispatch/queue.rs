@@ -161,13 +161,10 @@ fn has_first(line: &mut VecDeque<Waiting>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pcfarm_proto::ids::{CheckoutId, WorkstationId};
+    use pcfarm_proto::ids::CheckoutId;
     use pcfarm_proto::v1;
     use pcfarm_sql::json::RawJson;
-    use pcfarm_sql::presence::Connection;
     use std::collections::BTreeSet;
-    use tokio::sync::mpsc;
-    use tokio_util::sync::CancellationToken;
 
     fn session(id: i64, controllers: &[&str]) -> Arc<Session> {
         let controllers = controllers.iter().map(|&name| name.to_owned()).collect();
@@ -175,22 +172,7 @@ mod tests {
     }
 
     fn session_of(id: i64, hello: &v1::Hello) -> Arc<Session> {
-        let workstation_id = WorkstationId(id);
-        let connection = Connection {
-            workstation_id,
-            session: 1,
-            drain: false,
-            drain_reason: String::new(),
-            same_instance: false,
-            was_dead: false,
-            selection: None,
-            presence: None,
-            woken: false,
-            slots: Vec::new(),
-        };
-        let session = Session::new(&connection, hello, None, mpsc::channel(1).0, CancellationToken::new());
-        session.add_credit(1);
-        Arc::new(session)
+        Arc::new(Session::that_waits(id, hello))
     }
 
     fn queue(sessions: &[Arc<Session>]) -> Queue {
