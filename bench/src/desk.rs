@@ -2,7 +2,7 @@
 //! there is counted as the kernel does it.
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::symlink;
@@ -12,11 +12,18 @@ use std::time::{Duration, Instant};
 /// Between two looks at what is used.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// The same of whoever waits that something computes.
+const PACE: Duration = Duration::from_millis(200);
+
 /// Of the time between two looks: less is the agent's own, which delivers and looks around.
 const COMPUTES: f64 = 0.2;
 
 /// Nothing has computed for so long: it has ended.
 const QUIET: Duration = Duration::from_millis(500);
+
+/// The same of whoever has used only so much of a core, on average, for so long.
+const RESTS: f64 = 0.05;
+const LONG: Duration = Duration::from_secs(1);
 
 pub struct Desk {
     directory: PathBuf,
@@ -105,15 +112,43 @@ impl Tree {
         nanoseconds as f64 / (self.looked - looked).as_nanos().max(1) as f64
     }
 
+    /// One that uses so many cores, or nothing, if none does `within` that time.
+    pub async fn that_uses(root: u32, cores: f64, within: Duration) -> Option<Tree> {
+        let mut tree = Tree::of(root);
+        let began = Instant::now();
+        while began.elapsed() < within {
+            tokio::time::sleep(PACE).await;
+            if tree.cores() >= cores {
+                return Some(tree);
+            }
+        }
+        None
+    }
+
     /// How long it goes on computing, at most `patience`.
     pub fn until_quiet(&mut self, patience: Duration) -> Duration {
         let began = Instant::now();
         let mut last = began;
         self.cores();
+        // By moment: how much had been used by then.
+        let mut looks = VecDeque::from([(self.looked, 0.0)]);
+        let mut used = 0.0;
         while last.elapsed() < QUIET && began.elapsed() < patience {
             std::thread::sleep(LOOK);
-            if self.cores() > COMPUTES {
+            let before = self.looked;
+            let cores = self.cores();
+            used += cores * (self.looked - before).as_secs_f64();
+            if cores > COMPUTES {
                 last = self.looked;
+            }
+            looks.push_back((self.looked, used));
+            while looks.get(1).is_some_and(|(moment, _)| moment.elapsed() >= LONG) {
+                looks.pop_front();
+            }
+            // An agent whose messages take it long is above that now and then, and uses little all the same.
+            let (moment, then) = looks[0];
+            if moment.elapsed() >= LONG && used - then < RESTS * LONG.as_secs_f64() {
+                return moment - began;
             }
         }
         last - began

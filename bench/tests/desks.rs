@@ -1,7 +1,7 @@
 //! Agents on desks on a whole farm: whoever comes back gets the desk, and what was begun there is solved elsewhere; and what
 //! administrators want of desks.
 
-use pcfarm_bench::desk::Desk;
+use pcfarm_bench::desk::{Desk, Tree};
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server};
 use pcfarm_bench::program::Program;
 use serde_json::json;
@@ -10,10 +10,44 @@ use std::time::Duration;
 /// Whoever touches nothing for so long has left.
 const AWAY: Duration = Duration::from_millis(500);
 
+/// What computes uses so much of a core, however many others there are.
+const COMPUTES: f64 = 0.25;
+
+const ONE: &str = "select 'one' as key, '{}'::jsonb as payload";
+
 fn desk(farm: &Farm) -> Desk {
     let place = farm.path("desk");
     std::fs::create_dir(&place).expect("made");
     Desk::new(&place).expect("a desk")
+}
+
+/// A program that workstations have: it computes until a file is there.
+fn spins(farm: &Farm) -> String {
+    let script = format!("while [ ! -e {} ]; do :; done; echo done", farm.path("go").display());
+    format!(
+        "[[program]]\nname = \"spin\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", {script:?}]\nanswer = \"text\"\n\
+         trusted = true\n"
+    )
+}
+
+/// What was begun there is not only handed out.
+async fn computes(agent: &Program) {
+    let pid = agent.pid().expect("it runs");
+    assert!(Tree::that_uses(pid, COMPUTES, SOON).await.is_some(), "it computes");
+}
+
+/// Somebody types there until the farm knows this of it.
+async fn typing_until(farm: &Farm, desk: &mut Desk, what: &str) {
+    let types = async {
+        loop {
+            desk.press_a_key().expect("pressed");
+            tokio::time::sleep(AWAY / 5).await;
+        }
+    };
+    tokio::select! {
+        () = farm.until(SOON, what) => {}
+        () = types => {}
+    }
 }
 
 fn agent(farm: &Farm, server: &Server, desk: &Desk, presence: &str, more: &str) -> Program {
@@ -35,22 +69,26 @@ const PROCESSING: &str =
 #[tokio::test]
 async fn what_a_person_interrupts_is_solved_elsewhere_and_the_farm_knows_how_quickly() {
     let farm = Farm::new().await;
-    farm.job_type("sleep", "sleep", json!({"max_attempts": 1})).await;
+    farm.job_type("spin", "exec:spin", json!({"max_attempts": 1})).await;
     let server = farm.serving("a", &[]).await;
     let mut desk = desk(&farm);
-    let _agent = agent(&farm, &server, &desk, "", "");
-    let job = farm.submit("sleep", "select 'long' as key, jsonb_build_object('ms', 2000) as payload", 1).await;
-    farm.until(SOON, PROCESSING).await;
-    desk.press_a_key().expect("pressed");
+    let agent = agent(&farm, &server, &desk, "", &spins(&farm));
+    let job = farm.submit("spin", ONE, 1).await;
+    computes(&agent).await;
     let told = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'suspended'
         and reason like 'its person is here%' and checkouts = 0)";
-    farm.until(SOON, told).await;
+    typing_until(&farm, &mut desk, told).await;
     // It costs nothing: of one attempt none is used up.
+    let others = farm.path("other.toml");
+    std::fs::write(&others, spins(&farm)).expect("written");
     let mut other = farm
         .program("other", "pcfarm-worker")
         .arguments(["--server", &server.url(), "--cores", "1", "--hostname", "other", "--unattended"])
+        .arguments(["--config".as_ref(), others.as_os_str()])
         .arguments(["--state-dir".as_ref(), farm.path("other.state").as_os_str()]);
     other.start();
+    typing_until(&farm, &mut desk, &PROCESSING.replace("desk", "other")).await;
+    std::fs::write(farm.path("go"), "").expect("written");
     assert_eq!(farm.ended(job, LONG).await, "done");
     let known = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'waiting'
         and yields >= 1 and yield_p99_ms >= yield_p50_ms)";
@@ -61,22 +99,15 @@ async fn what_a_person_interrupts_is_solved_elsewhere_and_the_farm_knows_how_qui
 #[tokio::test]
 async fn what_is_frozen_keeps_its_checkout_beyond_the_lease() {
     let farm = Farm::new().await;
-    farm.job_type("waits", "exec:waits", json!({"max_attempts": 1})).await;
+    farm.job_type("spin", "exec:spin", json!({"max_attempts": 1})).await;
     let server = farm.serving("a", &[]).await;
     let mut desk = desk(&farm);
-    let go = farm.path("go");
-    let script = format!("while [ ! -e {} ]; do sleep 0.05; done; echo both", go.display());
-    let program = format!(
-        "[[program]]\nname = \"waits\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", {script:?}]\nanswer = \"text\"\n\
-         trusted = true"
-    );
-    let _agent = agent(&farm, &server, &desk, "on_return = \"freeze\"", &program);
-    let job = farm.submit("waits", "select 'one' as key, '{}'::jsonb as payload", 1).await;
-    farm.until(SOON, PROCESSING).await;
-    desk.press_a_key().expect("pressed");
+    let agent = agent(&farm, &server, &desk, "on_return = \"freeze\"", &spins(&farm));
+    let job = farm.submit("spin", ONE, 1).await;
+    computes(&agent).await;
     let frozen = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'suspended'
         and reason like '%what it has begun is frozen' and checkouts = 1)";
-    farm.until(SOON, frozen).await;
+    typing_until(&farm, &mut desk, frozen).await;
     // For some leases somebody types.
     let until = std::time::Instant::now() + 3 * pcfarm_bench::farm::LEASE;
     while std::time::Instant::now() < until {
@@ -85,7 +116,8 @@ async fn what_is_frozen_keeps_its_checkout_beyond_the_lease() {
     }
     assert_eq!(farm.number("select count(*) from pcfarm.checkout where ended_at is null").await, 1);
     farm.until(SOON, PROCESSING).await;
-    std::fs::write(go, "").expect("written");
+    computes(&agent).await;
+    std::fs::write(farm.path("go"), "").expect("written");
     assert_eq!(farm.ended(job, LONG).await, "done");
     assert_eq!(farm.number("select count(*) from pcfarm.checkout").await, 1, "nobody else has had it");
     farm.check(&[]).await;

@@ -6,7 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pcfarm_bench::desk::Tree;
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path};
@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 /// Whoever touches nothing for so long has left: what is looked for meanwhile is found, however busy the machine is.
 const AWAY: Duration = Duration::from_secs(6);
 
-/// What computes uses most of a core.
-const COMPUTES: f64 = 0.5;
+/// What computes uses so much of a core, however many others there are.
+const COMPUTES: f64 = 0.25;
 
 const ONE: &str = "select 'one' as key, '{}'::jsonb as payload";
 
@@ -73,13 +73,7 @@ impl Scene {
     /// The desk has work, and its agent a core. Returns what to watch that by.
     async fn desk_computes(&self) -> Tree {
         self.is("desk", &format!("state = 'processing' and idle_source like '{}%'", self.seat.source())).await;
-        let mut tree = Tree::of(self.agent.pid().expect("it runs"));
-        let deadline = Instant::now() + SOON;
-        while tree.cores() < COMPUTES {
-            assert!(Instant::now() < deadline, "it does not compute");
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-        tree
+        Tree::that_uses(self.agent.pid().expect("it runs"), COMPUTES, SOON).await.expect("it computes")
     }
 
     /// It gives way: nothing computes there, and nothing is held.

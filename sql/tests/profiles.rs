@@ -290,6 +290,8 @@ async fn the_farms_traffic_peaks_when_the_users_falls() {
             }
         }
         sent.push(handed_out);
+        // An hour goes by. What an earlier one has left would be in the way of what moves to its place.
+        queue.run("delete from pcfarm.handed_out where began_at < clock_timestamp() - interval '61 min'").await;
         queue.run("update pcfarm.handed_out set began_at = began_at - interval '61 min'").await;
     }
     for (n, users) in users.iter().enumerate() {

@@ -8,11 +8,10 @@ use crate::program::Program;
 use crate::report::{Figures, Report, quantile};
 use crate::seat::{Seat, missing};
 use crate::spin::calibrate;
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use serde_json::json;
 use std::io;
 use std::time::{Duration, Instant};
-use tokio::time::sleep;
 
 /// Without input for so long it begins again.
 const AWAY: Duration = Duration::from_secs(1);
@@ -160,13 +159,6 @@ fn agent(farm: &Farm, server: &Server, seat: &Seat, case: &Case) -> anyhow::Resu
 
 /// Waits until more than one core's worth computes.
 async fn busy(pid: u32, agent: &Program) -> anyhow::Result<Tree> {
-    let began = Instant::now();
-    let mut tree = Tree::of(pid);
-    loop {
-        sleep(Duration::from_millis(200)).await;
-        if tree.cores() > 1.2 {
-            return Ok(tree);
-        }
-        ensure!(began.elapsed() < PATIENCE, "the agent does not begin again:\n{}", agent.log());
-    }
+    let tree = Tree::that_uses(pid, 1.2, PATIENCE).await;
+    tree.with_context(|| format!("the agent does not begin again:\n{}", agent.log()))
 }
