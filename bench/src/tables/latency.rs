@@ -60,8 +60,8 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     report.note(format!(
         "{submissions} submissions of a job of one problem over gRPC, one at a time, from the call to the result's commit: \
          when the accepting transaction has closed the checkout, by the same machine's clock, and then a commit's time, of \
-         the same quantile (commit_ms, measured beside it, from the statement's own clock to its answer); as many of one \
-         problem to a standing job (standing); each as soon as the last one's result was seen, as graphile-worker's own test \
+         the same quantile (commit, measured beside it, in the same rhythm, from the statement's own clock to its answer); as many \
+         of one problem to a standing job (standing); each as soon as the last one's result was seen, as graphile-worker's own test \
          of latency does it; and the same again 10 ms later each (rested); {loads} loads in SQL, from commit to hand-out"
     ));
     report.note(
@@ -70,12 +70,12 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     for _ in 0..context.runs {
         let site = Site::start(context, &[]).await?;
         let mut figures = Figures::default();
-        let commits = commits(&site, &mut figures).await?;
         let (client, _connection) = site.database.connect().await?;
         let standing = "select pcfarm.create_job('standing', 'noop', '{\"standing\": true}')";
         let job: i64 = client.query_one(standing, &[]).await?.get(0);
         client.execute("select pcfarm.open_job($1)", &[&job]).await?;
         for rested in [true, false] {
+            let commits = commits(&site, rested, &mut figures).await?;
             for standing in [None, Some(job)] {
                 submit(&site, submissions, Rhythm { standing, rested }, &commits, &mut figures).await?;
             }
@@ -115,7 +115,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
 }
 
 /// What durable commits of next to nothing take: from the statement's own clock, as an acceptance's, to its answer.
-async fn commits(site: &Site, figures: &mut Figures) -> anyhow::Result<Vec<f64>> {
+async fn commits(site: &Site, rested: bool, figures: &mut Figures) -> anyhow::Result<Vec<f64>> {
     let (client, _connection) = site.database.connect().await?;
     let durable =
         client.prepare("select clock_timestamp(), pg_logical_emit_message(true, 'pcfarm-bench', 'commit')").await?;
@@ -124,9 +124,9 @@ async fn commits(site: &Site, figures: &mut Figures) -> anyhow::Result<Vec<f64>>
         let began: SystemTime = client.query_one(&durable, &[]).await?.get(0);
         times.push(began.elapsed().unwrap_or_default().as_secs_f64() * 1e3);
         // As between submissions: a machine that has nothing to do takes longer for all that wakes it up.
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(if rested { PAUSE } else { POLL }).await;
     }
-    add(figures, "commit", &times, &[]);
+    add(figures, if rested { "rested_commit" } else { "commit" }, &times, &[]);
     Ok(times)
 }
 
