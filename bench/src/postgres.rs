@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 /// The postmaster of a cluster.
@@ -14,16 +14,42 @@ pub fn postmaster(directory: &Path) -> anyhow::Result<Pid> {
     pid.with_context(|| format!("{} has no process id", path.display()))
 }
 
+/// Longest that a process takes to stand still once it was told to, on a busy machine.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
 /// Makes all of it stand still: the postmaster first, so that there are no new ones. Returns whom to wake.
 pub fn freeze(directory: &Path) -> anyhow::Result<Vec<Pid>> {
     let postmaster = postmaster(directory)?;
-    signal(&[postmaster], Signal::STOP);
     let path = format!("/proc/{0}/task/{0}/children", postmaster.as_raw_nonzero());
-    let children = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-    let all: Vec<Pid> = std::iter::once(postmaster).chain(children).collect();
-    signal(&all, Signal::STOP);
+    let (mut all, mut more) = (Vec::new(), vec![postmaster]);
+    // While some of them end, the list may leave out others.
+    while !more.is_empty() {
+        signal(&more, Signal::STOP);
+        for pid in &more {
+            stands_still(*pid)?;
+        }
+        all.append(&mut more);
+        let children = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+        more.extend(children.filter(|pid| !all.contains(pid)));
+    }
     Ok(all)
+}
+
+/// Waits for that: one that runs on another core goes on for a moment, and may start a process meanwhile.
+fn stands_still(pid: Pid) -> anyhow::Result<()> {
+    let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    let deadline = Instant::now() + STOP_LIMIT;
+    loop {
+        // Who has ended stands still, too.
+        let stat = std::fs::read_to_string(&path).unwrap_or_default();
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        if state.is_none_or(|state| "TtZX".contains(state)) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "process {pid:?} goes on after SIGSTOP");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 pub fn thaw(processes: &[Pid]) {
