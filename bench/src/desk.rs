@@ -25,6 +25,18 @@ const QUIET: Duration = Duration::from_millis(500);
 const RESTS: f64 = 0.05;
 const LONG: Duration = Duration::from_secs(1);
 
+/// What an agent uses at least of a core while [`spins_until`] does, however many others want one.
+pub const SPINS: f64 = 0.25;
+
+/// What an agent's settings say of a program `spin`, which computes until this file is there.
+pub fn spins_until(file: &Path) -> String {
+    let script = format!("while [ ! -e {} ]; do :; done; echo done", file.display());
+    format!(
+        "[[program]]\nname = \"spin\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", {script:?}]\nanswer = \"text\"\n\
+         trusted = true\n"
+    )
+}
+
 pub struct Desk {
     directory: PathBuf,
     keyboard: File,
@@ -112,15 +124,18 @@ impl Tree {
         nanoseconds as f64 / (self.looked - looked).as_nanos().max(1) as f64
     }
 
-    /// One that uses so many cores, or nothing, if none does `within` that time.
+    /// One that uses so many cores, or nothing, if none does `within` that time. Two looks in a row say so: what an agent does
+    /// itself, when it begins something, is over by the second.
     pub async fn that_uses(root: u32, cores: f64, within: Duration) -> Option<Tree> {
         let mut tree = Tree::of(root);
-        let began = Instant::now();
+        let (began, mut used_before) = (Instant::now(), false);
         while began.elapsed() < within {
             tokio::time::sleep(PACE).await;
-            if tree.cores() >= cores {
+            let uses = tree.cores() >= cores;
+            if uses && used_before {
                 return Some(tree);
             }
+            used_before = uses;
         }
         None
     }
@@ -145,10 +160,11 @@ impl Tree {
             while looks.get(1).is_some_and(|(moment, _)| moment.elapsed() >= LONG) {
                 looks.pop_front();
             }
-            // An agent whose messages take it long is above that now and then, and uses little all the same.
+            // An agent whose messages take it long is above that now and then, and uses little all the same: at the worst all of it
+            // at once, at the beginning.
             let (moment, then) = looks[0];
             if moment.elapsed() >= LONG && used - then < RESTS * LONG.as_secs_f64() {
-                return moment - began;
+                return moment - began + LONG.mul_f64(RESTS);
             }
         }
         last - began

@@ -17,23 +17,35 @@ pub fn postmaster(directory: &Path) -> anyhow::Result<Pid> {
 /// Longest that a process takes to stand still once it was told to, on a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Makes all of it stand still: the postmaster first, so that there are no new ones. Returns whom to wake.
+/// Makes all of it stand still: the postmaster first, so that there are no new ones. Returns whom to wake; after an error nobody
+/// has to.
 pub fn freeze(directory: &Path) -> anyhow::Result<Vec<Pid>> {
-    let postmaster = postmaster(directory)?;
+    let mut told = Vec::new();
+    match freeze_all(postmaster(directory)?, &mut told) {
+        Ok(()) => Ok(told),
+        Err(error) => {
+            thaw(&told);
+            Err(error)
+        }
+    }
+}
+
+/// Adds all who were told to.
+fn freeze_all(postmaster: Pid, told: &mut Vec<Pid>) -> anyhow::Result<()> {
     let path = format!("/proc/{0}/task/{0}/children", postmaster.as_raw_nonzero());
-    let (mut all, mut more) = (Vec::new(), vec![postmaster]);
+    let mut more = vec![postmaster];
     // While some of them end, the list may leave out others.
     while !more.is_empty() {
         signal(&more, Signal::STOP);
+        told.extend(&more);
         for pid in &more {
             stands_still(*pid)?;
         }
-        all.append(&mut more);
         let children = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
         let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-        more.extend(children.filter(|pid| !all.contains(pid)));
+        more = children.filter(|pid| !told.contains(pid)).collect();
     }
-    Ok(all)
+    Ok(())
 }
 
 /// Waits for that: one that runs on another core goes on for a moment, and may start a process meanwhile.

@@ -1,7 +1,7 @@
 //! Agents on desks on a whole farm: whoever comes back gets the desk, and what was begun there is solved elsewhere; and what
 //! administrators want of desks.
 
-use pcfarm_bench::desk::{Desk, Tree};
+use pcfarm_bench::desk::{Desk, SPINS, Tree, spins_until};
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server};
 use pcfarm_bench::program::Program;
 use serde_json::json;
@@ -9,9 +9,6 @@ use std::time::Duration;
 
 /// Whoever touches nothing for so long has left.
 const AWAY: Duration = Duration::from_millis(500);
-
-/// What computes uses so much of a core, however many others there are.
-const COMPUTES: f64 = 0.25;
 
 const ONE: &str = "select 'one' as key, '{}'::jsonb as payload";
 
@@ -21,19 +18,11 @@ fn desk(farm: &Farm) -> Desk {
     Desk::new(&place).expect("a desk")
 }
 
-/// A program that workstations have: it computes until a file is there.
-fn spins(farm: &Farm) -> String {
-    let script = format!("while [ ! -e {} ]; do :; done; echo done", farm.path("go").display());
-    format!(
-        "[[program]]\nname = \"spin\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", {script:?}]\nanswer = \"text\"\n\
-         trusted = true\n"
-    )
-}
-
-/// What was begun there is not only handed out.
-async fn computes(agent: &Program) {
+/// What the desk holds is not only handed out, but has begun.
+async fn computes(farm: &Farm, agent: &Program) {
+    farm.until(SOON, PROCESSING).await;
     let pid = agent.pid().expect("it runs");
-    assert!(Tree::that_uses(pid, COMPUTES, SOON).await.is_some(), "it computes");
+    assert!(Tree::that_uses(pid, SPINS, SOON).await.is_some(), "it computes");
 }
 
 /// Somebody types there until the farm knows this of it.
@@ -72,15 +61,15 @@ async fn what_a_person_interrupts_is_solved_elsewhere_and_the_farm_knows_how_qui
     farm.job_type("spin", "exec:spin", json!({"max_attempts": 1})).await;
     let server = farm.serving("a", &[]).await;
     let mut desk = desk(&farm);
-    let agent = agent(&farm, &server, &desk, "", &spins(&farm));
+    let agent = agent(&farm, &server, &desk, "", &spins_until(&farm.path("go")));
     let job = farm.submit("spin", ONE, 1).await;
-    computes(&agent).await;
+    computes(&farm, &agent).await;
     let told = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'suspended'
         and reason like 'its person is here%' and checkouts = 0)";
     typing_until(&farm, &mut desk, told).await;
     // It costs nothing: of one attempt none is used up.
     let others = farm.path("other.toml");
-    std::fs::write(&others, spins(&farm)).expect("written");
+    std::fs::write(&others, spins_until(&farm.path("go"))).expect("written");
     let mut other = farm
         .program("other", "pcfarm-worker")
         .arguments(["--server", &server.url(), "--cores", "1", "--hostname", "other", "--unattended"])
@@ -102,9 +91,9 @@ async fn what_is_frozen_keeps_its_checkout_beyond_the_lease() {
     farm.job_type("spin", "exec:spin", json!({"max_attempts": 1})).await;
     let server = farm.serving("a", &[]).await;
     let mut desk = desk(&farm);
-    let agent = agent(&farm, &server, &desk, "on_return = \"freeze\"", &spins(&farm));
+    let agent = agent(&farm, &server, &desk, "on_return = \"freeze\"", &spins_until(&farm.path("go")));
     let job = farm.submit("spin", ONE, 1).await;
-    computes(&agent).await;
+    computes(&farm, &agent).await;
     let frozen = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'suspended'
         and reason like '%what it has begun is frozen' and checkouts = 1)";
     typing_until(&farm, &mut desk, frozen).await;
@@ -115,8 +104,7 @@ async fn what_is_frozen_keeps_its_checkout_beyond_the_lease() {
         tokio::time::sleep(AWAY / 5).await;
     }
     assert_eq!(farm.number("select count(*) from pcfarm.checkout where ended_at is null").await, 1);
-    farm.until(SOON, PROCESSING).await;
-    computes(&agent).await;
+    computes(&farm, &agent).await;
     std::fs::write(farm.path("go"), "").expect("written");
     assert_eq!(farm.ended(job, LONG).await, "done");
     assert_eq!(farm.number("select count(*) from pcfarm.checkout").await, 1, "nobody else has had it");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use pcfarm_bench::desk::Tree;
+use pcfarm_bench::desk::{SPINS, Tree, spins_until};
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path};
 use pcfarm_bench::left_out;
 use pcfarm_bench::program::Program;
@@ -17,9 +17,6 @@ use serde_json::{Value, json};
 
 /// Whoever touches nothing for so long has left: what is looked for meanwhile is found, however busy the machine is.
 const AWAY: Duration = Duration::from_secs(6);
-
-/// What computes uses so much of a core, however many others there are.
-const COMPUTES: f64 = 0.25;
 
 const ONE: &str = "select 'one' as key, '{}'::jsonb as payload";
 
@@ -41,7 +38,7 @@ impl Scene {
         farm.job_type("spin", "exec:spin", json!({"max_attempts": 1})).await;
         let server = farm.serving("a", &[]).await;
         let seat = seat(&farm).expect("somebody can sit there");
-        let program = program(&farm);
+        let program = spins_until(&farm.path("go"));
         let config = seat.desk.config(AWAY, seat.trust(), &program).expect("written");
         let mut agent = self::agent(&farm, &server, "desk", &config).environment("PCFARM_UNATTENDED", "false");
         let others = farm.path("other.toml");
@@ -73,7 +70,7 @@ impl Scene {
     /// The desk has work, and its agent a core. Returns what to watch that by.
     async fn desk_computes(&self) -> Tree {
         self.is("desk", &format!("state = 'processing' and idle_source like '{}%'", self.seat.source())).await;
-        Tree::that_uses(self.agent.pid().expect("it runs"), COMPUTES, SOON).await.expect("it computes")
+        Tree::that_uses(self.agent.pid().expect("it runs"), SPINS, SOON).await.expect("it computes")
     }
 
     /// It gives way: nothing computes there, and nothing is held.
@@ -131,15 +128,6 @@ impl Scene {
         let text = "select count(*) from pcfarm.checkout c join pcfarm.workstation w using (workstation_id) where w.hostname = 'desk'";
         self.farm.number(text).await
     }
-}
-
-/// What programs both workstations have: one that computes until a file is there.
-fn program(farm: &Farm) -> String {
-    let script = format!("while [ ! -e {} ]; do :; done; echo done", farm.path("go").display());
-    format!(
-        "[[program]]\nname = \"spin\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nargs = [\"-c\", {script:?}]\nanswer = \"text\"\n\
-         trusted = true\n"
-    )
 }
 
 fn agent(farm: &Farm, server: &Server, name: &str, config: &Path) -> Program {
