@@ -124,3 +124,27 @@ async fn write_back_commits_with_its_results_and_fails_for_its_problem_alone() {
     farm.run("select pcfarm.set_write_back('digest', null)").await;
     forget_roles(&farm, &[&reader, &writer]).await;
 }
+
+/// Its text is not too large, so that the agent has no objection.
+#[tokio::test]
+async fn a_solution_that_is_too_large_as_it_is_stored_fails_alone() {
+    let farm = Farm::new().await;
+    let (reader, writer) = market(&farm).await;
+    farm.job_type("related", "related", json!({"max_attempts": 1, "read_role": reader})).await;
+    let read = "select key, case when key = ''problem 7'' then ones end as ones
+        from unnest($1::text[]) key, (select jsonb_agg(1) as ones from generate_series(1, 150000)) many";
+    farm.run(&format!("select pcfarm.set_related_read('related', 'rows', '{read}')")).await;
+    let (server, agents) = running(&farm).await;
+    let job = farm.submit_sleeps("related", 20, 1, 20).await;
+    assert_eq!(farm.ended(job, LONG).await, "failed");
+    let failed = farm
+        .query("select key, message from pcfarm.job_problems where job_id = $1 and state = 'failed'", &[&job])
+        .await;
+    let failed: Vec<(&str, &str)> = failed.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let words = "the solution cannot be stored: it takes more than 1 MiB in the database, where numbers take more room \
+                 than their text";
+    assert_eq!(failed, [("problem 7", words)]);
+    farm.check(&[]).await;
+    drop((server, agents));
+    forget_roles(&farm, &[&reader, &writer]).await;
+}

@@ -103,8 +103,7 @@ async fn store_by_halves(
         match piece.solved.len() {
             0 => return Err(error.into()),
             1 => {
-                let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
-                let message = format!("the solution cannot be stored: {message}");
+                let message = format!("the solution cannot be stored: {}", reason(&error));
                 if batch::refuse(&mut piece, &home, |_| Some(message.clone())) == 0 {
                     return Err(error.into());
                 }
@@ -132,6 +131,17 @@ fn add_up(totals: &mut HashMap<CheckoutId, Verdict>, verdicts: Vec<Verdict>) {
                 total.refused += verdict.refused;
             })
             .or_insert(verdict);
+    }
+}
+
+fn reason(error: &Error) -> String {
+    match error.as_db_error() {
+        // What else that constraint is about is right whatever an agent sends.
+        Some(said) if said.constraint() == Some("done_or_failed") => {
+            "it takes more than 1 MiB in the database, where numbers take more room than their text".to_owned()
+        }
+        Some(said) => said.message().to_owned(),
+        None => error.to_string(),
     }
 }
 
