@@ -17,6 +17,8 @@ const LONGEST_RUN: Duration = Duration::from_secs(1200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Queues,
+    /// Of queues, the programs that measure one job at a time.
+    Latency,
     Schedulers,
 }
 
@@ -31,6 +33,7 @@ pub async fn set_up(kind: Kind, report: &mut Report) -> anyhow::Result<Vec<Insta
     let program = repository().join("bench/peers/setup");
     let kind = match kind {
         Kind::Queues => "queues",
+        Kind::Latency => "latency",
         Kind::Schedulers => "schedulers",
     };
     let output =

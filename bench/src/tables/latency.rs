@@ -1,14 +1,16 @@
-//! Table `latency`: one problem at a time on an idle farm, from its submission to its stored result; and from the commit of
-//! a load in SQL to the first hand-out.
+//! Table `latency`: one problem at a time on an idle farm, from its submission to its stored result, beside queues that have
+//! no farm; and from the commit of a load in SQL to the first hand-out.
 
 use crate::context::Context;
+use crate::installed::{self, Installed, Kind};
 use crate::night::Site;
-use crate::plot::{Kind, Plot};
-use crate::report::{Figures, Report, quantile};
+use crate::plot::{self, Plot};
+use crate::report::{Figures, Report, quantile, shown};
 use anyhow::{Context as _, ensure};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::submit_request::Part;
+use serde::Deserialize;
 use std::time::{Duration, Instant, SystemTime};
 use tonic::transport::Channel;
 
@@ -64,9 +66,12 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
          of one problem to a standing job (standing); each as soon as the last one's result was seen, as graphile-worker's own test \
          of latency does it; and the same again 10 ms later each (rested); {loads} loads in SQL, from commit to hand-out"
     ));
-    report.note(
-        "not compared in this run: other queues' figures end at the start of the handler, not at the stored result",
-    );
+    report.note(format!(
+        "other queues, on the same PostgreSQL and in the same rhythms: {submissions} jobs, one at a time, from the call that adds one \
+         to the start of its handler, and to the answer to the statement that completes it. Handlers run in the very process \
+         that asks the database, and there is no result"
+    ));
+    let mut peers = installed::set_up(Kind::Latency, report).await?;
     for _ in 0..context.runs {
         let site = Site::start(context, &[]).await?;
         let mut figures = Figures::default();
@@ -84,6 +89,15 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         load(&site, loads, &mut figures).await?;
         site.end(context).await?;
         report.processed(4 * submissions + loads);
+        let mut failed = Vec::new();
+        for peer in &peers {
+            if let Err(error) = compare(context, peer, submissions, &mut figures, report).await {
+                // The others can still be measured; this one would most likely fail again.
+                report.skip(&peer.name, format!("its program failed: {error:#}"));
+                failed.push(peer.name.clone());
+            }
+        }
+        peers.retain(|peer| !failed.contains(&peer.name));
         report.run(figures);
     }
     for rhythm in ["", "standing_"] {
@@ -103,13 +117,17 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         "standing_submit_to_result_p99_ms",
         "load_to_hand_out_p50_ms",
         "load_to_hand_out_p99_ms",
+        "graphile_worker_rust_add_to_completed_p50_ms",
+        "graphile_worker_node_add_to_completed_p50_ms",
+        "rested_graphile_worker_rust_add_to_completed_p50_ms",
+        "rested_graphile_worker_node_add_to_completed_p50_ms",
     ];
     let bars = names.iter().filter_map(|name| Some(((*name).to_owned(), report.median(name)?))).collect();
     report.plot(Plot {
         name: "latency".to_owned(),
         title: "One problem on an idle farm".to_owned(),
         y: "milliseconds".to_owned(),
-        kind: Kind::Bars(bars),
+        kind: plot::Kind::Bars(bars),
     });
     Ok(())
 }
@@ -208,6 +226,42 @@ async fn load(site: &Site, count: u64, figures: &mut Figures) -> anyhow::Result<
         tokio::time::sleep(PAUSE).await;
     }
     add(figures, "load_to_hand_out", &waits, &[]);
+    Ok(())
+}
+
+/// What a peer's program prints.
+#[derive(Debug, Deserialize)]
+struct Outcome {
+    peer: String,
+    version: String,
+    settings: String,
+    started_ms: Vec<f64>,
+    completed_ms: Vec<f64>,
+}
+
+async fn compare(
+    context: &Context,
+    peer: &Installed,
+    jobs: u64,
+    figures: &mut Figures,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let name = peer.name.replace('-', "_");
+    for (prefix, rest) in [("rested_", PAUSE), ("", Duration::ZERO)] {
+        let (jobs, rest) = (jobs.to_string(), rest.as_millis().to_string());
+        let outcome: Outcome = peer.run(context, &["--problems", &jobs, "--rest-ms", &rest]).await?;
+        let Outcome { peer, version, settings, started_ms, completed_ms } = outcome;
+        ensure!(
+            started_ms.len().to_string() == jobs && completed_ms.len() == started_ms.len(),
+            "it measured something else"
+        );
+        add(figures, &format!("{prefix}{name}_add_to_start"), &started_ms, &[]);
+        add(figures, &format!("{prefix}{name}_add_to_completed"), &completed_ms, &[]);
+        let completed = quantile(&completed_ms, 0.5).unwrap_or_default();
+        context.progress(&format!("{prefix}{name}: {} ms", shown(completed)));
+        report.note(format!("{name}: {peer} {version}; {settings}"));
+        report.processed(started_ms.len() as u64);
+    }
     Ok(())
 }
 
