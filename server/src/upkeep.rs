@@ -4,7 +4,7 @@ use crate::farm::Farm;
 use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{CrashPoint, crash_point};
-use pcfarm_proto::ids::{JobId, LaneId};
+use pcfarm_proto::ids::JobId;
 use pcfarm_sql::pool::{Kept, Lines};
 use pcfarm_sql::{files, fleet, profiles, upkeep};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub async fn sweep(farm: Arc<Farm>) {
     let mut tick = tokio::time::interval(SWEEP);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut folded = Instant::now();
-    let mut memory = Memory::default();
+    let mut looked_to = None;
     let mut line = Kept::new(farm.pool.clone());
     loop {
         tokio::select! {
@@ -54,7 +54,7 @@ pub async fn sweep(farm: Arc<Farm>) {
         let pause = (began.elapsed() * SWEEP_PAUSE_FACTOR).clamp(SWEEP_PAUSE, SWEEP);
         if folded.elapsed() > FOLD {
             folded = Instant::now();
-            if let Err(error) = tidy(&farm, &mut memory).await {
+            if let Err(error) = tidy(&farm, &mut looked_to).await {
                 warn!(error = format!("{error:#}"), "tidying up failed: trying again");
             }
         }
@@ -89,27 +89,16 @@ async fn end_jobs(farm: &Farm, line: &mut Kept) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was done last.
-#[derive(Default)]
-struct Memory {
-    analyzed: Option<LaneId>,
-    looked_to: upkeep::LookedTo,
-}
-
-/// Folds counts, and analyses after large loads: a load does so itself, unless somebody else is at it just then, and what
-/// came by COPY has not. Says the signals that it knows, and forgets what is old.
-async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
+/// Folds counts, and analyses after large loads that have not done so. Says the signals that it knows, and forgets what is
+/// old: of standing jobs' problems those behind the lane to which the last time came.
+async fn tidy(farm: &Farm, looked_to: &mut upkeep::LookedTo) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     upkeep::count_progress(&*client).await.context("counting progress")?;
     upkeep::count_triggers(&*client).await.context("counting triggers of schedules")?;
     upkeep::fold_progress(&*client).await.context("folding progress")?;
     upkeep::forget_statistics(&*client).await.context("forgetting old statistics")?;
     crash_point(CrashPoint::ProgressFolded);
-    let newest = upkeep::newest_large_lane(&*client).await.context("looking for large loads")?;
-    if newest > memory.analyzed {
-        upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;
-        memory.analyzed = newest;
-    }
+    upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;
     upkeep::note_nowhere(&*client).await.context("looking for jobs that nothing can run")?;
     let quarantined =
         fleet::quarantine(&*client).await.context("looking for workstations that fail what others solve")?;
@@ -130,9 +119,7 @@ async fn tidy(farm: &Farm, memory: &mut Memory) -> anyhow::Result<()> {
         }
     }
     for _ in 0..FORGET_STEPS {
-        let (looked_to, _) =
-            upkeep::forget_old_problems(&*client, memory.looked_to).await.context("forgetting old problems")?;
-        memory.looked_to = looked_to;
+        (*looked_to, _) = upkeep::forget_old_problems(&*client, *looked_to).await.context("forgetting old problems")?;
         if looked_to.is_none() {
             break;
         }

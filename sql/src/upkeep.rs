@@ -90,12 +90,7 @@ pub async fn end_jobs_if_empty(client: &impl Queries, jobs: &[JobId]) -> Result<
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
-/// The newest lane that is large enough to change what the planner should know.
-pub async fn newest_large_lane(client: &impl Queries) -> Result<Option<LaneId>, Error> {
-    client.run(include_str!("../queries/newest_large_lane.sql"), &[]).await?[0].try_get(0)
-}
-
-/// Tells the planner how the problems are spread, unless somebody else is at it.
+/// Tells the planner how problems are spread, if it was not told since the last large load and nobody else is at it.
 pub async fn analyze_problems(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/analyze_problems.sql"), &[]).await.map(drop)
 }

@@ -6,7 +6,7 @@ mod queue;
 use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_sql::checkout::Closing;
 use pcfarm_sql::connect::connect;
-use pcfarm_sql::lanes;
+use pcfarm_sql::{lanes, upkeep};
 use queue::{Queue, backend, queue, take};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -272,6 +272,51 @@ async fn orders_of_ones_own_belong_to_loading_jobs() {
     let (code, _) = queue.refused(&format!("select pcfarm.assign_batch_order({job}, 3, 'nonsense')")).await;
     assert_eq!(code, "42703");
     queue.run(&format!("select pcfarm.open_job({job})")).await;
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn problems_are_analysed_once_after_a_large_load() {
+    let queue = queue().await;
+    let server = queue.server().await;
+    let times = "select s.analyze_count from pg_stat_user_tables s where s.relid = 'pcfarm.problem'::regclass";
+    queue.run("alter table pcfarm.problem set (autovacuum_enabled = off)").await;
+    let analysed_after_upkeep = async || {
+        upkeep::analyze_problems(&*server).await.expect("asked");
+        queue.number(times).await
+    };
+    queue.job(9_999, 100).await;
+    assert_eq!(analysed_after_upkeep().await, 0);
+    // A load does so itself.
+    queue.job(10_000, 100).await;
+    assert_eq!(queue.number(times).await, 1);
+    assert_eq!(analysed_after_upkeep().await, 1);
+
+    // A copy does not, here a while after that load.
+    let copied = async || {
+        let job = queue.number("select pcfarm.create_job('j', 't')").await;
+        queue
+            .run(&format!(
+                "insert into pcfarm.problem (job_id, key, payload, batch_order)
+                 select {job}, g::text, '1', g / 100 from generate_series(0, 9999) g;
+                 select pcfarm.open_job({job});
+                 update pcfarm.lane set loaded_at = loaded_at + interval '1 minute' where job_id = {job}"
+            ))
+            .await;
+        job
+    };
+    let job = copied().await;
+    assert_eq!(analysed_after_upkeep().await, 2);
+    queue
+        .run(&format!("update pcfarm.lane set loaded_at = loaded_at - interval '1 minute' where job_id = {job}"))
+        .await;
+    assert_eq!(analysed_after_upkeep().await, 2);
+
+    // Among so many others as many change nothing.
+    queue.job(100_000, 1000).await;
+    assert_eq!(queue.number(times).await, 3);
+    copied().await;
+    assert_eq!(analysed_after_upkeep().await, 3);
     queue.check().await;
 }
 

@@ -1,0 +1,1 @@
+select pcfarm.analyze_after_load($1)
