@@ -11,18 +11,19 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 use tracing::info;
 
 use super::held::Held;
-use super::{Drain, INTAKE_CHANGE_EVERY, Inventory, Kind, Open, Session, UNACKNOWLEDGED_CHECKOUTS_LIMIT, kind_of};
+use super::{
+    Drain, INTAKE_CHANGE_EVERY, Inventory, Kind, Open, Session, UNACKNOWLEDGED_CHECKOUTS_LIMIT,
+    UNACKNOWLEDGED_PROBLEMS_LIMIT, kind_of,
+};
 
 impl Inventory {
     /// Gives credit, so that of each kind one checkout is computed and some more are here or on their way. The tails
     /// of checkouts that run beside a later one are no reason to ask for less; that no core could compute
     /// what comes is one to ask for nothing.
     pub(super) fn ask(&mut self, now: Duration, revoked_cores: u32) {
-        let unacknowledged = self.held.values().filter(|held| !held.is_computing()).count();
         if !matches!(self.drain, Drain::No)
             || self.leaving.is_some()
-            || self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
-            || unacknowledged >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
+            || self.too_much_is_unacknowledged()
             || revoked_cores >= self.profile.hello.cores
         {
             return;
@@ -52,6 +53,13 @@ impl Inventory {
             open.credit += checkouts;
             self.send(Out::Credit(v1::Credit { checkouts }));
         }
+    }
+
+    fn too_much_is_unacknowledged(&self) -> bool {
+        let computed = || self.held.values().filter(|held| !held.is_computing());
+        self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
+            || computed().count() >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
+            || computed().map(|held| held.checkout.problems.len()).sum::<usize>() >= UNACKNOWLEDGED_PROBLEMS_LIMIT
     }
 
     /// How many more checkouts of each kind there is room for.

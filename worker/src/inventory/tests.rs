@@ -237,6 +237,18 @@ fn no_more_is_asked_for_while_too_much_is_unacknowledged() {
 }
 
 #[test]
+fn no_more_is_asked_for_while_too_many_problems_are_unacknowledged() {
+    let mut trial = Trial::open();
+    trial.inventory.profile.unacknowledged_bytes = usize::MAX;
+    let problems: Vec<i64> = (0..25_000).collect();
+    trial.on(checkout(1, &problems));
+    assert!(trial.on(solved(1, &problems)).contains(&"credit 1".to_owned()));
+    trial.on(checkout(2, &problems));
+    assert!(!trial.on(solved(2, &problems)).contains(&"credit 1".to_owned()));
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["credit 1"]);
+}
+
+#[test]
 fn after_a_reconnect_the_unacknowledged_is_held_and_sent_again() {
     let mut trial = Trial::open();
     trial.on(checkout(1, &[10]));
