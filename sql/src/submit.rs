@@ -103,6 +103,9 @@ async fn find_target(client: &Client, target: &Target) -> Result<(JobId, bool), 
 const BUFFER_BYTES: usize = 512 << 10;
 const BUFFER_PROBLEMS: usize = 5_000;
 
+/// Fewer change nothing that the planner should know, as `pcfarm.analyze_after_load` has it.
+const ANALYZE_FROM: i64 = 10_000;
+
 /// Problem ids hold this many in a lane.
 const LANE_PROBLEMS_LIMIT: i64 = 10_000_000_000;
 
@@ -526,10 +529,12 @@ impl Loading {
         }
         client.batch_execute("commit").await?;
         crash_point(CrashPoint::UploadCommitted);
-        let analyzed = client.execute(include_str!("../queries/analyze_after_load.sql"), &[&problems]).await;
-        if let Err(error) = analyzed {
-            // The load stands; a server's upkeep, or autovacuum, analyzes later.
-            tracing::warn!(job_id = %self.job, error = &error as &dyn std::error::Error, "problems were not analyzed after a load");
+        if problems >= ANALYZE_FROM {
+            let analyzed = client.execute(include_str!("../queries/analyze_after_load.sql"), &[&problems]).await;
+            if let Err(error) = analyzed {
+                // The load stands; autovacuum analyzes later.
+                tracing::warn!(job_id = %self.job, error = &error as &dyn std::error::Error, "problems were not analyzed after a load");
+            }
         }
         Ok(Submitted { job: self.job, problems, repeated: false })
     }

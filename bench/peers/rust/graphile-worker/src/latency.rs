@@ -1,7 +1,7 @@
 //! graphile_worker, one job at a time: from the call that adds it to the start of its handler, and to the answer to the
 //! statement that completes it.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Parser;
 use graphile_worker::tokio_postgres::TokioPostgresDatabase;
 use graphile_worker::{
@@ -63,7 +63,7 @@ async fn main() -> anyhow::Result<()> {
     STARTED.set(started).expect("it is set here alone");
     let (completed, mut completions) = unbounded_channel();
     let worker = Arc::new(worker(&arguments, completed).await?);
-    let running = tokio::spawn({
+    let mut running = tokio::spawn({
         let worker = worker.clone();
         async move { worker.run().await }
     });
@@ -78,9 +78,10 @@ async fn main() -> anyhow::Result<()> {
             let started = starts.recv().await.context("the worker has stopped")?;
             anyhow::Ok((started, completions.recv().await.context("the worker has stopped")?))
         };
-        let (started, completed): (Instant, Instant) = tokio::time::timeout(Duration::from_secs(10), next())
-            .await
-            .context("no job was completed for ten seconds")??;
+        let (started, completed): (Instant, Instant) = tokio::select! {
+            ended = &mut running => bail!("the worker has stopped: {:?}", ended?),
+            both = tokio::time::timeout(Duration::from_secs(10), next()) => both.context("no job was completed for ten seconds")??,
+        };
         if number >= WARMING {
             to_start.push((started - began).as_secs_f64() * 1e3);
             to_completion.push((completed - began).as_secs_f64() * 1e3);
