@@ -234,7 +234,6 @@ pub async fn at_once(
     };
     let keys: Vec<&str> = problems.iter().map(|problem| problem.key.as_str()).collect();
     let payloads: Vec<&RawJson> = problems.iter().map(|problem| &problem.payload).collect();
-    let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
     crash_point(CrashPoint::SubmissionCame);
     let (user, rights) = by.as_ref().map(|(user, rights)| (user, rights.name())).unzip();
     let taker = small.taker.filter(|_| are_one_convoy(problems.len(), small.convoy));
@@ -246,7 +245,7 @@ pub async fn at_once(
         &job, &name, &job_type, &options, &keys, &payloads, &convoy, &open, &user, &rights, &server_id, &of_type, &workstation,
         &token, &seconds,
     ];
-    let outcome = client.query_one(&statement, &parameters).await;
+    let outcome = submit_problems(client, small, parameters).await;
     crash_point(CrashPoint::SubmissionCommitted);
     match outcome {
         Ok(row) => {
@@ -257,6 +256,66 @@ pub async fn at_once(
         }
         Err(error) if may_be_one_of_them(&error) || error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Ok(None),
         Err(error) => Err(LoadError::Database(error)),
+    }
+}
+
+/// Of the function's parameters each statement leaves out what it does not ask for.
+async fn submit_problems(
+    client: &ClientWrapper,
+    small: &Small<'_>,
+    parameters: [&(dyn ToSql + Sync); 15],
+) -> Result<Row, Error> {
+    let [
+        job,
+        name,
+        job_type,
+        options,
+        keys,
+        payloads,
+        convoy,
+        open,
+        user,
+        rights,
+        server,
+        of_type,
+        workstation,
+        token,
+        seconds,
+    ] = parameters;
+    let plain = match small.target {
+        Target::New { .. } if small.open => {
+            let statement = client.prepare_cached(include_str!("../queries/submit_plainly.sql")).await?;
+            let parameters = [
+                name,
+                job_type,
+                options,
+                keys,
+                payloads,
+                convoy,
+                user,
+                rights,
+                server,
+                of_type,
+                workstation,
+                token,
+                seconds,
+            ];
+            client.query_opt(&statement, &parameters).await?
+        }
+        Target::New { .. } => None,
+        Target::Job(_) => {
+            let statement = client.prepare_cached(include_str!("../queries/submit_plainly_into.sql")).await?;
+            let parameters =
+                [job, keys, payloads, convoy, open, user, rights, server, of_type, workstation, token, seconds];
+            client.query_opt(&statement, &parameters).await?
+        }
+    };
+    match plain {
+        Some(row) => Ok(row),
+        None => {
+            let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
+            client.query_one(&statement, &parameters).await
+        }
     }
 }
 
