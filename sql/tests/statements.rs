@@ -178,6 +178,9 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
         ("live_checkouts_of", "", "('{1}')"),
         ("live_checkouts_of_all", "", "('{1}', 1)"),
         ("lost_checkouts", "", "(0)"),
+        ("accept_plainly", "", "(1, 7, 't', true, 1, '{1}', '{1}', 0)"),
+        ("submit_plainly", "", "('n', 't', '{}', '{k}', '{1}', 1, null, null, 1, 't', 1, 7, null)"),
+        ("submit_plainly_into", "", "(1, '{k}', '{1}', 1, true, null, null, 1, 't', 1, 7, null)"),
     ] {
         let plan = explained(&client, &queries[&format!("{name}.sql")], types, values).await;
         grows_with_nothing(name, &plan);
@@ -244,6 +247,13 @@ async fn accepting_goes_by_key_among_some_thousand_checkouts() {
     let plans = inner_plans(&queue, &accept).await;
     assert!(plans.contains("Update on checkout"), "{plans}");
     joins_by_key("accept", &plans);
+    let plain = &texts("queries")["accept_plainly.sql"];
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        queue.run(&format!("set plan_cache_mode = {mode}")).await;
+        let plan = explained(&queue.client, plain, "", "(1, 7, 't', true, 1, '{1}', '{1}', 0)").await;
+        assert!(plan.contains("Update on checkout"), "{plan}");
+        grows_with_nothing("accept_plainly", &plan);
+    }
 }
 
 /// What PostgreSQL did inside a function, as auto_explain tells it.

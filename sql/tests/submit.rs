@@ -356,6 +356,96 @@ async fn life(client: &Client, job: JobId) -> String {
     client.query_one(text, &[&job]).await.expect("a job").get(0)
 }
 
+/// All that a submission leaves behind, without numbers and times.
+async fn traces_of(client: &Client, job: JobId) -> String {
+    let text = "select concat_ws(E'\\n', (
+            select to_jsonb(j) - 'job_id' - 'created_at' - 'opened_at' - 'deadline' - 'idempotency_key'
+                || jsonb_build_object('within', date_trunc('second', j.deadline - j.created_at), 'opened', j.opened_at between j.created_at and clock_timestamp(),
+                    'key', j.idempotency_key is not null)
+            from pcfarm.job j where j.job_id = $1), (
+            select string_agg((to_jsonb(l) - 'job_id' - 'lane_id' - 'loaded_at')::text, ', ' order by l.lane_id)
+            from pcfarm.lane l where l.job_id = $1), (
+            select string_agg((to_jsonb(p) - 'job_id' - 'lane_id' - 'problem_id')::text, ', ' order by p.problem_id)
+            from pcfarm.problem p where p.job_id = $1), (
+            select string_agg(concat_ws(' ', e.what, e.who, e.subject, e.details - 'deadline'), ', ' order by e.event_id)
+            from pcfarm.event e where e.job_id = $1))";
+    client.query_one(text, &[&job]).await.expect("a job").get(0)
+}
+
+/// Whichever of the two ways a submission goes, nobody can tell afterwards.
+#[tokio::test]
+async fn a_plain_submission_leaves_what_any_other_leaves() {
+    let (_database, client, pool) = farm().await;
+    let line = pool.get().await.expect("connected");
+    client
+        .execute("update pcfarm.job_type set default_priority = 3, default_duration = '1 day'", &[])
+        .await
+        .expect("set");
+    let few: Vec<NewProblem> = (0..7).map(|n| problem(&n.to_string(), None)).collect();
+    let place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let plain = [
+        "{}".to_owned(),
+        r#"{"title": "Night", "priority": 7, "deadline": "2999-01-01T00:00:00Z", "parameters": {"a": [1]}}"#.to_owned(),
+        r#"{"standing": true, "title": null, "parameters": null}"#.to_owned(),
+        format!(r#"{{"idempotency_key": "KEY", "idempotency_digest": "d", "trace_parent": "{place}"}}"#),
+    ];
+    for options in plain {
+        // What it is not asked for, it does not do.
+        let made = |way: &str| (new_job(&options.replace("KEY", way)), options.contains("deadline"));
+        let (target, has_deadline) = made("plainly");
+        let (one, fresh) =
+            at_once(&line, SERVER, &small(&target, Some(3), true, &few)).await.expect("asked").expect("loaded");
+        let fresh = fresh.expect("open");
+        let [seen] = &open_lanes(&line).await.expect("looked")[..] else { panic!("one lane is open") };
+        assert_eq!(format!("{:?}", fresh.lane), format!("{seen:?}"));
+        // A limit that nobody meets: then the function is asked.
+        client.execute("update pcfarm.farm set queue_limit = 1000000", &[]).await.expect("set");
+        let (target, _) = made("otherwise");
+        let (other, _) =
+            at_once(&line, SERVER, &small(&target, Some(3), true, &few)).await.expect("asked").expect("loaded");
+        let [a, b] = [traces_of(&client, one.job).await, traces_of(&client, other.job).await]
+            .map(|text| text.replace("otherwise", "plainly"));
+        assert_eq!(a, b);
+        assert!(has_deadline || a.contains(r#""within": "1 day"#), "{a}");
+        client.execute("update pcfarm.farm set queue_limit = null", &[]).await.expect("set");
+        if one.job != other.job && options.contains("KEY") {
+            let (again, _) =
+                at_once(&line, SERVER, &small(&new_job(&options.replace("KEY", "plainly")), Some(3), true, &few))
+                    .await
+                    .expect("asked")
+                    .expect("repeated");
+            assert_eq!(again, Submitted { job: one.job, problems: 0, repeated: true });
+        }
+        // Into it, by both ways.
+        for (limit, job) in [("null", one.job), ("1000000", other.job)] {
+            client.batch_execute(&format!("update pcfarm.farm set queue_limit = {limit}")).await.expect("set");
+            let into = Target::Job(job);
+            let more =
+                at_once(&line, SERVER, &small(&into, Some(2), false, &few)).await.expect("asked").expect("loaded");
+            assert_eq!((more.0.job, more.0.problems, more.1.is_some()), (job, 7, true));
+        }
+        client.batch_execute("update pcfarm.farm set queue_limit = null").await.expect("set");
+        let [a, b] = [traces_of(&client, one.job).await, traces_of(&client, other.job).await]
+            .map(|text| text.replace("otherwise", "plainly"));
+        assert_eq!(a, b);
+        client
+            .execute("select pcfarm.cancel_job(job_id) from pcfarm.job where ended_at is null", &[])
+            .await
+            .expect("cancelled");
+    }
+    // What is not plain, or wrong, is the function's.
+    let more = r#"{"info": {"a": 1}, "after": []}"#;
+    let (job, _) =
+        at_once(&line, SERVER, &small(&new_job(more), None, true, &few)).await.expect("asked").expect("loaded");
+    assert_eq!(count(&client, &format!("select count(*) from pcfarm.job_info where job_id = {}", job.job)).await, 1);
+    for wrong in [r#"{"priority": "high"}"#, r#"{"no such": 1}"#, "[]", "7"] {
+        let asked = at_once(&line, SERVER, &small(&new_job(wrong), None, true, &few)).await;
+        assert!(asked.expect("left").is_none(), "{wrong}");
+    }
+    let ended = Target::Job(JobId(count(&client, "select min(job_id) from pcfarm.job").await));
+    assert!(at_once(&line, SERVER, &small(&ended, None, false, &few)).await.is_err(), "it has ended");
+}
+
 #[tokio::test]
 async fn two_uploads_may_open_one_job() {
     let (_database, client, pool) = farm().await;

@@ -103,16 +103,20 @@ pub const PLANTED: &[Planted] = &[
     Planted {
         name: "checks-and-then-writes",
         what: "whether a checkout is live is asked without its lock, some time before its results are written",
-        how: &[How::Function(
-            "pcfarm.accept",
-            &[
-                (" order by c.checkout_id for update) c on", ") c on"),
-                (
-                    "    moment := clock_timestamp();\n",
-                    "    perform pg_sleep(0.05);\n    moment := clock_timestamp();\n",
-                ),
-            ],
-        )],
+        how: &[
+            How::Function(
+                "pcfarm.accept",
+                &[
+                    (" order by c.checkout_id for update) c on", ") c on"),
+                    (
+                        "    moment := clock_timestamp();\n",
+                        "    perform pg_sleep(0.05);\n    moment := clock_timestamp();\n",
+                    ),
+                ],
+            ),
+            // Nothing goes by the statement, whose fence is the update itself.
+            How::Statement(&[("where c.checkout_id = $1::bigint", "where false and c.checkout_id = $1::bigint")]),
+        ],
         faults: DEATHS,
     },
     Planted {
