@@ -321,7 +321,7 @@ begin
 
     with counted as materialized (
         select n, checkout_ids[n] as checkout_id, jobs[n] as job_id, solved[n] as done, failed[n] as failed,
-            solved[n] + failed[n] as delivered, closing[n] as closing, coalesce(busy[n], 0) as busy_seconds
+            solved[n] + failed[n] as delivered, waiting[n] as waiting, closing[n] as closing, coalesce(busy[n], 0) as busy_seconds
         from generate_series(1, checkouts) n
         where live[n]),
     noted as (
@@ -333,7 +333,9 @@ begin
             ending = case when k.closing and c.delivered + k.delivered = c.problems then 'accepted' end
         from counted k
         -- Named twice: a plan that joins by merging would read every checkout there has been.
-        where c.checkout_id = any (checkout_ids) and c.checkout_id = k.checkout_id and (k.delivered > 0 or k.closing)
+        where c.checkout_id = any (checkout_ids) and c.checkout_id = k.checkout_id
+            -- Also if it only has a failed attempt more: who waits for it goes by that (accept_plainly.sql).
+            and (k.delivered > 0 or k.closing or k.waiting > 0)
         returning c.job_id, c.checkout_id, c.ended_at),
     -- A failed attempt whose problem was solved after all, by a later delivery.
     forgotten as (

@@ -1,5 +1,5 @@
--- A new job of a few problems where nothing but they has to be looked at: nobody has a limit, and its options need no rows
--- of their own. What pcfarm.submit_problems does with them, in one statement, whose parts cost less than a function's
+-- A new job of a few problems where nothing but they has to be looked at: neither the farm nor its owner has a limit, no job
+-- type needs a resource, and its options need no rows of their own. What pcfarm.submit_problems does with them, in one statement, whose parts cost less than a function's
 -- statements. No row: nothing has happened, and the function is to be asked; also where its key has been used before.
 with acting as materialized (
     -- For this transaction: the connection is kept for the next submission, which may be another user's.

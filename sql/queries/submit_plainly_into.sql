@@ -1,4 +1,5 @@
 -- The same into a job that is there: see submit_plainly.sql. Whoever has the job locked is waited for by the function.
+-- What is asked beside the job's row may be older than its lock by a moment, as with check_out.sql.
 with acting as materialized (
     select case when $6::text is not null then set_config('pcfarm.user', $6, true) || set_config('pcfarm.rights', $7::text, true) end,
         set_config('lock_timeout', '100ms', true)),
@@ -8,24 +9,27 @@ by_whom as materialized (
 job as materialized (
     select j.* from by_whom b
     join pcfarm.job j on j.job_id = $1::bigint and (b.sees_all or j.owner = b.name)
+    join pcfarm.farm_user u on u.name = j.owner
+    cross join pcfarm.farm f
     where (j.state in ('open', 'held') or j.state = 'loading' and not $5::boolean) and not j.problem_files
+        and coalesce(u.concurrency, f.concurrency, u.queue_limit, f.queue_limit) is null
+        and not exists (select from pcfarm.user_job_type o where o.user_name = u.name)
+        and not exists (select from pcfarm.job_type_resource)
     for share of j skip locked),
 plan as materialized (
     select j.job_id, j.owner, j.name, j.job_type, j.priority, j.deadline, j.parameters, j.trace_parent,
         clock_timestamp() as moment, nextval('pcfarm.lane_number') as lane_id,
         j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp() and j.requirement is null
             and t.suspended_since is null and t.requirement is null and t.labels = '{}'
-            and not exists (select from pcfarm.job_after a where a.job_id = j.job_id)
-            and not exists (select from pcfarm.job_info i where i.job_id = j.job_id)
-            and not exists (select from pcfarm.job_file f where f.job_id = j.job_id) as ready,
+            -- Asked so that none of these is read whole, to be hashed.
+            and (select true from pcfarm.job_after a where a.job_id = j.job_id limit 1) is null
+            and (select true from pcfarm.job_info i where i.job_id = j.job_id limit 1) is null
+            and (select true from pcfarm.job_file f where f.job_id = j.job_id limit 1) is null as ready,
         f.suspended_since is null and coalesce(u.allocation, f.allocation) > 0 and not u.prohibited as served
     from job j
     join pcfarm.farm_user u on u.name = j.owner
     cross join pcfarm.farm f
-    join pcfarm.job_type t on t.name = j.job_type
-    where coalesce(u.concurrency, f.concurrency, u.queue_limit, f.queue_limit) is null
-        and not exists (select from pcfarm.user_job_type o where o.user_name = u.name)
-        and not exists (select from pcfarm.job_type_resource)),
+    join pcfarm.job_type t on t.name = j.job_type),
 lane as (
     insert into pcfarm.lane (job_id, lane_id, kind, job_type, next_insertion, problems)
     select p.job_id, p.lane_id, 'load', p.job_type, (cardinality($2::text[]) - 1) / $4::integer + 1, cardinality($2)

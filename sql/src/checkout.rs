@@ -1,4 +1,5 @@
-//! A checkout's life: handed out, accepted, closed. Each transition is one call of one statement.
+//! A checkout's life: handed out, accepted, closed. Each transition is one call, of one statement; a small acceptance
+//! that turns out not to be plain is a second one.
 
 use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
@@ -192,7 +193,8 @@ async fn accept_plainly(
         return Ok(None);
     }
     let accepted = i32::try_from(solved.len()).expect("few");
-    let statement = client.prepare_cached(include_str!("../queries/accept_plainly.sql")).await?;
+    let text = pcfarm_faults::statement(include_str!("../queries/accept_plainly.sql"));
+    let statement = client.prepare_cached(&text).await?;
     #[rustfmt::skip]
     let parameters: [&(dyn ToSql + Sync); 8] = [
         &checkout.checkout_id, &checkout.token, &job_type, &checkout.closing, &accepted, &column(solved, |s| s.problem_id.0),

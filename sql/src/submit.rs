@@ -212,7 +212,7 @@ pub struct Small<'a> {
     pub taker: Option<Taker<'a>>,
 }
 
-/// Loads a few plain problems in one call, where [`Loading`] takes a connection of its own and a dozen. None:
+/// Loads a few plain problems in one call, or in two, where [`Loading`] takes a connection of its own and a dozen. None:
 /// nothing was loaded, because the database refused a problem, or because somebody else is in the way. [`Loading`] says
 /// which problem it was, and waits. With it comes the new lane, if it may be handed out now, or was. Other servers than this
 /// one are told that there is work ([`work_of`]), unless it has gone out already.
@@ -259,64 +259,36 @@ pub async fn at_once(
     }
 }
 
-/// Of the function's parameters each statement leaves out what it does not ask for.
+/// The plain statement, and where that does nothing, the function. The parameters are the function's; each statement is asked
+/// with those that it has.
 async fn submit_problems(
     client: &ClientWrapper,
     small: &Small<'_>,
     parameters: [&(dyn ToSql + Sync); 15],
 ) -> Result<Row, Error> {
-    let [
-        job,
-        name,
-        job_type,
-        options,
-        keys,
-        payloads,
-        convoy,
-        open,
-        user,
-        rights,
-        server,
-        of_type,
-        workstation,
-        token,
-        seconds,
-    ] = parameters;
-    let plain = match small.target {
-        Target::New { .. } if small.open => {
-            let statement = client.prepare_cached(include_str!("../queries/submit_plainly.sql")).await?;
-            let parameters = [
-                name,
-                job_type,
-                options,
-                keys,
-                payloads,
-                convoy,
-                user,
-                rights,
-                server,
-                of_type,
-                workstation,
-                token,
-                seconds,
-            ];
-            client.query_opt(&statement, &parameters).await?
-        }
+    #[rustfmt::skip]
+    let [job, name, job_type, options, keys, payloads, convoy, open, user, rights, server, of_type, workstation, token, seconds] =
+        parameters;
+    #[rustfmt::skip]
+    let plain: Option<(_, Vec<&(dyn ToSql + Sync)>)> = match small.target {
+        Target::New { .. } if small.open => Some((
+            include_str!("../queries/submit_plainly.sql"),
+            vec![name, job_type, options, keys, payloads, convoy, user, rights, server, of_type, workstation, token, seconds],
+        )),
         Target::New { .. } => None,
-        Target::Job(_) => {
-            let statement = client.prepare_cached(include_str!("../queries/submit_plainly_into.sql")).await?;
-            let parameters =
-                [job, keys, payloads, convoy, open, user, rights, server, of_type, workstation, token, seconds];
-            client.query_opt(&statement, &parameters).await?
-        }
+        Target::Job(_) => Some((
+            include_str!("../queries/submit_plainly_into.sql"),
+            vec![job, keys, payloads, convoy, open, user, rights, server, of_type, workstation, token, seconds],
+        )),
     };
-    match plain {
-        Some(row) => Ok(row),
-        None => {
-            let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
-            client.query_one(&statement, &parameters).await
+    if let Some((text, parameters)) = plain {
+        let statement = client.prepare_cached(text).await?;
+        if let Some(row) = client.query_opt(&statement, &parameters).await? {
+            return Ok(row);
         }
     }
+    let statement = client.prepare_cached(include_str!("../queries/submit_problems.sql")).await?;
+    client.query_one(&statement, &parameters).await
 }
 
 /// What other servers are notified of after a small submission to this one.

@@ -7,12 +7,12 @@ mod queue;
 use pcfarm_proto::ids::JobId;
 use pcfarm_sql::checkout::{self, Acceptance, Closing, Verdict, VerdictKind};
 use pcfarm_sql::json::RawJson;
-use queue::{Held, Queue, Told, acceptance, queue};
+use queue::{Held, Queue, Told, acceptance_with_homes, queue};
 
 /// Solutions of a checkout's problems, each with what it brings: members of a JSON object, or nothing.
 fn bringing(held: &Held, brought: &[(usize, &str)], closing: bool) -> Acceptance {
     let told: Vec<(usize, Told<'_>)> = brought.iter().map(|(n, _)| (*n, Ok("1"))).collect();
-    let mut acceptance = acceptance(&[(held, &told, closing)]);
+    let mut acceptance = acceptance_with_homes(&[(held, &told, closing)]);
     for (solved, (_, members)) in acceptance.solved.iter_mut().zip(brought).filter(|(_, (_, text))| !text.is_empty()) {
         let (checkout, problem) = (held.checkout_id, solved.problem_id);
         let text = format!("{{\"checkout_id\": {checkout}, \"problem_id\": {problem}, {members}}}");

@@ -13,7 +13,7 @@ use pcfarm_sql::checkout::{self, Closing};
 use pcfarm_sql::checks::INVARIANTS;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::{lanes, upkeep};
-use queue::{Held, Queue, Told, acceptance, backend, queue, take};
+use queue::{Held, Queue, Told, acceptance, acceptance_with_homes, backend, queue, take};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
@@ -104,6 +104,8 @@ enum Act {
     CheckOutWhatCameBack,
     AcceptSome,
     AcceptAll,
+    /// By one statement, or by the function where that does nothing.
+    AcceptPlainly,
     /// A result that enqueues a problem and patches the job's info.
     Bring,
     CloseLost,
@@ -141,11 +143,12 @@ async fn scene(queue: &Queue) -> Scene {
 }
 
 impl Act {
-    const ALL: [Act; 13] = [
+    const ALL: [Act; 14] = [
         Act::CheckOut,
         Act::CheckOutWhatCameBack,
         Act::AcceptSome,
         Act::AcceptAll,
+        Act::AcceptPlainly,
         Act::Bring,
         Act::CloseLost,
         Act::CloseFinished,
@@ -169,7 +172,7 @@ impl Act {
             async move { checkout::close(&**client, &[id], how, "because").await.map(drop) }
         };
         let accept = |told: Vec<(usize, Told<'static>)>, closing| async move {
-            checkout::accept(client, "t", &acceptance(&[(held, &told[..], closing)])).await.map(drop)
+            checkout::accept(client, "t", &acceptance_with_homes(&[(held, &told[..], closing)])).await.map(drop)
         };
         let outcome = match self {
             Act::CheckOut | Act::CheckOutWhatCameBack => {
@@ -186,8 +189,12 @@ impl Act {
             }
             Act::AcceptSome => accept(vec![(1, Ok("2"))], false).await,
             Act::AcceptAll => accept(vec![(1, Ok("3"))], true).await,
+            Act::AcceptPlainly => {
+                step(client).await;
+                checkout::accept(client, "t", &acceptance(&[(held, &[(1, Ok("5"))], true)])).await.map(drop)
+            }
             Act::Bring => {
-                let mut acceptance = acceptance(&[(held, &[(1, Ok("4"))], true)]);
+                let mut acceptance = acceptance_with_homes(&[(held, &[(1, Ok("4"))], true)]);
                 let (checkout, problem) = (held.checkout_id, acceptance.solved[0].problem_id);
                 let more = format!(
                     "{{\"checkout_id\": {checkout}, \"problem_id\": {problem}, \"info\": {{\"brought\": 1}},
@@ -216,7 +223,7 @@ impl Act {
     /// server comes again in another transaction.
     fn may_fail(self, code: &str) -> bool {
         match self {
-            Act::AcceptSome | Act::AcceptAll | Act::Bring => matches!(code, "23505" | "25P02"),
+            Act::AcceptSome | Act::AcceptAll | Act::AcceptPlainly | Act::Bring => matches!(code, "23505" | "25P02"),
             Act::Cancel | Act::Hold | Act::Retry | Act::Load => code == "55000",
             _ => false,
         }
@@ -467,6 +474,7 @@ interleaved! {
     a_hand_out_of_what_came_back: CheckOutWhatCameBack;
     some_results: AcceptSome;
     all_results: AcceptAll;
+    plain_results: AcceptPlainly;
     a_result_that_brings_more: Bring;
     a_lost_checkout: CloseLost;
     a_checkout_handed_back: CloseFinished;

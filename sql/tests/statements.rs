@@ -184,6 +184,11 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
     ] {
         let plan = explained(&client, &queries[&format!("{name}.sql")], types, values).await;
         grows_with_nothing(name, &plan);
+        for table in ["job", "job_after", "job_info", "job_file", "failed_attempt"] {
+            assert!(!plan.contains(&format!("Seq Scan on {table} ")), "{name} reads all of {table}:\n{plan}");
+        }
+        let reads_all = name.starts_with("submit") && plan.contains("hashed SubPlan");
+        assert!(!reads_all, "{name} reads all of something, to hash it:\n{plan}");
     }
     drop(client);
     let accept = "select pcfarm.accept('t', '{1}', '{7}', '{true}', '{1}', '{1}', '{1}', '{}', '{1}', '{}', '{}', '{}',

@@ -1,13 +1,14 @@
 //! Loading: all or nothing, once per idempotency key, packed as pcfarm.load packs.
 #![cfg(feature = "testing")]
 
-use deadpool_postgres::{Object, Pool};
+use deadpool_postgres::{ClientWrapper, Object, Pool};
 use pcfarm_proto::ids::{BatchOrder, JobId, ServerId};
+use pcfarm_sql::access::Rights;
 use pcfarm_sql::connect::connect;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::{Portion, coming_problems, open_lanes};
 use pcfarm_sql::submit::{
-    Begun, LoadError, Loading, NewProblem, Small, Submission, Submitted, Target, at_once, by_query, work_of,
+    Begun, By, LoadError, Loading, NewProblem, Small, Submission, Submitted, Target, at_once, by_query, work_of,
 };
 use pcfarm_sql::testing::{TestDatabase, database};
 use tokio_postgres::error::SqlState;
@@ -360,7 +361,8 @@ async fn life(client: &Client, job: JobId) -> String {
 async fn traces_of(client: &Client, job: JobId) -> String {
     let text = "select concat_ws(E'\\n', (
             select to_jsonb(j) - 'job_id' - 'created_at' - 'opened_at' - 'deadline' - 'idempotency_key'
-                || jsonb_build_object('within', date_trunc('second', j.deadline - j.created_at), 'opened', j.opened_at between j.created_at and clock_timestamp(),
+                || jsonb_build_object('deadline', case when j.deadline > '2900-01-01' then j.deadline::text
+                    else date_trunc('second', j.deadline - j.created_at)::text end, 'opened', j.opened_at between j.created_at and clock_timestamp(),
                     'key', j.idempotency_key is not null)
             from pcfarm.job j where j.job_id = $1), (
             select string_agg((to_jsonb(l) - 'job_id' - 'lane_id' - 'loaded_at')::text, ', ' order by l.lane_id)
@@ -372,67 +374,100 @@ async fn traces_of(client: &Client, job: JobId) -> String {
     client.query_one(text, &[&job]).await.expect("a job").get(0)
 }
 
+/// How often a line has run the function, and how often a plain statement.
+async fn ways(line: &ClientWrapper) -> (i64, i64) {
+    let text = "select coalesce(sum(generic_plans + custom_plans) filter (where statement like '%pcfarm.submit_problems($1%'), 0)::bigint,
+            coalesce(sum(generic_plans + custom_plans) filter (where statement like '%job as %plan as %'
+                or statement like '%plan as %job as %'), 0)::bigint
+        from pg_prepared_statements where statement not like '%pg_prepared_statements%'";
+    let row = line.query_one(text, &[]).await.expect("asked");
+    (row.get(0), row.get(1))
+}
+
 /// Whichever of the two ways a submission goes, nobody can tell afterwards.
 #[tokio::test]
 async fn a_plain_submission_leaves_what_any_other_leaves() {
     let (_database, client, pool) = farm().await;
     let line = pool.get().await.expect("connected");
-    client
-        .execute("update pcfarm.job_type set default_priority = 3, default_duration = '1 day'", &[])
-        .await
-        .expect("set");
+    let run = async |text: &str| client.batch_execute(text).await.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    run("update pcfarm.job_type set default_priority = 3, default_duration = '1 day';
+         insert into pcfarm.farm_user (name) values (session_user), ('ann'), ('bob')")
+    .await;
+    // A limit that nobody meets is not plain.
+    let limit = async |limited: bool| {
+        run(&format!("update pcfarm.farm set queue_limit = {}", if limited { "1000000" } else { "null" })).await;
+    };
     let few: Vec<NewProblem> = (0..7).map(|n| problem(&n.to_string(), None)).collect();
     let place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let plain = [
+    let options = [
         "{}".to_owned(),
         r#"{"title": "Night", "priority": 7, "deadline": "2999-01-01T00:00:00Z", "parameters": {"a": [1]}}"#.to_owned(),
         r#"{"standing": true, "title": null, "parameters": null}"#.to_owned(),
         format!(r#"{{"idempotency_key": "KEY", "idempotency_digest": "d", "trace_parent": "{place}"}}"#),
     ];
-    for options in plain {
-        // What it is not asked for, it does not do.
-        let made = |way: &str| (new_job(&options.replace("KEY", way)), options.contains("deadline"));
-        let (target, has_deadline) = made("plainly");
-        let (one, fresh) =
-            at_once(&line, SERVER, &small(&target, Some(3), true, &few)).await.expect("asked").expect("loaded");
-        let fresh = fresh.expect("open");
-        let [seen] = &open_lanes(&line).await.expect("looked")[..] else { panic!("one lane is open") };
-        assert_eq!(format!("{:?}", fresh.lane), format!("{seen:?}"));
-        // A limit that nobody meets: then the function is asked.
-        client.execute("update pcfarm.farm set queue_limit = 1000000", &[]).await.expect("set");
-        let (target, _) = made("otherwise");
-        let (other, _) =
-            at_once(&line, SERVER, &small(&target, Some(3), true, &few)).await.expect("asked").expect("loaded");
-        let [a, b] = [traces_of(&client, one.job).await, traces_of(&client, other.job).await]
-            .map(|text| text.replace("otherwise", "plainly"));
-        assert_eq!(a, b);
-        assert!(has_deadline || a.contains(r#""within": "1 day"#), "{a}");
-        client.execute("update pcfarm.farm set queue_limit = null", &[]).await.expect("set");
-        if one.job != other.job && options.contains("KEY") {
-            let (again, _) =
-                at_once(&line, SERVER, &small(&new_job(&options.replace("KEY", "plainly")), Some(3), true, &few))
-                    .await
-                    .expect("asked")
-                    .expect("repeated");
-            assert_eq!(again, Submitted { job: one.job, problems: 0, repeated: true });
+    let users: [By; 3] = [None, Some(("ann".to_owned(), Rights::Own)), Some(("bob".to_owned(), Rights::All))];
+    let (mut plain, mut not_plain) = (0, 0);
+    for (options, by) in options.iter().flat_map(|options| users.iter().map(move |by| (options, by))) {
+        let mut jobs = Vec::new();
+        for way in ["plainly", "otherwise"] {
+            limit(way == "otherwise").await;
+            let target = new_job(&options.replace("KEY", way));
+            let small = Small { by, ..small(&target, Some(3), true, &few) };
+            let (done, fresh) = at_once(&line, SERVER, &small).await.expect("asked").expect("loaded");
+            assert!(fresh.is_some(), "it is open");
+            // Into it, by its owner and by somebody else.
+            let into = Target::Job(done.job);
+            let small = Small { target: &into, convoy: Some(2), open: false, ..small };
+            let (more, fresh) = at_once(&line, SERVER, &small).await.expect("asked").expect("loaded");
+            assert_eq!((more.job, more.problems, fresh.is_some()), (done.job, 7, true));
+            let others = Some(("cat".to_owned(), Rights::Own));
+            let outcome = at_once(&line, SERVER, &Small { by: &others, ..small }).await;
+            assert!(outcome.is_err(), "it is not theirs");
+            jobs.push(traces_of(&client, done.job).await.replace("otherwise", "plainly"));
+            match way {
+                "plainly" => plain += 2,
+                // Each is asked of the plain statement first.
+                _ => (plain, not_plain) = (plain + 2, not_plain + 2),
+            }
+            (plain, not_plain) = (plain + 1, not_plain + 1);
+            assert_eq!(ways(&line).await, (not_plain, plain), "{way} {options}");
+            if options.contains("KEY") {
+                let small = Small { by, ..self::small(&target, Some(3), true, &few) };
+                let (again, _) = at_once(&line, SERVER, &small).await.expect("asked").expect("repeated");
+                assert_eq!(again, Submitted { job: done.job, problems: 0, repeated: true });
+                (plain, not_plain) = (plain + 1, not_plain + 1);
+                run(&format!("update pcfarm.job set idempotency_key = job_id::text where job_id = {}", done.job)).await;
+            }
         }
-        // Into it, by both ways.
-        for (limit, job) in [("null", one.job), ("1000000", other.job)] {
-            client.batch_execute(&format!("update pcfarm.farm set queue_limit = {limit}")).await.expect("set");
-            let into = Target::Job(job);
-            let more =
-                at_once(&line, SERVER, &small(&into, Some(2), false, &few)).await.expect("asked").expect("loaded");
-            assert_eq!((more.0.job, more.0.problems, more.1.is_some()), (job, 7, true));
-        }
-        client.batch_execute("update pcfarm.farm set queue_limit = null").await.expect("set");
-        let [a, b] = [traces_of(&client, one.job).await, traces_of(&client, other.job).await]
-            .map(|text| text.replace("otherwise", "plainly"));
-        assert_eq!(a, b);
-        client
-            .execute("select pcfarm.cancel_job(job_id) from pcfarm.job where ended_at is null", &[])
-            .await
-            .expect("cancelled");
+        assert_eq!(jobs[0], jobs[1]);
+        assert!(options.contains("deadline") || jobs[0].contains(r#""deadline": "1 day"#), "{}", jobs[0]);
+        let owner = by.as_ref().map_or_else(|| "pcfarm".to_owned(), |(name, _)| name.clone());
+        assert!(jobs[0].contains(&format!(r#""owner": "{owner}""#)), "{}", jobs[0]);
     }
+    limit(false).await;
+    // Of what stands against handing it out a look is told nothing, whichever way it went.
+    for against in [
+        "update pcfarm.job set not_before = now() + interval '1 hour' where job_id = JOB",
+        "update pcfarm.job set requirement = '[]' where job_id = JOB",
+        "insert into pcfarm.job_after (job_id, after_job, ended) select JOB, min(job_id), false from pcfarm.job",
+        "insert into pcfarm.job_info (job_id, info) values (JOB, '{}')",
+        "select pcfarm.hold_job(JOB)",
+        "update pcfarm.job_type set suspended_since = now()",
+    ] {
+        let target = new_job("{}");
+        let (done, _) =
+            at_once(&line, SERVER, &small(&target, None, true, &few)).await.expect("asked").expect("loaded");
+        run(&against.replace("JOB", &done.job.to_string())).await;
+        for limited in [false, true] {
+            limit(limited).await;
+            let into = Target::Job(done.job);
+            let (more, fresh) =
+                at_once(&line, SERVER, &small(&into, None, false, &few)).await.expect("asked").expect("loaded");
+            assert_eq!((more.problems, fresh.is_some()), (7, false), "{against}");
+        }
+        limit(false).await;
+    }
+    run("update pcfarm.job_type set suspended_since = null").await;
     // What is not plain, or wrong, is the function's.
     let more = r#"{"info": {"a": 1}, "after": []}"#;
     let (job, _) =
@@ -442,7 +477,8 @@ async fn a_plain_submission_leaves_what_any_other_leaves() {
         let asked = at_once(&line, SERVER, &small(&new_job(wrong), None, true, &few)).await;
         assert!(asked.expect("left").is_none(), "{wrong}");
     }
-    let ended = Target::Job(JobId(count(&client, "select min(job_id) from pcfarm.job").await));
+    run(&format!("select pcfarm.cancel_job({})", job.job)).await;
+    let ended = Target::Job(job.job);
     assert!(at_once(&line, SERVER, &small(&ended, None, false, &few)).await.is_err(), "it has ended");
 }
 

@@ -211,7 +211,17 @@ fn rand_token() -> i64 {
 /// A checkout, which of its problems came to what, and whether it is to be closed.
 pub type Delivery<'a> = (&'a Held, &'a [(usize, Told<'a>)], bool);
 
+/// As a server makes it: where problems' rows are is said where the job type has a write-back, which only `w` has.
 pub fn acceptance(deliveries: &[Delivery<'_>]) -> Acceptance {
+    let mut acceptance = acceptance_with_homes(deliveries);
+    if deliveries.iter().all(|(held, ..)| held.job_type != "w") {
+        acceptance.solved.iter_mut().for_each(|solved| solved.home = None);
+    }
+    acceptance
+}
+
+/// With all that can be said, so that it is never a plain one.
+pub fn acceptance_with_homes(deliveries: &[Delivery<'_>]) -> Acceptance {
     let mut acceptance = Acceptance::default();
     for (checkout, &(held, told, closing)) in deliveries.iter().enumerate() {
         acceptance.checkouts.push(Accepting {
