@@ -7,7 +7,8 @@ by_whom as materialized (
     -- As pcfarm.sees has it.
     select pcfarm.acting_user() as name, coalesce(current_setting('pcfarm.rights', true), '') <> 'own' as sees_all from acting),
 job as materialized (
-    select j.* from by_whom b
+    select j.*, f.suspended_since is null and coalesce(u.allocation, f.allocation) > 0 and not u.prohibited as served
+    from by_whom b
     join pcfarm.job j on j.job_id = $1::bigint and (b.sees_all or j.owner = b.name)
     join pcfarm.farm_user u on u.name = j.owner
     cross join pcfarm.farm f
@@ -24,12 +25,8 @@ plan as materialized (
             -- Asked so that none of these is read whole, to be hashed.
             and (select true from pcfarm.job_after a where a.job_id = j.job_id limit 1) is null
             and (select true from pcfarm.job_info i where i.job_id = j.job_id limit 1) is null
-            and (select true from pcfarm.job_file f where f.job_id = j.job_id limit 1) is null as ready,
-        f.suspended_since is null and coalesce(u.allocation, f.allocation) > 0 and not u.prohibited as served
-    from job j
-    join pcfarm.farm_user u on u.name = j.owner
-    cross join pcfarm.farm f
-    join pcfarm.job_type t on t.name = j.job_type),
+            and (select true from pcfarm.job_file f where f.job_id = j.job_id limit 1) is null as ready, j.served
+    from job j join pcfarm.job_type t on t.name = j.job_type),
 lane as (
     insert into pcfarm.lane (job_id, lane_id, kind, job_type, next_insertion, problems)
     select p.job_id, p.lane_id, 'load', p.job_type, (cardinality($2::text[]) - 1) / $4::integer + 1, cardinality($2)
