@@ -50,15 +50,15 @@ const WAITING_LIMIT: usize = 64;
 /// they wait for each other: the table that they all append to grows one at a time.
 pub const LINES: usize = 3;
 
-/// Results of one transaction, and bytes of them, unless a single delivery brings more: with fewer, each pays more for its
-/// commit; with more, the other lines are idle.
-const RESULTS_AT_ONCE: usize = 5_000;
+/// Results of one transaction, and bytes of them, unless a single delivery brings more: with fewer, cores go more often from
+/// one process of PostgreSQL to another, of whose memory they have nothing in their caches.
+const RESULTS_AT_ONCE: usize = 20_000;
 const BYTES_AT_ONCE: usize = 8 << 20;
 
 /// Fewer results than this do not get a free line while others work: what a call costs by itself is shared by all of its
 /// results. But they wait no longer than this for more, once a line is free, whatever the others do.
-const WORTH_A_LINE: usize = 2_500;
-const GATHER_LIMIT: Duration = Duration::from_millis(5);
+const WORTH_A_LINE: usize = 10_000;
+const GATHER_LIMIT: Duration = Duration::from_millis(20);
 
 /// Pauses between tries while the database does not answer.
 const RETRY: [Duration; 4] =

@@ -135,7 +135,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         look_from: Instant::now(),
         looked_at: Instant::now(),
         room_from: None,
-        reading: Kept::new(farm.pool.clone()),
+        reading: Kept::planning_once(farm.pool.clone()),
     };
     let mut poll = tokio::time::interval(POLL);
     poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

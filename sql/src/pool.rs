@@ -42,8 +42,8 @@ const FIXED: &str = "-c synchronous_commit=on -c search_path=pg_catalog,pg_temp 
 /// would be the end of it; and a merge join reads an index from end to end. An administrator's SQL is planned as ever.
 pub const BY_INDEX: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_mergejoin=off";
 
-/// To plan these takes longer than to run them.
-const OF_LINES: &str = "set plan_cache_mode = force_generic_plan";
+/// For statements that would be planned anew each time, if what PostgreSQL expects of them depends on their parameters.
+const PLANNED_ONCE: &str = "set plan_cache_mode = force_generic_plan";
 
 /// Run on a connection before it is handed out again. The first statement fails, and so discards the connection, when a
 /// cancelled caller left a transaction open: only then is now() older than the statement. Deallocating is left out, as
@@ -211,20 +211,34 @@ const IS_OURS: &str = "select to_regprocedure('pcfarm.recognise_database(bigint,
 pub struct Kept {
     pool: Pool,
     client: Option<Object>,
+    plans_once: bool,
 }
 
 impl Kept {
     pub fn new(pool: Pool) -> Kept {
-        Kept { pool, client: None }
+        Kept { pool, client: None, plans_once: false }
+    }
+
+    /// For statements that each have but one plan that is any good.
+    pub fn planning_once(pool: Pool) -> Kept {
+        Kept { plans_once: true, ..Kept::new(pool) }
     }
 
     /// The connection; another one after [`Kept::let_go`] or when it is closed.
     pub async fn client(&mut self) -> Result<&Object, PoolError> {
         self.client = match self.client.take().filter(|client| !client.is_closed()) {
             Some(client) => Some(client),
-            None => Some(self.pool.get().await?),
+            None => Some(self.new_client().await?),
         };
         Ok(self.client.as_ref().expect("just put there"))
+    }
+
+    async fn new_client(&self) -> Result<Object, PoolError> {
+        let client = self.pool.get().await?;
+        if self.plans_once {
+            client.batch_execute(PLANNED_ONCE).await.map_err(PoolError::Backend)?;
+        }
+        Ok(client)
     }
 
     /// The connection itself, to be given back by [`Kept::put`]: who does not has left something on it.
@@ -281,7 +295,7 @@ impl Lines {
             tokio::select! {
                 client = self.pool.get() => {
                     let client = client?;
-                    client.batch_execute(OF_LINES).await.map_err(PoolError::Backend)?;
+                    client.batch_execute(PLANNED_ONCE).await.map_err(PoolError::Backend)?;
                     return Ok(client);
                 }
                 () = self.back.notified() => {}

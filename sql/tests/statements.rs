@@ -3,7 +3,10 @@
 
 mod queue;
 
+use pcfarm_proto::ids::{BatchOrder, JobId};
 use pcfarm_sql::connect::connect;
+use pcfarm_sql::lanes::{Portion, coming_problems};
+use pcfarm_sql::pool::Kept;
 use queue::{Queue, queue};
 use std::collections::BTreeMap;
 use std::fs;
@@ -155,6 +158,27 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
     }
 }
 
+/// How much is read of a lane says nothing about how to read it, and yet PostgreSQL would plan it anew each time.
+#[tokio::test]
+async fn what_is_read_ahead_is_planned_once() {
+    let (queue, job) = large().await;
+    let lane = queue.lane(JobId(job), false).await.expect("a lane");
+    let mut lines = [(Kept::planning_once(queue.pool.clone()), (0, 10)), (Kept::new(queue.pool.clone()), (10, 0))];
+    for (line, expected) in &mut lines {
+        let client = line.client().await.expect("connected");
+        for round in 0..10 {
+            let from = BatchOrder(2_000 + 100 * round);
+            let portion = Portion { from, problems: 1_000, large: 16, bytes: 1 << 20, only_small: true };
+            let coming = coming_problems(client, &lane, portion).await.expect("read");
+            assert_eq!((coming.problems.len(), coming.problems[0].batch_order), (1_000, from));
+        }
+        let text = "select sum(custom_plans)::bigint, sum(generic_plans)::bigint from pg_prepared_statements
+            where statement like '-- The coming problems of a load lane%'";
+        let plans = client.query_one(text, &[]).await.expect("counted");
+        assert_eq!((plans.get::<_, i64>(0), plans.get::<_, i64>(1)), *expected, "custom and generic ones");
+    }
+}
+
 /// The worst that can be planned for: nothing is there yet, and PostgreSQL knows it.
 #[tokio::test]
 async fn what_was_planned_on_an_empty_farm_goes_by_index() {
@@ -168,6 +192,7 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
     for (name, types, values) in [
         ("check_out", out, "('{1}', '{1}', '{t}', '{0}', '{1}', '{1}', '{1}', '{7}', '{null}')"),
         ("coming_problems", "", "(1, 1, 0, 1000, 1900)"),
+        ("coming_large_problems", "", "(1, 1, 0, 1000, 1000000)"),
         ("coming_requeued", "", "(1, 1, 0, 1000, 1000000)"),
         ("open_lanes", "", ""),
         ("exhaust_lanes", "", ""),

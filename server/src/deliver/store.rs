@@ -15,13 +15,16 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tracing::debug;
 
+/// Results that an administrator's statement gets at once.
+const WRITTEN_BACK_AT_ONCE: usize = 5_000;
+
 /// Stores one job type's results.
 pub(super) async fn store(farm: &Farm, job_type: &JobType, batch: &mut Batch) -> anyhow::Result<Vec<Verdict>> {
     let mut verdicts = Vec::new();
     if job_type.writes_back {
         // An administrator's SQL runs there: the connection is reset before anybody else has it.
         let client = farm.pool.get().await?;
-        for acceptance in batch.acceptances(RESULTS_AT_ONCE) {
+        for acceptance in batch.acceptances(WRITTEN_BACK_AT_ONCE) {
             verdicts.extend(store_one(farm, &client, job_type, acceptance).await?);
         }
         return Ok(verdicts);

@@ -28,12 +28,16 @@ use tracing::error;
 
 pub type LaneKey = (JobId, LaneId);
 
-/// Problems and bytes that one reading ahead is for, at least, where one lane is next; and of each where many are.
-const AHEAD_PROBLEMS: usize = 4_000;
+/// Problems and bytes that one reading ahead is for, at least, where one lane is next; and of each where many are. The fewer
+/// there are, the more often cores go from one process to another, of whose memory they have nothing in their caches.
+const AHEAD_PROBLEMS: usize = 16_000;
 const AHEAD_BYTES: usize = 8 << 20;
 const AHEAD_BYTES_OF_ALL: usize = 64 << 20;
 const AHEAD_PROBLEMS_EACH: usize = 250;
 const AHEAD_PROBLEMS_OF_ALL: usize = 256_000;
+
+/// Where somebody waits for them.
+const AWAITED_PROBLEMS: usize = 4_000;
 
 /// Of all that are read at once, so that what commits meanwhile does not wait long for it.
 const AHEAD_PROBLEMS_AT_ONCE: usize = 16_000;
@@ -236,14 +240,15 @@ impl Lanes {
         Ok(())
     }
 
-    /// Reads on in one lane.
+    /// Reads on in one lane, of which somebody waits for so many problems.
     pub async fn read_ahead(&mut self, key: &LaneKey, line: &mut Kept, wanted: usize) -> anyhow::Result<()> {
         let client = line.client().await.context("getting a connection")?;
         let Some(lane) = self.lanes.get_mut(key) else { return Ok(()) };
         let at = lane.end();
+        let (problems, bytes) = self.portion;
         let outcome = match self.unreadable.get(key) {
             Some(unreadable) if unreadable.holds(at) => Ok(false),
-            _ => lane.read_ahead(client, wanted, self.portion).await.map(|()| true),
+            _ => lane.read_ahead(client, wanted, (problems.min(AWAITED_PROBLEMS), bytes)).await.map(|()| true),
         };
         self.note_reading(*key, at, outcome)
     }
