@@ -1,7 +1,7 @@
 //! Accepting what agents deliver: results are stored in bulk, under live checkouts, and acknowledged once committed.
 //!
 //! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work. What
-//! arrives while all are busy shares a transaction, and while one of them is, few results wait some milliseconds for more.
+//! arrives while all are busy shares a transaction, and while one of them is, few results wait for more, though not long.
 //! What concerns one checkout is stored in the order in which it came, unless the database refuses it: what is then put
 //! aside may be overtaken, and if its checkout is closed meanwhile, comes back as any other problem without a result. That
 //! a problem belongs to its checkout is checked here, against what was handed out, which never changes; that the checkout
@@ -23,6 +23,7 @@ use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_sql::checkout::{self, Closing, HeldProblem, Verdict, VerdictKind};
 use pcfarm_sql::job_types::JobType;
+use prost::Message;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,6 +41,42 @@ pub struct Delivered {
     /// Made by the server itself (a related read failed): nobody waits for an acknowledgement.
     pub from_agent: bool,
     pub came: SystemTime,
+    size: Size,
+}
+
+/// What it takes of a transaction.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    /// As so many results that are only stored.
+    results: usize,
+    bytes: usize,
+}
+
+impl Delivered {
+    pub fn new(farm: &Farm, session: Arc<Session>, delivery: v1::Delivery, from_agent: bool) -> Delivered {
+        let writes_back = |results: &v1::CheckoutResults| {
+            let held = farm.recall(CheckoutId(results.checkout_id));
+            held.and_then(|held| farm.job_type(&held.job_type)).is_some_and(|job_type| job_type.writes_back)
+        };
+        let mut size = Size::default();
+        for results in &delivery.checkouts {
+            let writes_back = writes_back(results);
+            for result in &results.results {
+                size.results += if writes_back || result.more.is_some() { RESULTS_AT_ONCE / SLOW_AT_ONCE } else { 1 };
+                size.bytes += bytes_of(result);
+            }
+        }
+        Delivered { session, delivery, from_agent, came: SystemTime::now(), size }
+    }
+}
+
+fn bytes_of(result: &v1::ProblemResult) -> usize {
+    let outcome = match &result.outcome {
+        Some(Outcome::Solution(solution)) => solution.len(),
+        Some(Outcome::Failure(message)) => message.len(),
+        None => 0,
+    };
+    outcome + result.more.as_ref().map_or(0, Message::encoded_len)
 }
 
 /// Deliveries on their way to the acceptor, and those that wait there for a line. Each is bounded by the message size.
@@ -54,6 +91,10 @@ pub const LINES: usize = 3;
 /// one process of PostgreSQL to another, of whose memory they have nothing in their caches.
 const RESULTS_AT_ONCE: usize = 20_000;
 const BYTES_AT_ONCE: usize = 8 << 20;
+
+/// The same of results for which more is run than an insertion: what an administrator's statement does with them, or what
+/// they bring. Checkouts and jobs are locked meanwhile, and others wait.
+const SLOW_AT_ONCE: usize = 5_000;
 
 /// Fewer results than this do not get a free line while others work: what a call costs by itself is shared by all of its
 /// results. But they wait no longer than this for more, once a line is free, whatever the others do.
@@ -159,7 +200,8 @@ impl Acceptor {
 /// Not worth a line of its own, and there is room for more.
 fn is_little<D: AboutCheckouts>(waiting: &VecDeque<D>) -> bool {
     let results: usize = waiting.iter().map(D::results).sum();
-    results > 0 && results < WORTH_A_LINE && waiting.len() < WAITING_LIMIT
+    let bytes: usize = waiting.iter().map(D::bytes).sum();
+    results > 0 && results < WORTH_A_LINE && bytes < BYTES_AT_ONCE && waiting.len() < WAITING_LIMIT
 }
 
 /// What may share a transaction, in order. A delivery waits for those before it that are about a checkout of its own.
@@ -195,16 +237,11 @@ impl AboutCheckouts for Delivered {
     }
 
     fn results(&self) -> usize {
-        self.delivery.checkouts.iter().map(|c| c.results.len()).sum()
+        self.size.results
     }
 
     fn bytes(&self) -> usize {
-        let solutions = self.delivery.checkouts.iter().flat_map(|c| &c.results).map(|result| match &result.outcome {
-            Some(Outcome::Solution(solution)) => solution.len(),
-            Some(Outcome::Failure(message)) => message.len(),
-            None => 0,
-        });
-        solutions.sum()
+        self.size.bytes
     }
 }
 
@@ -427,7 +464,7 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
         let results = deliveries.iter().flat_map(|delivered| &delivered.delivery.checkouts);
         AcceptCall { database, traced: path::traced(farm, results) }
     });
-    for Delivered { session, delivery, from_agent, came } in deliveries {
+    for Delivered { session, delivery, from_agent, came, .. } in deliveries {
         let mut answers = Vec::new();
         for results in &delivery.checkouts {
             let id = CheckoutId(results.checkout_id);
@@ -520,15 +557,16 @@ mod tests {
 
     #[test]
     fn a_few_results_wait_for_more_as_long_as_there_is_room() {
-        for (what, deliveries, each, little) in [
-            ("nothing", 0, 0, false),
-            ("what brings no result has nothing to share", 3, 0, false),
-            ("one", 1, 1, true),
-            ("nearly enough", 1, WORTH_A_LINE - 1, true),
-            ("enough", 2, WORTH_A_LINE / 2, false),
-            ("no more would come", WAITING_LIMIT, 1, false),
+        for (what, deliveries, each, bytes, little) in [
+            ("nothing", 0, 0, 1, false),
+            ("what brings no result has nothing to share", 3, 0, 1, false),
+            ("one", 1, 1, 1, true),
+            ("nearly enough", 1, WORTH_A_LINE - 1, 1, true),
+            ("enough", 2, WORTH_A_LINE / 2, 1, false),
+            ("few large ones", 2, 1, BYTES_AT_ONCE / 2, false),
+            ("no more would come", WAITING_LIMIT, 1, 1, false),
         ] {
-            let waiting = (0..deliveries).map(|_| Delivery("a", &[1], each, 1)).collect();
+            let waiting = (0..deliveries).map(|_| Delivery("a", &[1], each, bytes)).collect();
             assert_eq!(is_little(&waiting), little, "{what}");
         }
     }

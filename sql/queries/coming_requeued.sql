@@ -12,7 +12,10 @@ from (
         where r.job_id = $1 and r.lane_id = $2 and r.batch_order >= $3
         order by r.batch_order, r.problem_id
         limit $4) r
-    join pcfarm.problem p on p.job_id = r.job_id and p.lane_id = r.home_lane and p.batch_order = r.home_order
-        and p.problem_id = r.problem_id) s
+    -- One by one: to hash all of the job for a few of its problems looks cheaper if much of it has come back.
+    cross join lateral (
+        select p.key, p.payload, p.weight from pcfarm.problem p
+        where p.job_id = r.job_id and p.lane_id = r.home_lane and p.batch_order = r.home_order and p.problem_id = r.problem_id
+        offset 0) p) s
 where s.bytes_before < $5
 order by s.batch_order, s.problem_id

@@ -219,7 +219,7 @@ impl Kept {
         Kept { pool, client: None, plans_once: false }
     }
 
-    /// For statements that each have but one plan that is any good.
+    /// For statements whose plan is the same whatever their parameters are.
     pub fn planning_once(pool: Pool) -> Kept {
         Kept { plans_once: true, ..Kept::new(pool) }
     }

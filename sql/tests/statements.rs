@@ -158,24 +158,57 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
     }
 }
 
+/// Nor is all of a job read for a few of its problems, however much of it has come back.
+#[tokio::test]
+async fn what_came_back_is_read_one_by_one() {
+    let queue = queue().await;
+    let job = queue.job(20_000, 10).await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token)
+             select {job}, l.lane_id, g * 10, g * 10 + 10, 't', 100, 1, 7
+             from pcfarm.lane l, generate_series(0, 199) g where l.job_id = {job} and l.kind = 'load';
+             select pcfarm.close_checkouts((select array_agg(c.checkout_id) from pcfarm.checkout c), 'lost', 'lost');
+             analyze pcfarm.problem, pcfarm.requeued"
+        ))
+        .await;
+    assert_eq!(queue.number("select count(*) from pcfarm.requeued").await, 20_000);
+    let pool = pcfarm_sql::pool::pool(queue.database.config(), 1, "statements-test");
+    let client = pool.get().await.expect("connected");
+    let lane = queue.lane(job, true).await.expect("a retry lane").lane_id;
+    let text = &texts("queries")["coming_requeued.sql"];
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        client.batch_execute(&format!("set plan_cache_mode = {mode}")).await.expect("set");
+        let plan = explained(&client, text, "", &format!("({job}, {lane}, 0, 17, 1000000)")).await;
+        assert!(plan.contains("Nested Loop") && !plan.contains("Hash Join"), "{mode}:\n{plan}");
+        reads_by_index(mode, &plan, &["problem_in_dispatch_order"]);
+    }
+}
+
 /// How much is read of a lane says nothing about how to read it, and yet PostgreSQL would plan it anew each time.
 #[tokio::test]
 async fn what_is_read_ahead_is_planned_once() {
     let (queue, job) = large().await;
     let lane = queue.lane(JobId(job), false).await.expect("a lane");
+    // Custom and generic ones.
+    let plans = async |client: &Client| {
+        let text = "select coalesce(sum(custom_plans), 0)::bigint, coalesce(sum(generic_plans), 0)::bigint
+            from pg_prepared_statements where statement like '-- The coming problems of a load lane%'";
+        let row = client.query_one(text, &[]).await.expect("counted");
+        (row.get::<_, i64>(0), row.get::<_, i64>(1))
+    };
     let mut lines = [(Kept::planning_once(queue.pool.clone()), (0, 10)), (Kept::new(queue.pool.clone()), (10, 0))];
     for (line, expected) in &mut lines {
         let client = line.client().await.expect("connected");
+        let before = plans(client).await;
         for round in 0..10 {
             let from = BatchOrder(2_000 + 100 * round);
             let portion = Portion { from, problems: 1_000, large: 16, bytes: 1 << 20, only_small: true };
             let coming = coming_problems(client, &lane, portion).await.expect("read");
             assert_eq!((coming.problems.len(), coming.problems[0].batch_order), (1_000, from));
         }
-        let text = "select sum(custom_plans)::bigint, sum(generic_plans)::bigint from pg_prepared_statements
-            where statement like '-- The coming problems of a load lane%'";
-        let plans = client.query_one(text, &[]).await.expect("counted");
-        assert_eq!((plans.get::<_, i64>(0), plans.get::<_, i64>(1)), *expected, "custom and generic ones");
+        let after = plans(client).await;
+        assert_eq!((after.0 - before.0, after.1 - before.1), *expected);
     }
 }
 

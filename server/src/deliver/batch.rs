@@ -20,6 +20,7 @@ const BUSY_LIMIT: Duration = Duration::from_secs(86_400_000);
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     checkouts: BTreeMap<CheckoutId, Gathered>,
+    brings_more: bool,
 }
 
 #[derive(Debug, Default)]
@@ -71,6 +72,7 @@ impl Batch {
                 Some(Outcome::Solution(solution)) if solution.len() <= pcfarm_proto::SOLUTION_BYTES_LIMIT => {
                     match more_of(id, result) {
                         Ok(more) => {
+                            self.brings_more |= more.is_some();
                             let home = writes_back || more.is_some();
                             let home = home.then(|| Box::new(held.members.home(place)));
                             let solution = RawJson(solution.clone());
@@ -119,6 +121,11 @@ impl Batch {
             acceptance.failed.sort_unstable_by_key(|failed| failed.problem_id);
         }
         acceptances
+    }
+
+    /// Does any of its solutions?
+    pub(super) fn brings_more(&self) -> bool {
+        self.brings_more
     }
 
     pub(super) fn token(&self, id: CheckoutId) -> i64 {

@@ -1,7 +1,7 @@
 //! Storing results: as few transactions as they fit, and what cannot be stored is found by halves and fails alone.
 
-use super::RESULTS_AT_ONCE;
 use super::batch::{self, Batch};
+use super::{RESULTS_AT_ONCE, SLOW_AT_ONCE};
 use crate::farm::Farm;
 use crate::instruments;
 use deadpool_postgres::ClientWrapper;
@@ -15,22 +15,20 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tracing::debug;
 
-/// Results that an administrator's statement gets at once.
-const WRITTEN_BACK_AT_ONCE: usize = 5_000;
-
 /// Stores one job type's results.
 pub(super) async fn store(farm: &Farm, job_type: &JobType, batch: &mut Batch) -> anyhow::Result<Vec<Verdict>> {
     let mut verdicts = Vec::new();
     if job_type.writes_back {
         // An administrator's SQL runs there: the connection is reset before anybody else has it.
         let client = farm.pool.get().await?;
-        for acceptance in batch.acceptances(WRITTEN_BACK_AT_ONCE) {
+        for acceptance in batch.acceptances(SLOW_AT_ONCE) {
             verdicts.extend(store_one(farm, &client, job_type, acceptance).await?);
         }
         return Ok(verdicts);
     }
     let line = farm.lines.take().await?;
-    for acceptance in batch.acceptances(RESULTS_AT_ONCE) {
+    let at_once = if batch.brings_more() { SLOW_AT_ONCE } else { RESULTS_AT_ONCE };
+    for acceptance in batch.acceptances(at_once) {
         verdicts.extend(store_one(farm, &line, job_type, acceptance).await?);
     }
     farm.lines.put(line);

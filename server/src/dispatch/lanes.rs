@@ -28,8 +28,8 @@ use tracing::error;
 
 pub type LaneKey = (JobId, LaneId);
 
-/// Problems and bytes that one reading ahead is for, at least, where one lane is next; and of each where many are. The fewer
-/// there are, the more often cores go from one process to another, of whose memory they have nothing in their caches.
+/// Problems and bytes that reading on is for, at least, where one lane is next; and of each where many are. The fewer there
+/// are, the more often cores go from one process to another, of whose memory they have nothing in their caches.
 const AHEAD_PROBLEMS: usize = 16_000;
 const AHEAD_BYTES: usize = 8 << 20;
 const AHEAD_BYTES_OF_ALL: usize = 64 << 20;
@@ -60,6 +60,8 @@ pub struct Lane {
     at_end: bool,
     /// Of a problem, on average, when not only small ones were read.
     bytes_each: Option<usize>,
+    /// Most problems to read at once where they are small.
+    most_small: usize,
 }
 
 #[derive(Default)]
@@ -328,6 +330,7 @@ impl Lanes {
             let key = (open.job_id, open.lane_id);
             let known = before.remove(&key).or_else(|| self.aside.remove(&key));
             let bytes_each = known.as_ref().and_then(|lane| lane.bytes_each);
+            let most_small = known.as_ref().map_or(usize::MAX, |lane| lane.most_small);
             let (ahead, at_end) = match known {
                 Some(mut lane) if lane.next <= open.next_extraction => {
                     // What is visible in a lane never changes: another server has handed out the first of it.
@@ -340,7 +343,8 @@ impl Lanes {
             };
             let candidate = self.candidate(&open, &job_type);
             self.ring.add(candidate.clone());
-            let lane = Lane { next: open.next_extraction, candidate, ahead, open: Arc::new(open), at_end, bytes_each };
+            let next = open.next_extraction;
+            let lane = Lane { next, candidate, ahead, open: Arc::new(open), at_end, bytes_each, most_small };
             self.lanes.insert(key, lane);
         }
         self.unreadable.retain(|key, _| self.lanes.contains_key(key));
@@ -400,7 +404,9 @@ impl Lanes {
         let mut ahead = Ahead::default();
         ahead.extend(problems, true);
         let next = open.next_extraction;
-        self.lanes.insert(key, Lane { next, candidate, ahead, open: Arc::new(open), at_end: true, bytes_each: None });
+        let (bytes_each, most_small) = (None, usize::MAX);
+        let lane = Lane { next, candidate, ahead, open: Arc::new(open), at_end: true, bytes_each, most_small };
+        self.lanes.insert(key, lane);
         farm.lane_in_sight(key.0);
         true
     }
@@ -491,13 +497,14 @@ impl Lane {
         portion: (usize, usize),
     ) -> anyhow::Result<()> {
         let missing = wanted.saturating_sub(self.ahead.problems());
-        let mut reading = Reading::first(missing, portion, self.bytes_each, self.open.came_back);
+        let mut reading = Reading::first(missing, portion, self.most_small, self.bytes_each, self.open.came_back);
         loop {
             let coming = lanes::coming_problems(client, &self.open, reading.portion(self.end()))
                 .await
                 .with_context(|| format!("reading ahead in lane {} of job {}", self.open.lane_id, self.open.job_id))?;
             self.at_end = coming.to_the_end;
             let (read, by_size) = (coming.problems.len(), coming.by_size);
+            self.most_small = reading.most_next(read, by_size, coming.to_the_end).unwrap_or(self.most_small);
             if by_size && read > 0 {
                 self.bytes_each = Some(coming.problems.iter().map(ComingProblem::bytes).sum::<usize>() / read);
             }
@@ -563,6 +570,7 @@ mod tests {
             next: BatchOrder(0),
             at_end: false,
             bytes_each: None,
+            most_small: usize::MAX,
         };
         read(&mut lane, ahead);
         lane

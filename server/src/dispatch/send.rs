@@ -17,7 +17,7 @@ use pcfarm_sql::jobs;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -190,8 +190,7 @@ async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
             worked: None,
         }],
     };
-    let delivered =
-        Delivered { session: shipment.session.clone(), delivery, from_agent: false, came: SystemTime::now() };
+    let delivered = Delivered::new(farm, shipment.session.clone(), delivery, false);
     if all {
         shipment.session.add_credit(1);
     }

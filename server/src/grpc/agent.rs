@@ -473,7 +473,7 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
             drop(farm.dispatcher.send(Event::Credit(session.clone())).await);
         }
         Message::Delivery(delivery) => {
-            let delivered = Delivered { session: session.clone(), delivery, from_agent: true, came: SystemTime::now() };
+            let delivered = Delivered::new(farm, session.clone(), delivery, true);
             farm.acceptor.send(delivered).await.map_err(|_| Status::unavailable("this server is stopping"))?;
         }
         Message::Heartbeat(heartbeat) => {
