@@ -40,9 +40,6 @@ use crate::state_dir::{StateDir, StateDirError};
 use crate::steps::{Declaration, POOLS_SHARE, Running, StepController, WiringError};
 use crate::watchdog::{Manager, Watchdog};
 
-/// Threads that wait: one decodes a checkout while the other keeps the rhythm.
-const WAITING_THREADS: usize = 2;
-
 /// Tells a process that it takes the place of another, which was in a person's way, and under which name the servers know it.
 const REPLACES: &str = "PCFARM_REPLACES";
 
@@ -207,11 +204,8 @@ impl Agent {
         if !settings.presence.policy.unattended {
             manners::give_precedence();
         }
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(WAITING_THREADS)
-            .thread_name("pcfarm-agent")
-            .enable_all()
-            .build();
+        // One thread for all that waits: a problem that came on another had to wake three on its way to a core and back.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         match runtime {
             Ok(runtime) => {
                 let ended = runtime.block_on(self.run_until_signalled(settings));
