@@ -599,7 +599,7 @@ async fn what_each_may_have_is_seen_and_changed() -> Test {
     let events = farm.json(&format!("events --job {job}")).await?;
     let what: Vec<&str> =
         events["events"].as_array().context("a list")?.iter().filter_map(|e| e["what"].as_str()).collect();
-    ensure!(what == ["job opened", "job done"], "{what:?}");
+    ensure!(what == ["job created", "job opened", "job done"], "{what:?}");
     let told = farm.ends(0, "events --what selection").await?;
     ensure!(told.contains("selection removed") && told.contains("pc1"), "{told}");
     farm.ends(4, "events --workstation pc77").await?;

@@ -28,11 +28,10 @@ declare
     maker name := pcfarm.acting_user();
 begin
     if tg_op = 'INSERT' then
-        -- One that is open from the beginning is told of once.
         insert into pcfarm.event (who, what, job_id, subject, details)
-        values (maker, case new.state when 'open' then 'job opened' else 'job created' end, new.job_id, new.name,
-            jsonb_strip_nulls(jsonb_build_object(
-                'job_type', new.job_type, 'owner', new.owner, 'priority', new.priority, 'deadline', new.deadline)));
+        select maker, w.what, new.job_id, new.name, case w.what when 'job created' then jsonb_strip_nulls(jsonb_build_object(
+            'job_type', new.job_type, 'owner', new.owner, 'priority', new.priority, 'deadline', new.deadline)) else '{}' end
+        from unnest(case new.state when 'open' then array['job created', 'job opened'] else array['job created'] end) w(what);
     else
         insert into pcfarm.event (who, what, job_id, subject)
         values (maker, 'job ' || case new.state when 'open' then
