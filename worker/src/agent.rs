@@ -204,7 +204,7 @@ impl Agent {
         if !settings.presence.policy.unattended {
             manners::give_precedence();
         }
-        // One thread for all that waits: a problem that came on another had to wake three on its way to a core and back.
+        // One thread for all that waits: with each that a problem is handed on to, it waits for a core once more.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         match runtime {
             Ok(runtime) => {
