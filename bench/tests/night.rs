@@ -95,6 +95,36 @@ async fn a_problem_that_comes_to_an_idle_farm_is_handed_out_by_its_submission() 
 }
 
 #[tokio::test]
+async fn a_submission_that_commits_late_keeps_nobody_waiting() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({})).await;
+    // Longer than a workstation waits for what it was taken along for, and heartbeats that come too late to tell of it.
+    farm.run("create function public.dawdle() returns trigger language plpgsql as 'begin perform pg_catalog.pg_sleep(2); return null; end'")
+        .await;
+    farm.run("create trigger dawdle after insert on pcfarm.job for each statement execute function public.dawdle()")
+        .await;
+    let server = farm.serving("a", &["--lease", "600", "--heartbeat", "200"]).await;
+    let _agent = farm.working("one", &[&server]);
+    farm.until(SOON, "select count(*) = 1 from pcfarm.workstation where state = 'waiting'").await;
+    let deadline = Instant::now() + LONG;
+    let taken_back = "select count(*) from pcfarm.requeued where message = 'never sent to its workstation'";
+    // The first may have come before the agent had asked for work.
+    while farm.number(taken_back).await == 0 {
+        assert!(Instant::now() < deadline, "none was handed out by its submission");
+        let job = submit_one(&server, 0).await;
+        assert_eq!(farm.ended(job, LONG).await, "done");
+        farm.check(&[job]).await;
+    }
+    assert_eq!(farm.number("select sum(attempts) from pcfarm.requeued").await, 0, "it cost somebody an attempt");
+    farm.run("drop trigger dawdle on pcfarm.job").await;
+    // Its workstation has what it asked for as ever.
+    for _ in 0..10 {
+        let job = submit_one(&server, 0).await;
+        assert_eq!(farm.ended(job, LONG).await, "done");
+    }
+}
+
+#[tokio::test]
 async fn two_servers_start_at_once_on_an_empty_database() {
     let farm = Farm::of(pcfarm_sql::testing::empty_database().await);
     let (a, b) = tokio::join!(farm.serving("a", &[]), farm.serving("b", &[]));

@@ -29,7 +29,7 @@ use lanes::{LaneKey, Lanes};
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{BatchOrder, CheckoutId};
-use pcfarm_sql::checkout::{self, HandOut};
+use pcfarm_sql::checkout::{self, Closing, HandOut};
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::lanes::OpenLane;
 use pcfarm_sql::pool::Kept;
@@ -479,8 +479,13 @@ struct Committed<'a> {
 
 impl Committed<'_> {
     fn ship(self, farm: &Arc<Farm>, call: &HandOutCall) {
-        // A job type that is gone meanwhile: what was handed out comes back as never received.
-        let Some(job_type) = farm.job_type(&self.lane.job_type) else { return };
+        let Some(job_type) = farm.job_type(&self.lane.job_type) else {
+            // It is gone meanwhile.
+            self.session.add_credit(1);
+            let (farm, id) = (farm.clone(), self.checkout_id);
+            farm.clone().tasks.spawn(async move { take_back_unsent(&farm, id).await });
+            return;
+        };
         debug!(checkout_id = %self.checkout_id, job_id = %self.lane.job_id, workstation_id = %self.session.workstation_id,
             problems = self.taken.problems.len(), to = %self.taken.to, "checked out");
         if let Some(trace) = &self.trace {
@@ -489,6 +494,24 @@ impl Committed<'_> {
         let shipment = send::Shipment::new(self, job_type);
         shipment.announce(farm);
         farm.tasks.spawn(send::send(farm.clone(), shipment));
+    }
+}
+
+/// Takes back at once what was committed and is not going to be sent. If that fails, it comes back like what was sent and never
+/// arrived: later, when its workstation's heartbeat does not name it.
+pub async fn take_back_unsent(farm: &Farm, id: CheckoutId) {
+    let closing = async {
+        let client = farm.pool.get().await?;
+        anyhow::Ok(checkout::close(&*client, &[id], Closing::Unreceived, "never sent to its workstation").await?)
+    };
+    match closing.await {
+        Ok(closed) => closed.iter().for_each(|closed| {
+            warn!(checkout_id = %id, workstation_id = %closed.workstation_id, requeued = closed.requeued,
+                "a checkout came too late to be sent: requeued");
+        }),
+        Err(error) => {
+            warn!(checkout_id = %id, error = format!("{error:#}"), "a checkout that was not sent was not taken back yet")
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::installed::{self, Installed, Kind};
 use crate::night::Site;
 use crate::plot::{self, Plot};
 use crate::report::{Figures, Report, quantile, shown};
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::submit_request::Part;
@@ -179,7 +179,10 @@ async fn submit(site: &Site, count: u64, rhythm: Rhythm, commits: &[f64], figure
                 last = row.get(1);
                 break row.get(0);
             }
-            ensure!(Instant::now() < deadline, "no result of a single problem within {LONGEST:?}");
+            if Instant::now() > deadline {
+                let state = site.farm.state().await;
+                bail!("no result of a single problem within {LONGEST:?}; its submission took {answered:?}\n{state}");
+            }
         };
         if n >= warm_up {
             acknowledged.push(answered.as_secs_f64() * 1e3);

@@ -1,8 +1,8 @@
 //! Small submissions: one statement each, which hands its problems out as well where a workstation waits for them.
 
 use super::submission::{Wanted, in_turn};
-use crate::dispatch::Event;
 use crate::dispatch::offers::Claim;
+use crate::dispatch::{Event, take_back_unsent};
 use crate::farm::Farm;
 use crate::grpc::status_code;
 use crate::{instruments, traces};
@@ -26,7 +26,7 @@ const AT_ONCE: usize = 4;
 const FRESH_BYTES: usize = 16 << 10;
 
 /// For so long a workstation waits for what it was taken along for: a commit may wait for a standby that is away. What comes later
-/// is given back as never received.
+/// is taken back, and is anybody's.
 const CLAIM_LIMIT: Duration = Duration::from_secs(1);
 
 /// Jobs of which it is remembered what they are of.
@@ -112,9 +112,11 @@ impl SmallSubmissions {
                 claim.ship(id, &lane, problems, took).await;
                 return Ok(Some(submitted));
             }
-            (Some(fresh), _) if fresh.checkout.is_none() && are_light(&fresh.problems) => {
-                Event::Fresh(Box::new(fresh), epoch)
+            (Some(Fresh { checkout: Some(id), .. }), None) => {
+                take_back_unsent(&self.farm, id).await;
+                Event::Work
             }
+            (Some(fresh), _) if are_light(&fresh.problems) => Event::Fresh(Box::new(fresh), epoch),
             _ => Event::Work,
         };
         // It hears no notification of this. Full means that the dispatcher has been told often enough.
