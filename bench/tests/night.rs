@@ -104,7 +104,9 @@ async fn a_submission_that_commits_late_keeps_nobody_waiting() {
     farm.run("create trigger dawdle after insert on pcfarm.job for each statement execute function public.dawdle()")
         .await;
     let server = farm.serving("a", &["--lease", "600", "--heartbeat", "200"]).await;
-    let _agent = farm.working("one", &[&server]);
+    // With a single credit.
+    let mut agent = farm.agent("one", &[&server]).arguments(["--prefetch", "0"]);
+    agent.start();
     farm.until(SOON, "select count(*) = 1 from pcfarm.workstation where state = 'waiting'").await;
     let deadline = Instant::now() + LONG;
     let taken_back = "select count(*) from pcfarm.requeued where message = 'never sent to its workstation'";

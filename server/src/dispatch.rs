@@ -482,8 +482,7 @@ impl Committed<'_> {
         let Some(job_type) = farm.job_type(&self.lane.job_type) else {
             // It is gone meanwhile.
             self.session.add_credit(1);
-            let (farm, id) = (farm.clone(), self.checkout_id);
-            farm.clone().tasks.spawn(async move { take_back_unsent(&farm, id).await });
+            take_back_unsent(farm, self.checkout_id, farm.epoch.number());
             return;
         };
         debug!(checkout_id = %self.checkout_id, job_id = %self.lane.job_id, workstation_id = %self.session.workstation_id,
@@ -497,22 +496,27 @@ impl Committed<'_> {
     }
 }
 
-/// Takes back at once what was committed and is not going to be sent. If that fails, it comes back like what was sent and never
-/// arrived: later, when its workstation's heartbeat does not name it.
-pub async fn take_back_unsent(farm: &Farm, id: CheckoutId) {
-    let closing = async {
-        let client = farm.pool.get().await?;
+/// Takes back at once what was committed in this epoch and is not going to be sent; whoever hands out hears of it. If that fails,
+/// it comes back like what was sent and never arrived: later, when its workstation's heartbeat does not name it.
+pub fn take_back_unsent(farm: &Arc<Farm>, id: CheckoutId, epoch: u64) {
+    let this = farm.clone();
+    let closing = async move {
+        let client = this.pool.get().await?;
+        ensure!(this.epoch.number() == epoch, "this is another database than before");
         anyhow::Ok(checkout::close(&*client, &[id], Closing::Unreceived, "never sent to its workstation").await?)
     };
-    match closing.await {
-        Ok(closed) => closed.iter().for_each(|closed| {
-            warn!(checkout_id = %id, workstation_id = %closed.workstation_id, requeued = closed.requeued,
-                "a checkout came too late to be sent: requeued");
-        }),
-        Err(error) => {
-            warn!(checkout_id = %id, error = format!("{error:#}"), "a checkout that was not sent was not taken back yet")
+    farm.tasks.spawn(async move {
+        match closing.await {
+            Ok(closed) => closed.iter().for_each(|closed| {
+                warn!(checkout_id = %id, workstation_id = %closed.workstation_id, requeued = closed.requeued,
+                    "a checkout was not sent: requeued");
+            }),
+            Err(error) => {
+                let error = format!("{error:#}");
+                warn!(checkout_id = %id, error, "a checkout that was not sent was not taken back yet");
+            }
         }
-    }
+    });
 }
 
 pub async fn until(moment: Option<Instant>) {

@@ -113,8 +113,8 @@ impl SmallSubmissions {
                 return Ok(Some(submitted));
             }
             (Some(Fresh { checkout: Some(id), .. }), None) => {
-                take_back_unsent(&self.farm, id).await;
-                Event::Work
+                take_back_unsent(&self.farm, id, epoch);
+                return Ok(Some(submitted));
             }
             (Some(fresh), _) if are_light(&fresh.problems) => Event::Fresh(Box::new(fresh), epoch),
             _ => Event::Work,
