@@ -100,6 +100,10 @@ fn cron(text: &str) -> Result<Cron, Wrong> {
     if !text.starts_with('@') && !(5..=6).contains(&fields) {
         return Err(wrong(format!("it has {fields} field{}", if fields == 1 { "" } else { "s" })));
     }
+    // The parser takes no number for an item, and a field of none is looked for in every second of a year.
+    if let Some(field) = text.split_whitespace().find(|field| field.split(',').any(str::is_empty)) {
+        return Err(wrong(format!("{field:?} has a comma with nothing before or behind it")));
+    }
     let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
     parser.parse(text).map_err(|error| wrong(error.to_string().trim_end_matches('.').to_owned()))
 }
