@@ -91,6 +91,7 @@ impl Context {
     pub async fn cluster(&self) -> anyhow::Result<&Cluster> {
         self.cluster
             .get_or_try_init(|| async {
+                check_disk(&self.directory)?;
                 let options = ClusterOptions {
                     dies_with_process: true,
                     settings: vec![("max_connections".to_owned(), CONNECTIONS.to_owned())],
@@ -124,7 +125,9 @@ impl Context {
                 .collect(),
             ..ClusterOptions::new(self.directory.join(format!("postgresql-{number}")))
         };
-        Cluster::start(options).await.context("starting PostgreSQL")
+        let cluster = Cluster::start(options).await.context("starting PostgreSQL")?;
+        check_durable(&cluster.config()).await?;
+        Ok(cluster)
     }
 
     /// Notes the version of the cluster, and the day.
@@ -201,6 +204,22 @@ impl Context {
 fn free_disk(path: &Path) -> anyhow::Result<u64> {
     let disk = rustix::fs::statvfs(path).with_context(|| format!("asking for the free space of {}", path.display()))?;
     Ok(disk.f_bavail * disk.f_frsize)
+}
+
+/// What is written to memory is durable at no cost.
+#[cfg(target_os = "linux")]
+fn check_disk(path: &Path) -> anyhow::Result<()> {
+    const OF_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6]; // tmpfs, ramfs
+    let disk = rustix::fs::statfs(path).with_context(|| format!("asking what {} is on", path.display()))?;
+    if OF_MEMORY.contains(&i64::from(disk.f_type)) {
+        bail!("{} is in memory: let TMPDIR name a directory on a disk", path.display());
+    }
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn check_disk(_path: &Path) -> anyhow::Result<()> {
+    Ok(())
 }
 
 /// Figures of a PostgreSQL that may lose what it has acknowledged are worth nothing.

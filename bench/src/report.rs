@@ -222,7 +222,7 @@ pub fn page(document: &Value) -> String {
     let text_of = |of: &Value| of.as_str().unwrap_or_default().to_owned();
     let label = if document["quick"] == true { " (quick)" } else { "" };
     let mut text = format!(
-        "## {}{label}\n\n| figure | median | least | most |\n| --- | ---: | ---: | ---: |\n",
+        "## {}{label}\n\n| figure | median | least | most | runs |\n| --- | ---: | ---: | ---: | ---: |\n",
         text_of(&document["table"])
     );
     let runs = texts(&document["runs"]);
@@ -230,12 +230,15 @@ pub fn page(document: &Value) -> String {
         let values: Vec<f64> = runs.iter().filter_map(|run| run[&name].as_f64()).collect();
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
         let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let count = values.len();
         let median = median(values).unwrap_or(f64::NAN);
-        text += &format!("| {name} | {} | {} | {} |\n", shown(median), shown(least), shown(most));
+        text += &format!("| {name} | {} | {} | {} | {count} |\n", shown(median), shown(least), shown(most));
     }
     let (seconds, processed) = (document["seconds"].as_f64().unwrap_or_default(), &document["processed"]);
+    let machine = &document["machine"];
     text += &format!("\n{} runs, {seconds:.0} s, {processed} processed; commit ", runs.len());
-    text += &format!("{}, {}.\n", text_of(&document["machine"]["commit"]), text_of(&document["machine"]["date"]));
+    text +=
+        &format!("{}, {}, on {}.\n", text_of(&machine["commit"]), text_of(&machine["date"]), text_of(&machine["text"]));
     let mut list = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {
             let lines: Vec<String> = lines.iter().map(|line| format!("- {line}")).collect();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pcfarm_bench::farm::{Farm, LONG, SOON};
 use pcfarm_bench::light::{Herd, Nothing, Pace};
+use pcfarm_sql::connect::connect;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -43,6 +44,33 @@ async fn a_herd_is_back_after_its_server_was_killed_and_nobody_is_dead() {
     assert_eq!(farm.number("select count(*) from pcfarm.workstation").await, HERD as i64);
     let charged = "select count(*) from pcfarm.requeued where attempts + losses > 0";
     assert_eq!(farm.number(charged).await, 0, "a restart cost problems something");
+    assert_eq!(herd.book.refused(), 0);
+    farm.check(&[]).await;
+}
+
+/// A server reads nothing more of an agent whose results it has no room for, and cannot hear its heartbeats.
+#[tokio::test]
+async fn who_is_kept_waiting_by_a_full_server_is_not_silent() {
+    let farm = Farm::new().await;
+    farm.job_type("noop", "echo", json!({})).await;
+    let lease = Duration::from_secs(8);
+    let server = farm.serving("a", &["--lease", "8", "--checkout-problems", "1"]).await;
+    let herd = Herd::start(&[server.url()], HERD, std::sync::Arc::new(Nothing));
+    herd.connected(HERD, LONG).await.expect("a herd");
+    let problems = format!("select i::text as key, to_jsonb(i) as payload from generate_series(1, {}) i", 2 * HERD);
+    let job = farm.submit("noop", &problems, 1).await;
+    let (somebody, _connection) = connect(&farm.url().parse().expect("a URL")).await.expect("connected");
+    somebody.batch_execute("begin; lock table pcfarm.result in access exclusive mode").await.expect("locked");
+    herd.pace(Pace { draw: true, ..Pace::default() });
+    until("at work", || herd.book.hand_outs() >= HERD as u64).await;
+    // Whoever was to be declared dead would be by then.
+    sleep(lease * 2).await;
+    assert_eq!(herd.book.accepted(), 0);
+    somebody.batch_execute("rollback").await.expect("let go");
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert!(!server.program.log().contains("declared dead"));
+    let charged = "select count(*) from pcfarm.requeued where attempts + losses > 0";
+    assert_eq!(farm.number(charged).await, 0, "a lock cost problems something");
     assert_eq!(herd.book.refused(), 0);
     farm.check(&[]).await;
 }

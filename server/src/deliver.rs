@@ -17,6 +17,7 @@ use crate::session::Session;
 use crate::traces::path::{self, AcceptCall};
 use anyhow::Context;
 use batch::Batch;
+use deadpool_postgres::ClientWrapper;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
@@ -24,7 +25,7 @@ use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_sql::checkout::{self, Closing, HeldProblem, Verdict, VerdictKind};
 use pcfarm_sql::job_types::JobType;
 use prost::Message;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -275,7 +276,7 @@ async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
                 }
                 return;
             }
-            Err(error) if is_refusal(&error) && tries >= TRIES_IN_LINE => {
+            Err(error) if is_refusal(&error) && (tries >= TRIES_IN_LINE || is_locked(&error)) => {
                 let delivered = deliveries.pop().expect("a delivery that failed");
                 warn!(error = format!("{error:#}"), workstation_id = %delivered.session.workstation_id,
                     "a delivery that cannot be stored is put aside");
@@ -302,12 +303,18 @@ async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
             () = delivered.session.ended.cancelled() => return,
             () = tokio::time::sleep(ASIDE_RETRY) => {}
         }
+        // One at a time: each may wait for the same lock, on a connection of its own.
+        let turn = tokio::select! {
+            () = delivered.session.ended.cancelled() => return,
+            turn = farm.aside.acquire() => turn,
+        };
         let alone = [delivered];
         let began = Instant::now();
         match try_accept_all(&farm, &alone).await {
             Ok(verdicts) => return acknowledge(&farm, alone.into(), &verdicts, began.elapsed()).await,
             Err(error) => warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again"),
         }
+        drop(turn);
         [delivered] = alone;
     }
 }
@@ -319,6 +326,12 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     code.is_some_and(|code| {
         *code == SqlState::QUERY_CANCELED || !matches!(&code.code()[..2], "08" | "53" | "57" | "58")
     })
+}
+
+/// Somebody's transaction is in its way, and has been for as long as locks are waited for: others need not wait as well.
+fn is_locked(error: &anyhow::Error) -> bool {
+    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
+    code == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
 /// The server's copy of a job type is older than the database's.
@@ -428,20 +441,41 @@ async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result
 
 /// Closes the checkouts whose agents are done with them but which have not got a result for every problem.
 async fn finish(farm: &Farm, batch: &Batch, verdicts: &mut [Verdict]) -> anyhow::Result<()> {
+    let mut by_reason: BTreeMap<&str, Vec<&mut Verdict>> = BTreeMap::new();
     for verdict in verdicts {
         let is_open = verdict.kind == VerdictKind::Accepted || planted(Bug::ClosesWhatIsRevoked);
-        if !is_open || verdict.closed {
+        if is_open
+            && !verdict.closed
+            && let Some(reason) = batch.finished(verdict.checkout_id)
+        {
+            by_reason.entry(reason).or_default().push(verdict);
+        }
+    }
+    if by_reason.is_empty() {
+        return Ok(());
+    }
+    let client = farm.pool.get().await?;
+    for (reason, verdicts) in by_reason {
+        let ids: Vec<CheckoutId> = verdicts.iter().map(|verdict| verdict.checkout_id).collect();
+        if ids.len() > 1 && close(&client, &ids, reason).await.is_ok() {
+            verdicts.into_iter().for_each(|verdict| verdict.closed = true);
             continue;
         }
-        let Some(reason) = batch.finished(verdict.checkout_id) else { continue };
-        let client = farm.pool.get().await?;
-        for closed in checkout::close(&*client, &[verdict.checkout_id], Closing::Finished, reason).await? {
-            debug!(checkout_id = %closed.checkout_id, job_id = %closed.job_id, requeued = closed.requeued,
-                failed = closed.failed, reason, "checkout handed back");
+        // Somebody is in the way of one of them: the others are closed without it.
+        for verdict in verdicts {
+            close(&client, &[verdict.checkout_id], reason).await?;
+            verdict.closed = true;
         }
-        crash_point(CrashPoint::CheckoutHandedBack);
-        verdict.closed = true;
     }
+    Ok(())
+}
+
+async fn close(client: &ClientWrapper, ids: &[CheckoutId], reason: &str) -> anyhow::Result<()> {
+    for closed in checkout::close(client, ids, Closing::Finished, reason).await? {
+        debug!(checkout_id = %closed.checkout_id, job_id = %closed.job_id, requeued = closed.requeued,
+            failed = closed.failed, reason, "checkout handed back");
+    }
+    crash_point(CrashPoint::CheckoutHandedBack);
     Ok(())
 }
 
@@ -481,7 +515,9 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                 info!(checkout_id = %id, workstation_id = %session.workstation_id, refused, verdict = ?verdict.kind,
                     reason = verdict.reason, "results refused");
             }
-            if verdict.closed || verdict.kind != VerdictKind::Accepted {
+            // Its id may have been given anew, after a crash of PostgreSQL: then another is known by it.
+            let is_another = farm.recall(id).is_some_and(|held| held.token != results.token.cast_signed());
+            if (verdict.closed || verdict.kind != VerdictKind::Accepted) && !is_another {
                 session.forget(id);
                 match farm.forget(id) {
                     Some(held) => farm.checkout_closed(held.job_id),

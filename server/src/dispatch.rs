@@ -375,52 +375,30 @@ impl Dispatcher {
         // Those of one lane are consecutive; what is under limits is decided by another statement.
         let (mut limited, mut free): (Vec<Decision>, Vec<Decision>) = decisions.into_iter().partition(|d| d.limited);
         let unread = self.wanted_ahead(free.iter().chain(&limited));
+        let mut refused = Vec::new();
+        // What is committed is sent at once, whatever others wait for: limits for locks, and reading for a slow table.
         let committing = async {
             let client = self.farm.lines.take().await?;
             // What was read may be of a database that this one is not.
             ensure!(self.farm.epoch.number() == self.epoch, "this is another database than before");
-            let began = Instant::now();
-            let mut ids = check_out(&client, &free, false).await?;
-            // What is committed is sent, whatever becomes of the rest.
-            let within_limits = check_out(&client, &limited, true).await;
-            let failed = match within_limits {
-                Ok(more) => {
-                    self.farm.lines.put(client);
-                    ids.extend(more);
-                    Ok(())
+            for (decisions, within_limits) in [(&mut free, false), (&mut limited, true)] {
+                if decisions.is_empty() {
+                    continue;
                 }
-                Err(error) => {
-                    ids.resize(free.len() + limited.len(), None);
-                    Err(error)
-                }
-            };
-            anyhow::Ok((ids, failed, began.elapsed()))
+                let began = Instant::now();
+                let ids = check_out(&client, decisions, within_limits).await?;
+                crash_point(CrashPoint::CheckOutCommitted);
+                refused.extend(ship(&self.farm, decisions.drain(..).zip(ids).collect(), began.elapsed()));
+            }
+            self.farm.lines.put(client);
+            anyhow::Ok(())
         };
         let reading = self.lanes.read_on(&unread, &mut self.reading);
         crash_point(CrashPoint::CheckOutDecided);
-        let (outcome, read) = tokio::join!(committing, reading);
-        crash_point(CrashPoint::CheckOutCommitted);
-        free.append(&mut limited);
-        let (ids, failed, database) = match outcome {
-            Ok(outcome) => outcome,
-            Err(error) => {
-                // Nobody knows: what was handed out is given back as never received.
-                free.into_iter().for_each(|decision| self.undo(decision));
-                return Err(error);
-            }
-        };
-        let mut refused = Vec::new();
-        let traced = free.iter().filter_map(|decision| Some(decision.trace.as_ref()?.checkout)).collect();
-        let call = HandOutCall { checkouts: free.len(), database, traced };
-        for (decision, id) in free.into_iter().zip(ids) {
-            match id {
-                Some(id) => {
-                    let Decision { session, lane, taken, hand_out, trace, .. } = decision;
-                    let (lane, token) = (&*lane, hand_out.token);
-                    Committed { checkout_id: id, token, session, lane, taken, trace }.ship(&self.farm, &call);
-                }
-                None => refused.push(decision),
-            }
+        let (committed, read) = tokio::join!(committing, reading);
+        // Nobody knows what became of these: what was handed out is given back as never received.
+        for decision in free.into_iter().chain(limited) {
+            self.undo(decision);
         }
         // The last first, so that what is put back stands in order.
         for mut decision in refused.into_iter().rev() {
@@ -433,7 +411,7 @@ impl Dispatcher {
             }
             self.undo(decision);
         }
-        failed.and(read)
+        committed.and(read)
     }
 
     /// Lanes that are to be read on while these are committed, and how much will be wanted: as much again will be soon, by
@@ -494,6 +472,24 @@ impl Committed<'_> {
         shipment.announce(farm);
         farm.tasks.spawn(send::send(farm.clone(), shipment));
     }
+}
+
+/// Sends those of one call that were committed, and returns the others.
+fn ship(farm: &Arc<Farm>, decisions: Vec<(Decision, Option<CheckoutId>)>, database: Duration) -> Vec<Decision> {
+    let traced = decisions.iter().filter_map(|(decision, _)| Some(decision.trace.as_ref()?.checkout)).collect();
+    let call = HandOutCall { checkouts: decisions.len(), database, traced };
+    let mut refused = Vec::new();
+    for (decision, id) in decisions {
+        match id {
+            Some(id) => {
+                let Decision { session, lane, taken, hand_out, trace, .. } = decision;
+                let (lane, token) = (&*lane, hand_out.token);
+                Committed { checkout_id: id, token, session, lane, taken, trace }.ship(farm, &call);
+            }
+            None => refused.push(decision),
+        }
+    }
+    refused
 }
 
 /// Takes back at once what was committed in this epoch and is not going to be sent; whoever hands out hears of it. If that fails,

@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -65,6 +65,8 @@ pub struct Farm {
     /// Whom the dispatcher has nothing for.
     pub offers: Offers,
     pub acceptor: mpsc::Sender<Delivered>,
+    /// Whose turn it is of the deliveries that are put aside.
+    pub aside: Semaphore,
     pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
     pub traces: Traces,
@@ -158,6 +160,7 @@ impl Farm {
             dispatcher: parts.dispatcher,
             offers: Offers::default(),
             acceptor: parts.acceptor,
+            aside: Semaphore::new(1),
             registrar: parts.registrar,
             reads: parts.reads,
             traces: parts.traces,

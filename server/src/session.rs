@@ -353,7 +353,7 @@ impl Session {
         self.state().heard.elapsed()
     }
 
-    /// The server itself was standing still: nobody was silent.
+    /// The server itself was standing still, or has no room for what it said: it was not silent.
     pub fn excuse_silence(&self) {
         self.state().heard = Instant::now();
     }

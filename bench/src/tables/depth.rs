@@ -18,41 +18,43 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     context.need_disk((depths + 2 * processed * context.runs as u64) * BYTES_EACH, "depth")?;
     report.note(format!(
         "processed in each run: {processed} problems, in pieces of {shallow}, without the first and the last tenth of each; \
-         shallow: a piece is a job, with nothing else queued; deep: a piece is the next of {depths} queued in one job. Before \
-         each piece the database is vacuumed, analysed and brought to disk, for both: else the deep one alone would pay for it"
+         shallow: a piece is a job, in a database where nothing else is queued; deep: a piece is the next of what is left of {depths} \
+         queued in one job, in another, whose server and agent wait meanwhile. Before each piece the database is vacuumed, analysed and brought to disk, for both: else the deep one alone would pay for it"
     ));
     report.note("1,000 problems a checkout, convoys of 1, jsonb of about 100 bytes in and out");
-    let site = Site::start(context, &["--checkout-problems", CHECKOUT]).await?;
+    let start = || Site::start(context, &["--checkout-problems", CHECKOUT]);
     let mut queued = None;
     for run in 0..context.runs {
         let mut figures = Figures::default();
         let mut pieces = Pieces::default();
+        let site = start().await?;
         while pieces.problems < processed {
             let job = site.load(shallow, 1).await?;
             context.settle(&site.database).await?;
             site.crunch(job).await?;
             pieces.add(shallow, &site.tenths(job).await?);
         }
+        site.end(context).await?;
         let rate = pieces.rate();
         context.progress(&format!("run {run}: {shallow} deep: {rate:.0} a second"));
         figures.add("shallow_per_second", rate);
         // The deep job serves all runs, each from where the one before it held it.
-        let job = match queued {
-            Some(job) => job,
+        let (site, job) = match &queued {
+            Some(queued) => queued,
             None => {
                 context.progress(&format!("loading {depths} problems"));
+                let site = start().await?;
                 let job = site.load(depths, 1).await?;
                 context.settle(&site.database).await?;
-                queued = Some(job);
-                job
+                queued.insert((site, job))
             }
         };
         let mut deep = Pieces::default();
         while deep.problems < processed.min(depths / context.runs as u64) {
             context.settle(&site.database).await?;
             let since = site.now().await?;
-            let measured = site.crunch_more(job, shallow).await?;
-            deep.add(measured.problems, &site.tenths_since(job, since).await?);
+            let measured = site.crunch_more(*job, shallow).await?;
+            deep.add(measured.problems, &site.tenths_since(*job, since).await?);
         }
         context.progress(&format!("run {run}: {depths} deep: {:.0} a second", deep.rate()));
         figures.add("deep_per_second", deep.rate());
@@ -60,7 +62,9 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         report.processed(pieces.problems + deep.problems);
         report.run(figures);
     }
-    site.end(context).await?;
+    if let Some((site, _)) = queued {
+        site.end(context).await?;
+    }
     report.promise_at_least("deep_of_shallow_ratio", 0.9);
     let bars = [("queued: 100,000", "shallow_per_second"), ("queued: 10,000,000", "deep_per_second")];
     let bars = bars.iter().filter_map(|(name, figure)| Some(((*name).to_owned(), report.median(figure)?))).collect();

@@ -50,6 +50,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     );
     report.note("rates are of the whole call, commit and ANALYZE included; COPY is not followed by an ANALYZE");
     report.note("grouped: about seven problems a group, scattered over the load, in convoys of 30");
+    report.note("memory and its growth (_mib): a single run, with one and with ten million problems");
     for _ in 0..context.runs {
         let bench = Bench::start(context, problems).await?;
         let mut figures = Figures::default();

@@ -36,6 +36,9 @@ const BURST_LIMIT_MS: f64 = 1000.0;
 
 const LEASE: Duration = Duration::from_secs(20);
 
+/// Longer than a lease.
+const OUTAGE: Duration = Duration::from_secs(30);
+
 /// Disk a problem: its row, its checkout and its result.
 const BYTES_EACH: u64 = 1_500;
 
@@ -43,6 +46,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let sizes: &[usize] = if context.quick { &[10, 100, 500] } else { &[10, 100, 1_000, 10_000] };
     let jobs: &[u64] = if context.quick { &[1, 100] } else { &[1, 10, 100, 1_000] };
     let depths: &[u64] = if context.quick { &[10_000, 100_000] } else { &[10_000, 100_000, 1_000_000] };
+    let most = sizes.last().copied().unwrap_or(0);
     let sizes = within_descriptors(sizes, report);
     let deepest = depths.iter().copied().max().unwrap_or(0);
     context.need_disk(deepest * BYTES_EACH, "scale")?;
@@ -66,10 +70,10 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         }
         report.run(figures);
     }
-    let largest = sizes.last().copied().unwrap_or(0);
-    report.promise_at_most(&format!("workstations_{largest}_memory_mib"), 1536.0);
-    report.promise_at_most(&format!("workstations_{largest}_idle_server_core_percent"), 10.0);
-    report.promise_at_most(&format!("workstations_{largest}_hand_out_p99_ms"), 1000.0);
+    // Where so many do not fit, it is not measured, and not kept.
+    report.promise_at_most(&format!("workstations_{most}_memory_mib"), 1536.0);
+    report.promise_at_most(&format!("workstations_{most}_idle_server_core_percent"), 10.0);
+    report.promise_at_most(&format!("workstations_{most}_hand_out_p99_ms"), 1000.0);
     report.promise_at_most("burst_99_percent_ms", BURST_LIMIT_MS);
     report.promise_at_most("restart_back_s", BACK_LIMIT.as_secs_f64());
     report.promise_at_most("restart_declared_dead_count", 0.0);
@@ -276,18 +280,25 @@ async fn with_workstations(
     if !largest {
         return site.end(context).await;
     }
-    report.note(format!("burst and restart: {workstations} workstations, all of which hold or draw work"));
+    report.note(format!(
+        "burst and restart: {workstations} workstations, all of which hold or draw work; restart: the server is killed, and started \
+         again {} s later, from when on its times are; a lease is {} s",
+        OUTAGE.as_secs(),
+        LEASE.as_secs()
+    ));
     restart(site, figures).await?.end(context).await
 }
 
-/// Kills the server while everybody holds or draws work, and starts it again at once.
+/// Kills the server while everybody holds or draws work, and starts it again when everybody's lease would be over, if it ran on:
+/// it must not, while nobody could have heard them.
 async fn restart(mut site: Site, figures: &mut Figures) -> anyhow::Result<Site> {
-    let killed = Instant::now();
     site.server.program.kill();
+    sleep(OUTAGE).await;
+    let started = Instant::now();
     site.server.start().await;
-    figures.add("restart_server_answers_s", killed.elapsed().as_secs_f64());
+    figures.add("restart_server_answers_s", started.elapsed().as_secs_f64());
     site.herd.connected(site.workstations, CONNECT_WAIT).await?;
-    figures.add("restart_back_s", killed.elapsed().as_secs_f64());
+    figures.add("restart_back_s", started.elapsed().as_secs_f64());
     // Whoever was to be declared dead would be by now.
     sleep(LEASE + Duration::from_secs(5)).await;
     let dead = site.server.program.log().matches("workstation declared dead").count();

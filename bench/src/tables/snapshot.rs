@@ -8,6 +8,8 @@ use crate::report::{Figures, Report};
 use anyhow::Context as _;
 use pcfarm_proto::ids::JobId;
 use pcfarm_sql::connect::ConnectionTask;
+use std::time::Duration;
+use tokio::time::MissedTickBehavior;
 use tokio_postgres::Client;
 
 /// Problems of one of the many small checkouts.
@@ -15,20 +17,25 @@ const SMALL: u64 = 10;
 
 const LARGE: &str = "1000";
 
+/// Jobs that the small ones come in, evenly over the snapshot's time.
+const PIECES: u64 = 100;
+
 const BYTES_EACH: u64 = 1_200;
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let hand_outs = context.scaled(100_000, 3_000);
     let problems = context.scaled(2_000_000, 100_000);
+    let minutes = Duration::from_secs(context.scaled(600, 10));
     context.need_disk((2 * problems + hand_outs * SMALL) * BYTES_EACH, "snapshot")?;
     report.note(format!(
-        "an idle REPEATABLE READ transaction that has read, open during {hand_outs} hand-outs of {SMALL} problems and then \
-         {problems} problems at 1,000 a checkout"
+        "an idle REPEATABLE READ transaction that has read, open during {hand_outs} hand-outs of {SMALL} problems, which come \
+         evenly over {} s, and then {problems} problems at 1,000 a checkout, with a few before them that do not count",
+        minutes.as_secs()
     ));
     report.note(
-        "without: the same hand-outs and the same problems, with no such transaction; each on a database of its own",
+        "without: the same hand-outs, one after the other, and the same problems, with no such transaction; each on a database of its own",
     );
-    let amounts = Amounts { hand_outs, problems };
+    let amounts = Amounts { hand_outs, problems, minutes };
     for run in 0..context.runs {
         let mut figures = Figures::default();
         // A machine is slower after some work than after other: neither is always the second.
@@ -67,6 +74,8 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
 struct Amounts {
     hand_outs: u64,
     problems: u64,
+    /// For so long the snapshot has been open before its rate is taken.
+    minutes: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,19 +109,32 @@ async fn night(
 ) -> anyhow::Result<Vec<f64>> {
     let name = snapshot.prefix();
     let mut site = Site::start(context, &["--checkout-problems", &SMALL.to_string()]).await?;
-    let small = site.load(amounts.hand_outs * SMALL, 1).await?;
+    let mut pieces = Vec::new();
+    for _ in 0..PIECES {
+        pieces.push(site.load(amounts.hand_outs * SMALL / PIECES, 1).await?);
+    }
     context.settle(&site.database).await?;
     let open = match snapshot {
         Snapshot::None => None,
         Snapshot::Open => Some(open_snapshot(&site.database).await?),
     };
-    let measured = site.crunch(small).await?;
-    let given: i64 = site.farm.number(&format!("select count(*) from pcfarm.checkout where job_id = {small}")).await;
+    let mut seconds = 0.0;
+    let mut pace = tokio::time::interval(amounts.minutes / PIECES as u32);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for piece in pieces {
+        if snapshot == Snapshot::Open {
+            pace.tick().await;
+        }
+        seconds += site.crunch(piece).await?.seconds;
+    }
+    let given: i64 = site.farm.number("select count(*) from pcfarm.checkout").await;
     figures.add(format!("{name}_small_hand_outs"), given as f64);
-    figures.add(format!("{name}_small_hand_outs_per_second"), given as f64 / measured.seconds);
+    figures.add(format!("{name}_small_hand_outs_per_second"), given as f64 / seconds);
     site.restart_server(&["--checkout-problems", LARGE]).await;
+    let warming = site.load(amounts.problems / 20, 1).await?;
     let large = site.load(amounts.problems, 1).await?;
     context.settle(&site.database).await?;
+    site.crunch(warming).await?;
     site.crunch(large).await?.add_to(figures, name);
     let tenths = tenths(&site, large, figures, name).await?;
     if let Some((client, _connection)) = open {

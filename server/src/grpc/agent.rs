@@ -441,7 +441,18 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
                 if session.heard() {
                     drop(farm.registrar.send(Entry::Heard(session.clone())).await);
                 }
-                if let Err(status) = handle(farm, session, message).await {
+                let mut handling = pin!(handle(farm, session, message));
+                let outcome = loop {
+                    tokio::select! {
+                        biased;
+                        outcome = &mut handling => break outcome,
+                        () = &mut ended => break Err(Status::unavailable("the server ended the connection")),
+                        () = &mut gone => break Err(Status::cancelled("the agent is gone")),
+                        // There is no room for what it has said, and its next words are not read meanwhile.
+                        () = tokio::time::sleep(farm.rhythm.heartbeat / 2) => session.excuse_silence(),
+                    }
+                };
+                if let Err(status) = outcome {
                     session.end(status.clone());
                     break status;
                 }

@@ -15,7 +15,7 @@ struct Arguments {
     #[command(flatten)]
     load: Load,
     /// Handlers at a time.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 32)]
     concurrency: usize,
     /// Jobs that one fetch takes.
     #[arg(long, default_value_t = 5_000)]
@@ -32,6 +32,12 @@ struct Arguments {
     workers: usize,
     #[arg(long)]
     sqlx: bool,
+    /// Times are the worker's, not the database's.
+    #[arg(long)]
+    local_time: bool,
+    /// Hear of jobs by polling alone.
+    #[arg(long)]
+    no_notifications: bool,
 }
 
 /// Counted in a static: a lookup of the context's extensions for each job would cost more than the handler.
@@ -124,6 +130,8 @@ async fn worker(arguments: &Arguments) -> anyhow::Result<Worker> {
     };
     options
         .concurrency(arguments.concurrency)
+        .use_local_time(arguments.local_time)
+        .use_notification_delivery(!arguments.no_notifications)
         .poll_interval(Duration::from_millis(5))
         .complete_job_batch_delay(Duration::from_millis(arguments.complete_delay_ms))
         .fail_job_batch_delay(Duration::from_millis(arguments.complete_delay_ms))
