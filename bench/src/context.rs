@@ -209,9 +209,9 @@ fn free_disk(path: &Path) -> anyhow::Result<u64> {
 /// What is written to memory is durable at no cost.
 #[cfg(target_os = "linux")]
 fn check_disk(path: &Path) -> anyhow::Result<()> {
-    const OF_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6]; // tmpfs, ramfs
+    const OF_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6]; // tmpfs, ramfs
     let disk = rustix::fs::statfs(path).with_context(|| format!("asking what {} is on", path.display()))?;
-    if OF_MEMORY.contains(&i64::from(disk.f_type)) {
+    if OF_MEMORY.contains(&disk.f_type) {
         bail!("{} is in memory: let TMPDIR name a directory on a disk", path.display());
     }
     Ok(())
