@@ -110,6 +110,9 @@ const RETRY: [Duration; 4] =
 const TRIES_IN_LINE: usize = 3;
 const ASIDE_RETRY: Duration = Duration::from_secs(5);
 
+/// Of those that are put aside, so many are tried at a time.
+pub const ASIDE_AT_ONCE: usize = 3;
+
 /// Runs until the server stops and what has come is stored.
 pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
     let mut acceptor = Acceptor {
@@ -303,7 +306,7 @@ async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
             () = delivered.session.ended.cancelled() => return,
             () = tokio::time::sleep(ASIDE_RETRY) => {}
         }
-        // One at a time: each may wait for the same lock, on a connection of its own.
+        // A few at a time: each may wait for the same lock, on a connection of its own.
         let turn = tokio::select! {
             () = delivered.session.ended.cancelled() => return,
             turn = farm.aside.acquire() => turn,
@@ -322,22 +325,24 @@ async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
 /// The database has answered, and the answer was no: others may fare better. When it is away, shutting down, or out of
 /// disk or memory, nobody does.
 fn is_refusal(error: &anyhow::Error) -> bool {
-    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
-    code.is_some_and(|code| {
+    state_of(error).is_some_and(|code| {
         *code == SqlState::QUERY_CANCELED || !matches!(&code.code()[..2], "08" | "53" | "57" | "58")
     })
 }
 
 /// Somebody's transaction is in its way, and has been for as long as locks are waited for: others need not wait as well.
 fn is_locked(error: &anyhow::Error) -> bool {
-    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
-    code == Some(&SqlState::LOCK_NOT_AVAILABLE)
+    state_of(error) == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
 /// The server's copy of a job type is older than the database's.
 fn is_outdated(error: &anyhow::Error) -> bool {
-    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
-    code == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
+    state_of(error) == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
+}
+
+/// What the database answered.
+fn state_of(error: &anyhow::Error) -> Option<&SqlState> {
+    error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code())
 }
 
 /// By checkout and token: of two deliveries that name one checkout, one may be of another database's.
@@ -461,7 +466,7 @@ async fn finish(farm: &Farm, batch: &Batch, verdicts: &mut [Verdict]) -> anyhow:
             verdicts.into_iter().for_each(|verdict| verdict.closed = true);
             continue;
         }
-        // Somebody is in the way of one of them: the others are closed without it.
+        // Somebody is in the way of one of them: those that come before it are closed without it.
         for verdict in verdicts {
             close(&client, &[verdict.checkout_id], reason).await?;
             verdict.closed = true;

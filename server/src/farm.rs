@@ -160,7 +160,7 @@ impl Farm {
             dispatcher: parts.dispatcher,
             offers: Offers::default(),
             acceptor: parts.acceptor,
-            aside: Semaphore::new(1),
+            aside: Semaphore::new(deliver::ASIDE_AT_ONCE),
             registrar: parts.registrar,
             reads: parts.reads,
             traces: parts.traces,
