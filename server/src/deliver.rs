@@ -3,10 +3,11 @@
 //! A few lines store at a time, each on a connection of its own: while one waits for the disk, the others work. What
 //! arrives while all are busy shares a transaction, and while one of them is, few results wait for more, though not long.
 //! What concerns one checkout is stored in the order in which it came, unless the database refuses it: what is then put
-//! aside may be overtaken, and if its checkout is closed meanwhile, comes back as any other problem without a result. That
+//! [`aside`] may be overtaken, and if its checkout is closed meanwhile, comes back as any other problem without a result. That
 //! a problem belongs to its checkout is checked here, against what was handed out, which never changes; that the checkout
 //! is live is decided by the database, under the checkout's lock. Nothing is acknowledged before its commit is known.
 
+pub mod aside;
 mod batch;
 mod store;
 
@@ -16,6 +17,7 @@ use crate::members::{Listed, Members};
 use crate::session::Session;
 use crate::traces::path::{self, AcceptCall};
 use anyhow::Context;
+use aside::{Aside, Kept, Tried, Trouble};
 use batch::Batch;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
@@ -69,6 +71,12 @@ impl Delivered {
         }
         Delivered { session, delivery, from_agent, came: SystemTime::now(), size }
     }
+
+    /// What its agent is done with.
+    fn finished(&self) -> Vec<CheckoutId> {
+        let finished = self.delivery.checkouts.iter().filter(|results| results.finished);
+        finished.map(|results| CheckoutId(results.checkout_id)).collect()
+    }
 }
 
 fn bytes_of(result: &v1::ProblemResult) -> usize {
@@ -106,12 +114,8 @@ const GATHER_LIMIT: Duration = Duration::from_millis(20);
 const RETRY: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
 
-/// Tries of a delivery that the database refuses before it is put aside, and the pause between tries from then on.
+/// Tries of a delivery that the database refuses before it is put aside.
 const TRIES_IN_LINE: usize = 3;
-const ASIDE_RETRY: Duration = Duration::from_secs(5);
-
-/// Of those that are put aside, so many are tried at a time.
-pub const ASIDE_AT_ONCE: usize = 3;
 
 /// Runs until the server stops and what has come is stored.
 pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
@@ -119,27 +123,30 @@ pub async fn run(farm: Arc<Farm>, mut inbox: mpsc::Receiver<Delivered>) {
         free: LINES,
         farm: farm.clone(),
         waiting: VecDeque::new(),
+        aside: Aside::new(),
         working: JoinSet::new(),
         busy: HashSet::new(),
         gathers_until: None,
     };
     let mut stopping = false;
     loop {
+        let again = acceptor.gathers_until.into_iter().chain(acceptor.aside.next_from()).min();
         tokio::select! {
             biased;
             Some(ended) = acceptor.working.join_next() => acceptor.free(ended),
-            Some(delivered) = inbox.recv(), if acceptor.waiting.len() < WAITING_LIMIT => acceptor.waiting.push_back(delivered),
-            () = dispatch::until(acceptor.gathers_until), if acceptor.gathers_until.is_some() => {}
+            Some(delivered) = inbox.recv(), if acceptor.waiting.len() < WAITING_LIMIT => acceptor.take(delivered),
+            () = dispatch::until(again), if again.is_some() => {}
             () = farm.stopping.cancelled(), if !stopping => stopping = true,
             else => return,
         }
         while acceptor.waiting.len() < WAITING_LIMIT
             && let Ok(delivered) = inbox.try_recv()
         {
-            acceptor.waiting.push_back(delivered);
+            acceptor.take(delivered);
         }
         acceptor.store();
-        if stopping && acceptor.working.is_empty() {
+        // What is aside stays with its agents.
+        if stopping && acceptor.free == LINES {
             return;
         }
     }
@@ -151,16 +158,66 @@ struct Acceptor {
     /// Lines that it may take, beside those that it has.
     free: usize,
     waiting: VecDeque<Delivered>,
-    working: JoinSet<Vec<CheckoutId>>,
+    aside: Aside<Delivered>,
+    working: JoinSet<Ended>,
     /// Checkouts that a line works on.
     busy: HashSet<CheckoutId>,
     /// Until then what waits, waits for more.
     gathers_until: Option<tokio::time::Instant>,
 }
 
+/// What has become of what was to be stored.
+enum Ended {
+    Line { checkouts: Vec<CheckoutId>, aside: Vec<PutAside> },
+    Aside { delivered: Option<Delivered>, tried: Tried },
+}
+
+/// A delivery that does not hold up a line any longer.
+struct PutAside {
+    delivered: Delivered,
+    trouble: Option<Trouble>,
+    /// Another one has met the same trouble, and this one was not tried.
+    untried: bool,
+}
+
 impl Acceptor {
-    /// Gives every free line what it can store.
+    /// Takes in what has come.
+    fn take(&mut self, delivered: Delivered) {
+        if self.aside.is_quiet() {
+            return self.waiting.push_back(delivered);
+        }
+        let (about, session, finished) =
+            (troubles_of(&self.farm, &delivered), delivered.session.clone(), delivered.finished());
+        match self.aside.keep(delivered, about) {
+            Some(delivered) => self.waiting.push_back(delivered),
+            None => leave_room(&self.farm, &session, finished),
+        }
+    }
+
+    /// Lets those who hand out know what has come to be, or is over.
+    fn tell(&mut self) {
+        let Some(troubles) = self.aside.take_news() else { return };
+        let before = self.farm.troubles.set(troubles.clone());
+        for trouble in troubles.difference(&before) {
+            warn!("nothing is handed out, until a result of it could be stored, of {trouble}");
+        }
+        for trouble in before.difference(&troubles) {
+            info!("handed out as before: {trouble}");
+        }
+        // Full: there is a poll behind it.
+        drop(self.farm.dispatcher.try_send(dispatch::Event::Work));
+    }
+
+    /// Gives every free line what it can store, and tries what is aside.
     fn store(&mut self) {
+        while let Some((delivered, tried)) = self.aside.next(tokio::time::Instant::now()) {
+            let farm = self.farm.clone();
+            self.working.spawn(async move {
+                let delivered = accept_aside(&farm, delivered).await;
+                Ended::Aside { delivered, tried }
+            });
+        }
+        self.tell();
         self.gathers_until = self.gathers_until.filter(|_| self.free > 0);
         while self.free > 0 && !self.gathers() {
             let deliveries = next_batch(&mut self.waiting, &self.busy);
@@ -172,8 +229,9 @@ impl Acceptor {
             self.busy.extend(&checkouts);
             let farm = self.farm.clone();
             self.working.spawn(async move {
-                accept_all(&farm, deliveries).await;
-                checkouts
+                let mut aside = Vec::new();
+                accept_all(&farm, deliveries, &mut aside).await;
+                Ended::Line { checkouts, aside }
             });
         }
     }
@@ -182,22 +240,45 @@ impl Acceptor {
     fn gathers(&mut self) -> bool {
         let now = tokio::time::Instant::now();
         let has_waited = self.gathers_until.is_some_and(|until| until <= now);
-        let gathers = !has_waited && !self.working.is_empty() && is_little(&self.waiting);
+        let gathers = !has_waited && self.free < LINES && is_little(&self.waiting);
         self.gathers_until = gathers.then(|| self.gathers_until.unwrap_or(now + GATHER_LIMIT));
         gathers
     }
 
-    fn free(&mut self, ended: Result<Vec<CheckoutId>, JoinError>) {
+    fn free(&mut self, ended: Result<Ended, JoinError>) {
+        let now = tokio::time::Instant::now();
         match ended {
-            Ok(checkouts) => {
+            Ok(Ended::Line { checkouts, aside }) => {
                 for checkout in checkouts {
                     self.busy.remove(&checkout);
                 }
                 self.free += 1;
+                for PutAside { delivered, trouble, untried } in aside {
+                    leave_room(&self.farm, &delivered.session, delivered.finished());
+                    match trouble {
+                        Some(trouble) if untried => self.aside.wait(delivered, trouble, now),
+                        trouble => self.aside.put(delivered, trouble, now),
+                    }
+                }
+            }
+            Ok(Ended::Aside { delivered: Some(delivered), tried }) => self.aside.failed(delivered, tried, now),
+            Ok(Ended::Aside { delivered: None, tried }) => {
+                // They came before all that waits.
+                self.aside.stored(&tried).into_iter().rev().for_each(|delivered| self.waiting.push_front(delivered));
             }
             // A bug, on which the server stops, to be started whole again.
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
+    }
+}
+
+/// What a workstation is done with takes no room there, however long it is aside.
+fn leave_room(farm: &Farm, session: &Arc<Session>, finished: Vec<CheckoutId>) {
+    for checkout in finished {
+        session.set_aside(checkout);
+    }
+    if session.wants_work() {
+        drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
     }
 }
 
@@ -250,8 +331,8 @@ impl AboutCheckouts for Delivered {
 }
 
 /// Stores and acknowledges. Goes on trying while the database is away; agents keep what is not acknowledged, so giving
-/// up, when the server stops, loses nothing.
-async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
+/// up, when the server stops, loses nothing. `aside`: what the database refuses, and others need not wait for.
+async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>, aside: &mut Vec<PutAside>) {
     let mut tries = 0;
     crash_point(CrashPoint::ResultsCame);
     if planted(Bug::AcknowledgesBeforeCommit) {
@@ -260,7 +341,7 @@ async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
     }
     loop {
         let began = Instant::now();
-        match try_accept_all(farm, &deliveries).await {
+        match try_accept_all(farm, &deliveries, Place::Line).await {
             Ok(verdicts) => {
                 acknowledge(farm, deliveries, &verdicts, began.elapsed()).await;
                 return crash_point(CrashPoint::ResultsAcknowledged);
@@ -275,16 +356,21 @@ async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
             Err(error) if is_refusal(&error) && deliveries.len() > 1 => {
                 // One of them is at fault, and the others need not wait for it.
                 for delivered in deliveries {
-                    Box::pin(accept_all(farm, vec![delivered])).await;
+                    let about = troubles_of(farm, &delivered);
+                    let met = aside.iter().filter_map(|put| put.trouble.clone()).find(|met| about.contains(met));
+                    match met {
+                        Some(trouble) => aside.push(PutAside { delivered, trouble: Some(trouble), untried: true }),
+                        None => Box::pin(accept_all(farm, vec![delivered], aside)).await,
+                    }
                 }
                 return;
             }
-            Err(error) if is_refusal(&error) && (tries >= TRIES_IN_LINE || is_locked(&error)) => {
+            Err(error) if is_refusal(&error) && (tries >= TRIES_IN_LINE || is_locked(&error) || is_slow(&error)) => {
                 let delivered = deliveries.pop().expect("a delivery that failed");
                 warn!(error = format!("{error:#}"), workstation_id = %delivered.session.workstation_id,
                     "a delivery that cannot be stored is put aside");
-                farm.tasks.spawn(accept_aside(farm.clone(), delivered));
-                return;
+                let trouble = trouble_of(farm, &delivered, &error);
+                return aside.push(PutAside { delivered, trouble, untried: false });
             }
             Err(error) => {
                 warn!(error = format!("{error:#}"), tries, "results were not stored: trying again");
@@ -298,28 +384,61 @@ async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>) {
     }
 }
 
-/// Goes on with a delivery that the database refuses, without holding up others, until it is stored or its agent is
-/// gone: that one keeps it, and delivers it again.
-async fn accept_aside(farm: Arc<Farm>, mut delivered: Delivered) {
-    loop {
-        tokio::select! {
-            () = delivered.session.ended.cancelled() => return,
-            () = tokio::time::sleep(ASIDE_RETRY) => {}
+/// Tries a delivery that is aside, without holding up others. Returns it if it is to be tried again.
+async fn accept_aside(farm: &Arc<Farm>, delivered: Delivered) -> Option<Delivered> {
+    let alone = [delivered];
+    let began = Instant::now();
+    match try_accept_all(farm, &alone, Place::Aside).await {
+        Ok(verdicts) => {
+            acknowledge(farm, alone.into(), &verdicts, began.elapsed()).await;
+            None
         }
-        // A few at a time: each may wait for the same lock, on a connection of its own.
-        let turn = tokio::select! {
-            () = delivered.session.ended.cancelled() => return,
-            turn = farm.aside.acquire() => turn,
-        };
-        let alone = [delivered];
-        let began = Instant::now();
-        match try_accept_all(&farm, &alone).await {
-            Ok(verdicts) => return acknowledge(&farm, alone.into(), &verdicts, began.elapsed()).await,
-            Err(error) => warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again"),
+        Err(error) => {
+            warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again");
+            let [delivered] = alone;
+            Some(delivered)
         }
-        drop(turn);
-        [delivered] = alone;
     }
+}
+
+/// Where deliveries are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Others wait: what takes too long is put aside.
+    Line,
+    /// What it is that takes too long is looked for.
+    Aside,
+}
+
+impl Kept for Delivered {
+    fn bytes(&self) -> usize {
+        self.size.bytes
+    }
+
+    /// Its agent keeps it, and delivers it again.
+    fn is_over(&self) -> bool {
+        self.session.ended.is_cancelled()
+    }
+}
+
+/// What a delivery may have to do with.
+fn troubles_of(farm: &Farm, delivered: &Delivered) -> Vec<Trouble> {
+    let held = delivered.checkouts().filter_map(|id| farm.recall(id));
+    held.flat_map(|held| [Trouble::JobType(held.job_type.as_str().into()), Trouble::Job(held.job_id)]).collect()
+}
+
+/// What others that fail like this one have to do with as well, as far as anything can be said: with what they are about, where
+/// somebody's lock or statement is in the way.
+fn trouble_of(farm: &Farm, delivered: &Delivered, error: &anyhow::Error) -> Option<Trouble> {
+    if !is_locked(error) && !is_slow(error) {
+        return None;
+    }
+    let held = delivered.checkouts().find_map(|id| farm.recall(id))?;
+    let writes_back = farm.job_type(&held.job_type).is_some_and(|job_type| job_type.writes_back);
+    Some(match is_slow(error) && writes_back {
+        true => Trouble::JobType(held.job_type.as_str().into()),
+        false => Trouble::Job(held.job_id),
+    })
 }
 
 /// The database has answered, and the answer was no: others may fare better. When it is away, shutting down, or out of
@@ -335,6 +454,11 @@ fn is_locked(error: &anyhow::Error) -> bool {
     state_of(error) == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
+/// It takes longer than a statement may.
+fn is_slow(error: &anyhow::Error) -> bool {
+    state_of(error) == Some(&SqlState::QUERY_CANCELED)
+}
+
 /// The server's copy of a job type is older than the database's.
 fn is_outdated(error: &anyhow::Error) -> bool {
     state_of(error) == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
@@ -348,7 +472,7 @@ fn state_of(error: &anyhow::Error) -> Option<&SqlState> {
 /// By checkout and token: of two deliveries that name one checkout, one may be of another database's.
 type Verdicts = HashMap<(CheckoutId, i64), Verdict>;
 
-async fn try_accept_all(farm: &Arc<Farm>, deliveries: &[Delivered]) -> anyhow::Result<Verdicts> {
+async fn try_accept_all(farm: &Arc<Farm>, deliveries: &[Delivered], place: Place) -> anyhow::Result<Verdicts> {
     recall_unknown(farm, deliveries).await?;
     let mut verdicts = Verdicts::new();
     // One job type per transaction: its write-back is in it.
@@ -371,7 +495,7 @@ async fn try_accept_all(farm: &Arc<Farm>, deliveries: &[Delivered]) -> anyhow::R
         batch.add(checkout_id, &held, results, job_type.writes_back);
     }
     for (job_type, mut batch) in batches.into_values() {
-        let mut accepted = store::store(farm, &job_type, &mut batch).await?;
+        let mut accepted = store::store(farm, &job_type, &mut batch, place).await?;
         crash_point(CrashPoint::ResultsCommitted);
         for verdict in &mut accepted {
             let strangers = batch.refused(verdict.checkout_id);

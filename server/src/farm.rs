@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::authority::Tls;
+use crate::deliver::aside::Troubles;
 use crate::deliver::{self, Delivered};
 use crate::dispatch;
 use crate::dispatch::offers::Offers;
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -65,8 +66,8 @@ pub struct Farm {
     /// Whom the dispatcher has nothing for.
     pub offers: Offers,
     pub acceptor: mpsc::Sender<Delivered>,
-    /// Whose turn it is of the deliveries that are put aside.
-    pub aside: Semaphore,
+    /// What the acceptor cannot store results of.
+    pub troubles: Troubles,
     pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
     pub traces: Traces,
@@ -160,7 +161,7 @@ impl Farm {
             dispatcher: parts.dispatcher,
             offers: Offers::default(),
             acceptor: parts.acceptor,
-            aside: Semaphore::new(deliver::ASIDE_AT_ONCE),
+            troubles: Troubles::default(),
             registrar: parts.registrar,
             reads: parts.reads,
             traces: parts.traces,

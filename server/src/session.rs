@@ -135,6 +135,8 @@ struct State {
     sent: HashMap<CheckoutId, Option<Sent>>,
     /// The controllers of those of them that are counted by themselves.
     sent_apart: HashMap<CheckoutId, String>,
+    /// Those of them that are delivered and cannot be stored for now.
+    aside: HashSet<CheckoutId>,
     /// Those of them that must be alone in the workstation's hands.
     alone: HashSet<CheckoutId>,
     /// What the agent's last heartbeat said it holds.
@@ -249,6 +251,7 @@ impl Session {
                 sequence: 0,
                 sent: HashMap::new(),
                 sent_apart: HashMap::new(),
+                aside: HashSet::new(),
                 alone: HashSet::new(),
                 reported: None,
                 measuring: HashMap::new(),
@@ -441,12 +444,14 @@ impl Session {
         self.state().sent.len()
     }
 
-    /// The same, of those that wait for what problems of this controller wait for.
+    /// The same, of those that wait for what problems of this controller wait for, and that it is not done with.
     pub fn holds_beside(&self, controller: &str) -> usize {
         let state = self.state();
+        let is_held = |id: &CheckoutId| !state.aside.contains(id);
+        let apart = || state.sent_apart.iter().filter(|(id, _)| is_held(id));
         match self.apart.contains(controller) {
-            true => state.sent_apart.values().filter(|other| *other == controller).count(),
-            false => state.sent.len() - state.sent_apart.len(),
+            true => apart().filter(|(_, other)| *other == controller).count(),
+            false => state.sent.len() - state.aside.len() - apart().count(),
         }
     }
 
@@ -457,7 +462,8 @@ impl Session {
 
     /// So few of them that there may be something that it had no room for.
     pub fn holds_little(&self) -> bool {
-        !self.apart.is_empty() || self.holds() <= self.prefetch.unwrap_or(0)
+        let state = self.state();
+        !self.apart.is_empty() || state.sent.len() - state.aside.len() <= self.prefetch.unwrap_or(0)
     }
 
     pub fn held(&self) -> Vec<CheckoutId> {
@@ -478,6 +484,14 @@ impl Session {
         self.state().alone.insert(checkout);
     }
 
+    /// It is delivered, and something stands in the way of its results: it takes no room from others.
+    pub fn set_aside(&self, checkout: CheckoutId) {
+        let mut state = self.state();
+        if state.sent.contains_key(&checkout) {
+            state.aside.insert(checkout);
+        }
+    }
+
     /// Its last part, the message of this number, is on its way.
     pub fn sent(&self, checkout: CheckoutId, sequence: u64) {
         if let Some(sent) = self.state().sent.get_mut(&checkout) {
@@ -494,6 +508,7 @@ impl Session {
     pub fn forget(&self, checkout: CheckoutId) -> bool {
         let mut state = self.state();
         state.alone.remove(&checkout);
+        state.aside.remove(&checkout);
         state.measuring.remove(&checkout);
         state.sent_apart.remove(&checkout);
         state.sent.remove(&checkout).is_some()

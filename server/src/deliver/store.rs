@@ -1,7 +1,7 @@
 //! Storing results: as few transactions as they fit, and what cannot be stored is found by halves and fails alone.
 
 use super::batch::{self, Batch};
-use super::{RESULTS_AT_ONCE, SLOW_AT_ONCE};
+use super::{Place, RESULTS_AT_ONCE, SLOW_AT_ONCE};
 use crate::farm::Farm;
 use crate::instruments;
 use deadpool_postgres::ClientWrapper;
@@ -15,21 +15,30 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tracing::debug;
 
+/// Each slow result among n takes log2(n) timeouts to find: enough for two of them. What was found until then has failed and is
+/// stored, and the next try finds others.
+const TIMEOUTS_PER_HALVING: u32 = 2;
+
 /// Stores one job type's results.
-pub(super) async fn store(farm: &Farm, job_type: &JobType, batch: &mut Batch) -> anyhow::Result<Vec<Verdict>> {
+pub(super) async fn store(
+    farm: &Farm,
+    job_type: &JobType,
+    batch: &mut Batch,
+    place: Place,
+) -> anyhow::Result<Vec<Verdict>> {
     let mut verdicts = Vec::new();
     if job_type.writes_back {
         // An administrator's SQL runs there: the connection is reset before anybody else has it.
         let client = farm.pool.get().await?;
         for acceptance in batch.acceptances(SLOW_AT_ONCE) {
-            verdicts.extend(store_one(farm, &client, job_type, acceptance).await?);
+            verdicts.extend(store_one(farm, &client, job_type, acceptance, place).await?);
         }
         return Ok(verdicts);
     }
     let line = farm.lines.take().await?;
     let at_once = if batch.brings_more() { SLOW_AT_ONCE } else { RESULTS_AT_ONCE };
     for acceptance in batch.acceptances(at_once) {
-        verdicts.extend(store_one(farm, &line, job_type, acceptance).await?);
+        verdicts.extend(store_one(farm, &line, job_type, acceptance, place).await?);
     }
     farm.lines.put(line);
     Ok(verdicts)
@@ -40,6 +49,7 @@ async fn store_one(
     client: &ClientWrapper,
     job_type: &JobType,
     mut acceptance: Acceptance,
+    place: Place,
 ) -> anyhow::Result<Vec<Verdict>> {
     let began = Instant::now();
     let error = match checkout::accept(client, &job_type.name, &acceptance).await {
@@ -51,7 +61,8 @@ async fn store_one(
         Err(error) if is_data_error(&error) => error,
         // A write-back that takes too long is split like one that fails; so is what many problems bring, one after the other.
         Err(error)
-            if error.code() == Some(&SqlState::QUERY_CANCELED)
+            if is_timeout(&error)
+                && place == Place::Aside
                 && (job_type.writes_back || acceptance.solved.iter().any(|solved| solved.more.is_some())) =>
         {
             error
@@ -66,20 +77,25 @@ async fn store_one(
     if batch::refuse(&mut acceptance, home, batch::not_json) > 0 {
         // Most likely that was all.
         match checkout::accept(client, &job_type.name, &acceptance).await {
-            Err(error) if is_for_halving(&error) => {}
+            Err(error) if is_data_error(&error) || (is_timeout(&error) && place == Place::Aside) => {}
             outcome => return Ok(outcome?),
         }
     }
-    store_by_halves(client, &job_type.name, acceptance, home).await
+    let timeouts = match place {
+        Place::Line => 0,
+        Place::Aside => TIMEOUTS_PER_HALVING * usize::BITS.saturating_sub(acceptance.solved.len().leading_zeros()),
+    };
+    store_by_halves(client, &job_type.name, acceptance, home, timeouts).await
 }
 
 /// Each piece in a transaction of its own, and nothing closed before all are in: closing is left to the caller, which
-/// reads what is there.
+/// reads what is there. After so many pieces that take too long the rest is left for another time.
 async fn store_by_halves(
     client: &ClientWrapper,
     job_type: &str,
     mut acceptance: Acceptance,
     home: impl Fn(CheckoutId, ProblemId) -> Option<Home>,
+    mut timeouts_left: u32,
 ) -> anyhow::Result<Vec<Verdict>> {
     acceptance.checkouts.iter_mut().for_each(|checkout| checkout.closing = false);
     let mut left = vec![acceptance];
@@ -98,7 +114,11 @@ async fn store_by_halves(
                 crash_point(CrashPoint::HalfOfResultsCommitted);
                 continue;
             }
-            Err(error) if is_for_halving(&error) => error,
+            Err(error) if is_timeout(&error) && timeouts_left > 0 => {
+                timeouts_left -= 1;
+                error
+            }
+            Err(error) if is_data_error(&error) => error,
             Err(error) => return Err(error.into()),
         };
         match piece.solved.len() {
@@ -146,8 +166,8 @@ fn reason(error: &Error) -> String {
     }
 }
 
-fn is_for_halving(error: &Error) -> bool {
-    is_data_error(error) || error.code() == Some(&SqlState::QUERY_CANCELED)
+fn is_timeout(error: &Error) -> bool {
+    error.code() == Some(&SqlState::QUERY_CANCELED)
 }
 
 /// Class 22 is about values, and 23514 a CHECK's word on a value's size; 54 is a limit that a value exceeds.

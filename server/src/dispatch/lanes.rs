@@ -322,6 +322,9 @@ impl Lanes {
                 }
                 self.last_seen = self.last_seen.max(Some(open.lane_id));
             }
+            if farm.troubles.concern(Some(open.job_id), &open.job_type) {
+                continue;
+            }
             let Some(job_type) = farm.job_type(&open.job_type) else {
                 // A job type younger than our copy of them.
                 farm.reload_job_types().await.context("reading the job types")?;
@@ -396,7 +399,8 @@ impl Lanes {
         let Fresh { lane: open, problems, .. } = fresh;
         let key = (open.job_id, open.lane_id);
         let Some(job_type) = farm.job_type(&open.job_type) else { return false };
-        if self.stale() || self.lanes.contains_key(&key) || !self.ring.knows(&open.owner) {
+        let is_in_trouble = farm.troubles.concern(Some(open.job_id), &open.job_type);
+        if is_in_trouble || self.stale() || self.lanes.contains_key(&key) || !self.ring.knows(&open.owner) {
             return false;
         }
         let candidate = self.candidate(&open, &job_type);

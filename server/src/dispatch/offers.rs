@@ -69,7 +69,7 @@ pub struct Claim {
 
 impl Claim {
     pub fn of(farm: &Arc<Farm>, job_type: &JobType) -> Option<Claim> {
-        if farm.stopping.is_cancelled() {
+        if farm.stopping.is_cancelled() || farm.troubles.concern(None, &job_type.name.as_str().into()) {
             return None;
         }
         let session = farm.offers.take(farm.epoch.number(), job_type)?;
