@@ -1,4 +1,4 @@
-//! What stands in the way of some results holds up no others.
+//! What stands in the way of some problems holds up no others.
 
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server};
 use pcfarm_sql::connect::connect;
@@ -97,5 +97,33 @@ async fn a_locked_job_holds_up_no_other() {
     assert!(waited < Duration::from_secs(60), "others waited for {waited:?}");
     somebody.batch_execute("rollback").await.expect("let go");
     assert_eq!(farm.ended(locked, LONG).await, "done");
+    farm.check(&[]).await;
+}
+
+#[tokio::test]
+async fn a_locked_limit_holds_up_nobody_elses_hand_outs() {
+    let farm = Farm::new().await;
+    for job_type in ["bound", "other"] {
+        farm.job_type(job_type, "digest", json!({})).await;
+        farm.run(&format!(
+            "select pcfarm.set_resource('of_{job_type}', 8);
+             select pcfarm.set_job_type_resources('{job_type}', '{{\"of_{job_type}\": 1}}')"
+        ))
+        .await;
+    }
+    let server = serving(&farm).await;
+    let _agents = ["one", "two"].map(|name| farm.working(name, &[&server]));
+    let (somebody, _connection) = connect(&farm.url().parse().expect("a URL")).await.expect("connected");
+    let lock = "begin; select from pcfarm.resource where name = 'of_bound' for update";
+    somebody.batch_execute(lock).await.expect("locked");
+    let bound = farm.submit_sleeps("bound", PROBLEMS, 1, 1).await;
+    let began = Instant::now();
+    others_end(&farm).await;
+    let waited = began.elapsed();
+    assert!(waited < Duration::from_secs(60), "others waited for {waited:?}");
+    assert_eq!(farm.progress(bound).await.0, 0);
+    assert!(!server.program.log().contains("handing out failed"));
+    somebody.batch_execute("rollback").await.expect("let go");
+    assert_eq!(farm.ended(bound, LONG).await, "done");
     farm.check(&[]).await;
 }

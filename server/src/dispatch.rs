@@ -12,6 +12,7 @@ mod lanes;
 pub mod offers;
 mod queue;
 mod reading;
+mod refused;
 pub mod requirement;
 mod send;
 pub mod size;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_postgres::error::SqlState;
 use tracing::{debug, warn};
 
 /// What wakes the dispatcher.
@@ -65,8 +67,8 @@ const POLL: Duration = Duration::from_secs(1);
 /// jobs there are, looking at them takes a fortieth of it, and with few of them nobody waits.
 const LOOK_PAUSE_EACH: Duration = Duration::from_micros(400);
 
-/// Before a look for a lane that was refused: its job may be in somebody's hands for as long as they think.
-const REFUSED_PAUSE: Duration = Duration::from_millis(2);
+/// After a limit was met that somebody had locked, or a refusal that may have been for that, no limit is waited for so long.
+const IMPATIENT: Duration = Duration::from_secs(5);
 
 /// How much longer a look at all lanes may wait when what it would find first is known.
 const FRESH_PAUSE: Duration = Duration::from_millis(5);
@@ -118,6 +120,8 @@ struct Dispatcher {
     looked_at: Instant,
     /// When what limits leave is to be looked at again, while they keep somebody from being served.
     room_from: Option<Instant>,
+    /// Until then no limit is waited for that somebody has locked.
+    impatient_until: Instant,
     /// To read ahead on while hand-outs are committed on another.
     reading: Kept,
 }
@@ -135,6 +139,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         look_from: Instant::now(),
         looked_at: Instant::now(),
         room_from: None,
+        impatient_until: Instant::now(),
         reading: Kept::planning_once(farm.pool.clone()),
     };
     let mut poll = tokio::time::interval(POLL);
@@ -223,7 +228,8 @@ impl Dispatcher {
             let now = Instant::now();
             // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
             let is_overdue = now.duration_since(self.looked_at) > POLL;
-            let is_due = (self.look_due && now >= self.look_from) || self.room_from.is_some_and(|from| now >= from);
+            let for_some = self.room_from.into_iter().chain(self.lanes.refused_from(self.looked_at)).min();
+            let is_due = (self.look_due && now >= self.look_from) || for_some.is_some_and(|from| now >= from);
             if self.lanes.stale() || is_overdue || is_due {
                 if self.waiting.is_empty() {
                     return Ok(());
@@ -259,7 +265,9 @@ impl Dispatcher {
         if self.waiting.is_empty() {
             return None;
         }
-        self.look_due.then_some(self.look_from).into_iter().chain(self.room_from).min()
+        let for_all = self.look_due.then_some(self.look_from);
+        let for_some = self.room_from.into_iter().chain(self.lanes.refused_from(self.looked_at));
+        for_all.into_iter().chain(for_some).min()
     }
 
     /// Checkouts for those who wait, each from the lane whose turn it is. None: there is nothing for anybody.
@@ -375,7 +383,9 @@ impl Dispatcher {
         // Those of one lane are consecutive; what is under limits is decided by another statement.
         let (mut limited, mut free): (Vec<Decision>, Vec<Decision>) = decisions.into_iter().partition(|d| d.limited);
         let unread = self.wanted_ahead(free.iter().chain(&limited));
-        let mut refused = Vec::new();
+        let (mut refused, mut handed_out) = (Vec::new(), Vec::new());
+        let waits = Instant::now() >= self.impatient_until;
+        let mut met_lock = false;
         // What is committed is sent at once, whatever others wait for: limits for locks, and reading for a slow table.
         let committing = async {
             let client = self.farm.lines.take().await?;
@@ -386,8 +396,16 @@ impl Dispatcher {
                     continue;
                 }
                 let began = Instant::now();
-                let ids = check_out(&client, decisions, within_limits).await?;
+                let mut outcome = check_out(&client, decisions, within_limits.then_some(waits)).await;
+                if waits && within_limits && outcome.as_ref().is_err_and(is_locked) {
+                    met_lock = true;
+                    outcome = check_out(&client, decisions, Some(false)).await;
+                }
+                let ids = outcome?;
+                met_lock |= within_limits && !waits && ids.contains(&None);
                 crash_point(CrashPoint::CheckOutCommitted);
+                handed_out
+                    .extend(decisions.iter().zip(&ids).filter(|(_, id)| id.is_some()).map(|(d, _)| d.choice.lane()));
                 refused.extend(ship(&self.farm, decisions.drain(..).zip(ids).collect(), began.elapsed()));
             }
             self.farm.lines.put(client);
@@ -396,6 +414,10 @@ impl Dispatcher {
         let reading = self.lanes.read_on(&unread, &mut self.reading);
         crash_point(CrashPoint::CheckOutDecided);
         let (committed, read) = tokio::join!(committing, reading);
+        if met_lock {
+            self.impatient_until = Instant::now() + IMPATIENT;
+        }
+        self.lanes.moved_on(handed_out.into_iter());
         // Nobody knows what became of these: what was handed out is given back as never received.
         for decision in free.into_iter().chain(limited) {
             self.undo(decision);
@@ -405,10 +427,6 @@ impl Dispatcher {
             // Somebody else has moved the lane on, or its job is locked or not open any more, or there is no room.
             let problems = std::mem::take(&mut decision.taken.problems);
             self.lanes.set_aside(&self.farm, &decision.choice.lane(), decision.hand_out.from, problems);
-            if !self.look_due {
-                self.look_due = true;
-                self.look_from = self.look_from.max(Instant::now() + REFUSED_PAUSE);
-            }
             self.undo(decision);
         }
         committed.and(read)
@@ -545,16 +563,21 @@ fn hand_out(
     }
 }
 
+fn is_locked(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+}
+
+/// `within_limits`: are limits waited for that somebody has locked?
 async fn check_out(
     client: &ClientWrapper,
     decisions: &[Decision],
-    within_limits: bool,
-) -> anyhow::Result<Vec<Option<CheckoutId>>> {
+    within_limits: Option<bool>,
+) -> Result<Vec<Option<CheckoutId>>, tokio_postgres::Error> {
     let hand_outs: Vec<HandOut> = decisions.iter().map(|d| d.hand_out.clone()).collect();
     let began = Instant::now();
     let ids = match within_limits {
-        true => checkout::check_out_within_limits(client, &hand_outs).await?,
-        false => checkout::check_out(client, &hand_outs).await?,
+        Some(waits) => checkout::check_out_within_limits(client, &hand_outs, waits).await?,
+        None => checkout::check_out(client, &hand_outs).await?,
     };
     instruments::timed("check_out", began);
     let handed_out = ids.iter().zip(&hand_outs).filter(|(id, _)| id.is_some()).map(|(_, hand_out)| hand_out.problems);

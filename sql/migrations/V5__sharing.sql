@@ -521,18 +521,21 @@ begin
 end $$;
 
 -- Hands out what check_out does, under limits: the limits' rows are locked in order, and what is live is read by the
--- statement after that. Of each limit the first hand-outs that fit are made, and no other after one that does not.
+-- statement after that. Of each limit the first hand-outs that fit are made, and no other after one that does not. Whoever
+-- waits does so for a second at most; whoever does not makes none of what is under a limit that somebody has locked.
 create function pcfarm.check_out_within_limits(
     job_ids bigint[], lane_ids bigint[], job_types text[], from_orders bigint[], to_orders bigint[], problems integer[],
-    workstation_ids bigint[], tokens bigint[], seconds float8[], weights bigint[])
+    workstation_ids bigint[], tokens bigint[], seconds float8[], weights bigint[], waits boolean)
 returns table (checkout_id bigint, job_id bigint, lane_id bigint, from_order bigint)
-language plpgsql set enable_seqscan = off as $$
+language plpgsql set enable_seqscan = off set lock_timeout = '1s' as $$
 declare
     locked   bigint[];
     owners   name[];
     fits     boolean[];
     -- Of each hand-out its problems' type, of each job its own.
     types    text[];
+    -- Those of them that need what somebody has locked.
+    busy     text[] := '{}';
 begin
     if exists (select from pcfarm.farm f where f.suspended_since is not null) then
         return;
@@ -546,20 +549,40 @@ begin
     if locked is null then
         return;
     end if;
-    perform from pcfarm.farm_user u where u.name = any (owners) order by u.name for no key update;
-    perform from pcfarm.resource r
-    where r.name in (select n.resource from pcfarm.job_type_resource n where n.job_type = any (types))
-    order by r.name for no key update;
-    perform from pcfarm.job_type t
-    where t.name = any (types) and exists (select from pcfarm.profile p where p.job_type = t.name)
-    order by t.name for no key update;
+    if waits then
+        perform from pcfarm.farm_user u where u.name = any (owners) order by u.name for no key update;
+        perform from pcfarm.resource r
+        where r.name in (select n.resource from pcfarm.job_type_resource n where n.job_type = any (types))
+        order by r.name for no key update;
+        perform from pcfarm.job_type t
+        where t.name = any (types) and exists (select from pcfarm.profile p where p.job_type = t.name)
+        order by t.name for no key update;
+    else
+        select array_agg(u.name) into owners
+        from (select u.name from pcfarm.farm_user u where u.name = any (owners) for no key update skip locked) u;
+        select array_agg(j.job_id) into locked from pcfarm.job j where j.job_id = any (locked) and j.owner = any (owners);
+        with resource as materialized (
+            select r.name from pcfarm.resource r
+            where r.name in (select n.resource from pcfarm.job_type_resource n where n.job_type = any (types))
+            for no key update skip locked),
+        profiled as materialized (
+            select t.name from pcfarm.job_type t
+            where t.name = any (types) and exists (select from pcfarm.profile p where p.job_type = t.name)
+            for no key update skip locked)
+        select coalesce(array_agg(t.name), '{}') into busy
+        from unnest(types) t(name)
+        where exists (
+                select from pcfarm.job_type_resource n
+                where n.job_type = t.name and n.resource not in (select r.name from resource r))
+            or exists (select from pcfarm.profile p where p.job_type = t.name) and t.name not in (select p.name from profiled p);
+    end if;
 
     with hand_out as materialized (
         select h.n, h.problems, h.weight, h.job_type, nullif(j.job_type, h.job_type) as of_type, j.owner
         from unnest(job_ids, job_types, check_out_within_limits.problems, weights) with ordinality
             as h(job_id, job_type, problems, weight, n)
         join pcfarm.job j on j.job_id = h.job_id
-        where h.job_id = any (locked)),
+        where h.job_id = any (locked) and not h.job_type = any (busy) and not j.job_type = any (busy)),
     concurrency as materialized (
         select u.name as owner, null::text as job_type,
             coalesce(u.concurrency, f.concurrency) - pcfarm.in_progress_of(u.name) as room
@@ -599,7 +622,8 @@ begin
     select array_agg(g.fits order by g.n) into fits
     from (
         -- What is behind one that does not fit waits with it.
-        select h.n, bool_and(not exists (select from wanted w where w.n = h.n and w.problems > w.room))
+        select h.n, bool_and(exists (select from hand_out o where o.n = h.n)
+            and not exists (select from wanted w where w.n = h.n and w.problems > w.room))
             over (partition by h.job_id, h.lane_id order by h.n) as fits
         from unnest(job_ids, lane_ids) with ordinality as h(job_id, lane_id, n)) g;
 
@@ -616,7 +640,7 @@ begin
     join lateral (
         select f.from_order from unnest(job_ids, lane_ids, from_orders) with ordinality as f(job_id, lane_id, from_order, n)
         where f.job_id = h.job_id and f.lane_id = h.lane_id order by f.n limit 1) first on true
-    where h.fits and h.job_id = any (locked) and pcfarm.may_be_handed_out(h.job_id, h.lane_id)
+    where h.fits and pcfarm.may_be_handed_out(h.job_id, h.lane_id)
         and pcfarm.all_meet(h.job_id, h.job_type, array(
             select o.workstation_id from unnest(job_ids, lane_ids, workstation_ids) as o(job_id, lane_id, workstation_id)
             where o.job_id = h.job_id and o.lane_id = h.lane_id))

@@ -37,13 +37,15 @@ pub async fn check_out(client: &ClientWrapper, hand_outs: &[HandOut]) -> Result<
     check_out_by(client, &text, hand_outs, &[]).await
 }
 
-/// The same of checkouts that are under a limit: of each limit the first that fit are made.
+/// The same of checkouts that are under a limit: of each limit the first that fit are made. Where somebody has locked a limit:
+/// who `waits` is told so after a second (`55P03`), and nothing is made; who does not makes the others.
 pub async fn check_out_within_limits(
     client: &ClientWrapper,
     hand_outs: &[HandOut],
+    waits: bool,
 ) -> Result<Vec<Option<CheckoutId>>, Error> {
     let text = include_str!("../queries/check_out_within_limits.sql");
-    check_out_by(client, text, hand_outs, &[&column(hand_outs, |h| h.weight)]).await
+    check_out_by(client, text, hand_outs, &[&column(hand_outs, |h| h.weight), &waits]).await
 }
 
 async fn check_out_by(

@@ -37,7 +37,7 @@ async fn made(queue: &Queue, lane: &OpenLane, weights: &[i64]) -> Vec<Option<Che
             seconds: None,
         })
         .collect();
-    checkout::check_out_within_limits(&*queue.server().await, &hand_outs).await.expect("told")
+    checkout::check_out_within_limits(&*queue.server().await, &hand_outs, true).await.expect("told")
 }
 
 fn count(made: &[Option<CheckoutId>]) -> usize {
@@ -193,12 +193,12 @@ async fn an_hours_limit_counts_weights_and_holds_across_servers() {
         token: 5,
         seconds: None,
     };
-    assert_eq!(count(&checkout::check_out_within_limits(&first, &[one(2)]).await.expect("told")), 1);
+    assert_eq!(count(&checkout::check_out_within_limits(&first, &[one(2)], true).await.expect("told")), 1);
     let other = queue.job(5, 1).await;
     let of_other = queue.lane(other, false).await.expect("a lane");
     let of_other = [HandOut { job_id: other, lane_id: of_other.lane_id, ..one(0) }];
     let waits = queue::backend(&second).await;
-    let (ids, ()) = tokio::join!(checkout::check_out_within_limits(&second, &of_other), async {
+    let (ids, ()) = tokio::join!(checkout::check_out_within_limits(&second, &of_other, true), async {
         queue.until_blocked(waits).await;
         first.batch_execute("commit").await.expect("committed");
     });
@@ -233,7 +233,7 @@ async fn a_checkout_has_no_more_than_its_entry_says() {
         token: 5,
         seconds: None,
     };
-    let ids = checkout::check_out_within_limits(&*queue.server().await, &[hand_out(0, 3), hand_out(1, 1)]).await;
+    let ids = checkout::check_out_within_limits(&*queue.server().await, &[hand_out(0, 3), hand_out(1, 1)], true).await;
     assert_eq!(ids.expect("told"), [None, None], "what is behind one that does not fit waits with it");
     let why = queue.text(&format!("select string_agg(o, '; ') from pcfarm.job_obstacles({job}) o")).await;
     assert!(why.contains("its next convoy of job type t has 3 problems, and profile entry"), "{why}");

@@ -297,7 +297,7 @@ async fn handing_out(queue: &Queue, job: JobId, workstations: &[i64]) -> Vec<Han
 async fn check_out(queue: &Queue, job_type: &str, hand_outs: &[HandOut]) -> Vec<bool> {
     let server = queue.server().await;
     let made = match job_type {
-        "limited" => checkout::check_out_within_limits(&server, hand_outs).await,
+        "limited" => checkout::check_out_within_limits(&server, hand_outs, true).await,
         _ => checkout::check_out(&server, hand_outs).await,
     };
     made.expect("asked").iter().map(Option::is_some).collect()

@@ -8,6 +8,7 @@ use pcfarm_sql::checkout::{self, HandOut};
 use pcfarm_sql::lanes::OpenLane;
 use pcfarm_sql::sharing;
 use queue::{Queue, backend, queue};
+use tokio_postgres::error::SqlState;
 
 /// So many convoys of a problem each, from the start of a lane.
 fn hand_outs(lane: &OpenLane, sizes: &[i64]) -> Vec<HandOut> {
@@ -34,7 +35,7 @@ fn hand_outs(lane: &OpenLane, sizes: &[i64]) -> Vec<HandOut> {
 }
 
 async fn made(queue: &Queue, hand_outs: &[HandOut]) -> Vec<Option<CheckoutId>> {
-    checkout::check_out_within_limits(&*queue.server().await, hand_outs).await.expect("told")
+    checkout::check_out_within_limits(&*queue.server().await, hand_outs, true).await.expect("told")
 }
 
 fn counts(made: &[Option<CheckoutId>]) -> Vec<bool> {
@@ -220,16 +221,60 @@ async fn of_two_servers_the_second_sees_what_the_first_has_handed_out() {
     let (_, two) = of_user(&queue, "ann", 20).await;
     let (first, second) = (queue.server().await, queue.server().await);
     first.batch_execute("begin").await.expect("begun");
-    let ids = checkout::check_out_within_limits(&first, &hand_outs(&one, &[3])).await.expect("told");
+    let ids = checkout::check_out_within_limits(&first, &hand_outs(&one, &[3]), true).await.expect("told");
     assert_eq!(counts(&ids), [true]);
     let waits = backend(&second).await;
     let wanted = hand_outs(&two, &[1, 2]);
-    let (ids, ()) = tokio::join!(checkout::check_out_within_limits(&second, &wanted), async {
+    let (ids, ()) = tokio::join!(checkout::check_out_within_limits(&second, &wanted, true), async {
         queue.until_blocked(waits).await;
         first.batch_execute("commit").await.expect("committed");
     });
     assert_eq!(counts(&ids.expect("told")), [true, false], "3 and 1 of 5, and 2 more do not fit");
     queue.check().await;
+}
+
+#[tokio::test]
+async fn a_limit_that_somebody_has_locked_keeps_its_own_and_nobody_else_from_being_handed_out() {
+    let queue = queue().await;
+    queue
+        .run(
+            "select pcfarm.set_user('{ann,ben}', '{\"concurrency\": 9}'); select pcfarm.set_resource('licence', 9);
+             select pcfarm.create_job_type(name, 'echo') from unnest('{bound,timed}'::text[]) name;
+             select pcfarm.set_job_type_resources('bound', '{\"licence\": 1}');
+             select pcfarm.set_profile('timed', '{\"problems_per_hour\": 9}')",
+        )
+        .await;
+    let (_, ann) = of_user(&queue, "ann", 9).await;
+    let (_, ben) = of_user(&queue, "ben", 9).await;
+    let mut lanes = vec![ann, ben];
+    for job_type in ["bound", "timed"] {
+        let job = queue.job_of(job_type, 9, 1).await;
+        queue.run(&format!("update pcfarm.job set owner = 'ben' where job_id = {job}")).await;
+        lanes.push(queue.lane(job, false).await.expect("a lane"));
+    }
+    let (somebody, server) = (queue.database.client().await, queue.server().await);
+    for (what, expected) in [
+        ("from pcfarm.farm_user where name = 'ann'", [false, true, true, true]),
+        ("from pcfarm.resource where name = 'licence'", [true, true, false, true]),
+        ("from pcfarm.job_type where name = 'timed'", [true, true, true, false]),
+        ("from pcfarm.farm_user where name = 'ben'", [true, false, false, false]),
+    ] {
+        let wanted: Vec<HandOut> = lanes.iter().flat_map(|lane| hand_outs(lane, &[1])).collect();
+        somebody.batch_execute(&format!("begin; select {what} for update")).await.expect("locked");
+        let told = checkout::check_out_within_limits(&server, &wanted, true).await.expect_err("locked");
+        assert_eq!(told.code(), Some(&SqlState::LOCK_NOT_AVAILABLE), "{what}");
+        let ids = checkout::check_out_within_limits(&server, &wanted, false).await.expect("told");
+        assert_eq!(counts(&ids), expected, "{what}");
+        somebody.batch_execute("rollback").await.expect("let go");
+        for lane in &mut lanes {
+            *lane = queue.lane(lane.job_id, false).await.expect("a lane");
+        }
+    }
+    let live = "select count(*) from pcfarm.checkout where ended_at is null and owner = 'ben'";
+    assert_eq!(queue.number(live).await, 7);
+    let wanted = hand_outs(&lanes[1], &[1, 1, 1]);
+    let ids = checkout::check_out_within_limits(&server, &wanted, false).await.expect("told");
+    assert_eq!(counts(&ids), [true, true, false], "limits hold as ever");
 }
 
 #[tokio::test]
@@ -317,7 +362,7 @@ async fn jobs_with_orders_of_their_own_are_not_mixed_up() {
         let server = queue.server().await;
         let ids = match within_limits {
             false => checkout::check_out(&server, &wanted).await,
-            true => checkout::check_out_within_limits(&server, &wanted).await,
+            true => checkout::check_out_within_limits(&server, &wanted, true).await,
         };
         let ids = ids.expect("told");
         assert_eq!(counts(&ids), [true, true, false, false, true, true]);

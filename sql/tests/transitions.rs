@@ -223,7 +223,7 @@ async fn submissions_hand_outs_and_acceptances_share_a_connection_and_only_hand_
     let lane = queue.lane(job, false).await.expect("a lane");
     queue.run("truncate public.commits").await;
     let line = lines.take().await.expect("a line");
-    assert_eq!(made(checkout::check_out_within_limits(&line, &[hand_out(&lane, 0, 1, 1)]).await), (1, 1));
+    assert_eq!(made(checkout::check_out_within_limits(&line, &[hand_out(&lane, 0, 1, 1)], true).await), (1, 1));
     lines.put(line);
     assert_eq!(queue.text("select string_agg(what || ' ' || how, ', ') from public.commits").await, "checkout on");
 

@@ -6,6 +6,7 @@
 use super::choose::{Candidate, Choice, Profile, Ring, Room, Rooms, Share};
 use super::convoys::{Ahead, Taken};
 use super::reading::Reading;
+use super::refused::Refused;
 use super::requirement::{RequirementId, Requirements};
 use super::unreadable::{Unreadable, is_of_its_data};
 use crate::farm::Farm;
@@ -24,6 +25,7 @@ use pcfarm_sql::submit::Fresh;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use tokio::time::Instant;
 use tracing::error;
 
 pub type LaneKey = (JobId, LaneId);
@@ -67,8 +69,9 @@ pub struct Lane {
 #[derive(Default)]
 pub struct Lanes {
     lanes: HashMap<LaneKey, Lane>,
-    /// Those of which a hand-out was refused, until the next look.
+    /// Those of which a hand-out was refused, until they are looked at again.
     aside: HashMap<LaneKey, Lane>,
+    refused: Refused,
     ring: Ring,
     /// Problems and bytes that are read ahead of a lane at once.
     portion: (usize, usize),
@@ -284,6 +287,16 @@ impl Lanes {
         }
     }
 
+    /// Of these something was handed out.
+    pub fn moved_on(&mut self, keys: impl Iterator<Item = LaneKey>) {
+        keys.for_each(|key| self.refused.remove(&key));
+    }
+
+    /// When a lane that was put aside is to be looked at, after the last look.
+    pub fn refused_from(&self, looked_at: Instant) -> Option<Instant> {
+        self.refused.next_from(looked_at)
+    }
+
     /// Puts aside a lane that is not where it was thought to be, with what was taken from it last: much of it may still be
     /// to come.
     pub fn set_aside(&mut self, farm: &Farm, key: &LaneKey, from: BatchOrder, problems: Vec<ComingProblem>) {
@@ -291,6 +304,10 @@ impl Lanes {
             self.ring.remove(&lane.candidate);
             farm.lane_out_of_sight(key.0);
             self.aside.insert(*key, lane);
+        }
+        let now = Instant::now();
+        if !self.refused.holds(key, now) {
+            self.refused.add(*key, now);
         }
         if let Some(lane) = self.aside.get_mut(key) {
             lane.ahead.put_back(problems);
@@ -312,6 +329,8 @@ impl Lanes {
         let open = lanes::open_lanes(client).await.context("reading the open lanes")?;
         let shares = sharing::shares(client).await.context("reading users' shares")?;
         let mut before = std::mem::take(&mut self.lanes);
+        let now = Instant::now();
+        self.refused.tidy(now);
         self.requirements.begin_look();
         self.share(shares);
         let last_seen = self.last_seen;
@@ -331,6 +350,9 @@ impl Lanes {
                 continue;
             };
             let key = (open.job_id, open.lane_id);
+            if self.refused.holds(&key, now) {
+                continue;
+            }
             let known = before.remove(&key).or_else(|| self.aside.remove(&key));
             let bytes_each = known.as_ref().and_then(|lane| lane.bytes_each);
             let most_small = known.as_ref().map_or(usize::MAX, |lane| lane.most_small);
@@ -358,7 +380,7 @@ impl Lanes {
                 (lane.ahead, lane.at_end) = (Ahead::default(), false);
             }
         }
-        self.aside.clear();
+        self.aside.retain(|key, _| self.refused.holds(key, now));
         self.requirements.end_look();
         self.looked = true;
         farm.lanes_in_sight(self.lanes.keys().map(|key| key.0));
