@@ -306,6 +306,47 @@ async fn agents_that_flood_or_never_read() {
     drop(site.farm);
 }
 
+/// Large payloads, which they ask for by the hundred.
+#[tokio::test]
+async fn agents_that_read_nothing_leave_room_for_those_that_do() {
+    const PROBLEMS: i64 = 400;
+    const MIB: u64 = 1 << 20;
+    let farm = Farm::new().await;
+    farm.job_type("large", "echo", json!({})).await;
+    let server = farm.serving("a", &["--lease", "30", "--checkout-problems", "1"]).await;
+    let memory = || usage::of(server.program.pid().expect("it runs")).memory_bytes;
+    let before = memory();
+    let mut deaf = Vec::new();
+    for _ in 0..20 {
+        let mut client = AgentServiceClient::connect(server.url()).await.expect("it answers");
+        let (out, requests) = mpsc::channel(16);
+        out.send(hello()).await.expect("room");
+        let incoming = client.work(ReceiverStream::new(requests)).await.expect("a stream").into_inner();
+        let credit = Out::Credit(v1::Credit { checkouts: 64 });
+        out.send(v1::AgentMessage { message: Some(credit) }).await.expect("room");
+        deaf.push((out, incoming));
+    }
+    let problems = format!(
+        "select i::text as key, to_jsonb(repeat('x', 1000000)) as payload from generate_series(1, {PROBLEMS}) i"
+    );
+    let job = farm.submit("large", &problems, 1).await;
+    farm.until(SOON, "select count(*) > 100 from pcfarm.checkout").await;
+    sleep(Duration::from_secs(2)).await; // they would get the rest at once
+    let handed_out = farm.number("select count(*) from pcfarm.checkout").await;
+    // Their own systems take some of it, too.
+    assert!(handed_out < 300, "{handed_out} checkouts of 1 MB wait to be read");
+    let taken = memory().saturating_sub(before) / MIB;
+    assert!(taken < 500, "{taken} MiB for that");
+    let herd = Herd::start(&[server.url()], 2, Arc::new(Nothing));
+    herd.connected(2, LONG).await.expect("others");
+    herd.pace(Pace { draw: true, ..Pace::default() });
+    let rest = PROBLEMS - handed_out;
+    farm.until(LONG, &format!("select count(*) >= {rest} from pcfarm.checkout where ended_at is not null")).await;
+    drop(deaf);
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    farm.check(&[]).await;
+}
+
 #[tokio::test]
 async fn one_connection_with_more_calls_than_it_may_have() {
     let mut site = Site::start(&[]).await;

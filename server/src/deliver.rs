@@ -618,7 +618,7 @@ fn acknowledge_unstored(delivered: &Delivered) {
     let verdicts = delivery.checkouts.iter().map(accepted).collect();
     let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts };
     let message = v1::ServerMessage { message: Some(v1::server_message::Message::DeliveryAck(ack)) };
-    drop(session.out.try_send(Ok(message)));
+    drop(session.out.try_send(Ok(message).into()));
 }
 
 /// Tells agents what became of their deliveries, which the database took so long for, and forgets what is over.
@@ -674,7 +674,7 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
         if from_agent {
             let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts: answers };
             let message = v1::ServerMessage { message: Some(v1::server_message::Message::DeliveryAck(ack)) };
-            if session.out.try_send(Ok(message)).is_err() {
+            if session.out.try_send(Ok(message).into()).is_err() {
                 // It will deliver again after reconnecting, and be told the same.
                 session.end(tonic::Status::resource_exhausted("the agent does not read its acknowledgements"));
             }

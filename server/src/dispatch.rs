@@ -20,6 +20,7 @@ mod unreadable;
 
 use crate::farm::Farm;
 use crate::instruments;
+use crate::outgoing::Load;
 use crate::session::Session;
 use crate::traces::path::{CheckoutTrace, HandOutCall};
 use anyhow::ensure;
@@ -97,6 +98,7 @@ struct Decision {
     choice: Choice,
     lane: Arc<OpenLane>,
     taken: Taken,
+    load: Arc<Load>,
     hand_out: HandOut,
     /// It is under a limit.
     limited: bool,
@@ -149,6 +151,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
             () = farm.stopping.cancelled() => return,
             _ = poll.tick() => dispatcher.look_everywhere(),
             () = until(dispatcher.next_look()) => {}
+            () = farm.traffic.has_room(), if dispatcher.is_held_up() => {}
             event = events.recv() => match event {
                 Some(event) => dispatcher.note(event),
                 None => return,
@@ -260,6 +263,11 @@ impl Dispatcher {
         Ok(())
     }
 
+    /// Somebody waits, and not for anything that is to be handed out.
+    fn is_held_up(&self) -> bool {
+        !self.waiting.is_empty() && self.farm.traffic.is_full()
+    }
+
     /// When to look again, if somebody waits.
     fn next_look(&self) -> Option<Instant> {
         if self.waiting.is_empty() {
@@ -274,10 +282,15 @@ impl Dispatcher {
     async fn decide(&mut self) -> anyhow::Result<Vec<Decision>> {
         let mut decisions: Vec<Decision> = Vec::new();
         let (mut problems, mut idle) = (0, HashSet::new());
-        while decisions.len() < HAND_OUTS_AT_ONCE && problems < PROBLEMS_AT_ONCE {
+        while decisions.len() < HAND_OUTS_AT_ONCE && problems < PROBLEMS_AT_ONCE && !self.farm.traffic.is_full() {
             let lanes = &self.lanes;
             let choose = |session: &Session| lanes.choose(session);
             let Some((waiting, choice)) = self.waiting.next(&mut idle, lanes.know_resources(), choose) else { break };
+            if self.farm.traffic.is_busy() && !waiting.session.unread.is_empty() {
+                // It asks again when it has solved what it was sent.
+                self.waiting.leave(&waiting.session);
+                continue;
+            }
             let key = choice.lane();
             let job_type = self.lanes.get_mut(&key).and_then(|lane| self.farm.job_type(&lane.open.job_type));
             let Some(job_type) = job_type else {
@@ -333,6 +346,7 @@ impl Dispatcher {
                 continue;
             };
             problems += taken.problems.len();
+            let load = self.farm.traffic.load(&waiting.session.unread, taken.bytes);
             self.lanes.charge(&choice, &taken);
             self.lanes.remove_if_drained(&self.farm, &key);
             let hand_out = hand_out(&open, from, &taken, &waiting.session, &job_type, before_it);
@@ -346,7 +360,16 @@ impl Dispatcher {
             let session = waiting.session;
             let (trace_parent, token) = (open.trace_parent.as_deref(), hand_out.token);
             let trace = self.farm.traces.of_checkout(trace_parent, open.job_id, token, SystemTime::now);
-            decisions.push(Decision { session, choice, lane: open, taken, hand_out, limited: room.is_some(), trace });
+            decisions.push(Decision {
+                session,
+                choice,
+                lane: open,
+                taken,
+                load,
+                hand_out,
+                limited: room.is_some(),
+                trace,
+            });
         }
         Ok(decisions)
     }
@@ -470,6 +493,7 @@ struct Committed<'a> {
     session: Arc<Session>,
     lane: &'a OpenLane,
     taken: Taken,
+    load: Arc<Load>,
     trace: Option<Box<CheckoutTrace>>,
 }
 
@@ -500,9 +524,9 @@ fn ship(farm: &Arc<Farm>, decisions: Vec<(Decision, Option<CheckoutId>)>, databa
     for (decision, id) in decisions {
         match id {
             Some(id) => {
-                let Decision { session, lane, taken, hand_out, trace, .. } = decision;
+                let Decision { session, lane, taken, load, hand_out, trace, .. } = decision;
                 let (lane, token) = (&*lane, hand_out.token);
-                Committed { checkout_id: id, token, session, lane, taken, trace }.ship(farm, &call);
+                Committed { checkout_id: id, token, session, lane, taken, load, trace }.ship(farm, &call);
             }
             None => refused.push(decision),
         }

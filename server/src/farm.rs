@@ -7,6 +7,7 @@ use crate::deliver::{self, Delivered};
 use crate::dispatch;
 use crate::dispatch::offers::Offers;
 use crate::members::Members;
+use crate::outgoing::Traffic;
 use crate::registrar;
 use crate::schedules::Ticking;
 use crate::session::Session;
@@ -65,6 +66,8 @@ pub struct Farm {
     pub dispatcher: mpsc::Sender<dispatch::Event>,
     /// Whom the dispatcher has nothing for.
     pub offers: Offers,
+    /// Checkouts on their way to agents.
+    pub traffic: Arc<Traffic>,
     pub acceptor: mpsc::Sender<Delivered>,
     /// What the acceptor cannot store results of.
     pub troubles: Troubles,
@@ -160,6 +163,7 @@ impl Farm {
             rhythm: parts.rhythm,
             dispatcher: parts.dispatcher,
             offers: Offers::default(),
+            traffic: Arc::default(),
             acceptor: parts.acceptor,
             troubles: Troubles::default(),
             registrar: parts.registrar,
@@ -228,6 +232,7 @@ impl Farm {
     /// Takes a connection out, unless a newer one has its place already.
     pub fn leave(&self, session: &Arc<Session>) {
         self.lock_sessions().remove(session);
+        self.traffic.end(&session.unread);
         let ids = session.held();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         for id in ids {

@@ -26,6 +26,7 @@ pub mod init;
 pub mod instruments;
 pub mod members;
 pub mod originals;
+pub mod outgoing;
 mod outward;
 pub mod problem;
 pub mod reads;

@@ -4,6 +4,7 @@
 use crate::dispatch::choose::Selection;
 use crate::dispatch::requirement::{Facts, RequirementId, Requirements};
 use crate::dispatch::size::{self, Speed};
+use crate::outgoing::{self, Unread};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1;
 use pcfarm_sql::json::RawJson;
@@ -12,7 +13,6 @@ use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use uuid::Uuid;
@@ -20,13 +20,8 @@ use uuid::Uuid;
 /// Most checkouts that an agent may ask for at once.
 const CREDIT_LIMIT: u32 = 64;
 
-/// Messages that wait to be written to one agent. Checkouts are bounded by credit; this bounds everything.
-pub const OUTGOING_LIMIT: usize = 256;
-
 /// A speed that differs by less is not written down anew.
 const SPEED_CHANGE: f64 = 0.1;
-
-pub type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
 
 /// An agent's connection.
 #[derive(Debug)]
@@ -44,7 +39,9 @@ pub struct Session {
     selecting: RwLock<Selecting>,
     /// Checkouts that it always wants beside the one in the works. None: it has not said, and means its credit.
     pub prefetch: Option<usize>,
-    pub out: Outgoing,
+    pub out: outgoing::Sender,
+    /// Checkouts on their way to it.
+    pub unread: Arc<Unread>,
     /// Ends the connection.
     pub ended: CancellationToken,
     state: Mutex<State>,
@@ -217,7 +214,7 @@ impl Session {
         connection: &Connection,
         hello: &v1::Hello,
         credential: Option<(Uuid, SystemTime)>,
-        out: Outgoing,
+        out: outgoing::Sender,
         ended: CancellationToken,
     ) -> Session {
         let controllers: BTreeSet<String> = hello.controllers.iter().cloned().collect();
@@ -234,6 +231,7 @@ impl Session {
             selecting: RwLock::new(selecting),
             prefetch: hello.prefetch.and_then(|prefetch| usize::try_from(prefetch).ok()),
             out,
+            unread: Arc::default(),
             ended,
             state: Mutex::new(State {
                 credit: 0,
@@ -584,7 +582,7 @@ impl Session {
     /// Ends the connection with a reason for the agent.
     pub fn end(&self, status: Status) {
         // A full queue means that the agent does not read: it will notice the end by itself.
-        drop(self.out.try_send(Err(status)));
+        drop(self.out.try_send(Err(status).into()));
         self.ended.cancel();
     }
 }
@@ -605,7 +603,7 @@ impl Session {
             presence: None,
             slots: Vec::new(),
         };
-        Session::new(&connection, hello, None, mpsc::channel(1).0, CancellationToken::new())
+        Session::new(&connection, hello, None, tokio::sync::mpsc::channel(1).0, CancellationToken::new())
     }
 
     /// Asks for one checkout.

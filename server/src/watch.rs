@@ -164,7 +164,7 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<Option<Duration>> {
                 session.forget(id);
                 let revoke = v1::Revoke { revoked: vec![v1::Revocation { checkout_id: id.0, reason }] };
                 let message = v1::ServerMessage { message: Some(server_message::Message::Revoke(revoke)) };
-                if session.out.try_send(Ok(message)).is_err() {
+                if session.out.try_send(Ok(message).into()).is_err() {
                     session.end(Status::resource_exhausted("the agent does not read"));
                 }
             }
@@ -264,7 +264,7 @@ async fn look_at_drain(
         info!(workstation_id = %row.workstation_id, give_back, row.drain_reason, "draining");
         let drain = v1::Drain { reason: row.drain_reason.clone(), give_back };
         let message = v1::ServerMessage { message: Some(server_message::Message::Drain(drain)) };
-        if session.out.try_send(Ok(message)).is_err() {
+        if session.out.try_send(Ok(message).into()).is_err() {
             session.end(Status::resource_exhausted("the agent does not read"));
         }
     };
@@ -295,7 +295,7 @@ fn tell_slots(session: &Session, slots: &[String]) {
     if session.set_slots(slots) {
         let slots = v1::Slots { names: slots.to_vec() };
         let message = v1::ServerMessage { message: Some(server_message::Message::Slots(slots)) };
-        if session.out.try_send(Ok(message)).is_err() {
+        if session.out.try_send(Ok(message).into()).is_err() {
             session.end(Status::resource_exhausted("the agent does not read"));
         }
     }
@@ -306,7 +306,7 @@ fn tell_presence(session: &Session, wanted: Option<&RawJson>) {
     if session.set_presence(wanted) {
         let presence = v1::Presence { wanted: wanted.cloned().unwrap_or_default().0 };
         let message = v1::ServerMessage { message: Some(server_message::Message::Presence(presence)) };
-        if session.out.try_send(Ok(message)).is_err() {
+        if session.out.try_send(Ok(message).into()).is_err() {
             session.end(Status::resource_exhausted("the agent does not read"));
         }
     }
@@ -339,7 +339,7 @@ async fn take_back_unreceived(
             // void.
             let revoke = v1::Revocation { checkout_id: closed.checkout_id.0, reason: "never received".to_owned() };
             let revoke = server_message::Message::Revoke(v1::Revoke { revoked: vec![revoke] });
-            drop(session.out.try_send(Ok(v1::ServerMessage { message: Some(revoke) })));
+            drop(session.out.try_send(Ok(v1::ServerMessage { message: Some(revoke) }).into()));
             session.add_credit(1);
             drop(farm.dispatcher.try_send(dispatch::Event::Credit(session)));
         }

@@ -20,6 +20,7 @@ pub struct Ahead {
 #[derive(Debug)]
 pub struct Taken {
     pub problems: Vec<ComingProblem>,
+    pub bytes: usize,
     pub convoys: u32,
     /// What they count against limits by the hour.
     pub weight: u64,
@@ -103,7 +104,7 @@ impl Ahead {
         }
         self.bytes -= bytes;
         let to = BatchOrder(taken.last()?.batch_order.0 + 1);
-        Some(Taken { problems: taken, convoys, weight, to, suspect })
+        Some(Taken { problems: taken, bytes, convoys, weight, to, suspect })
     }
 
     /// How many problems the first convoy has; 0 if none is here.

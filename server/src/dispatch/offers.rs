@@ -90,7 +90,7 @@ impl Claim {
         database: Duration,
     ) {
         let trace = self.farm.traces.of_checkout(lane.trace_parent.as_deref(), lane.job_id, self.token, || self.since);
-        let weight = problems.len() as u64;
+        let (weight, bytes) = (problems.len() as u64, problems.iter().map(ComingProblem::bytes).sum());
         instruments::handed_out(std::iter::once(i32::try_from(weight).unwrap_or(i32::MAX)));
         let traced = trace.iter().map(|trace| trace.checkout).collect();
         let committed = Committed {
@@ -98,7 +98,8 @@ impl Claim {
             token: self.token,
             session: self.session.clone(),
             lane,
-            taken: Taken { problems, convoys: 1, weight, to: BatchOrder(1), suspect: false },
+            load: self.farm.traffic.load(&self.session.unread, bytes),
+            taken: Taken { problems, bytes, convoys: 1, weight, to: BatchOrder(1), suspect: false },
             trace,
         };
         committed.ship(&self.farm, &HandOutCall { checkouts: 1, database, traced });

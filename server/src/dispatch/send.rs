@@ -4,6 +4,7 @@ use super::Committed;
 use crate::deliver::Delivered;
 use crate::farm::{Farm, Held};
 use crate::members::Members;
+use crate::outgoing::{Load, Outgoing};
 use crate::reads::Related;
 use crate::session::Session;
 use crate::traces::path::CheckoutTrace;
@@ -29,6 +30,7 @@ pub struct Shipment {
     job_type: Arc<JobType>,
     header: v1::Checkout,
     problems: Vec<ComingProblem>,
+    load: Arc<Load>,
     suspect: bool,
     has_info: bool,
     has_files: bool,
@@ -37,7 +39,7 @@ pub struct Shipment {
 
 impl Shipment {
     pub(super) fn new(committed: Committed<'_>, job_type: Arc<JobType>) -> Shipment {
-        let Committed { checkout_id, token, session, lane, taken, trace } = committed;
+        let Committed { checkout_id, token, session, lane, taken, load, trace } = committed;
         let first = &taken.problems[0];
         let header = v1::Checkout {
             checkout_id: checkout_id.0,
@@ -62,6 +64,7 @@ impl Shipment {
             job_type,
             header,
             problems: taken.problems,
+            load,
             suspect: taken.suspect,
             trace,
         }
@@ -215,7 +218,9 @@ async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<
         let message =
             v1::Checkout { more: parts.peek().is_some(), problems, related, sequence, ..shipment.header.clone() };
         let message = v1::ServerMessage { message: Some(v1::server_message::Message::Checkout(message)) };
-        match tokio::time::timeout(SEND_DEADLINE, shipment.session.out.send(Ok(message))).await {
+        match tokio::time::timeout(SEND_DEADLINE, shipment.session.out.send(Outgoing::part_of(&shipment.load, message)))
+            .await
+        {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return None,
             Err(_) => {

@@ -8,10 +8,12 @@ use crate::farm::Farm;
 use crate::files::{self, Coming, Files, For, Pieces};
 use crate::grpc::files::BEGINNING_DEADLINE;
 use crate::grpc::status_code;
+use crate::outgoing::{self, MESSAGES_LIMIT, Outgoing};
 use crate::registrar::{Entry, Registered};
-use crate::session::{OUTGOING_LIMIT, Outgoing, Session};
+use crate::session::Session;
 use crate::traces::path;
 use futures_util::StreamExt;
+use futures_util::stream::Map;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::files::{FILE_BYTES_LIMIT, FILE_NAME_LIMIT, is_file_name};
 use pcfarm_proto::ids::{CheckoutId, ProblemId, slot_identity};
@@ -95,7 +97,7 @@ impl AgentApi {
 
 #[tonic::async_trait]
 impl v1::agent_service_server::AgentService for AgentApi {
-    type WorkStream = ReceiverStream<Result<v1::ServerMessage, Status>>;
+    type WorkStream = Map<ReceiverStream<Outgoing>, fn(Outgoing) -> Result<v1::ServerMessage, Status>>;
 
     async fn work(&self, request: Request<Streaming<v1::AgentMessage>>) -> Result<Response<Self::WorkStream>, Status> {
         let (caller, peer) = (Caller::of(&request)?, Peer::of(&request));
@@ -114,18 +116,19 @@ impl v1::agent_service_server::AgentService for AgentApi {
         }
         self.is_itself(&caller, who.identity, &who.hostname).await?;
         let credential = peer.workstation.filter(|_| matches!(caller.kind(), Kind::Workstation(_)));
-        let (out, messages) = mpsc::channel(OUTGOING_LIMIT);
+        let (out, messages) = mpsc::channel(MESSAGES_LIMIT);
         let farm = self.farm.clone();
         let span = info_span!("session", hostname = who.hostname);
         // A cancelled call must not leave registering half done on a pooled connection: it runs in a task of its own.
         let task = async move {
             match register(&farm, &hello, who, credential, &out).await {
                 Ok(session) => converse(&farm, &session, incoming).await,
-                Err(status) => drop(out.send(Err(status)).await),
+                Err(status) => drop(out.send(Err(status).into()).await),
             }
         };
         self.farm.tasks.spawn(task.instrument(span));
-        Ok(Response::new(ReceiverStream::new(messages)))
+        let written: fn(Outgoing) -> _ = Outgoing::written;
+        Ok(Response::new(ReceiverStream::new(messages).map(written)))
     }
 
     type FetchStream = Pieces;
@@ -337,7 +340,7 @@ async fn register(
     hello: &v1::Hello,
     who: Introduction,
     credential: Option<(Uuid, SystemTime)>,
-    out: &Outgoing,
+    out: &outgoing::Sender,
 ) -> Result<Arc<Session>, Status> {
     let stopping = || Status::unavailable("this server is stopping: connect to another");
     let cores = who.cores;
@@ -388,7 +391,7 @@ async fn register(
         woken: connection.woken,
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
-    drop(out.try_send(Ok(message)));
+    drop(out.try_send(Ok(message).into()));
     Ok(session)
 }
 
@@ -467,7 +470,7 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
         }
     };
     if farm.stopping.is_cancelled() {
-        drop(session.out.try_send(Err(Status::unavailable("this server is stopping: connect to another"))));
+        drop(session.out.try_send(Err(Status::unavailable("this server is stopping: connect to another")).into()));
     }
     session.ended.cancel();
     farm.leave(session);

@@ -1,0 +1,166 @@
+//! What is on its way to agents: messages that wait to be written, and how much of the server's memory checkouts take until
+//! they are.
+
+use pcfarm_proto::v1;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, mpsc};
+use tonic::Status;
+
+/// Messages that wait to be written to one agent. Checkouts are bounded by credit and by [`Traffic`]; this bounds everything.
+pub const MESSAGES_LIMIT: usize = 256;
+
+/// Bytes of checkouts on their way to all agents, unless a single one has more. Beyond that nothing is handed out: networks
+/// are slower than databases, and ten thousand agents ask at once.
+const BYTES_LIMIT: usize = 256 << 20;
+
+/// From here on an agent that has not read what it was sent gets no more, so that a few slow ones do not take it all.
+const BYTES_BUSY: usize = BYTES_LIMIT / 2;
+
+/// A message to an agent, or how its call ends.
+#[derive(Debug)]
+pub struct Outgoing {
+    message: Result<v1::ServerMessage, Status>,
+    /// Goes when the last part of a checkout is written.
+    load: Option<Arc<Load>>,
+}
+
+pub type Sender = mpsc::Sender<Outgoing>;
+
+impl Outgoing {
+    pub fn part_of(load: &Arc<Load>, message: v1::ServerMessage) -> Outgoing {
+        Outgoing { message: Ok(message), load: Some(load.clone()) }
+    }
+
+    /// It is written now.
+    pub fn written(self) -> Result<v1::ServerMessage, Status> {
+        drop(self.load);
+        self.message
+    }
+}
+
+impl From<Result<v1::ServerMessage, Status>> for Outgoing {
+    fn from(message: Result<v1::ServerMessage, Status>) -> Outgoing {
+        Outgoing { message, load: None }
+    }
+}
+
+/// Checkouts that are decided on and not written to their agents.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    bytes: AtomicUsize,
+    eased: Notify,
+}
+
+/// Those of them for one agent, in bytes; none: its connection has ended.
+#[derive(Debug)]
+pub struct Unread(Mutex<Option<usize>>);
+
+/// One of them, for as long as this lives.
+#[derive(Debug)]
+pub struct Load {
+    traffic: Arc<Traffic>,
+    unread: Arc<Unread>,
+    bytes: usize,
+}
+
+impl Traffic {
+    pub fn load(self: &Arc<Traffic>, unread: &Arc<Unread>, bytes: usize) -> Arc<Load> {
+        let mut unread_bytes = unread.lock();
+        let bytes = if unread_bytes.is_some() { bytes } else { 0 };
+        *unread_bytes = unread_bytes.map(|unread| unread + bytes);
+        self.bytes.fetch_add(bytes, Ordering::SeqCst);
+        Arc::new(Load { traffic: self.clone(), unread: unread.clone(), bytes })
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.bytes.load(Ordering::SeqCst) >= BYTES_LIMIT
+    }
+
+    pub fn is_busy(&self) -> bool {
+        self.bytes.load(Ordering::SeqCst) >= BYTES_BUSY
+    }
+
+    /// Waits until it is not full.
+    pub async fn has_room(&self) {
+        loop {
+            let eased = self.eased.notified();
+            if !self.is_full() {
+                return;
+            }
+            eased.await;
+        }
+    }
+
+    /// An agent's connection has ended: what it has not read keeps nobody waiting, however long its messages live.
+    pub fn end(&self, unread: &Unread) {
+        let bytes = unread.lock().take();
+        self.ease(bytes.unwrap_or_default());
+    }
+
+    fn ease(&self, bytes: usize) {
+        let before = self.bytes.fetch_sub(bytes, Ordering::SeqCst);
+        if before >= BYTES_LIMIT && before - bytes < BYTES_LIMIT {
+            self.eased.notify_waiters();
+        }
+    }
+}
+
+impl Default for Unread {
+    fn default() -> Unread {
+        Unread(Mutex::new(Some(0)))
+    }
+}
+
+impl Unread {
+    /// Is there nothing that it has not read?
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_none_or(|bytes| bytes == 0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        if let Some(unread) = &mut *self.unread.lock() {
+            *unread -= self.bytes;
+            self.traffic.ease(self.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[tokio::test]
+    async fn there_is_room_again_when_enough_of_it_is_written() {
+        let (traffic, [one, other]) = (Arc::new(Traffic::default()), [(); 2].map(|()| Arc::<Unread>::default()));
+        let half = traffic.load(&one, BYTES_BUSY);
+        assert!(traffic.is_busy() && !traffic.is_full());
+        traffic.has_room().await;
+        let last = traffic.load(&other, BYTES_BUSY);
+        assert!(traffic.is_full() && !other.is_empty());
+        let waiting = traffic.clone();
+        let waits = tokio::spawn(async move { waiting.has_room().await });
+        let [first_part, last_part] = [0, 1].map(|_| Outgoing::part_of(&last, v1::ServerMessage::default()));
+        drop(last);
+        first_part.written().expect("a message");
+        assert!(traffic.has_room().now_or_never().is_none(), "the other part is not written");
+        last_part.written().expect("a message");
+        waits.await.expect("there is room");
+        assert!(other.is_empty() && !one.is_empty());
+        // An agent that reads nothing until its connection ends.
+        traffic.end(&one);
+        assert!(!traffic.is_busy() && one.is_empty());
+        let late = traffic.load(&one, BYTES_LIMIT);
+        assert!(!traffic.is_busy());
+        drop((half, late));
+        traffic.end(&one);
+        assert_eq!(traffic.bytes.load(Ordering::SeqCst), 0);
+    }
+}
