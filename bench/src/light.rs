@@ -409,7 +409,7 @@ impl Agent {
     fn receive(&mut self, message: In, pace: Pace, book: &Book) -> Option<Out> {
         match message {
             In::Welcome(welcome) => self.forget(welcome.revoked.iter().map(|r| r.checkout_id)),
-            In::Slots(_) | In::Presence(_) => {}
+            In::Slots(_) | In::Presence(_) | In::DeliveryKept(_) => {}
             In::Revoke(_) if self.manner == Manner::Dawdles => {}
             In::Revoke(revoke) => {
                 self.forget(revoke.revoked.iter().map(|r| r.checkout_id));

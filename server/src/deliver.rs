@@ -71,12 +71,6 @@ impl Delivered {
         }
         Delivered { session, delivery, from_agent, came: SystemTime::now(), size }
     }
-
-    /// What its agent is done with.
-    fn finished(&self) -> Vec<CheckoutId> {
-        let finished = self.delivery.checkouts.iter().filter(|results| results.finished);
-        finished.map(|results| CheckoutId(results.checkout_id)).collect()
-    }
 }
 
 fn bytes_of(result: &v1::ProblemResult) -> usize {
@@ -85,7 +79,7 @@ fn bytes_of(result: &v1::ProblemResult) -> usize {
         Some(Outcome::Failure(message)) => message.len(),
         None => 0,
     };
-    outcome + result.more.as_ref().map_or(0, Message::encoded_len)
+    size_of::<v1::ProblemResult>() + outcome + result.more.as_ref().map_or(0, Message::encoded_len)
 }
 
 /// Deliveries on their way to the acceptor, and those that wait there for a line. Each is bounded by the message size.
@@ -169,7 +163,17 @@ struct Acceptor {
 /// What has become of what was to be stored.
 enum Ended {
     Line { checkouts: Vec<CheckoutId>, aside: Vec<PutAside> },
-    Aside { delivered: Option<Delivered>, tried: Tried },
+    Aside { outcome: AsideOutcome, tried: Tried },
+}
+
+/// What has become of what was tried aside.
+enum AsideOutcome {
+    /// Some of its results.
+    Stored,
+    /// It is answered, and that says nothing of others.
+    Settled,
+    /// It is to be tried again.
+    Failed(Delivered),
 }
 
 /// A delivery that does not hold up a line any longer.
@@ -186,16 +190,16 @@ impl Acceptor {
         if self.aside.is_quiet() {
             return self.waiting.push_back(delivered);
         }
-        let (about, session, finished) =
-            (troubles_of(&self.farm, &delivered), delivered.session.clone(), delivered.finished());
+        let (about, told) = (troubles_of(&self.farm, &delivered), Told::of(&delivered));
         match self.aside.keep(delivered, about) {
             Some(delivered) => self.waiting.push_back(delivered),
-            None => leave_room(&self.farm, &session, finished),
+            None => told.tell(&self.farm),
         }
     }
 
     /// Lets those who hand out know what has come to be, or is over.
     fn tell(&mut self) {
+        self.farm.troubles.set_full(!self.aside.has_room());
         let Some(troubles) = self.aside.take_news() else { return };
         let before = self.farm.troubles.set(troubles.clone());
         for trouble in troubles.difference(&before) {
@@ -213,8 +217,8 @@ impl Acceptor {
         while let Some((delivered, tried)) = self.aside.next(tokio::time::Instant::now()) {
             let farm = self.farm.clone();
             self.working.spawn(async move {
-                let delivered = accept_aside(&farm, delivered).await;
-                Ended::Aside { delivered, tried }
+                let outcome = accept_aside(&farm, delivered, &tried).await;
+                Ended::Aside { outcome, tried }
             });
         }
         self.tell();
@@ -254,15 +258,18 @@ impl Acceptor {
                 }
                 self.free += 1;
                 for PutAside { delivered, trouble, untried } in aside {
-                    leave_room(&self.farm, &delivered.session, delivered.finished());
+                    Told::of(&delivered).tell(&self.farm);
                     match trouble {
                         Some(trouble) if untried => self.aside.wait(delivered, trouble, now),
                         trouble => self.aside.put(delivered, trouble, now),
                     }
                 }
             }
-            Ok(Ended::Aside { delivered: Some(delivered), tried }) => self.aside.failed(delivered, tried, now),
-            Ok(Ended::Aside { delivered: None, tried }) => {
+            Ok(Ended::Aside { outcome: AsideOutcome::Failed(delivered), tried }) => {
+                self.aside.failed(delivered, tried, now)
+            }
+            Ok(Ended::Aside { outcome: AsideOutcome::Settled, tried }) => self.aside.settled(&tried),
+            Ok(Ended::Aside { outcome: AsideOutcome::Stored, tried }) => {
                 // They came before all that waits.
                 self.aside.stored(&tried).into_iter().rev().for_each(|delivered| self.waiting.push_front(delivered));
             }
@@ -272,13 +279,34 @@ impl Acceptor {
     }
 }
 
-/// What a workstation is done with takes no room there, however long it is aside.
-fn leave_room(farm: &Farm, session: &Arc<Session>, finished: Vec<CheckoutId>) {
-    for checkout in finished {
-        session.set_aside(checkout);
+/// Whom to tell that a delivery is kept aside: it takes none of the room there is for others, here and at its agent.
+struct Told {
+    session: Arc<Session>,
+    delivery_id: Option<u64>,
+    finished: Vec<CheckoutId>,
+}
+
+impl Told {
+    fn of(delivered: &Delivered) -> Told {
+        let finished = delivered.delivery.checkouts.iter().filter(|results| results.finished);
+        Told {
+            session: delivered.session.clone(),
+            delivery_id: delivered.from_agent.then_some(delivered.delivery.delivery_id),
+            finished: finished.map(|results| CheckoutId(results.checkout_id)).collect(),
+        }
     }
-    if session.wants_work() {
-        drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
+
+    fn tell(self, farm: &Farm) {
+        self.finished.into_iter().for_each(|checkout| self.session.set_aside(checkout));
+        if let Some(delivery_id) = self.delivery_id {
+            let kept = v1::server_message::Message::DeliveryKept(v1::DeliveryKept { delivery_id });
+            let message = v1::ServerMessage { message: Some(kept) };
+            // Full: it delivers again, in the end.
+            drop(self.session.out.try_send(Ok(message).into()));
+        }
+        if self.session.wants_work() {
+            drop(farm.dispatcher.try_send(dispatch::Event::Credit(self.session)));
+        }
     }
 }
 
@@ -332,7 +360,11 @@ impl AboutCheckouts for Delivered {
 
 /// Stores and acknowledges. Goes on trying while the database is away; agents keep what is not acknowledged, so giving
 /// up, when the server stops, loses nothing. `aside`: what the database refuses, and others need not wait for.
-async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>, aside: &mut Vec<PutAside>) {
+async fn accept_all(farm: &Arc<Farm>, deliveries: Vec<Delivered>, aside: &mut Vec<PutAside>) {
+    let mut deliveries = leave_out(farm, deliveries, aside).await;
+    if deliveries.is_empty() {
+        return;
+    }
     let mut tries = 0;
     crash_point(CrashPoint::ResultsCame);
     if planted(Bug::AcknowledgesBeforeCommit) {
@@ -356,16 +388,15 @@ async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>, aside: &mu
             Err(error) if is_refusal(&error) && deliveries.len() > 1 => {
                 // One of them is at fault, and the others need not wait for it.
                 for delivered in deliveries {
-                    let about = troubles_of(farm, &delivered);
-                    let met = aside.iter().filter_map(|put| put.trouble.clone()).find(|met| about.contains(met));
-                    match met {
-                        Some(trouble) => aside.push(PutAside { delivered, trouble: Some(trouble), untried: true }),
-                        None => Box::pin(accept_all(farm, vec![delivered], aside)).await,
-                    }
+                    Box::pin(accept_all(farm, vec![delivered], aside)).await;
                 }
                 return;
             }
-            Err(error) if is_refusal(&error) && (tries >= TRIES_IN_LINE || is_locked(&error) || is_slow(&error)) => {
+            Err(error)
+                if is_refusal(&error)
+                    && (tries >= TRIES_IN_LINE || is_locked(&error) || is_slow(&error))
+                    && !farm.troubles.is_full() =>
+            {
                 let delivered = deliveries.pop().expect("a delivery that failed");
                 warn!(error = format!("{error:#}"), workstation_id = %delivered.session.workstation_id,
                     "a delivery that cannot be stored is put aside");
@@ -384,19 +415,51 @@ async fn accept_all(farm: &Arc<Farm>, mut deliveries: Vec<Delivered>, aside: &mu
     }
 }
 
-/// Tries a delivery that is aside, without holding up others. Returns it if it is to be tried again.
-async fn accept_aside(farm: &Arc<Farm>, delivered: Delivered) -> Option<Delivered> {
+/// Leaves out what has to do with trouble that others have met: it came before that was known, or again, to be recalled first.
+async fn leave_out(farm: &Arc<Farm>, deliveries: Vec<Delivered>, aside: &mut Vec<PutAside>) -> Vec<Delivered> {
+    let known = farm.troubles.now();
+    if (known.is_empty() && aside.is_empty()) || farm.troubles.is_full() {
+        return deliveries;
+    }
+    if let Err(error) = recall_unknown(farm, &deliveries).await {
+        debug!(error = format!("{error:#}"), "what was handed out is not known yet");
+    }
+    let mut left = Vec::new();
+    for delivered in deliveries {
+        let met = |trouble: &Trouble| aside.iter().any(|put| put.trouble.as_ref() == Some(trouble));
+        match troubles_of(farm, &delivered).into_iter().find(|trouble| known.contains(trouble) || met(trouble)) {
+            Some(trouble) => aside.push(PutAside { delivered, trouble: Some(trouble), untried: true }),
+            None => left.push(delivered),
+        }
+    }
+    left
+}
+
+/// Tries a delivery that is aside, without holding up others. Only of one that has failed by itself is it looked for what it is:
+/// that may take many minutes.
+async fn accept_aside(farm: &Arc<Farm>, delivered: Delivered, tried: &Tried) -> AsideOutcome {
+    let place = match tried {
+        Tried::Waiting(_) => Place::Line,
+        Tried::Alone => Place::Aside,
+    };
     let alone = [delivered];
     let began = Instant::now();
-    match try_accept_all(farm, &alone, Place::Aside).await {
+    match try_accept_all(farm, &alone, place).await {
         Ok(verdicts) => {
+            let is_stored =
+                verdicts.values().any(|verdict| verdict.kind == VerdictKind::Accepted && verdict.accepted > 0);
             acknowledge(farm, alone.into(), &verdicts, began.elapsed()).await;
-            None
+            if is_stored { AsideOutcome::Stored } else { AsideOutcome::Settled }
         }
         Err(error) => {
             warn!(error = format!("{error:#}"), "a delivery cannot be stored: trying again");
+            if is_outdated(&error)
+                && let Err(error) = farm.reload_job_types().await
+            {
+                warn!(error = format!("{error:#}"), "job types were not read");
+            }
             let [delivered] = alone;
-            Some(delivered)
+            AsideOutcome::Failed(delivered)
         }
     }
 }
@@ -427,18 +490,20 @@ fn troubles_of(farm: &Farm, delivered: &Delivered) -> Vec<Trouble> {
     held.flat_map(|held| [Trouble::JobType(held.job_type.as_str().into()), Trouble::Job(held.job_id)]).collect()
 }
 
-/// What others that fail like this one have to do with as well, as far as anything can be said: with what they are about, where
-/// somebody's lock or statement is in the way.
+/// What others that fail like this one have to do with as well, where that can be told: somebody's lock or statement is in the
+/// way, and all of it is of one job, or job type.
 fn trouble_of(farm: &Farm, delivered: &Delivered, error: &anyhow::Error) -> Option<Trouble> {
     if !is_locked(error) && !is_slow(error) {
         return None;
     }
-    let held = delivered.checkouts().find_map(|id| farm.recall(id))?;
-    let writes_back = farm.job_type(&held.job_type).is_some_and(|job_type| job_type.writes_back);
-    Some(match is_slow(error) && writes_back {
-        true => Trouble::JobType(held.job_type.as_str().into()),
-        false => Trouble::Job(held.job_id),
-    })
+    let held: Vec<Arc<Held>> = delivered.checkouts().filter_map(|id| farm.recall(id)).collect();
+    let first = held.first()?;
+    let writes_back = farm.job_type(&first.job_type).is_some_and(|job_type| job_type.writes_back);
+    if is_slow(error) && writes_back {
+        let is_of_one = held.iter().all(|held| held.job_type == first.job_type);
+        return is_of_one.then(|| Trouble::JobType(first.job_type.as_str().into()));
+    }
+    held.iter().all(|held| held.job_id == first.job_id).then_some(Trouble::Job(first.job_id))
 }
 
 /// The database has answered, and the answer was no: others may fare better. When it is away, shutting down, or out of

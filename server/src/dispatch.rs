@@ -44,6 +44,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
+use tonic::Status;
 use tracing::{debug, warn};
 
 /// What wakes the dispatcher.
@@ -68,14 +69,18 @@ const POLL: Duration = Duration::from_secs(1);
 /// jobs there are, looking at them takes a fortieth of it, and with few of them nobody waits.
 const LOOK_PAUSE_EACH: Duration = Duration::from_micros(400);
 
-/// After a limit was met that somebody had locked, or a refusal that may have been for that, no limit is waited for so long.
+/// After a limit was met that somebody had locked, no limit is waited for so long; twice as long each time that one is met again.
 const IMPATIENT: Duration = Duration::from_secs(5);
+const IMPATIENT_LIMIT: Duration = Duration::from_secs(80);
 
 /// How much longer a look at all lanes may wait when what it would find first is known.
 const FRESH_PAUSE: Duration = Duration::from_millis(5);
 
 /// With more lanes in sight, fresh ones wait for the next look: what they hold stays in the database meanwhile.
 const FRESH_LANES_LIMIT: usize = 64;
+
+/// Longest that an agent may read nothing of what is on its way to it, while others wait for it.
+const UNREAD_LIMIT: Duration = Duration::from_secs(60);
 
 /// After a failure of the database.
 const RETRY: Duration = Duration::from_millis(250);
@@ -119,11 +124,13 @@ struct Dispatcher {
     look_due: bool,
     /// When they may be looked at again.
     look_from: Instant,
+    /// As the last look had it.
+    paused_until: Instant,
     looked_at: Instant,
     /// When what limits leave is to be looked at again, while they keep somebody from being served.
     room_from: Option<Instant>,
-    /// Until then no limit is waited for that somebody has locked.
-    impatient_until: Instant,
+    /// Until then no limit is waited for that somebody has locked, and for how long that is.
+    impatient: (Instant, Duration),
     /// To read ahead on while hand-outs are committed on another.
     reading: Kept,
 }
@@ -139,9 +146,10 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         regroup_due: false,
         look_due: true,
         look_from: Instant::now(),
+        paused_until: Instant::now(),
         looked_at: Instant::now(),
         room_from: None,
-        impatient_until: Instant::now(),
+        impatient: (Instant::now(), IMPATIENT),
         reading: Kept::planning_once(farm.pool.clone()),
     };
     let mut poll = tokio::time::interval(POLL);
@@ -205,7 +213,7 @@ impl Dispatcher {
 
     /// Who waits for what there is none of may be handed what comes next by whoever brings it.
     fn offer(&self) {
-        if !self.look_due && !self.lanes.stale() {
+        if !self.look_due && !self.lanes.stale() && !self.farm.traffic.is_full() {
             self.farm.offers.offer(self.epoch, self.waiting.first_idle());
         }
     }
@@ -216,6 +224,12 @@ impl Dispatcher {
         let requirements = self.lanes.requirements();
         self.waiting.regroup(requirements);
         let sessions = self.farm.sessions();
+        if self.farm.traffic.is_busy() {
+            let reads_nothing = sessions.iter().filter(|session| session.unread.stands_for(UNREAD_LIMIT));
+            reads_nothing.for_each(|session| {
+                session.end(Status::deadline_exceeded("the agent does not read what it asked for"))
+            });
+        }
         self.waiting.prune(sessions.len());
         sessions.into_iter().for_each(|session| self.waiting.join(session, requirements));
         self.able = self.lanes.count_able(&self.farm.sessions());
@@ -231,7 +245,7 @@ impl Dispatcher {
             let now = Instant::now();
             // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
             let is_overdue = now.duration_since(self.looked_at) > POLL;
-            let for_some = self.room_from.into_iter().chain(self.lanes.refused_from(self.looked_at)).min();
+            let for_some = self.room_from.into_iter().chain(self.refused_from()).min();
             let is_due = (self.look_due && now >= self.look_from) || for_some.is_some_and(|from| now >= from);
             if self.lanes.stale() || is_overdue || is_due {
                 if self.waiting.is_empty() {
@@ -246,6 +260,7 @@ impl Dispatcher {
                 }
                 let lanes = u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX);
                 self.look_from = Instant::now() + LOOK_PAUSE_EACH.saturating_mul(lanes).min(POLL);
+                self.paused_until = self.look_from;
             }
             let decisions = self.decide().await?;
             if self.lanes.was_short_of_room() {
@@ -274,8 +289,12 @@ impl Dispatcher {
             return None;
         }
         let for_all = self.look_due.then_some(self.look_from);
-        let for_some = self.room_from.into_iter().chain(self.lanes.refused_from(self.looked_at));
-        for_all.into_iter().chain(for_some).min()
+        for_all.into_iter().chain(self.room_from).chain(self.refused_from()).min()
+    }
+
+    /// When to look at lanes again that were refused: however many there are, not more often than at all lanes.
+    fn refused_from(&self) -> Option<Instant> {
+        self.lanes.refused_from(self.looked_at).map(|from| from.max(self.paused_until))
     }
 
     /// Checkouts for those who wait, each from the lane whose turn it is. None: there is nothing for anybody.
@@ -286,7 +305,7 @@ impl Dispatcher {
             let lanes = &self.lanes;
             let choose = |session: &Session| lanes.choose(session);
             let Some((waiting, choice)) = self.waiting.next(&mut idle, lanes.know_resources(), choose) else { break };
-            if self.farm.traffic.is_busy() && !waiting.session.unread.is_empty() {
+            if !self.farm.traffic.has_room_for(&waiting.session.unread) {
                 // It asks again when it has solved what it was sent.
                 self.waiting.leave(&waiting.session);
                 continue;
@@ -407,8 +426,8 @@ impl Dispatcher {
         let (mut limited, mut free): (Vec<Decision>, Vec<Decision>) = decisions.into_iter().partition(|d| d.limited);
         let unread = self.wanted_ahead(free.iter().chain(&limited));
         let (mut refused, mut handed_out) = (Vec::new(), Vec::new());
-        let waits = Instant::now() >= self.impatient_until;
-        let mut met_lock = false;
+        let waits = Instant::now() >= self.impatient.0;
+        let mut met_lock = None;
         // What is committed is sent at once, whatever others wait for: limits for locks, and reading for a slow table.
         let committing = async {
             let client = self.farm.lines.take().await?;
@@ -420,12 +439,17 @@ impl Dispatcher {
                 }
                 let began = Instant::now();
                 let mut outcome = check_out(&client, decisions, within_limits.then_some(waits)).await;
-                if waits && within_limits && outcome.as_ref().is_err_and(is_locked) {
-                    met_lock = true;
+                if waits && within_limits {
+                    met_lock = Some(outcome.as_ref().is_err_and(is_locked));
+                }
+                if met_lock == Some(true) {
                     outcome = check_out(&client, decisions, Some(false)).await;
                 }
-                let ids = outcome?;
-                met_lock |= within_limits && !waits && ids.contains(&None);
+                let ids = match outcome {
+                    // Another server's hand-outs of the same lane are not committed.
+                    Err(error) if within_limits && is_locked(&error) => vec![None; decisions.len()],
+                    outcome => outcome?,
+                };
                 crash_point(CrashPoint::CheckOutCommitted);
                 handed_out
                     .extend(decisions.iter().zip(&ids).filter(|(_, id)| id.is_some()).map(|(d, _)| d.choice.lane()));
@@ -437,8 +461,13 @@ impl Dispatcher {
         let reading = self.lanes.read_on(&unread, &mut self.reading);
         crash_point(CrashPoint::CheckOutDecided);
         let (committed, read) = tokio::join!(committing, reading);
-        if met_lock {
-            self.impatient_until = Instant::now() + IMPATIENT;
+        match met_lock {
+            Some(true) => {
+                let (_, pause) = self.impatient;
+                self.impatient = (Instant::now() + pause, (pause * 2).min(IMPATIENT_LIMIT));
+            }
+            Some(false) => self.impatient.1 = IMPATIENT,
+            None => {}
         }
         self.lanes.moved_on(handed_out.into_iter());
         // Nobody knows what became of these: what was handed out is given back as never received.

@@ -4,6 +4,7 @@
 use pcfarm_proto::v1;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 use tonic::Status;
 
@@ -14,8 +15,12 @@ pub const MESSAGES_LIMIT: usize = 256;
 /// are slower than databases, and ten thousand agents ask at once.
 const BYTES_LIMIT: usize = 256 << 20;
 
-/// From here on an agent that has not read what it was sent gets no more, so that a few slow ones do not take it all.
+/// From here on an agent that has not read what it was sent gets no more, unless that is little.
 const BYTES_BUSY: usize = BYTES_LIMIT / 2;
+const UNREAD_LITTLE: usize = 1 << 20;
+
+/// An agent that has not read this much gets no more in any case, so that a few slow ones do not take it all.
+const UNREAD_LIMIT: usize = 32 << 20;
 
 /// A message to an agent, or how its call ends.
 #[derive(Debug)]
@@ -34,7 +39,9 @@ impl Outgoing {
 
     /// It is written now.
     pub fn written(self) -> Result<v1::ServerMessage, Status> {
-        drop(self.load);
+        if let Some(load) = self.load {
+            load.unread.move_on();
+        }
         self.message
     }
 }
@@ -52,9 +59,17 @@ pub struct Traffic {
     eased: Notify,
 }
 
-/// Those of them for one agent, in bytes; none: its connection has ended.
+/// Those of them for one agent.
 #[derive(Debug)]
-pub struct Unread(Mutex<Option<usize>>);
+pub struct Unread(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    /// None: its connection has ended.
+    bytes: Option<usize>,
+    /// When anything was written to it, or there was nothing to write.
+    moved: Instant,
+}
 
 /// One of them, for as long as this lives.
 #[derive(Debug)]
@@ -66,9 +81,12 @@ pub struct Load {
 
 impl Traffic {
     pub fn load(self: &Arc<Traffic>, unread: &Arc<Unread>, bytes: usize) -> Arc<Load> {
-        let mut unread_bytes = unread.lock();
-        let bytes = if unread_bytes.is_some() { bytes } else { 0 };
-        *unread_bytes = unread_bytes.map(|unread| unread + bytes);
+        let mut state = unread.lock();
+        let bytes = if state.bytes.is_some() { bytes } else { 0 };
+        if state.bytes == Some(0) {
+            state.moved = Instant::now();
+        }
+        state.bytes = state.bytes.map(|unread| unread + bytes);
         self.bytes.fetch_add(bytes, Ordering::SeqCst);
         Arc::new(Load { traffic: self.clone(), unread: unread.clone(), bytes })
     }
@@ -79,6 +97,12 @@ impl Traffic {
 
     pub fn is_busy(&self) -> bool {
         self.bytes.load(Ordering::SeqCst) >= BYTES_BUSY
+    }
+
+    /// Does an agent that has not read so much get more?
+    pub fn has_room_for(&self, unread: &Unread) -> bool {
+        let limit = if self.is_busy() { UNREAD_LITTLE } else { UNREAD_LIMIT };
+        unread.lock().bytes.is_none_or(|bytes| bytes < limit)
     }
 
     /// Waits until it is not full.
@@ -94,7 +118,7 @@ impl Traffic {
 
     /// An agent's connection has ended: what it has not read keeps nobody waiting, however long its messages live.
     pub fn end(&self, unread: &Unread) {
-        let bytes = unread.lock().take();
+        let bytes = unread.lock().bytes.take();
         self.ease(bytes.unwrap_or_default());
     }
 
@@ -108,24 +132,29 @@ impl Traffic {
 
 impl Default for Unread {
     fn default() -> Unread {
-        Unread(Mutex::new(Some(0)))
+        Unread(Mutex::new(State { bytes: Some(0), moved: Instant::now() }))
     }
 }
 
 impl Unread {
-    /// Is there nothing that it has not read?
-    pub fn is_empty(&self) -> bool {
-        self.lock().is_none_or(|bytes| bytes == 0)
+    /// Has it read nothing for so long, though there was something?
+    pub fn stands_for(&self, wait: Duration) -> bool {
+        let state = self.lock();
+        state.bytes.is_some_and(|bytes| bytes > 0) && state.moved.elapsed() >= wait
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<usize>> {
+    fn move_on(&self) {
+        self.lock().moved = Instant::now();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
-        if let Some(unread) = &mut *self.unread.lock() {
+        if let Some(unread) = &mut self.unread.lock().bytes {
             *unread -= self.bytes;
             self.traffic.ease(self.bytes);
         }
@@ -142,9 +171,10 @@ mod tests {
         let (traffic, [one, other]) = (Arc::new(Traffic::default()), [(); 2].map(|()| Arc::<Unread>::default()));
         let half = traffic.load(&one, BYTES_BUSY);
         assert!(traffic.is_busy() && !traffic.is_full());
+        assert!(!traffic.has_room_for(&one) && traffic.has_room_for(&other));
         traffic.has_room().await;
         let last = traffic.load(&other, BYTES_BUSY);
-        assert!(traffic.is_full() && !other.is_empty());
+        assert!(traffic.is_full() && other.stands_for(Duration::ZERO));
         let waiting = traffic.clone();
         let waits = tokio::spawn(async move { waiting.has_room().await });
         let [first_part, last_part] = [0, 1].map(|_| Outgoing::part_of(&last, v1::ServerMessage::default()));
@@ -153,13 +183,17 @@ mod tests {
         assert!(traffic.has_room().now_or_never().is_none(), "the other part is not written");
         last_part.written().expect("a message");
         waits.await.expect("there is room");
-        assert!(other.is_empty() && !one.is_empty());
+        assert!(!other.stands_for(Duration::ZERO) && one.stands_for(Duration::ZERO));
+        assert!(!one.stands_for(Duration::from_secs(60)));
         // An agent that reads nothing until its connection ends.
         traffic.end(&one);
-        assert!(!traffic.is_busy() && one.is_empty());
+        assert!(!traffic.is_busy() && !one.stands_for(Duration::ZERO));
+        let much = traffic.load(&other, UNREAD_LIMIT);
+        assert!(!traffic.is_busy() && !traffic.has_room_for(&other));
         let late = traffic.load(&one, BYTES_LIMIT);
         assert!(!traffic.is_busy());
-        drop((half, late));
+        drop((half, late, much));
+        assert!(traffic.has_room_for(&other));
         traffic.end(&one);
         assert_eq!(traffic.bytes.load(Ordering::SeqCst), 0);
     }

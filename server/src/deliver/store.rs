@@ -15,8 +15,7 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tracing::debug;
 
-/// Each slow result among n takes log2(n) timeouts to find: enough for two of them. What was found until then has failed and is
-/// stored, and the next try finds others.
+/// Each slow result among n takes log2(n) timeouts to find: enough for two of them.
 const TIMEOUTS_PER_HALVING: u32 = 2;
 
 /// Stores one job type's results.
@@ -89,7 +88,7 @@ async fn store_one(
 }
 
 /// Each piece in a transaction of its own, and nothing closed before all are in: closing is left to the caller, which
-/// reads what is there. After so many pieces that take too long the rest is left for another time.
+/// reads what is there. After so many pieces that take too long, the others that do have failed as a whole.
 async fn store_by_halves(
     client: &ClientWrapper,
     job_type: &str,
@@ -98,6 +97,7 @@ async fn store_by_halves(
     mut timeouts_left: u32,
 ) -> anyhow::Result<Vec<Verdict>> {
     acceptance.checkouts.iter_mut().for_each(|checkout| checkout.closing = false);
+    let may_take_long = timeouts_left > 0;
     let mut left = vec![acceptance];
     let mut totals: HashMap<CheckoutId, Verdict> = HashMap::new();
     let mut first = true;
@@ -114,25 +114,25 @@ async fn store_by_halves(
                 crash_point(CrashPoint::HalfOfResultsCommitted);
                 continue;
             }
-            Err(error) if is_timeout(&error) && timeouts_left > 0 => {
-                timeouts_left -= 1;
-                error
-            }
+            Err(error) if is_timeout(&error) && may_take_long => error,
             Err(error) if is_data_error(&error) => error,
             Err(error) => return Err(error.into()),
         };
+        let is_too_long = is_timeout(&error);
+        let is_last = is_too_long && timeouts_left == 0;
+        timeouts_left = timeouts_left.saturating_sub(u32::from(is_too_long));
         match piece.solved.len() {
             0 => return Err(error.into()),
-            1 => {
+            problems if problems == 1 || is_last => {
                 let message = format!("the solution cannot be stored: {}", reason(&error));
                 if batch::refuse(&mut piece, &home, |_| Some(message.clone())) == 0 {
                     return Err(error.into());
                 }
                 left.push(piece);
             }
-            several => {
+            problems => {
                 let second = Acceptance {
-                    solved: piece.solved.split_off(several / 2),
+                    solved: piece.solved.split_off(problems / 2),
                     checkouts: piece.checkouts.clone(),
                     failed: Vec::new(),
                 };

@@ -350,6 +350,10 @@ impl Lanes {
                 continue;
             };
             let key = (open.job_id, open.lane_id);
+            if self.aside.get(&key).is_some_and(|lane| lane.next < open.next_extraction) {
+                // Another server has moved it on: nobody has locked it.
+                self.refused.remove(&key);
+            }
             if self.refused.holds(&key, now) {
                 continue;
             }

@@ -26,6 +26,7 @@ impl Inventory {
             In::Welcome(welcome) => self.welcomed(now, welcome),
             In::Checkout(part) => self.part(now, part),
             In::DeliveryAck(ack) => self.acknowledged(ack),
+            In::DeliveryKept(kept) => self.outbox.keep(kept.delivery_id, now),
             In::Revoke(revoke) => self.revoke(revoke.revoked),
             // The driver's: they are sessions of their own.
             In::Slots(_) | In::Presence(_) => {}

@@ -16,6 +16,9 @@ use crate::work::CheckoutKey;
 /// meanwhile would go out in ever smaller pieces instead of together.
 const WINDOW: usize = 4;
 
+/// What a server keeps because something stands in its way is delivered again after so long, to another if there is one.
+const KEPT_WAIT: Duration = Duration::from_secs(600);
+
 #[derive(Default)]
 pub struct Outbox {
     entries: VecDeque<Entry>,
@@ -27,21 +30,35 @@ struct Entry {
     delivery: v1::Delivery,
     /// When it was sent in this session.
     sent: Option<Duration>,
+    /// When the server said that it keeps it until it can be stored.
+    kept: Option<Duration>,
     /// What it says of times is as of then.
     as_of: Duration,
 }
 
 impl Outbox {
     pub fn has_room(&self) -> bool {
-        self.entries.len() < WINDOW
+        self.entries.iter().filter(|entry| entry.kept.is_none()).count() < WINDOW
     }
 
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    pub fn oldest_sent(&self) -> Option<Duration> {
-        self.entries.iter().filter_map(|entry| entry.sent).min()
+    /// The server owes an answer to one that was sent longer ago than this. For what it keeps it may take longer.
+    pub fn is_unanswered_for(&self, wait: Duration, now: Duration) -> bool {
+        self.entries.iter().any(|entry| match (entry.sent, entry.kept) {
+            (Some(sent), None) => now >= sent + wait,
+            (_, Some(kept)) => now >= kept + wait.max(KEPT_WAIT),
+            (None, None) => false,
+        })
+    }
+
+    /// The server keeps it until it can be stored.
+    pub fn keep(&mut self, delivery_id: u64, now: Duration) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.delivery.delivery_id == delivery_id) {
+            entry.kept = Some(now);
+        }
     }
 
     /// Keeps a new delivery, sent now.
@@ -49,7 +66,7 @@ impl Outbox {
         self.last_id += 1;
         let delivery = v1::Delivery { delivery_id: self.last_id, checkouts };
         self.bytes += weight(&delivery);
-        self.entries.push_back(Entry { delivery: delivery.clone(), sent: Some(now), as_of: now });
+        self.entries.push_back(Entry { delivery: delivery.clone(), sent: Some(now), kept: None, as_of: now });
         delivery
     }
 
@@ -58,7 +75,7 @@ impl Outbox {
         if planted(Bug::ForgetsDeliveries) {
             (self.entries, self.bytes) = (VecDeque::new(), 0);
         }
-        self.entries.iter_mut().for_each(|entry| entry.sent = None);
+        self.entries.iter_mut().for_each(|entry| (entry.sent, entry.kept) = (None, None));
     }
 
     /// The first delivery that was not sent in this session; it counts as sent from now on.

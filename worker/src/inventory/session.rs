@@ -126,7 +126,7 @@ impl Inventory {
             Session::Greeting { since, .. } => now >= *since + WELCOME_WAIT,
             Session::Open(_) => {
                 let wait = self.lease * LEASES_TO_ACKNOWLEDGE;
-                self.outbox.oldest_sent().is_some_and(|sent| now >= sent + wait)
+                self.outbox.is_unanswered_for(wait, now)
             }
         };
         if silent {

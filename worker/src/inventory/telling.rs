@@ -13,6 +13,7 @@ use super::{
     Action, Drain, Inventory, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, Signs,
     held_message, key_of, settings_message, yields_message,
 };
+use crate::work::Checkout;
 
 impl Inventory {
     pub(super) fn deliver(&mut self, now: Duration) {
@@ -29,10 +30,12 @@ impl Inventory {
         }
     }
 
-    /// One delivery's worth of what is due: complete checkouts first.
+    /// One delivery's worth of what is due: complete checkouts first. Of one job type, so that what stands in the way of its
+    /// results keeps no others from being stored.
     pub(super) fn pack(&mut self, now: Duration) -> Vec<v1::CheckoutResults> {
         let mut room = self.part_bytes_target;
         let mut parts = Vec::new();
+        let mut first: Option<Arc<Checkout>> = None;
         for complete in [true, false] {
             for held in self.held.values_mut() {
                 let due = match &held.stage {
@@ -42,7 +45,9 @@ impl Inventory {
                 };
                 // A complete one is not cut in two, if it fits a delivery: the second piece would have to wait for the first.
                 let fits = !complete || parts.is_empty() || held.pending_bytes() <= room;
-                if due && room > 0 && fits {
+                let is_alike = first.as_ref().is_none_or(|first| first.job_type == held.checkout.job_type);
+                if due && room > 0 && fits && is_alike {
+                    first.get_or_insert_with(|| Arc::clone(&held.checkout));
                     let (part, bytes) = held.cut(room, now);
                     room = room.saturating_sub(bytes);
                     parts.push(part);
