@@ -175,14 +175,14 @@ mod tests {
         traffic.has_room().await;
         let last = traffic.load(&other, BYTES_BUSY);
         assert!(traffic.is_full() && other.stands_for(Duration::ZERO));
-        let waiting = traffic.clone();
-        let waits = tokio::spawn(async move { waiting.has_room().await });
         let [first_part, last_part] = [0, 1].map(|_| Outgoing::part_of(&last, v1::ServerMessage::default()));
         drop(last);
-        first_part.written().expect("a message");
-        assert!(traffic.has_room().now_or_never().is_none(), "the other part is not written");
-        last_part.written().expect("a message");
-        waits.await.expect("there is room");
+        let written = async {
+            first_part.written().expect("a message");
+            assert!(traffic.has_room().now_or_never().is_none(), "the other part is not written");
+            last_part.written().expect("a message");
+        };
+        tokio::join!(traffic.has_room(), written);
         assert!(!other.stands_for(Duration::ZERO) && one.stands_for(Duration::ZERO));
         assert!(!one.stands_for(Duration::from_secs(60)));
         // An agent that reads nothing until its connection ends.
