@@ -442,12 +442,17 @@ async fn accept_aside(farm: &Arc<Farm>, delivered: Delivered, tried: &Tried) -> 
         Tried::Waiting(_) => Place::Line,
         Tried::Alone => Place::Aside,
     };
+    // For a failure nothing is written back.
+    let solves = |results: &v1::CheckoutResults| {
+        results.results.iter().any(|result| matches!(result.outcome, Some(Outcome::Solution(_))))
+    };
+    let solves = delivered.delivery.checkouts.iter().any(solves);
     let alone = [delivered];
     let began = Instant::now();
     match try_accept_all(farm, &alone, place).await {
         Ok(verdicts) => {
-            let is_stored =
-                verdicts.values().any(|verdict| verdict.kind == VerdictKind::Accepted && verdict.accepted > 0);
+            let is_stored = |verdict: &Verdict| verdict.kind == VerdictKind::Accepted && verdict.accepted > 0;
+            let is_stored = solves && verdicts.values().any(is_stored);
             acknowledge(farm, alone.into(), &verdicts, began.elapsed()).await;
             if is_stored { AsideOutcome::Stored } else { AsideOutcome::Settled }
         }

@@ -318,7 +318,7 @@ impl Dispatcher {
                 continue;
             };
             let is_its_own = |d: &&Decision| d.session.workstation_id == waiting.session.workstation_id;
-            let in_hand = waiting.session.holds() + decisions.iter().filter(is_its_own).count();
+            let in_hand = waiting.session.holds_unfinished() + decisions.iter().filter(is_its_own).count();
             // What waits for something else takes no room from it.
             let its_controller = |d: &&Decision| {
                 waiting.session.are_counted_together(&d.choice.candidate.controller, announced(&job_type.controller))

@@ -152,6 +152,13 @@ impl Unread {
     }
 }
 
+impl Load {
+    /// From now on its agent is to read it.
+    pub fn begin(&self) {
+        self.unread.move_on();
+    }
+}
+
 impl Drop for Load {
     fn drop(&mut self) {
         if let Some(unread) = &mut self.unread.lock().bytes {

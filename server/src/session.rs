@@ -442,7 +442,13 @@ impl Session {
         self.state().sent.len()
     }
 
-    /// The same, of those that wait for what problems of this controller wait for, and that it is not done with.
+    /// The same without those that are delivered and kept aside.
+    pub fn holds_unfinished(&self) -> usize {
+        let state = self.state();
+        state.sent.len() - state.aside.len()
+    }
+
+    /// The same, of those that wait for what problems of this controller wait for.
     pub fn holds_beside(&self, controller: &str) -> usize {
         let state = self.state();
         let is_held = |id: &CheckoutId| !state.aside.contains(id);
@@ -460,8 +466,7 @@ impl Session {
 
     /// So few of them that there may be something that it had no room for.
     pub fn holds_little(&self) -> bool {
-        let state = self.state();
-        !self.apart.is_empty() || state.sent.len() - state.aside.len() <= self.prefetch.unwrap_or(0)
+        !self.apart.is_empty() || self.holds_unfinished() <= self.prefetch.unwrap_or(0)
     }
 
     pub fn held(&self) -> Vec<CheckoutId> {
@@ -487,6 +492,7 @@ impl Session {
         let mut state = self.state();
         if state.sent.contains_key(&checkout) {
             state.aside.insert(checkout);
+            state.alone.remove(&checkout);
         }
     }
 

@@ -136,8 +136,8 @@ impl Queue {
             if let Some(choice) = choose(&first.session) {
                 return Some((line.pop_front()?, choice));
             }
-            if for_idle_ones && first.session.holds() > 0 {
-                let idles = |waiting: &Waiting| waiting.session.holds() == 0 && waiting.session.wants_work();
+            if for_idle_ones && first.session.holds_unfinished() > 0 {
+                let idles = |waiting: &Waiting| waiting.session.holds_unfinished() == 0 && waiting.session.wants_work();
                 let place = line.iter().position(idles);
                 if let Some((place, choice)) = place.and_then(|place| Some((place, choose(&line[place].session)?))) {
                     return Some((line.remove(place)?, choice));

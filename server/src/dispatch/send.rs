@@ -213,6 +213,7 @@ const SEND_DEADLINE: Duration = Duration::from_secs(60);
 async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Option<u64> {
     let mut sequence = 0;
     let mut parts = parts_of(problems, reads).into_iter().peekable();
+    shipment.load.begin();
     while let Some((problems, related)) = parts.next() {
         sequence = shipment.session.next_sequence();
         let message =

@@ -56,7 +56,8 @@ impl Inventory {
     }
 
     fn too_much_is_unacknowledged(&self) -> bool {
-        let computed = || self.held.values().filter(|held| !held.is_computing());
+        // What the server keeps takes memory here, and no more.
+        let computed = || self.held.values().filter(|held| !held.is_computing() && !held.kept);
         self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
             || computed().count() >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
             || computed().map(|held| held.checkout.problems.len()).sum::<usize>() >= UNACKNOWLEDGED_PROBLEMS_LIMIT

@@ -26,7 +26,7 @@ impl Inventory {
             In::Welcome(welcome) => self.welcomed(now, welcome),
             In::Checkout(part) => self.part(now, part),
             In::DeliveryAck(ack) => self.acknowledged(ack),
-            In::DeliveryKept(kept) => self.outbox.keep(kept.delivery_id, now),
+            In::DeliveryKept(kept) => self.kept(now, kept.delivery_id),
             In::Revoke(revoke) => self.revoke(revoke.revoked),
             // The driver's: they are sessions of their own.
             In::Slots(_) | In::Presence(_) => {}
@@ -92,6 +92,12 @@ impl Inventory {
         self.held.insert(key.checkout_id, held);
     }
 
+    fn kept(&mut self, now: Duration, delivery_id: u64) {
+        for key in self.outbox.keep(delivery_id, now) {
+            self.held_mut(key).into_iter().for_each(|held| held.kept = true);
+        }
+    }
+
     fn acknowledged(&mut self, ack: v1::DeliveryAck) {
         let Some(delivery) = self.outbox.acknowledge(ack.delivery_id) else {
             debug!(delivery_id = ack.delivery_id, "an acknowledgement of nothing that is held");
@@ -105,6 +111,7 @@ impl Inventory {
             if self.held.get(&key.checkout_id).is_none_or(|held| held.checkout.key != key) {
                 continue;
             }
+            self.held_mut(key).into_iter().for_each(|held| held.kept = false);
             let verdict = verdicts.get(&part.checkout_id).cloned().unwrap_or_default();
             self.judged(key.checkout_id, &verdict, part.finished);
             self.release_next(key, part.results.len());

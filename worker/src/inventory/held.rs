@@ -38,6 +38,8 @@ pub struct Held {
     spent: Duration,
     /// No more problems are taken than these.
     taken: Option<usize>,
+    /// The server keeps a delivery of it until it can be stored: what comes waits for the end of the checkout, or of that.
+    pub kept: bool,
     times: Times,
 }
 
@@ -79,6 +81,7 @@ impl Held {
             busy: Duration::ZERO,
             spent: Duration::ZERO,
             taken: None,
+            kept: false,
             times: Times { arrived: now, began: None, ended: now },
         }
     }
@@ -101,7 +104,7 @@ impl Held {
 
     /// From when on the time counts until results of this unfinished checkout are delivered.
     pub fn partial_since(&self) -> Option<Duration> {
-        (self.is_computing() && !self.pending.is_empty()).then_some(self.cut_at)
+        (self.is_computing() && !self.pending.is_empty() && !self.kept).then_some(self.cut_at)
     }
 
     pub fn partial_is_due(&self, now: Duration, part_bytes_target: usize) -> bool {

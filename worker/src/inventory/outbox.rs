@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pcfarm_faults::{Bug, planted};
+use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 
 use super::held::{age, bytes_of};
@@ -54,11 +55,15 @@ impl Outbox {
         })
     }
 
-    /// The server keeps it until it can be stored.
-    pub fn keep(&mut self, delivery_id: u64, now: Duration) {
-        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.delivery.delivery_id == delivery_id) {
-            entry.kept = Some(now);
-        }
+    /// The server keeps it until it can be stored. Returns what it is about.
+    pub fn keep(&mut self, delivery_id: u64, now: Duration) -> Vec<CheckoutKey> {
+        let Some(entry) = self.entries.iter_mut().find(|entry| entry.delivery.delivery_id == delivery_id) else {
+            return Vec::new();
+        };
+        entry.kept = Some(now);
+        let key =
+            |part: &v1::CheckoutResults| CheckoutKey { checkout_id: CheckoutId(part.checkout_id), token: part.token };
+        entry.delivery.checkouts.iter().map(key).collect()
     }
 
     /// Keeps a new delivery, sent now.

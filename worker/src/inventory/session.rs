@@ -71,6 +71,7 @@ impl Inventory {
         self.drained_by_server(welcome.draining.then_some(why));
         self.revoke(welcome.revoked);
         self.outbox.resend_all();
+        self.held.values_mut().for_each(|held| held.kept = false);
     }
 
     fn limit_messages(&mut self, welcome: &v1::Welcome) {
@@ -92,6 +93,7 @@ impl Inventory {
         self.session = Session::None;
         self.contact.lost_since.get_or_insert(now);
         self.outbox.resend_all();
+        self.held.values_mut().for_each(|held| held.kept = false);
     }
 
     fn give_up_session(&mut self) {

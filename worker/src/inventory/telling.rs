@@ -10,8 +10,8 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 
 use super::held::{Held, Stage};
 use super::{
-    Action, Drain, Inventory, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, Signs,
-    held_message, key_of, settings_message, yields_message,
+    Action, Drain, Inventory, PARTIAL_DELIVERY_EVERY, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY,
+    Session, Signs, held_message, key_of, settings_message, yields_message,
 };
 use crate::work::Checkout;
 
@@ -36,7 +36,8 @@ impl Inventory {
         let mut room = self.part_bytes_target;
         let mut parts = Vec::new();
         let mut first: Option<Arc<Checkout>> = None;
-        for complete in [true, false] {
+        let late = self.has_waited_long(now);
+        for complete in [!late, late] {
             for held in self.held.values_mut() {
                 let due = match &held.stage {
                     Stage::Ready { .. } => complete,
@@ -55,6 +56,15 @@ impl Inventory {
             }
         }
         parts
+    }
+
+    /// Is a part of a checkout due for so long that complete ones of another job type must not go before it?
+    fn has_waited_long(&self, now: Duration) -> bool {
+        let has_waited = |held: &Held| {
+            held.partial_since()
+                .is_some_and(|since| held.checkout.one_by_one || now >= since + 2 * PARTIAL_DELIVERY_EVERY)
+        };
+        self.held.values().any(has_waited)
     }
 
     pub(super) fn tell_state(&mut self, now: Duration) {

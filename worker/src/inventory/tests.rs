@@ -218,6 +218,59 @@ fn what_completes_while_the_window_is_full_shares_a_delivery() {
     assert_eq!(shared, ["delivery 5: 5 [50] finished, 6 [60] finished"]);
 }
 
+fn kept(delivery_id: u64) -> Event {
+    Event::Received(In::DeliveryKept(v1::DeliveryKept { delivery_id }))
+}
+
+fn checkout_of(job_type: &str, id: i64, problems: &[i64]) -> Event {
+    Event::Received(In::Checkout(v1::Checkout { job_type: job_type.to_owned(), ..message(id, problems) }))
+}
+
+#[test]
+fn a_delivery_is_of_one_job_type() {
+    let mut trial = Trial::open();
+    trial.inventory.profile.unacknowledged_bytes = usize::MAX;
+    for (id, job_type) in (1..=7).zip(["a", "a", "a", "a", "a", "b", "a"]) {
+        trial.on(checkout_of(job_type, id, &[id * 10]));
+        trial.on(solved(id, &[id * 10]));
+    }
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["delivery 5: 5 [50] finished, 7 [70] finished"]);
+    assert_eq!(trial.on(ack(2, &[(2, Accepted)])), ["delivery 6: 6 [60] finished"]);
+}
+
+#[test]
+fn what_the_server_keeps_holds_up_nothing_else() {
+    let mut trial = Trial::open();
+    trial.inventory.profile.unacknowledged_bytes = usize::MAX;
+    for id in 1..=6 {
+        trial.on(checkout_of("a", id, &[id * 10]));
+        trial.on(solved(id, &[id * 10]));
+    }
+    assert_eq!(trial.on(kept(1)), ["delivery 5: 5 [50] finished, 6 [60] finished"]);
+    for id in 2..=5 {
+        trial.on(kept(id));
+    }
+    // Of a long one a part is kept: what follows comes with its end.
+    trial.on(checkout_of("a", 7, &[70, 71, 72]));
+    trial.on(started(7));
+    trial.on(solved(7, &[70]));
+    assert!(trial.after(SECOND).contains(&"delivery 6: 7 [70]".to_owned()));
+    trial.on(kept(6));
+    trial.on(solved(7, &[71]));
+    let sent = |did: &[String]| did.iter().any(|did| did.starts_with("delivery"));
+    assert!(!sent(&trial.after(3 * SECOND)));
+    assert!(trial.inventory.wants_pockets_emptied(trial.now));
+    assert!(trial.inventory.deadline(trial.now) > trial.now, "there is nothing to do now");
+    assert!(trial.on(solved(7, &[72])).contains(&"delivery 7: 7 [71, 72] finished".to_owned()));
+    // It lives, and owes no answer for long.
+    trial.on(kept(7));
+    let gives_up = |trial: &mut Trial, minutes: u32| {
+        (0..12 * minutes).any(|_| trial.after(5 * SECOND).contains(&"reconnect".to_owned()))
+    };
+    assert!(!gives_up(&mut trial, 9));
+    assert!(gives_up(&mut trial, 2), "but it does owe one");
+}
+
 #[test]
 fn a_large_checkout_is_delivered_in_parts_and_closed_by_the_last() {
     let mut trial = Trial::open();
