@@ -80,7 +80,7 @@ const FRESH_PAUSE: Duration = Duration::from_millis(5);
 const FRESH_LANES_LIMIT: usize = 64;
 
 /// Longest that an agent may read nothing of what is on its way to it, while others wait for it.
-const UNREAD_LIMIT: Duration = Duration::from_secs(60);
+const UNREAD_DEADLINE: Duration = Duration::from_secs(60);
 
 /// After a failure of the database.
 const RETRY: Duration = Duration::from_millis(250);
@@ -225,7 +225,7 @@ impl Dispatcher {
         self.waiting.regroup(requirements);
         let sessions = self.farm.sessions();
         if self.farm.traffic.is_busy() {
-            let reads_nothing = sessions.iter().filter(|session| session.unread.stands_for(UNREAD_LIMIT));
+            let reads_nothing = sessions.iter().filter(|session| session.unread.stands_for(UNREAD_DEADLINE));
             reads_nothing.for_each(|session| {
                 session.end(Status::deadline_exceeded("the agent does not read what it asked for"))
             });

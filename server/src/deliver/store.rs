@@ -1,7 +1,8 @@
 //! Storing results: as few transactions as they fit, and what cannot be stored is found by halves and fails alone.
 
+use super::accept::Place;
 use super::batch::{self, Batch};
-use super::{Place, RESULTS_AT_ONCE, SLOW_AT_ONCE};
+use super::{RESULTS_AT_ONCE, SLOW_AT_ONCE};
 use crate::farm::Farm;
 use crate::instruments;
 use deadpool_postgres::ClientWrapper;
