@@ -1,6 +1,6 @@
 //! The limit: a queue pointer in SQL and nothing around it. Clients on the database take the next range, read its
-//! problems and send results for all of them, each a statement that commits by itself: in one transaction they would wait
-//! for each other at the pointer. No membership, no attempts, no counts, no leases, no workstations,
+//! problems and send results for all of them, each a statement that commits durably by itself: in one transaction they would
+//! wait for each other at the pointer. No membership, no attempts, no counts, no leases, no workstations,
 //! no convoys: what a durable queue could do on this machine if it had to promise nothing.
 
 use crate::context::Database;
@@ -25,6 +25,11 @@ const LOAD: &str =
 const TAKE: &str = "
     with taken as (update pointer set next = next + $1 where job_id = 1 returning next - $1 as first)
     select first from taken";
+
+/// The same, as a queue may that finds out after a crash what nobody holds: who takes does not wait for the disk.
+const TAKE_ASYNCHRONOUSLY: &str = "
+    with taken as (update pointer set next = next + $1 where job_id = 1 returning next - $1 as first)
+    select first, set_config('synchronous_commit', 'off', true) from taken";
 
 const READ: &str = "
     select batch_order, payload from problem
@@ -61,22 +66,30 @@ impl Took {
     }
 }
 
-/// Takes the problems in ranges of `at_once`, over so many connections, and measures all but the first ones.
+/// How problems are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taking {
+    pub at_once: u32,
+    pub connections: usize,
+    /// The pointer's new place is on disk before its problems are read. Results always are.
+    pub durably: bool,
+}
+
+/// Takes the problems, and measures all but the first ones.
 pub async fn run(
     database: &Database,
     postmaster: u32,
     (warm_up, problems): (u64, u64),
-    at_once: u64,
-    connections: usize,
+    taking: Taking,
 ) -> anyhow::Result<Took> {
     let mut clients = Vec::new();
-    for _ in 0..connections {
+    for _ in 0..taking.connections {
         clients.push(database.connect().await?);
     }
-    take_until(&mut clients, warm_up, at_once).await?;
+    take_until(&mut clients, warm_up, taking).await?;
     let cpu = usage::of_family(postmaster).cpu;
     let began = Instant::now();
-    take_until(&mut clients, warm_up + problems, at_once).await?;
+    take_until(&mut clients, warm_up + problems, taking).await?;
     let took = Took { time: began.elapsed(), cpu: usage::of_family(postmaster).cpu.saturating_sub(cpu) };
     let (client, _connection) = database.connect().await?;
     let stored: i64 = client.query_one("select count(*) from result", &[]).await?.get(0);
@@ -88,11 +101,11 @@ pub async fn run(
 }
 
 /// The clients come back, as a backend that has ended is not counted any more.
-async fn take_until(clients: &mut Vec<(Client, ConnectionTask)>, problems: u64, at_once: u64) -> anyhow::Result<()> {
+async fn take_until(clients: &mut Vec<(Client, ConnectionTask)>, problems: u64, taking: Taking) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     for (client, connection) in clients.drain(..) {
         tasks.spawn(async move {
-            take(&client, problems, at_once as i64).await?;
+            take(&client, problems, taking).await?;
             anyhow::Ok((client, connection))
         });
     }
@@ -102,8 +115,10 @@ async fn take_until(clients: &mut Vec<(Client, ConnectionTask)>, problems: u64, 
     Ok(())
 }
 
-async fn take(client: &Client, problems: u64, at_once: i64) -> anyhow::Result<()> {
-    let (take, read, store) = (client.prepare(TAKE).await?, client.prepare(READ).await?, client.prepare(STORE).await?);
+async fn take(client: &Client, problems: u64, taking: Taking) -> anyhow::Result<()> {
+    let at_once = i64::from(taking.at_once);
+    let take = client.prepare(if taking.durably { TAKE } else { TAKE_ASYNCHRONOUSLY }).await?;
+    let (read, store) = (client.prepare(READ).await?, client.prepare(STORE).await?);
     while {
         let first: i64 = client.query_one(&take, &[&at_once]).await?.get(0);
         let rows = client.query(&read, &[&first, &at_once]).await?;

@@ -63,6 +63,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let problems = context.scaled(2_000_000, 100_000);
     context.need_disk(2 * problems * BYTES_EACH, "peers")?;
     let mut peers = set_up(report).await?;
+    report.note("PC Farm is to do four times the best durable peer with a worker of its own; five times is the aim");
     report.note("each in a database of its own, loaded, vacuumed and checkpointed before the clock starts; payloads of about 100 bytes");
     report.note(format!("PC Farm: {problems} problems, 1,000 a checkout, results of about 100 bytes, every check on"));
     let (mut runs, mut with_worker) = (Vec::new(), Vec::new());
@@ -77,6 +78,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
                     if outcome.durable && peer.known.has_worker && !with_worker.contains(&name) {
                         with_worker.push(name.clone());
                     }
+                    figures.add(format!("{}_problems", peer.known.name.replace('-', "_")), outcome.problems as f64);
                     figures.add(name, outcome.per_second);
                     report.note(describe(peer.known.name, &outcome));
                     report.processed(outcome.problems);
@@ -89,6 +91,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             }
         }
         peers.retain(|peer| !failed.contains(&peer.known.name));
+        figures.add("pc_farm_problems", problems as f64);
         figures.add(PC_FARM, pc_farm(context, problems).await?);
         report.processed(problems);
         runs.push(figures);

@@ -44,7 +44,7 @@ const BYTES_EACH: u64 = 1_500;
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let sizes: &[usize] = if context.quick { &[10, 100, 500] } else { &[10, 100, 1_000, 10_000] };
-    let jobs: &[u64] = if context.quick { &[1, 100] } else { &[1, 10, 100, 1_000] };
+    let jobs: &[u64] = if context.quick { &[1, 100] } else { &[1, 10, 100, 1_000, 10_000] };
     let depths: &[u64] = if context.quick { &[10_000, 100_000] } else { &[10_000, 100_000, 1_000_000] };
     let most = sizes.last().copied().unwrap_or(0);
     let sizes = within_descriptors(sizes, report);
@@ -65,7 +65,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             with_queue(context, report, &mut figures, 1, depth, &format!("depth_{depth}")).await?;
         }
         for &jobs in jobs {
-            let each = (12 * RATE as u64 * seconds(context) / 10).div_ceil(jobs).max(100);
+            let each = (12 * RATE as u64 * seconds(context) / 10).div_ceil(jobs).max(10);
             with_queue(context, report, &mut figures, jobs, each, &format!("jobs_{jobs}")).await?;
         }
         report.run(figures);
@@ -188,10 +188,13 @@ impl Site {
     async fn load(&self, jobs: u64, problems: u64) -> anyhow::Result<()> {
         let (client, _connection) = self.database.connect().await?;
         client.batch_execute("set statement_timeout = 0").await?;
+        // A transaction each: one of all would run out of locks.
         let load = format!(
-            "select pcfarm.load(pcfarm.create_job('no-ops ' || n, 'noop'),
-                'select n::text as key, public.pcfarm_payload(n) as payload from generate_series(1::bigint, {problems}) n', 1)
-             from generate_series(1, {jobs}) n"
+            "do $$ begin for n in 1..{jobs} loop
+                perform pcfarm.load(pcfarm.create_job('no-ops ' || n, 'noop'),
+                    'select n::text as key, public.pcfarm_payload(n) as payload from generate_series(1::bigint, {problems}) n', 1);
+                commit;
+             end loop; end $$"
         );
         client.batch_execute(&load).await.context("loading")?;
         client.batch_execute("vacuum (analyze)").await?;
@@ -201,7 +204,9 @@ impl Site {
     /// Opens whatever was loaded.
     async fn open(&self) -> anyhow::Result<()> {
         let (client, _connection) = self.database.connect().await?;
-        let open = "select pcfarm.open_job(job_id) from pcfarm.job where state = 'loading'";
+        let open = "do $$ declare job bigint; begin
+                for job in select job_id from pcfarm.job where state = 'loading' loop perform pcfarm.open_job(job); commit; end loop;
+            end $$";
         client.batch_execute(open).await.context("opening")
     }
 
