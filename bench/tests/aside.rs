@@ -176,3 +176,29 @@ async fn a_locked_limit_holds_up_nobody_elses_hand_outs() {
     assert_eq!(farm.ended(bound, LONG).await, "done");
     farm.check(&[]).await;
 }
+
+/// A look brings a thousand lanes, unless those leave somebody without work.
+#[tokio::test]
+async fn a_thousand_jobs_that_somebody_has_locked_hold_up_none_behind_them() {
+    const JOBS: i64 = 1_100;
+    let farm = Farm::new().await;
+    farm.job_type("other", "digest", json!({})).await;
+    farm.query(
+        "select pcfarm.submit('locked ' || n, 'other', 'select ''p'' as key, ''{\"ms\": 1}''::jsonb as payload', 1)
+         from generate_series(1, $1::bigint) n",
+        &[&JOBS],
+    )
+    .await;
+    let (mut client, _connection) = connect(&farm.url().parse().expect("a URL")).await.expect("connected");
+    let locking = client.transaction().await.expect("begun");
+    locking.execute("select from pcfarm.job for update", &[]).await.expect("locked");
+    let behind = farm.submit_sleeps("other", PROBLEMS, 1, 1).await;
+    let server = serving(&farm, &[]).await;
+    let agent = farm.working("one", &[&server]);
+    assert_eq!(farm.ended(behind, LONG).await, "done");
+    assert_eq!(farm.number("select count(*) from pcfarm.job where state = 'open'").await, JOBS);
+    locking.rollback().await.expect("let go");
+    farm.until(LONG * 2, "select count(*) = 0 from pcfarm.job where state <> 'done'").await;
+    farm.check(&[]).await;
+    drop((server, agent));
+}

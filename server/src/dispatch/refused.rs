@@ -10,12 +10,17 @@ use tokio::time::Instant;
 const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_LIMIT: Duration = Duration::from_millis(256);
 
+/// For each lane that is refused: before the first is tried again, the last has been.
+const PAUSE_EACH: Duration = Duration::from_millis(4);
+
 #[derive(Debug, Default)]
 pub struct Refused(HashMap<LaneKey, (Instant, Duration)>);
 
 impl Refused {
     pub fn add(&mut self, key: LaneKey, now: Instant) {
         let pause = self.0.get(&key).map_or(PAUSE, |(_, pause)| (*pause * 2).min(PAUSE_LIMIT));
+        let all = PAUSE_EACH.saturating_mul(u32::try_from(self.0.len()).unwrap_or(u32::MAX));
+        let pause = pause.max(all);
         self.0.insert(key, (now + pause, pause));
     }
 
@@ -36,7 +41,7 @@ impl Refused {
 
     /// Those that have not been refused again in all that time are as any other.
     pub fn tidy(&mut self, now: Instant) {
-        self.0.retain(|_, (from, _)| now < *from + PAUSE_LIMIT);
+        self.0.retain(|_, (from, pause)| now < *from + PAUSE_LIMIT.max(*pause));
     }
 }
 
@@ -62,11 +67,25 @@ mod tests {
         }
         refused.add(one, now);
         refused.add(other, now);
-        assert_eq!(refused.next_from(now), Some(now + PAUSE), "the sooner of two");
+        assert_eq!(refused.next_from(now), Some(now + PAUSE_EACH), "the sooner of two");
         refused.remove(&one);
         refused.add(one, now);
-        assert!(!refused.holds(&one, now + PAUSE), "as if for the first time");
+        assert!(!refused.holds(&one, now + PAUSE_EACH), "as if for the first time");
         refused.tidy(now + PAUSE_LIMIT * 2);
         assert!(refused.0.is_empty());
+    }
+
+    #[test]
+    fn of_very_many_the_last_is_tried_before_the_first_is_again() {
+        const LANES: u32 = 1_000;
+        let key = |lane: u32| (JobId(1), LaneId(lane.into()));
+        let (mut now, mut refused, mut tried) = (Instant::now(), Refused::default(), 0);
+        while !refused.holds(&key(LANES - 1), now) {
+            let first = (0..LANES).find(|lane| !refused.holds(&key(*lane), now)).expect("one is left");
+            refused.add(key(first), now);
+            tried += 1;
+            now += PAUSE;
+        }
+        assert!(tried < 3 * LANES, "{tried}");
     }
 }
