@@ -177,7 +177,7 @@ async fn a_locked_limit_holds_up_nobody_elses_hand_outs() {
     farm.check(&[]).await;
 }
 
-/// A look brings a thousand lanes, unless those leave somebody without work.
+/// Each is tried before the first is tried again.
 #[tokio::test]
 async fn a_thousand_jobs_that_somebody_has_locked_hold_up_none_behind_them() {
     const JOBS: i64 = 1_100;

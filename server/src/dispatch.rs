@@ -14,7 +14,6 @@ mod queue;
 mod reading;
 mod refused;
 pub mod requirement;
-mod scope;
 mod send;
 pub mod size;
 mod unreadable;
@@ -39,7 +38,6 @@ use pcfarm_sql::pool::Kept;
 use pcfarm_sql::submit::Fresh;
 use queue::Queue;
 use requirement::RequirementId;
-use scope::Scope;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -67,12 +65,10 @@ pub enum Event {
 /// Behind every notification there is a poll.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Between two looks, for each lane in sight: a look at a lane takes about 10 µs of PostgreSQL's time, so that however many
-/// jobs there are, looking at them takes a fortieth of it, and with few of them nobody waits.
+/// Between two looks, for each lane in sight: a look at a lane takes about 10 µs of PostgreSQL's time, and as much of the
+/// server's, so that however many jobs there are, looking at them takes a small part of it, and with few of them nobody waits.
+/// Who finds nothing waits for [`POLL`] at most.
 const LOOK_PAUSE_EACH: Duration = Duration::from_micros(400);
-
-/// With more lanes than a look brings, it is followed by so many times as long as it took.
-const LOOK_PAUSE_FACTOR: u32 = 10;
 const LOOK_PAUSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// After a limit was met that somebody had locked, no limit is waited for so long; twice as long each time that one is met again.
@@ -133,7 +129,6 @@ struct Dispatcher {
     /// As the last look had it.
     paused_until: Instant,
     looked_at: Instant,
-    scope: Scope,
     /// When what limits leave is to be looked at again, while they keep somebody from being served.
     room_from: Option<Instant>,
     /// Until then no limit is waited for that somebody has locked, and for how long that is.
@@ -155,7 +150,6 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         look_from: Instant::now(),
         paused_until: Instant::now(),
         looked_at: Instant::now(),
-        scope: Scope::new(Instant::now()),
         room_from: None,
         impatient: (Instant::now(), IMPATIENT),
         reading: Kept::planning_once(farm.pool.clone()),
@@ -252,25 +246,23 @@ impl Dispatcher {
             }
             let now = Instant::now();
             // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
-            let is_overdue = now >= self.paused_until.max(self.looked_at + POLL);
-            let is_due = (self.look_due && now >= self.look_from)
-                || self.look_for_some_from().is_some_and(|from| now >= from)
-                || self.scope.should_widen(now, self.lanes.in_sight());
+            let is_overdue = now > self.paused_until.max(self.looked_at + POLL);
+            let for_some = self.room_from.into_iter().chain(self.refused_from()).min();
+            let is_due = (self.look_due && now >= self.look_from) || for_some.is_some_and(|from| now >= from);
             if self.lanes.stale() || is_overdue || is_due {
                 if self.waiting.is_empty() {
                     return Ok(());
                 }
                 (self.look_due, self.room_from, self.looked_at) = (false, None, now);
                 let known = self.lanes.requirements().version();
-                let most = self.scope.begin(now, self.lanes.in_sight());
-                let cut = self.lanes.look(&self.farm, &mut self.reading, most).await?;
-                self.scope.end(self.lanes.in_sight(), cut);
+                self.lanes.look(&self.farm, &mut self.reading).await?;
                 if self.lanes.requirements().version() != known {
                     self.waiting.regroup(self.lanes.requirements());
                     self.able = self.lanes.count_able(&self.farm.sessions());
                 }
-                self.paused_until = Instant::now() + self.pause(now.elapsed());
-                self.look_from = self.paused_until;
+                let lanes = u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX);
+                self.look_from = Instant::now() + LOOK_PAUSE_EACH.saturating_mul(lanes).min(LOOK_PAUSE_LIMIT);
+                self.paused_until = self.look_from;
             }
             let decisions = self.decide().await?;
             if self.lanes.was_short_of_room() {
@@ -278,9 +270,6 @@ impl Dispatcher {
                 self.room_from.get_or_insert_with(|| Instant::now() + ROOM_PAUSE);
             }
             if decisions.is_empty() {
-                if self.scope.should_widen(Instant::now(), self.lanes.in_sight()) {
-                    continue;
-                }
                 return Ok(());
             }
             self.commit(decisions).await?;
@@ -289,13 +278,6 @@ impl Dispatcher {
             }
         }
         Ok(())
-    }
-
-    /// After a look that took so long. What it did not bring has cost something, too.
-    fn pause(&self, took: Duration) -> Duration {
-        let lanes = u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX);
-        let pause = LOOK_PAUSE_EACH.saturating_mul(lanes).min(POLL);
-        if self.scope.is_cut() { (took * LOOK_PAUSE_FACTOR).clamp(POLL, LOOK_PAUSE_LIMIT) } else { pause }
     }
 
     /// Somebody waits, and not for anything that is to be handed out.
@@ -309,14 +291,12 @@ impl Dispatcher {
             return None;
         }
         let for_all = self.look_due.then_some(self.look_from);
-        for_all.into_iter().chain(self.look_for_some_from()).min()
+        for_all.into_iter().chain(self.room_from).chain(self.refused_from()).min()
     }
 
-    /// When to look again for what limits leave, and at lanes that were refused: however many there are, not more often than at
-    /// all lanes.
-    fn look_for_some_from(&self) -> Option<Instant> {
-        let from = self.room_from.into_iter().chain(self.lanes.refused_from(self.looked_at)).min();
-        from.map(|from| from.max(self.paused_until))
+    /// When to look at lanes again that were refused: however many there are, not more often than at all lanes.
+    fn refused_from(&self) -> Option<Instant> {
+        self.lanes.refused_from(self.looked_at).map(|from| from.max(self.paused_until))
     }
 
     /// Checkouts for those who wait, each from the lane whose turn it is. None: there is nothing for anybody.
@@ -380,7 +360,6 @@ impl Dispatcher {
                 continue;
             }
             let (from, open) = (lane.next(), lane.open.clone());
-            self.scope.note_served(open.rank);
             let Some(taken) = lane.take(wanted, room.map_or(u64::MAX, |room| room.weight), largest) else {
                 // Nothing can be had from it now; it is looked at again with the next look at all lanes.
                 self.waiting.put_back(waiting);
@@ -414,7 +393,9 @@ impl Dispatcher {
             });
         }
         if !idle.is_empty() {
-            self.scope.note_idle();
+            let from = self.looked_at + POLL;
+            self.paused_until = self.paused_until.min(from);
+            self.look_from = self.look_from.min(from);
         }
         Ok(decisions)
     }

@@ -46,58 +46,41 @@ pub struct OpenLane {
     pub problem_files: bool,
     /// The job's, if that is traced.
     pub trace_parent: Option<Box<str>>,
-    /// Its place, from 0, among those of a look: with fewer lanes it would have brought those before it.
-    pub rank: usize,
 }
 
-/// What a look at lanes has brought.
-#[derive(Debug)]
-pub struct OpenLanes {
-    /// In the dispatcher's order.
-    pub lanes: Vec<OpenLane>,
-    /// There may be more.
-    pub cut: bool,
-}
-
-/// Those that have something to hand out, of the first so many of each user, job type and requirement in turn.
-pub async fn open_lanes(client: &ClientWrapper, most: usize) -> Result<OpenLanes, Error> {
+/// All of them, in the dispatcher's order; at most 10,000.
+pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> {
     let text = pcfarm_faults::statement(include_str!("../queries/open_lanes.sql"));
     let statement = client.prepare_cached(&text).await?;
-    let rows = client.query(&statement, &[&(most as i64)]).await?;
-    let mut lanes = Vec::with_capacity(rows.len());
-    for row in &rows {
-        let next_extraction: BatchOrder = row.try_get("next_extraction")?;
-        let next_insertion: BatchOrder = row.try_get("next_insertion")?;
-        if next_extraction >= next_insertion {
-            continue; // nobody has written down yet that it has ended; or all that came back is handed out
-        }
-        let came_back = row.try_get("came_back")?;
-        lanes.push(OpenLane {
-            job_id: row.try_get("job_id")?,
-            owner: row.try_get::<_, &str>("owner")?.into(),
-            job_name: row.try_get("name")?,
-            priority: row.try_get("priority")?,
-            deadline: row.try_get("deadline")?,
-            late: row.try_get::<_, Option<bool>>("late")?.unwrap_or(false),
-            parameters: row.try_get("parameters")?,
-            urgency: row.try_get("urgency")?,
-            lane_id: row.try_get("lane_id")?,
-            job_type: row.try_get::<_, &str>("job_type")?.into(),
-            of_type: row.try_get::<_, Option<&str>>("of_type")?.map(Arc::from),
-            came_back,
-            first: came_back && row.try_get("retry_first")?,
-            next_extraction,
-            next_insertion,
-            problems: row.try_get("problems")?,
-            requirement: row.try_get("requirement")?,
-            has_info: row.try_get("has_info")?,
-            has_files: row.try_get("has_files")?,
-            problem_files: row.try_get("problem_files")?,
-            trace_parent: row.try_get("trace_parent")?,
-            rank: usize::try_from(row.try_get::<_, i64>("rank")? - 1).unwrap_or(0),
-        });
-    }
-    Ok(OpenLanes { lanes, cut: rows.len() >= most })
+    let rows = client.query(&statement, &[]).await?;
+    rows.iter()
+        .map(|row| {
+            let came_back = row.try_get("came_back")?;
+            Ok(OpenLane {
+                job_id: row.try_get("job_id")?,
+                owner: row.try_get::<_, &str>("owner")?.into(),
+                job_name: row.try_get("name")?,
+                priority: row.try_get("priority")?,
+                deadline: row.try_get("deadline")?,
+                late: row.try_get::<_, Option<bool>>("late")?.unwrap_or(false),
+                parameters: row.try_get("parameters")?,
+                urgency: row.try_get("urgency")?,
+                lane_id: row.try_get("lane_id")?,
+                job_type: row.try_get::<_, &str>("job_type")?.into(),
+                of_type: row.try_get::<_, Option<&str>>("of_type")?.map(Arc::from),
+                came_back,
+                first: came_back && row.try_get("retry_first")?,
+                next_extraction: row.try_get("next_extraction")?,
+                next_insertion: row.try_get("next_insertion")?,
+                problems: row.try_get("problems")?,
+                requirement: row.try_get("requirement")?,
+                has_info: row.try_get("has_info")?,
+                has_files: row.try_get("has_files")?,
+                problem_files: row.try_get("problem_files")?,
+                trace_parent: row.try_get("trace_parent")?,
+            })
+        })
+        .collect()
 }
 
 /// A problem as it is handed out.

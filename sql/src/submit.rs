@@ -338,7 +338,6 @@ fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Err
         has_files: false,
         problem_files: false,
         trace_parent: row.try_get("trace_parent")?,
-        rank: 0,
     };
     Ok(Fresh { lane, problems, checkout: row.try_get("checkout")? })
 }

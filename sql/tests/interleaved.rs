@@ -179,7 +179,7 @@ impl Act {
                 let came_back = self == Act::CheckOutWhatCameBack;
                 // Read, think, and then move the pointer.
                 step(client).await;
-                let lanes = lanes::open_lanes(client, 10_000).await.map_err(code)?.lanes;
+                let lanes = lanes::open_lanes(client).await.map_err(code)?;
                 step(client).await;
                 let lane = lanes.into_iter().find(|lane| lane.job_id == *job && lane.came_back == came_back);
                 if let Some(lane) = lane {

@@ -503,7 +503,7 @@ async fn views_show_the_order_in_which_problems_are_handed_out() {
     let mut dispatched = Vec::new();
     let client = queue.server().await;
     loop {
-        let lanes = lanes::open_lanes(&client, 10_000).await.expect("lanes").lanes;
+        let lanes = lanes::open_lanes(&client).await.expect("lanes");
         let Some(job) = lanes.first().map(|lane| lane.job_id) else { break };
         // As the dispatcher does: retries first if the job type says so, else last.
         let mut lanes: Vec<_> = lanes.into_iter().filter(|lane| lane.job_id == job).collect();

@@ -7,7 +7,7 @@ use deadpool_postgres::Object;
 use pcfarm_proto::ids::{BatchOrder, JobId};
 use pcfarm_sql::checkout::Closing;
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::lanes::{OpenLanes, Portion, coming_problems, open_lanes};
+use pcfarm_sql::lanes::{Portion, coming_problems};
 use pcfarm_sql::submit::{Begun, Details, Loading, NewProblem, Target};
 use pcfarm_sql::upkeep;
 use queue::{Queue, queue};
@@ -16,37 +16,6 @@ use tokio_postgres::Row;
 
 const ORDERED: &str = "select string_agg(key, ' ' order by job_position, priority desc, lane_rank, lane_id, batch_order, problem_id) \
                        from pcfarm.problems_ordered";
-
-/// Those that come first of each user, job type and requirement, and not those behind them that nothing is left of.
-#[tokio::test]
-async fn a_look_brings_the_first_lanes_of_everybody() {
-    let (queue, many) = two_types().await;
-    queue
-        .run(&format!(
-            "select pcfarm.load({many}, 'select ''a'' as key, ''1''::jsonb as payload', 1), pcfarm.open_job({many});
-             select pcfarm.submit('more', 't', 'select ''b'' as key, ''1''::jsonb as payload', 1, '{{\"priority\": 9}}');
-             select pcfarm.submit('needy', 't', 'select ''c'' as key, ''1''::jsonb as payload', 1);
-             update pcfarm.job set requirement = pcfarm.requirement('[\"gpu\"]') where name = 'needy';
-             select pcfarm.submit('letter', 'mail', 'select ''d'' as key, ''1''::jsonb as payload', 1)"
-        ))
-        .await;
-    let client = queue.server().await;
-    let seen = async |most| {
-        let OpenLanes { lanes, cut } = open_lanes(&client, most).await.expect("lanes");
-        let names: Vec<String> = lanes.iter().map(|lane| format!("{} {}", lane.rank, lane.job_name)).collect();
-        (names.join(", "), cut)
-    };
-    assert_eq!(seen(3).await, ("0 more, 1 needy, 2 letter".into(), true));
-    assert_eq!(seen(4).await, ("0 more, 3 j, 1 needy, 2 letter".into(), true), "there may be more");
-    assert_eq!(seen(5).await, ("0 more, 3 j, 1 needy, 2 letter".into(), false));
-    let held =
-        queue.take(JobId(queue.number("select job_id from pcfarm.job where name = 'more'").await), false, 1).await;
-    assert_eq!(held.expect("work").keys(), ["b"]);
-    assert_eq!(seen(3).await, ("1 needy, 2 letter".into(), true), "nobody has written down that it is at its end");
-    queue.run("update pcfarm.lane set exhausted = true where job_id = (select job_id from pcfarm.job where name = 'more')").await;
-    assert_eq!(seen(3).await, ("0 j, 1 needy, 2 letter".into(), true));
-    queue.check().await;
-}
 
 /// Job `t` has problems that its query returns, as rows of (key, job type, priority, seconds until the deadline).
 fn load(job: JobId, rows: &str, convoy: i64) -> String {

@@ -263,7 +263,7 @@ async fn a_few_are_loaded_at_once_and_what_cannot_be_is_left_to_a_load() {
     assert_eq!((done.problems, done.repeated), (7, false));
     // A server that hands it out without looking sees what it would have seen.
     let fresh = fresh.expect("open, so to be handed out");
-    let [seen] = &open_lanes(&line, 10_000).await.expect("looked").lanes[..] else { panic!("one lane is open") };
+    let [seen] = &open_lanes(&line).await.expect("looked")[..] else { panic!("one lane is open") };
     assert_eq!(format!("{:?}", fresh.lane), format!("{seen:?}"));
     let portion = Portion { from: BatchOrder(0), problems: 100, large: 100, bytes: 1 << 20, only_small: true };
     let coming = coming_problems(&line, seen, portion).await.expect("read");

@@ -32,7 +32,7 @@ async fn serve(queue: &Queue, server: u64, jobs: &[JobId], out: &RefCell<Vec<Hel
         };
         match roll(2) % 16 {
             0..=5 => {
-                let lanes = lanes::open_lanes(&client, 10_000).await.expect("lanes").lanes;
+                let lanes = lanes::open_lanes(&client).await.expect("lanes");
                 let Some(lane) = lanes.get(roll(3) % lanes.len().max(1)) else { continue };
                 if let Some(held) = take(&client, lane, 1 + roll(4) % 4, WorkstationId(1)).await {
                     out.borrow_mut().push(held);

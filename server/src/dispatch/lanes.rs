@@ -18,7 +18,7 @@ use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
 use pcfarm_sql::job_types::JobType;
-use pcfarm_sql::lanes::{self, ComingProblem, OpenLane, OpenLanes};
+use pcfarm_sql::lanes::{self, ComingProblem, OpenLane};
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::sharing;
 use pcfarm_sql::submit::Fresh;
@@ -322,11 +322,11 @@ impl Lanes {
         }
     }
 
-    /// Reads which lanes there are, so many at most, keeping what was read ahead where the pointer is where it was and
-    /// somebody is to be served from it next: memory does not grow with the jobs. Returns whether there may be more.
-    pub async fn look(&mut self, farm: &Arc<Farm>, line: &mut Kept, most: usize) -> anyhow::Result<bool> {
+    /// Reads which lanes there are, keeping what was read ahead where the pointer is where it was and somebody is to be
+    /// served from it next: memory does not grow with the jobs.
+    pub async fn look(&mut self, farm: &Arc<Farm>, line: &mut Kept) -> anyhow::Result<()> {
         let client = line.client().await?;
-        let OpenLanes { lanes: open, cut } = lanes::open_lanes(client, most).await.context("reading the open lanes")?;
+        let open = lanes::open_lanes(client).await.context("reading the open lanes")?;
         let shares = sharing::shares(client).await.context("reading users' shares")?;
         let mut before = std::mem::take(&mut self.lanes);
         let now = Instant::now();
@@ -388,7 +388,7 @@ impl Lanes {
         self.requirements.end_look();
         self.looked = true;
         farm.lanes_in_sight(self.lanes.keys().map(|key| key.0));
-        Ok(cut)
+        Ok(())
     }
 
     fn share(&mut self, shares: Vec<sharing::Share>) {
@@ -592,7 +592,6 @@ mod tests {
             problem_files: false,
             requirement: None,
             trace_parent: None,
-            rank: 0,
         };
         let mut lane = Lane {
             open: Arc::new(open),

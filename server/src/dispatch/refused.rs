@@ -10,8 +10,9 @@ use tokio::time::Instant;
 const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_LIMIT: Duration = Duration::from_millis(256);
 
-/// For each lane that is refused: before the first is tried again, the last has been.
+/// For each lane that is refused, so that the last is tried before the first is again; but not until nobody remembers.
 const PAUSE_EACH: Duration = Duration::from_millis(4);
+const PAUSE_OF_ALL_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub struct Refused(HashMap<LaneKey, (Instant, Duration)>);
@@ -20,7 +21,7 @@ impl Refused {
     pub fn add(&mut self, key: LaneKey, now: Instant) {
         let pause = self.0.get(&key).map_or(PAUSE, |(_, pause)| (*pause * 2).min(PAUSE_LIMIT));
         let all = PAUSE_EACH.saturating_mul(u32::try_from(self.0.len()).unwrap_or(u32::MAX));
-        let pause = pause.max(all);
+        let pause = pause.max(all.min(PAUSE_OF_ALL_LIMIT));
         self.0.insert(key, (now + pause, pause));
     }
 

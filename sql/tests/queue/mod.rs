@@ -96,7 +96,7 @@ impl Queue {
     }
 
     pub async fn lane(&self, job_id: JobId, came_back: bool) -> Option<OpenLane> {
-        let lanes = lanes::open_lanes(&*self.server().await, 10_000).await.expect("lanes").lanes;
+        let lanes = lanes::open_lanes(&*self.server().await).await.expect("lanes");
         lanes.into_iter().find(|lane| lane.job_id == job_id && lane.came_back == came_back)
     }
 
