@@ -50,6 +50,9 @@ const AHEAD_KEPT_BYTES: usize = 32 << 10;
 /// Lanes that are read while a call commits.
 const READ_AT_ONCE: usize = 32;
 
+/// Lanes of one who takes turns that may come next: as many as two calls hand out from.
+const COMING_OF_ONE: usize = 128;
+
 /// How many times as much as is handed out meanwhile.
 const READ_ON_TIMES: usize = 2;
 
@@ -64,6 +67,14 @@ pub struct Lane {
     bytes_each: Option<usize>,
     /// Most problems to read at once where they are small.
     most_small: usize,
+}
+
+/// A lane from which is served soon.
+struct Coming<'a> {
+    key: LaneKey,
+    lane: &'a Lane,
+    /// Problems that are ahead of it in its line, up to its end or to where it is read on.
+    ahead: usize,
 }
 
 #[derive(Default)]
@@ -183,30 +194,35 @@ impl Lanes {
     /// come to the end of theirs at the same time, unless they are read at different times.
     pub fn to_read(&self, largest: usize, handed_out: usize) -> Vec<LaneKey> {
         let (problems, bytes) = self.portion;
-        let is_low = |(_, lane, ahead): &(LaneKey, &Lane, usize)| {
-            let is_half_read = *ahead >= problems / 2 || lane.ahead.bytes() >= bytes / 2;
-            !lane.at_end && (!is_half_read || (*ahead < largest && !lane.has_ahead(largest)))
+        let is_low = |coming: &Coming| {
+            let is_half_read = coming.ahead >= problems / 2 || coming.lane.ahead.bytes() >= bytes / 2;
+            !coming.lane.at_end && (!is_half_read || (coming.ahead < largest && !coming.lane.has_ahead(largest)))
         };
-        let mut low: Vec<(usize, LaneKey)> = self.coming().filter(is_low).map(|(key, _, ahead)| (ahead, key)).collect();
+        // What a single checkout takes whole ends a round as soon as what is before it.
+        let can_wait = |coming: &Coming| coming.ahead >= largest && coming.lane.remaining() > largest;
+        let mut low: Vec<(bool, usize, LaneKey)> =
+            self.coming().filter(is_low).map(|coming| (can_wait(&coming), coming.ahead, coming.key)).collect();
         low.sort_unstable();
         let others = (READ_ON_TIMES * handed_out).div_ceil(problems);
-        let urgent = low.partition_point(|(ahead, _)| *ahead < largest);
+        let urgent = low.partition_point(|(can_wait, ..)| !can_wait);
         low.truncate(urgent.max(others).min(READ_AT_ONCE));
-        low.into_iter().map(|(_, key)| key).collect()
+        low.into_iter().map(|(.., key)| key).collect()
     }
 
-    /// Lanes from which is served next, with how many problems are ahead up to their ends: the first of each that takes
-    /// turns, and those behind it as far as little is before them.
-    fn coming(&self) -> impl Iterator<Item = (LaneKey, &Lane, usize)> {
+    /// Lanes from which is served next: the first of each that takes turns, and those behind it as far as little is before
+    /// them.
+    fn coming(&self) -> impl Iterator<Item = Coming<'_>> {
+        let (problems, bytes) = self.portion;
         self.ring.lines().flat_map(move |line| {
-            let mut ahead = Some(0);
-            line.iter().map_while(move |candidate| {
-                let before = ahead?;
+            let mut before = Some((0, 0));
+            line.iter().take(COMING_OF_ONE).map_while(move |candidate| {
+                let (problems_before, bytes_before) = before?;
                 let key = key_of(candidate);
                 let lane = self.lanes.get(&key)?;
-                let with_it = before + lane.ahead.problems();
-                ahead = (lane.at_end && with_it < self.portion.0 / 2).then_some(with_it);
-                Some((key, lane, with_it))
+                let to_its_end = problems_before + if lane.at_end { lane.ahead.problems() } else { lane.remaining() };
+                let with_it = bytes_before + lane.ahead.bytes();
+                before = (to_its_end < problems / 2 && with_it < bytes / 2).then_some((to_its_end, with_it));
+                Some(Coming { key, lane, ahead: problems_before + lane.ahead.problems() })
             })
         })
     }
@@ -230,7 +246,10 @@ impl Lanes {
         }
         let client = line.client().await.context("getting a connection")?;
         let (problems, bytes) = self.portion;
-        let portion = (problems.min((AHEAD_PROBLEMS_AT_ONCE / wanted.len()).max(AHEAD_PROBLEMS_EACH)), bytes);
+        let portion = (
+            problems.min((AHEAD_PROBLEMS_AT_ONCE / wanted.len()).max(AHEAD_PROBLEMS_EACH)),
+            bytes.min(AHEAD_BYTES_OF_ALL / wanted.len()),
+        );
         let lanes = self.lanes.iter_mut().filter_map(|(key, lane)| Some((*key, lane, *wanted.get(key)?)));
         let reading = lanes.map(async |(key, lane, wanted)| {
             let at = lane.end();
@@ -378,7 +397,7 @@ impl Lanes {
         }
         self.unreadable.retain(|key, _| self.lanes.contains_key(key));
         self.portion = self.portion();
-        let next: HashSet<LaneKey> = self.coming().map(|(key, ..)| key).collect();
+        let next: HashSet<LaneKey> = self.coming().map(|coming| coming.key).collect();
         for (key, lane) in &mut self.lanes {
             if lane.ahead.bytes() > AHEAD_KEPT_BYTES && !next.contains(key) {
                 (lane.ahead, lane.at_end) = (Ahead::default(), false);
@@ -657,6 +676,31 @@ mod tests {
         let (first, second) = (lane(0, 1, 100, 1_000_000), lane(0, 2, 0, 1_000_000));
         let key = key_of(&first.candidate);
         assert_eq!(lanes([first, second]).to_read(10, 100), [key], "and not behind one that does not");
+    }
+
+    #[test]
+    fn of_many_small_lanes_as_many_are_read_as_a_round_can_do_with() {
+        let small = |n: i64| lane(0, n, 0, 10);
+        let jobs = |keys: Vec<LaneKey>| keys.into_iter().map(|(job, _)| job.0).collect::<Vec<_>>();
+        let all = lanes((0..1_000).map(small));
+        assert_eq!(jobs(all.to_read(10, 10)), (0..READ_AT_ONCE as i64).collect::<Vec<_>>());
+        let one_is_large = lanes((0..1_000).map(|n| if n == 3 { lane(0, n, 0, 1_000_000) } else { small(n) }));
+        assert_eq!(jobs(one_is_large.to_read(10, 10)), [0, 1, 2], "none behind one that does not end soon");
+        let mut half_read = lanes((0..1_000).map(small));
+        for n in 0..COMING_OF_ONE as i64 {
+            read(half_read.get_mut(&(JobId(n), LaneId(n))).expect("in sight"), 10);
+        }
+        assert!(half_read.to_read(10, 10).is_empty(), "as many are ahead as two calls hand out from");
+    }
+
+    #[test]
+    fn lanes_of_large_problems_are_read_until_there_is_no_room() {
+        let mut all = lanes((0..1_000).map(|n| lane(0, n, 0, 2)));
+        all.portion = (all.portion.0, 64 * size_of::<ComingProblem>());
+        for n in 0..16 {
+            read(all.get_mut(&(JobId(n), LaneId(n))).expect("in sight"), 2);
+        }
+        assert!(all.to_read(10, 10).is_empty());
     }
 
     /// Users of equal shares take turns in step: if their lanes were read in step, nobody could be served meanwhile.
