@@ -96,8 +96,9 @@ const HAND_OUTS_AT_ONCE: usize = 64;
 /// Problems that one call commits, unless a single checkout has more: what is read for the next one has to fit in memory.
 const PROBLEMS_AT_ONCE: usize = 16_000;
 
-/// Between two looks at what limits leave, while they keep somebody from being served.
+/// Between two looks at what limits leave, while they keep somebody from being served: at least this, and for each lane in sight.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
+const ROOM_PAUSE_EACH: Duration = Duration::from_micros(100);
 
 /// One checkout that has been decided on but not committed. Its credit is spent.
 struct Decision {
@@ -260,14 +261,14 @@ impl Dispatcher {
                     self.waiting.regroup(self.lanes.requirements());
                     self.able = self.lanes.count_able(&self.farm.sessions());
                 }
-                let lanes = u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX);
-                self.look_from = Instant::now() + LOOK_PAUSE_EACH.saturating_mul(lanes).min(LOOK_PAUSE_LIMIT);
+                self.look_from = Instant::now() + self.pause_of(LOOK_PAUSE_EACH).min(LOOK_PAUSE_LIMIT);
                 self.paused_until = self.look_from;
             }
             let decisions = self.decide().await?;
             if self.lanes.was_short_of_room() {
                 // Others' checkouts end, too.
-                self.room_from.get_or_insert_with(|| Instant::now() + ROOM_PAUSE);
+                let pause = ROOM_PAUSE.max(self.pause_of(ROOM_PAUSE_EACH));
+                self.room_from.get_or_insert_with(|| Instant::now() + pause);
             }
             if decisions.is_empty() {
                 return Ok(());
@@ -278,6 +279,10 @@ impl Dispatcher {
             }
         }
         Ok(())
+    }
+
+    fn pause_of(&self, each_lane: Duration) -> Duration {
+        each_lane.saturating_mul(u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX))
     }
 
     /// Somebody waits, and not for anything that is to be handed out.
