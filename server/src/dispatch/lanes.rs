@@ -3,6 +3,7 @@
 //! Reading ahead needs no lock, since what is visible in a lane never changes; whether it may be handed out is decided
 //! at commit.
 
+use super::HAND_OUTS_AT_ONCE;
 use super::choose::{Candidate, Choice, Profile, Ring, Room, Rooms, Share};
 use super::convoys::{Ahead, Taken};
 use super::reading::Reading;
@@ -51,7 +52,7 @@ const AHEAD_KEPT_BYTES: usize = 32 << 10;
 const READ_AT_ONCE: usize = 32;
 
 /// Lanes of one who takes turns that may come next: as many as two calls hand out from.
-const COMING_OF_ONE: usize = 128;
+const COMING_OF_ONE: usize = 2 * HAND_OUTS_AT_ONCE;
 
 /// How many times as much as is handed out meanwhile.
 const READ_ON_TIMES: usize = 2;
