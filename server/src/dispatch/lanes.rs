@@ -51,8 +51,10 @@ const AHEAD_KEPT_BYTES: usize = 32 << 10;
 /// Lanes that are read while a call commits.
 const READ_AT_ONCE: usize = 32;
 
-/// Lanes of one who takes turns that may come next: as many as two calls hand out from.
-const COMING_OF_ONE: usize = 2 * HAND_OUTS_AT_ONCE;
+/// Lanes that may come next: as many as two calls hand out from; where many take turns, of each so many. All of them are
+/// walked with every call.
+const COMING: usize = 2 * HAND_OUTS_AT_ONCE;
+const COMING_OF_EACH: usize = 8;
 
 /// How many times as much as is handed out meanwhile.
 const READ_ON_TIMES: usize = 2;
@@ -214,9 +216,10 @@ impl Lanes {
     /// them.
     fn coming(&self) -> impl Iterator<Item = Coming<'_>> {
         let (problems, bytes) = self.portion;
+        let of_each = (COMING / self.ring.lines().count().max(1)).max(COMING_OF_EACH);
         self.ring.lines().flat_map(move |line| {
             let mut before = Some((0, 0));
-            line.iter().take(COMING_OF_ONE).map_while(move |candidate| {
+            line.iter().take(of_each).map_while(move |candidate| {
                 let (problems_before, bytes_before) = before?;
                 let key = key_of(candidate);
                 let lane = self.lanes.get(&key)?;
@@ -688,7 +691,7 @@ mod tests {
         let one_is_large = lanes((0..1_000).map(|n| if n == 3 { lane(0, n, 0, 1_000_000) } else { small(n) }));
         assert_eq!(jobs(one_is_large.to_read(10, 10)), [0, 1, 2], "none behind one that does not end soon");
         let mut half_read = lanes((0..1_000).map(small));
-        for n in 0..COMING_OF_ONE as i64 {
+        for n in 0..COMING as i64 {
             read(half_read.get_mut(&(JobId(n), LaneId(n))).expect("in sight"), 10);
         }
         assert!(half_read.to_read(10, 10).is_empty(), "as many are ahead as two calls hand out from");
