@@ -202,3 +202,24 @@ async fn a_thousand_jobs_that_somebody_has_locked_hold_up_none_behind_them() {
     farm.check(&[]).await;
     drop((server, agent));
 }
+
+/// Looks at all lanes read more than hand-outs do.
+#[tokio::test]
+async fn what_is_known_is_handed_out_while_nobody_can_tell_what_else_there_is() {
+    let farm = Farm::new().await;
+    farm.job_type("other", "digest", json!({})).await;
+    let mut server = serving(&farm, &["--checkout-problems", "1"]).await;
+    let agent = farm.working("one", &[&server]);
+    let known = farm.submit_sleeps("other", 8_000, 1, 1).await;
+    farm.until(LONG, "select count(*) > 0 from pcfarm.result").await;
+    let (somebody, _connection) = connect(&farm.url().parse().expect("a URL")).await.expect("connected");
+    somebody.batch_execute("begin; lock table pcfarm.job_info in access exclusive mode").await.expect("locked");
+    let unknown = farm.submit_sleeps("other", PROBLEMS, 1, 1).await;
+    server.program.says("looking for lanes failed", LONG).await;
+    assert_eq!(farm.ended(known, LONG).await, "done");
+    assert_eq!(farm.progress(unknown).await.0, 0);
+    somebody.batch_execute("rollback").await.expect("let go");
+    assert_eq!(farm.ended(unknown, LONG).await, "done");
+    farm.check(&[]).await;
+    drop((server, agent));
+}

@@ -9,6 +9,7 @@
 pub mod choose;
 pub mod convoys;
 mod lanes;
+mod look;
 pub mod offers;
 mod queue;
 mod reading;
@@ -28,6 +29,7 @@ use choose::Choice;
 use convoys::Taken;
 use deadpool_postgres::ClientWrapper;
 use lanes::{LaneKey, Lanes};
+use look::{Look, Sight};
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{BatchOrder, CheckoutId};
@@ -70,6 +72,10 @@ const POLL: Duration = Duration::from_secs(1);
 /// Who finds nothing waits for [`POLL`] at most.
 const LOOK_PAUSE_EACH: Duration = Duration::from_micros(400);
 const LOOK_PAUSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// So long hand-outs wait for a look: with few lanes nothing is handed out that what has just come stands before. What takes
+/// longer goes on beside them.
+const LOOK_AWAITED: Duration = Duration::from_millis(20);
 
 /// After a limit was met that somebody had locked, no limit is waited for so long; twice as long each time that one is met again.
 const IMPATIENT: Duration = Duration::from_secs(5);
@@ -134,6 +140,11 @@ struct Dispatcher {
     room_from: Option<Instant>,
     /// Until then no limit is waited for that somebody has locked, and for how long that is.
     impatient: (Instant, Duration),
+    looking: Option<Look>,
+    /// What it found, until it is taken in.
+    found: Option<anyhow::Result<(Kept, Sight)>>,
+    /// To look on, unless a look has it.
+    lookout: Option<Kept>,
     /// To read ahead on while hand-outs are committed on another.
     reading: Kept,
 }
@@ -153,6 +164,9 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         looked_at: Instant::now(),
         room_from: None,
         impatient: (Instant::now(), IMPATIENT),
+        looking: None,
+        found: None,
+        lookout: None,
         reading: Kept::planning_once(farm.pool.clone()),
     };
     let mut poll = tokio::time::interval(POLL);
@@ -162,6 +176,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
             () = farm.stopping.cancelled() => return,
             _ = poll.tick() => dispatcher.look_everywhere(),
             () = until(dispatcher.next_look()) => {}
+            found = end_of(&mut dispatcher.looking) => dispatcher.found = Some(found),
             () = farm.traffic.has_room(), if dispatcher.is_held_up() => {}
             event = events.recv() => match event {
                 Some(event) => dispatcher.note(event),
@@ -179,9 +194,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
                 farm.stopping.cancelled().await;
                 return;
             }
-            dispatcher.lanes.forget();
-            dispatcher.epoch = farm.epoch.number();
-            dispatcher.reading.let_go();
+            dispatcher.forget();
             tokio::time::sleep(RETRY).await;
         }
         dispatcher.offer();
@@ -216,7 +229,7 @@ impl Dispatcher {
 
     /// Who waits for what there is none of may be handed what comes next by whoever brings it.
     fn offer(&self) {
-        if !self.look_due && !self.lanes.stale() && !self.farm.traffic.is_full() {
+        if !self.is_look_due() && self.looking.is_none() && !self.farm.traffic.is_full() {
             self.farm.offers.offer(self.epoch, self.waiting.first_idle());
         }
     }
@@ -245,24 +258,20 @@ impl Dispatcher {
             if std::mem::take(&mut self.regroup_due) {
                 self.waiting.regroup(self.lanes.requirements());
             }
-            let now = Instant::now();
-            // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
-            let is_overdue = now > self.paused_until.max(self.looked_at + POLL);
-            let for_some = self.room_from.into_iter().chain(self.refused_from()).min();
-            let is_due = (self.look_due && now >= self.look_from) || for_some.is_some_and(|from| now >= from);
-            if self.lanes.stale() || is_overdue || is_due {
+            if self.looking.as_ref().is_some_and(Look::has_ended) {
+                self.found = Some(end_of(&mut self.looking).await);
+            }
+            self.take_in();
+            if self.is_to_look() {
                 if self.waiting.is_empty() {
                     return Ok(());
                 }
-                (self.look_due, self.room_from, self.looked_at) = (false, None, now);
-                let known = self.lanes.requirements().version();
-                self.lanes.look(&self.farm, &mut self.reading).await?;
-                if self.lanes.requirements().version() != known {
-                    self.waiting.regroup(self.lanes.requirements());
-                    self.able = self.lanes.count_able(&self.farm.sessions());
-                }
-                self.look_from = Instant::now() + self.pause_of(LOOK_PAUSE_EACH).min(LOOK_PAUSE_LIMIT);
-                self.paused_until = self.look_from;
+                self.begin_look();
+                self.found = tokio::time::timeout(LOOK_AWAITED, end_of(&mut self.looking)).await.ok();
+                self.take_in();
+            }
+            if self.lanes.stale() {
+                return Ok(());
             }
             let decisions = self.decide().await?;
             if self.lanes.was_short_of_room() {
@@ -281,6 +290,59 @@ impl Dispatcher {
         Ok(())
     }
 
+    fn is_to_look(&self) -> bool {
+        let now = Instant::now();
+        // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
+        let is_overdue = now > self.paused_until.max(self.looked_at + POLL);
+        let for_some = self.room_from.into_iter().chain(self.refused_from()).min();
+        let is_due = (self.is_look_due() && now >= self.look_from) || for_some.is_some_and(|from| now >= from);
+        self.looking.is_none() && (is_overdue || is_due)
+    }
+
+    fn is_look_due(&self) -> bool {
+        self.look_due || self.lanes.stale()
+    }
+
+    fn begin_look(&mut self) {
+        let now = Instant::now();
+        (self.look_due, self.room_from, self.looked_at) = (false, None, now);
+        self.lanes.begin_look();
+        let line = self.lookout.take().unwrap_or_else(|| Kept::planning_once(self.farm.pool.clone()));
+        self.looking = Some(Look::begin(&self.farm, now, line));
+    }
+
+    /// What a look has found. If it failed, hand-outs go on by what is known: the database has the last word.
+    fn take_in(&mut self) {
+        let pause = match self.found.take() {
+            Some(Ok((line, sight))) => {
+                self.lookout = Some(line);
+                let known = self.lanes.requirements().version();
+                self.lanes.end_look(&self.farm, sight);
+                if self.lanes.requirements().version() != known {
+                    self.waiting.regroup(self.lanes.requirements());
+                    self.able = self.lanes.count_able(&self.farm.sessions());
+                }
+                self.pause_of(LOOK_PAUSE_EACH).min(LOOK_PAUSE_LIMIT)
+            }
+            Some(Err(error)) => {
+                warn!(error = format!("{error:#}"), "looking for lanes failed: trying again");
+                self.look_due = true;
+                RETRY
+            }
+            None => return,
+        };
+        self.look_from = Instant::now() + pause;
+        self.paused_until = self.look_from;
+    }
+
+    /// After a failure: nothing that is remembered or being read can be trusted.
+    fn forget(&mut self) {
+        (self.looking, self.found, self.lookout, self.look_from) = (None, None, None, Instant::now());
+        self.lanes.forget();
+        self.epoch = self.farm.epoch.number();
+        self.reading.let_go();
+    }
+
     fn pause_of(&self, each_lane: Duration) -> Duration {
         each_lane.saturating_mul(u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX))
     }
@@ -292,10 +354,10 @@ impl Dispatcher {
 
     /// When to look again, if somebody waits.
     fn next_look(&self) -> Option<Instant> {
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() || self.looking.is_some() {
             return None;
         }
-        let for_all = self.look_due.then_some(self.look_from);
+        let for_all = self.is_look_due().then_some(self.look_from);
         for_all.into_iter().chain(self.room_from).chain(self.refused_from()).min()
     }
 
@@ -596,6 +658,14 @@ pub fn take_back_unsent(farm: &Arc<Farm>, id: CheckoutId, epoch: u64) {
             }
         }
     });
+}
+
+/// What a look under way has found, once; with none under way, never.
+async fn end_of(looking: &mut Option<Look>) -> anyhow::Result<(Kept, Sight)> {
+    let Some(look) = looking else { std::future::pending().await };
+    let found = look.end().await;
+    *looking = None;
+    found
 }
 
 pub async fn until(moment: Option<Instant>) {

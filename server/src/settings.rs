@@ -35,8 +35,8 @@ const DEFAULT_CHECKOUT_PROBLEMS: u32 = 10_000;
 /// A dispatcher, the acceptor's lines, watching, upkeep and a few people; far below PostgreSQL's default of 100.
 const DEFAULT_POOL_SIZE: usize = 16;
 
-/// The dispatcher, the acceptor and submissions keep six of them, and three others one each: somebody has to have the rest.
-const LEAST_POOL_SIZE: usize = 12;
+/// The dispatcher, the acceptor and submissions keep seven of them, and three others one each: somebody has to have the rest.
+const LEAST_POOL_SIZE: usize = 13;
 
 /// Ten thousand workstations, people, and connections that their workstations have replaced but that nobody has closed
 /// yet. More is a matter of memory: a connection costs some 100 KiB.
@@ -149,7 +149,7 @@ struct Flags {
     /// Most problems of one checkout, unless a single convoy has more [default: 10000]
     #[arg(long, env = "PCFARM_CHECKOUT_PROBLEMS", value_name = "N")]
     checkout_problems: Option<u32>,
-    /// Connections to the database, at least 12 [default: 16]
+    /// Connections to the database, at least 13 [default: 16]
     #[arg(long, env = "PCFARM_POOL_SIZE", value_name = "N")]
     pool_size: Option<usize>,
     /// Most connections of agents and people at a time [default: 12000]
