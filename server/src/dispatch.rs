@@ -317,7 +317,9 @@ impl Dispatcher {
             Some(Ok((line, sight))) => {
                 self.lookout = Some(line);
                 let known = self.lanes.requirements().version();
-                self.lanes.end_look(&self.farm, sight);
+                let troubles = &self.farm.troubles;
+                self.lanes.end_look(sight, |open| troubles.concern(Some(open.job_id), &open.job_type));
+                self.farm.lanes_in_sight(self.lanes.jobs_in_sight());
                 if self.lanes.requirements().version() != known {
                     self.waiting.regroup(self.lanes.requirements());
                     self.able = self.lanes.count_able(&self.farm.sessions());

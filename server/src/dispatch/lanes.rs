@@ -44,9 +44,8 @@ pub struct Lane {
 struct Meanwhile {
     added: HashSet<LaneKey>,
     removed: HashSet<LaneKey>,
-    served: HashSet<LaneKey>,
-    /// Problems and weight.
-    taken: Vec<(Candidate, usize, u64)>,
+    /// Problems and weight that were handed out.
+    served: HashMap<LaneKey, (Candidate, usize, u64)>,
 }
 
 #[derive(Default)]
@@ -80,6 +79,11 @@ impl Lanes {
 
     pub fn in_sight(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// The job of each.
+    pub fn jobs_in_sight(&self) -> impl Iterator<Item = JobId> {
+        self.lanes.keys().map(|(job, _)| *job)
     }
 
     /// Nothing that is remembered can be trusted.
@@ -153,8 +157,8 @@ impl Lanes {
         self.ring.charge(choice, taken.convoys);
         self.rooms.take(candidate, taken.problems.len(), taken.weight);
         if let Some(meanwhile) = &mut self.meanwhile {
-            meanwhile.served.insert(key_of(candidate));
-            meanwhile.taken.push((candidate.clone(), taken.problems.len(), taken.weight));
+            let served = meanwhile.served.entry(key_of(candidate)).or_insert_with(|| (candidate.clone(), 0, 0));
+            (served.1, served.2) = (served.1 + taken.problems.len(), served.2 + taken.weight);
         }
     }
 
@@ -226,26 +230,24 @@ impl Lanes {
 
     /// Takes in what a look has found, keeping what was read ahead where the pointer is where it was, or where it came
     /// meanwhile, and somebody is to be served from it next: memory does not grow with the jobs.
-    pub fn end_look(&mut self, farm: &Farm, Sight { began, open, shares }: Sight) {
-        let Meanwhile { added, removed, served, taken } = self.meanwhile.take().unwrap_or_default();
+    pub fn end_look(&mut self, Sight { began, open, shares }: Sight, is_in_trouble: impl Fn(&OpenLane) -> bool) {
+        let Meanwhile { added, removed, served } = self.meanwhile.take().unwrap_or_default();
         let mut before = std::mem::take(&mut self.lanes);
         self.refused.tidy(began);
         self.requirements.begin_look();
         self.share(shares);
-        taken.iter().for_each(|(candidate, problems, weight)| self.rooms.take(candidate, *problems, *weight));
+        served.values().for_each(|(candidate, problems, weight)| self.rooms.take(candidate, *problems, *weight));
         let last_seen = self.last_seen;
-        for open in open {
+        for (open, job_type) in open {
             if planted(Bug::SkipsLateLoads) && !open.came_back {
                 if !before.contains_key(&(open.job_id, open.lane_id)) && Some(open.lane_id) <= last_seen {
                     continue;
                 }
                 self.last_seen = self.last_seen.max(Some(open.lane_id));
             }
-            if farm.troubles.concern(Some(open.job_id), &open.job_type) {
+            if is_in_trouble(&open) {
                 continue;
             }
-            // One that is younger still comes with the next look.
-            let Some(job_type) = farm.job_type(&open.job_type) else { continue };
             let key = (open.job_id, open.lane_id);
             if self.aside.get(&key).is_some_and(|lane| lane.next < open.next_extraction) {
                 // Another server has moved it on: nobody has locked it.
@@ -258,12 +260,14 @@ impl Lanes {
                 continue;
             }
             let known = before.remove(&key).or_else(|| self.aside.remove(&key));
-            let lane = self.lane(open, &job_type, known, served.contains(&key));
+            let lane = self.lane(open, &job_type, known, served.contains_key(&key));
             self.ring.add(lane.candidate.clone());
             self.lanes.insert(key, lane);
         }
-        for (key, lane) in before {
+        for (key, mut lane) in before {
             if added.contains(&key) {
+                let requirement = lane.open.requirement.as_ref();
+                lane.candidate.requirement = requirement.map(|requirement| self.requirements.note(requirement));
                 self.ring.add(lane.candidate.clone());
                 self.lanes.insert(key, lane);
             }
@@ -273,7 +277,6 @@ impl Lanes {
         self.aside.retain(|key, _| self.refused.holds(key, began));
         self.requirements.end_look();
         self.looked = true;
-        farm.lanes_in_sight(self.lanes.keys().map(|key| key.0));
     }
 
     /// A lane as a look has found it, with what is known of it. `served`: also by us, since the look began.
@@ -429,5 +432,128 @@ impl Lane {
     pub fn first_convoy_fits(&self, room: Room) -> bool {
         let convoy = self.ahead.first_convoy();
         if convoy == 0 { room.fits(1, 1) } else { room.fits(convoy, self.ahead.weight(convoy)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read_on::tests::{lane, lanes};
+    use super::*;
+    use crate::dispatch::choose::Selection;
+    use std::time::Duration;
+
+    /// What a look finds that sees these lanes as they are now.
+    fn sight<'a>(lanes: impl IntoIterator<Item = &'a Lane>) -> Sight {
+        let job_type = Arc::new(JobType {
+            name: "noop".to_owned(),
+            controller: "echo".to_owned(),
+            max_attempts: 3,
+            time_limit: None,
+            read_role: None,
+            read_time_limit: Duration::from_secs(1),
+            writes_back: false,
+            reads: Vec::new(),
+        });
+        let open = lanes.into_iter().map(|lane| ((*lane.open).clone(), job_type.clone())).collect();
+        Sight { began: Instant::now(), open, shares: Vec::new() }
+    }
+
+    fn key(n: i64) -> LaneKey {
+        (JobId(n), LaneId(n))
+    }
+
+    fn anybody() -> Selection {
+        Selection { controllers: ["echo".to_owned()].into(), ..Selection::default() }
+    }
+
+    fn hand_out(lanes: &mut Lanes, problems: usize) -> LaneKey {
+        let choice = lanes.ring.choose(&anybody(), |_| true).expect("something is in sight");
+        let lane = lanes.get_mut(&choice.lane()).expect("in sight");
+        let taken = lane.take(problems, u64::MAX, u64::MAX).expect("something is ahead");
+        lanes.charge(&choice, &taken);
+        choice.lane()
+    }
+
+    #[test]
+    fn what_is_handed_out_during_a_look_stays_handed_out() {
+        let mut lanes = lanes([lane(0, 1, 100, 1_000)]);
+        lanes.begin_look();
+        let found = sight(lanes.lanes.values());
+        assert_eq!(hand_out(&mut lanes, 10), key(1));
+        lanes.end_look(found, |_| false);
+        let lane = lanes.get_mut(&key(1)).expect("in sight");
+        assert_eq!((lane.next(), lane.ahead.problems()), (BatchOrder(10), 90));
+        assert_eq!(hand_out(&mut lanes, 10), key(1));
+    }
+
+    #[test]
+    fn a_pointer_that_was_not_moved_during_a_look_is_where_that_has_found_it() {
+        let mut lanes = lanes([lane(0, 1, 100, 1_000)]);
+        let found = sight(lanes.lanes.values());
+        hand_out(&mut lanes, 10);
+        lanes.begin_look();
+        lanes.end_look(found, |_| false);
+        let lane = lanes.get_mut(&key(1)).expect("in sight");
+        assert_eq!((lane.next(), lane.ahead.problems()), (BatchOrder(0), 0));
+    }
+
+    #[test]
+    fn what_another_server_has_handed_out_is_let_go_also_when_this_one_has_handed_out_less() {
+        let mut lanes = lanes([lane(0, 1, 100, 1_000)]);
+        lanes.begin_look();
+        let mut found = sight(lanes.lanes.values());
+        found.open[0].0.next_extraction = BatchOrder(30);
+        hand_out(&mut lanes, 10);
+        lanes.end_look(found, |_| false);
+        let lane = lanes.get_mut(&key(1)).expect("in sight");
+        assert_eq!((lane.next(), lane.ahead.problems()), (BatchOrder(30), 70));
+    }
+
+    #[test]
+    fn what_came_or_went_during_a_look_is_or_is_not_in_sight_after_it() {
+        let mut lanes = lanes((1..=4).map(|n| lane(0, n, 100, 100)));
+        lanes.begin_look();
+        let found = sight(lanes.lanes.values().filter(|lane| ![2, 4].contains(&lane.open.job_id.0)));
+        let meanwhile = lanes.meanwhile.as_mut().expect("a look is under way");
+        // The look was too late for the first, and too early for the second.
+        meanwhile.removed.insert(key(1));
+        meanwhile.added.insert(key(2));
+        lanes.lanes.remove(&key(1));
+        lanes.end_look(found, |_| false);
+        let in_sight = |lanes: &Lanes| {
+            let mut jobs: Vec<i64> = lanes.jobs_in_sight().map(|job| job.0).collect();
+            jobs.sort_unstable();
+            jobs
+        };
+        assert_eq!(in_sight(&lanes), [2, 3]);
+        assert_eq!((hand_out(&mut lanes, 100), lanes.ring.lines().flatten().count()), (key(2), 2));
+        lanes.begin_look();
+        let found = sight(lanes.lanes.values().filter(|lane| lane.open.job_id.0 != 2));
+        lanes.end_look(found, |_| false);
+        assert_eq!(in_sight(&lanes), [3], "nothing is remembered of the look before");
+    }
+
+    #[test]
+    fn what_is_handed_out_during_a_look_counts_against_the_limits_that_it_has_found() {
+        let mut lanes = lanes([lane(0, 1, 100, 1_000)]);
+        lanes.begin_look();
+        let mut found = sight(lanes.lanes.values());
+        let owner = Some(Arc::<str>::from("user000"));
+        let room = Some(15);
+        let (job_type, allocation, weight, per_checkout, priority) = (None, None, None, None, None);
+        found.shares = vec![sharing::Share {
+            owner,
+            job_type,
+            allocation,
+            prohibited: false,
+            room,
+            weight,
+            per_checkout,
+            priority,
+        }];
+        hand_out(&mut lanes, 10);
+        lanes.end_look(found, |_| false);
+        let choice = lanes.ring.choose(&anybody(), |_| true).expect("in sight");
+        assert_eq!(lanes.room(&choice).map(|room| room.problems), Some(5));
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::farm::Farm;
 use anyhow::Context;
+use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::lanes::{self, OpenLane};
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::sharing::{self, Share};
@@ -10,10 +11,10 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Who has something to hand out, and how users share, not before this moment.
+/// Which lanes have something to hand out, and how users share, not before this moment.
 pub struct Sight {
     pub began: Instant,
-    pub open: Vec<OpenLane>,
+    pub open: Vec<(OpenLane, Arc<JobType>)>,
     pub shares: Vec<Share>,
 }
 
@@ -32,6 +33,9 @@ impl Look {
                 // A job type younger than our copy of them.
                 this.reload_job_types().await.context("reading the job types")?;
             }
+            // One that is younger still comes with the next look.
+            let with_type = |lane: OpenLane| this.job_type(&lane.job_type).map(|job_type| (lane, job_type));
+            let open = open.into_iter().filter_map(with_type).collect();
             Ok((line, Sight { began, open, shares }))
         }))
     }

@@ -206,7 +206,7 @@ impl Lane {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::dispatch::choose::Candidate;
     use pcfarm_proto::ids::{JobId, LaneId, ProblemId};
@@ -214,7 +214,7 @@ mod tests {
     use std::sync::Arc;
 
     /// A lane of as many problems as `of`, of which so many are ahead, from user `user` in its job.
-    fn lane(user: usize, job: i64, ahead: i64, of: i64) -> Lane {
+    pub fn lane(user: usize, job: i64, ahead: i64, of: i64) -> Lane {
         let (job_id, lane_id, owner) = (JobId(job), LaneId(job), Arc::<str>::from(format!("user{user:03}")));
         let job_type: Arc<str> = "noop".into();
         let candidate = Candidate {
@@ -288,7 +288,7 @@ mod tests {
         lane.at_end = to == lane.open.next_insertion.0;
     }
 
-    fn lanes(all: impl IntoIterator<Item = Lane>) -> Lanes {
+    pub fn lanes(all: impl IntoIterator<Item = Lane>) -> Lanes {
         let mut lanes = Lanes::default();
         for lane in all {
             lanes.ring.add(lane.candidate.clone());
