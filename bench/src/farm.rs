@@ -118,7 +118,7 @@ impl Farm {
             ("--lease", lease.as_str()),
             ("--heartbeat", "0.5"),
             ("--checkout-seconds", "1"),
-            ("--pool-size", "12"),
+            ("--pool-size", "13"),
         ];
         defaults.retain(|(flag, _)| !flags.contains(flag));
         arguments.extend(defaults.into_iter().flat_map(|(flag, value)| [flag, value]));

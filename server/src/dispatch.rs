@@ -29,7 +29,7 @@ use choose::Choice;
 use convoys::Taken;
 use deadpool_postgres::ClientWrapper;
 use lanes::{LaneKey, Lanes};
-use look::{Look, Sight};
+use look::Lookout;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
 use pcfarm_proto::files::announced;
 use pcfarm_proto::ids::{BatchOrder, CheckoutId};
@@ -44,7 +44,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 use tonic::Status;
 use tracing::{debug, warn};
@@ -67,12 +67,6 @@ pub enum Event {
 /// Behind every notification there is a poll.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Between two looks, for each lane in sight: a look at a lane takes about 10 µs of PostgreSQL's time, and as much of the
-/// server's, so that however many jobs there are, looking at them takes a small part of it, and with few of them nobody waits.
-/// Who finds nothing waits for [`POLL`] at most.
-const LOOK_PAUSE_EACH: Duration = Duration::from_micros(400);
-const LOOK_PAUSE_LIMIT: Duration = Duration::from_secs(5);
-
 /// So long hand-outs wait for a look: with few lanes nothing is handed out that what has just come stands before. What takes
 /// longer goes on beside them.
 const LOOK_AWAITED: Duration = Duration::from_millis(20);
@@ -80,9 +74,6 @@ const LOOK_AWAITED: Duration = Duration::from_millis(20);
 /// After a limit was met that somebody had locked, no limit is waited for so long; twice as long each time that one is met again.
 const IMPATIENT: Duration = Duration::from_secs(5);
 const IMPATIENT_LIMIT: Duration = Duration::from_secs(80);
-
-/// How much longer a look at all lanes may wait when what it would find first is known.
-const FRESH_PAUSE: Duration = Duration::from_millis(5);
 
 /// With more lanes in sight, fresh ones wait for the next look: what they hold stays in the database meanwhile.
 const FRESH_LANES_LIMIT: usize = 64;
@@ -101,10 +92,6 @@ const HAND_OUTS_AT_ONCE: usize = 64;
 
 /// Problems that one call commits, unless a single checkout has more: what is read for the next one has to fit in memory.
 const PROBLEMS_AT_ONCE: usize = 16_000;
-
-/// Between two looks at what limits leave, while they keep somebody from being served: at least this, and for each lane in sight.
-const ROOM_PAUSE: Duration = Duration::from_millis(100);
-const ROOM_PAUSE_EACH: Duration = Duration::from_micros(100);
 
 /// One checkout that has been decided on but not committed. Its credit is spent.
 struct Decision {
@@ -129,22 +116,9 @@ struct Dispatcher {
     able: HashMap<RequirementId, usize>,
     /// Somebody may stand in a line that is not its own.
     regroup_due: bool,
-    /// There may be other lanes than those in sight.
-    look_due: bool,
-    /// When they may be looked at again.
-    look_from: Instant,
-    /// As the last look had it.
-    paused_until: Instant,
-    looked_at: Instant,
-    /// When what limits leave is to be looked at again, while they keep somebody from being served.
-    room_from: Option<Instant>,
+    lookout: Lookout,
     /// Until then no limit is waited for that somebody has locked, and for how long that is.
     impatient: (Instant, Duration),
-    looking: Option<Look>,
-    /// What it found, until it is taken in.
-    found: Option<anyhow::Result<(Kept, Sight)>>,
-    /// To look on, unless a look has it.
-    lookout: Option<Kept>,
     /// To read ahead on while hand-outs are committed on another.
     reading: Kept,
 }
@@ -158,15 +132,8 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
         waiting: Queue::default(),
         able: HashMap::new(),
         regroup_due: false,
-        look_due: true,
-        look_from: Instant::now(),
-        paused_until: Instant::now(),
-        looked_at: Instant::now(),
-        room_from: None,
+        lookout: Lookout::new(farm.clone()),
         impatient: (Instant::now(), IMPATIENT),
-        looking: None,
-        found: None,
-        lookout: None,
         reading: Kept::planning_once(farm.pool.clone()),
     };
     let mut poll = tokio::time::interval(POLL);
@@ -176,7 +143,7 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
             () = farm.stopping.cancelled() => return,
             _ = poll.tick() => dispatcher.look_everywhere(),
             () = until(dispatcher.next_look()) => {}
-            found = end_of(&mut dispatcher.looking) => dispatcher.found = Some(found),
+            () = dispatcher.lookout.ended() => {}
             () = farm.traffic.has_room(), if dispatcher.is_held_up() => {}
             event = events.recv() => match event {
                 Some(event) => dispatcher.note(event),
@@ -204,12 +171,12 @@ pub async fn run(farm: Arc<Farm>, mut events: mpsc::Receiver<Event>) {
 impl Dispatcher {
     fn note(&mut self, event: Event) {
         match event {
-            Event::Work => self.look_due = true,
+            Event::Work => self.lookout.ask(),
             Event::Selection => self.regroup_due = true,
             Event::Credit(session) => self.waiting.join(session, self.lanes.requirements()),
             Event::Served(session) => self.waiting.move_last(session, self.lanes.requirements()),
             Event::Fresh(fresh, epoch) if epoch == self.epoch => self.add(*fresh),
-            Event::Fresh(..) => self.look_due = true,
+            Event::Fresh(..) => self.lookout.ask(),
         }
     }
 
@@ -217,26 +184,23 @@ impl Dispatcher {
     fn add(&mut self, fresh: Fresh) {
         let in_sight =
             !self.waiting.is_empty() && self.lanes.in_sight() < FRESH_LANES_LIMIT && self.lanes.add(&self.farm, fresh);
-        if !in_sight {
-            self.look_due = true;
-            return;
-        }
-        if !self.look_due {
-            // What else there may be can wait.
-            self.look_from = self.look_from.max(Instant::now() + FRESH_PAUSE);
+        if in_sight {
+            self.lookout.put_off();
+        } else {
+            self.lookout.ask();
         }
     }
 
     /// Who waits for what there is none of may be handed what comes next by whoever brings it.
     fn offer(&self) {
-        if !self.is_look_due() && self.looking.is_none() && !self.farm.traffic.is_full() {
+        if self.lookout.is_at_rest() && !self.farm.traffic.is_full() {
             self.farm.offers.offer(self.epoch, self.waiting.first_idle());
         }
     }
 
     /// Sessions whose event was lost, lanes that nobody told of.
     fn look_everywhere(&mut self) {
-        self.look_due = true;
+        self.lookout.ask();
         let requirements = self.lanes.requirements();
         self.waiting.regroup(requirements);
         let sessions = self.farm.sessions();
@@ -258,26 +222,23 @@ impl Dispatcher {
             if std::mem::take(&mut self.regroup_due) {
                 self.waiting.regroup(self.lanes.requirements());
             }
-            if self.looking.as_ref().is_some_and(Look::has_ended) {
-                self.found = Some(end_of(&mut self.looking).await);
-            }
-            self.take_in();
-            if self.is_to_look() {
+            self.take_in().await;
+            if self.lookout.is_to_begin(&self.lanes) {
                 if self.waiting.is_empty() {
                     return Ok(());
                 }
-                self.begin_look();
-                self.found = tokio::time::timeout(LOOK_AWAITED, end_of(&mut self.looking)).await.ok();
-                self.take_in();
+                self.lanes.begin_look();
+                self.lookout.begin();
+                if timeout(LOOK_AWAITED, self.lookout.ended()).await.is_ok() {
+                    self.take_in().await;
+                }
             }
             if self.lanes.stale() {
                 return Ok(());
             }
             let decisions = self.decide().await?;
             if self.lanes.was_short_of_room() {
-                // Others' checkouts end, too.
-                let pause = ROOM_PAUSE.max(self.pause_of(ROOM_PAUSE_EACH));
-                self.room_from.get_or_insert_with(|| Instant::now() + pause);
+                self.lookout.lack_room(&self.lanes);
             }
             if decisions.is_empty() {
                 return Ok(());
@@ -290,63 +251,44 @@ impl Dispatcher {
         Ok(())
     }
 
-    fn is_to_look(&self) -> bool {
-        let now = Instant::now();
-        // Also when nobody lets this come to an end: what time alone changes, nobody tells of.
-        let is_overdue = now > self.paused_until.max(self.looked_at + POLL);
-        let for_some = self.room_from.into_iter().chain(self.refused_from()).min();
-        let is_due = (self.is_look_due() && now >= self.look_from) || for_some.is_some_and(|from| now >= from);
-        self.looking.is_none() && (is_overdue || is_due)
-    }
-
-    fn is_look_due(&self) -> bool {
-        self.look_due || self.lanes.stale()
-    }
-
-    fn begin_look(&mut self) {
-        let now = Instant::now();
-        (self.look_due, self.room_from, self.looked_at) = (false, None, now);
-        self.lanes.begin_look();
-        let line = self.lookout.take().unwrap_or_else(|| Kept::planning_once(self.farm.pool.clone()));
-        self.looking = Some(Look::begin(&self.farm, now, line));
-    }
-
     /// What a look has found. If it failed, hand-outs go on by what is known: the database has the last word.
-    fn take_in(&mut self) {
-        let pause = match self.found.take() {
-            Some(Ok((line, sight))) => {
-                self.lookout = Some(line);
+    async fn take_in(&mut self) {
+        let Some(found) = self.lookout.found().await else { return };
+        if self.farm.epoch.number() != self.epoch {
+            // It may be of another database than what is known.
+            self.forget();
+            return;
+        }
+        let is_to_be_repeated = match found {
+            Ok(sight) => {
                 let known = self.lanes.requirements().version();
                 let troubles = &self.farm.troubles;
-                self.lanes.end_look(sight, |open| troubles.concern(Some(open.job_id), &open.job_type));
+                let is_all = self.lanes.end_look(sight, |open| troubles.concern(Some(open.job_id), &open.job_type));
                 self.farm.lanes_in_sight(self.lanes.jobs_in_sight());
                 if self.lanes.requirements().version() != known {
                     self.waiting.regroup(self.lanes.requirements());
                     self.able = self.lanes.count_able(&self.farm.sessions());
                 }
-                self.pause_of(LOOK_PAUSE_EACH).min(LOOK_PAUSE_LIMIT)
+                self.lookout.pause(&self.lanes);
+                !is_all
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 warn!(error = format!("{error:#}"), "looking for lanes failed: trying again");
-                self.look_due = true;
-                RETRY
+                self.lookout.pause_for(RETRY);
+                true
             }
-            None => return,
         };
-        self.look_from = Instant::now() + pause;
-        self.paused_until = self.look_from;
+        if is_to_be_repeated {
+            self.lookout.ask();
+        }
     }
 
-    /// After a failure: nothing that is remembered or being read can be trusted.
+    /// Nothing that is remembered or being read can be trusted.
     fn forget(&mut self) {
-        (self.looking, self.found, self.lookout, self.look_from) = (None, None, None, Instant::now());
+        self.lookout.forget();
         self.lanes.forget();
         self.epoch = self.farm.epoch.number();
         self.reading.let_go();
-    }
-
-    fn pause_of(&self, each_lane: Duration) -> Duration {
-        each_lane.saturating_mul(u32::try_from(self.lanes.in_sight()).unwrap_or(u32::MAX))
     }
 
     /// Somebody waits, and not for anything that is to be handed out.
@@ -356,16 +298,7 @@ impl Dispatcher {
 
     /// When to look again, if somebody waits.
     fn next_look(&self) -> Option<Instant> {
-        if self.waiting.is_empty() || self.looking.is_some() {
-            return None;
-        }
-        let for_all = self.is_look_due().then_some(self.look_from);
-        for_all.into_iter().chain(self.room_from).chain(self.refused_from()).min()
-    }
-
-    /// When to look at lanes again that were refused: however many there are, not more often than at all lanes.
-    fn refused_from(&self) -> Option<Instant> {
-        self.lanes.refused_from(self.looked_at).map(|from| from.max(self.paused_until))
+        if self.waiting.is_empty() { None } else { self.lookout.next(&self.lanes) }
     }
 
     /// Checkouts for those who wait, each from the lane whose turn it is. None: there is nothing for anybody.
@@ -462,9 +395,7 @@ impl Dispatcher {
             });
         }
         if !idle.is_empty() {
-            let from = self.looked_at + POLL;
-            self.paused_until = self.paused_until.min(from);
-            self.look_from = self.look_from.min(from);
+            self.lookout.hurry();
         }
         Ok(decisions)
     }
@@ -660,14 +591,6 @@ pub fn take_back_unsent(farm: &Arc<Farm>, id: CheckoutId, epoch: u64) {
             }
         }
     });
-}
-
-/// What a look under way has found, once; with none under way, never.
-async fn end_of(looking: &mut Option<Look>) -> anyhow::Result<(Kept, Sight)> {
-    let Some(look) = looking else { std::future::pending().await };
-    let found = look.end().await;
-    *looking = None;
-    found
 }
 
 pub async fn until(moment: Option<Instant>) {

@@ -255,6 +255,11 @@ impl Kept {
     pub fn let_go(&mut self) {
         self.client = None;
     }
+
+    /// The same, when something may still be under way on it: nobody has it again.
+    pub fn close(&mut self) {
+        drop(self.client.take().map(Object::take));
+    }
 }
 
 /// Connections that submissions, hand-outs and acceptances share, which are short statements of our own. Nobody pays for a

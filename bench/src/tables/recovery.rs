@@ -112,7 +112,7 @@ impl Site {
         let farm = Farm::at(url_of(&config), config);
         let (rhythm, connections) = (Rhythm::of(context).flags(), (connections + 100).to_string());
         let mut flags: Vec<&str> = rhythm.iter().map(String::as_str).collect();
-        flags.extend(["--checkout-problems", "1", "--checkout-seconds", "15", "--pool-size", "12"]);
+        flags.extend(["--checkout-problems", "1", "--checkout-seconds", "15", "--pool-size", "13"]);
         flags.extend(["--connections", &connections, "--connections-per-address", &connections]);
         let servers = vec![farm.serving("a", &flags).await, farm.serving("b", &flags).await];
         Ok(Site { cluster, farm, servers })

@@ -47,7 +47,9 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let jobs: &[u64] = if context.quick { &[1, 100] } else { &[1, 10, 100, 1_000, 10_000] };
     let depths: &[u64] = if context.quick { &[10_000, 100_000] } else { &[10_000, 100_000, 1_000_000] };
     let most = sizes.last().copied().unwrap_or(0);
-    let sizes = within_descriptors(sizes, report);
+    let sizes = if context.wants("workstations") { within_descriptors(sizes, report) } else { Vec::new() };
+    let jobs = if context.wants("jobs") { jobs } else { &[] };
+    let depths = if context.wants("depth") { depths } else { &[] };
     let deepest = depths.iter().copied().max().unwrap_or(0);
     context.need_disk(deepest * BYTES_EACH, "scale")?;
     report.note(format!(
@@ -70,13 +72,9 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         }
         report.run(figures);
     }
-    // Where so many do not fit, it is not measured, and not kept.
-    report.promise_at_most(&format!("workstations_{most}_memory_mib"), 1536.0);
-    report.promise_at_most(&format!("workstations_{most}_idle_server_core_percent"), 10.0);
-    report.promise_at_most(&format!("workstations_{most}_hand_out_p99_ms"), 1000.0);
-    report.promise_at_most("burst_99_percent_ms", BURST_LIMIT_MS);
-    report.promise_at_most("restart_back_s", BACK_LIMIT.as_secs_f64());
-    report.promise_at_most("restart_declared_dead_count", 0.0);
+    if context.wants("workstations") {
+        promise_workstations(report, most);
+    }
     let depths: Vec<usize> = depths.iter().map(|&n| n as usize).collect();
     let jobs: Vec<usize> = jobs.iter().map(|&n| n as usize).collect();
     for (by, of, points) in
@@ -85,6 +83,16 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         growth(report, by, of, points);
     }
     Ok(())
+}
+
+/// Where so many do not fit, it is not measured, and not kept.
+fn promise_workstations(report: &mut Report, most: usize) {
+    report.promise_at_most(&format!("workstations_{most}_memory_mib"), 1536.0);
+    report.promise_at_most(&format!("workstations_{most}_idle_server_core_percent"), 10.0);
+    report.promise_at_most(&format!("workstations_{most}_hand_out_p99_ms"), 1000.0);
+    report.promise_at_most("burst_99_percent_ms", BURST_LIMIT_MS);
+    report.promise_at_most("restart_back_s", BACK_LIMIT.as_secs_f64());
+    report.promise_at_most("restart_declared_dead_count", 0.0);
 }
 
 /// How long each figure is measured for.

@@ -44,7 +44,7 @@ pub struct Lane {
 struct Meanwhile {
     added: HashSet<LaneKey>,
     removed: HashSet<LaneKey>,
-    /// Problems and weight that were handed out.
+    /// Problems and weight on which was decided.
     served: HashMap<LaneKey, (Candidate, usize, u64)>,
 }
 
@@ -229,8 +229,13 @@ impl Lanes {
     }
 
     /// Takes in what a look has found, keeping what was read ahead where the pointer is where it was, or where it came
-    /// meanwhile, and somebody is to be served from it next: memory does not grow with the jobs.
-    pub fn end_look(&mut self, Sight { began, open, shares }: Sight, is_in_trouble: impl Fn(&OpenLane) -> bool) {
+    /// meanwhile, and somebody is to be served from it next: memory does not grow with the jobs. False: there may be more.
+    pub fn end_look(
+        &mut self,
+        Sight { began, open, shares }: Sight,
+        is_in_trouble: impl Fn(&OpenLane) -> bool,
+    ) -> bool {
+        let mut is_all = true;
         let Meanwhile { added, removed, served } = self.meanwhile.take().unwrap_or_default();
         let mut before = std::mem::take(&mut self.lanes);
         self.refused.tidy(began);
@@ -253,7 +258,8 @@ impl Lanes {
                 // Another server has moved it on: nobody has locked it.
                 self.refused.remove(&key);
             } else if removed.contains(&key) && !before.contains_key(&key) {
-                // Nothing is left of it, unless it has grown again: that the next look tells.
+                // As far as it was known nothing is left of it, but it may have grown since: that the next look tells.
+                is_all = false;
                 continue;
             }
             if self.refused.holds(&key, began) {
@@ -264,24 +270,26 @@ impl Lanes {
             self.ring.add(lane.candidate.clone());
             self.lanes.insert(key, lane);
         }
-        for (key, mut lane) in before {
-            if added.contains(&key) {
-                let requirement = lane.open.requirement.as_ref();
-                lane.candidate.requirement = requirement.map(|requirement| self.requirements.note(requirement));
-                self.ring.add(lane.candidate.clone());
-                self.lanes.insert(key, lane);
+        for (key, mut lane) in before.into_iter().filter(|(key, _)| added.contains(key)) {
+            if !self.ring.knows(&lane.open.owner) {
+                is_all = false;
+                continue;
             }
+            lane.candidate = self.candidate(&lane.open, lane.candidate.controller.clone());
+            self.ring.add(lane.candidate.clone());
+            self.lanes.insert(key, lane);
         }
-        self.unreadable.retain(|key, _| self.lanes.contains_key(key));
+        self.unreadable.retain(|key, _| self.lanes.contains_key(key) || removed.contains(key));
         self.keep_what_is_next();
         self.aside.retain(|key, _| self.refused.holds(key, began));
         self.requirements.end_look();
         self.looked = true;
+        is_all
     }
 
     /// A lane as a look has found it, with what is known of it. `served`: also by us, since the look began.
     fn lane(&mut self, open: OpenLane, job_type: &JobType, known: Option<Lane>, served: bool) -> Lane {
-        let candidate = self.candidate(&open, job_type);
+        let candidate = self.candidate(&open, announced(&job_type.controller).into());
         let mut lane = Lane {
             next: open.next_extraction,
             candidate,
@@ -345,7 +353,7 @@ impl Lanes {
         if is_in_trouble || self.stale() || self.lanes.contains_key(&key) || !self.ring.knows(&open.owner) {
             return false;
         }
-        let candidate = self.candidate(&open, &job_type);
+        let candidate = self.candidate(&open, announced(&job_type.controller).into());
         self.ring.add(candidate.clone());
         let mut ahead = Ahead::default();
         ahead.extend(problems, true);
@@ -360,7 +368,7 @@ impl Lanes {
         true
     }
 
-    fn candidate(&mut self, open: &OpenLane, job_type: &JobType) -> Candidate {
+    fn candidate(&mut self, open: &OpenLane, controller: Arc<str>) -> Candidate {
         // One priority for all of a job.
         let of_type = open.of_type.as_ref().unwrap_or(&open.job_type);
         Candidate {
@@ -375,7 +383,7 @@ impl Lanes {
             urgency: open.urgency,
             came_back: open.came_back,
             first: open.first,
-            controller: announced(&job_type.controller).into(),
+            controller,
             requirement: open.requirement.as_ref().map(|requirement| self.requirements.note(requirement)),
         }
     }
@@ -455,7 +463,21 @@ mod tests {
             reads: Vec::new(),
         });
         let open = lanes.into_iter().map(|lane| ((*lane.open).clone(), job_type.clone())).collect();
-        Sight { began: Instant::now(), open, shares: Vec::new() }
+        Sight { began: Instant::now(), open, shares: vec![share(None)] }
+    }
+
+    /// Of the user of all jobs here.
+    fn share(room: Option<u64>) -> sharing::Share {
+        sharing::Share {
+            owner: Some("user000".into()),
+            job_type: None,
+            allocation: Some(1),
+            prohibited: false,
+            room,
+            weight: None,
+            per_checkout: None,
+            priority: None,
+        }
     }
 
     fn key(n: i64) -> LaneKey {
@@ -519,7 +541,7 @@ mod tests {
         meanwhile.removed.insert(key(1));
         meanwhile.added.insert(key(2));
         lanes.lanes.remove(&key(1));
-        lanes.end_look(found, |_| false);
+        assert!(!lanes.end_look(found, |_| false), "the first may have grown");
         let in_sight = |lanes: &Lanes| {
             let mut jobs: Vec<i64> = lanes.jobs_in_sight().map(|job| job.0).collect();
             jobs.sort_unstable();
@@ -529,8 +551,12 @@ mod tests {
         assert_eq!((hand_out(&mut lanes, 100), lanes.ring.lines().flatten().count()), (key(2), 2));
         lanes.begin_look();
         let found = sight(lanes.lanes.values().filter(|lane| lane.open.job_id.0 != 2));
-        lanes.end_look(found, |_| false);
+        assert!(lanes.end_look(found, |_| false));
         assert_eq!(in_sight(&lanes), [3], "nothing is remembered of the look before");
+        lanes.begin_look();
+        lanes.meanwhile.as_mut().expect("a look is under way").added.insert(key(3));
+        assert!(!lanes.end_look(Sight { shares: Vec::new(), ..sight([]) }, |_| false), "a user that it did not know");
+        assert!(in_sight(&lanes).is_empty());
     }
 
     #[test]
@@ -538,19 +564,7 @@ mod tests {
         let mut lanes = lanes([lane(0, 1, 100, 1_000)]);
         lanes.begin_look();
         let mut found = sight(lanes.lanes.values());
-        let owner = Some(Arc::<str>::from("user000"));
-        let room = Some(15);
-        let (job_type, allocation, weight, per_checkout, priority) = (None, None, None, None, None);
-        found.shares = vec![sharing::Share {
-            owner,
-            job_type,
-            allocation,
-            prohibited: false,
-            room,
-            weight,
-            per_checkout,
-            priority,
-        }];
+        found.shares = vec![share(Some(15))];
         hand_out(&mut lanes, 10);
         lanes.end_look(found, |_| false);
         let choice = lanes.ring.choose(&anybody(), |_| true).expect("in sight");

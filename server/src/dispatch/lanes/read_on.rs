@@ -127,15 +127,18 @@ impl Lanes {
             problems.min((AHEAD_PROBLEMS_AT_ONCE / wanted.len()).max(AHEAD_PROBLEMS_EACH)),
             bytes.min(AHEAD_BYTES_OF_ALL / wanted.len()),
         );
-        let lanes = self.lanes.iter_mut().filter_map(|(key, lane)| Some((*key, lane, *wanted.get(key)?)));
-        let reading = lanes.map(async |(key, lane, wanted)| {
+        // Who is dropped here leaves them to the next look.
+        let mut lanes: Vec<(LaneKey, Lane)> = wanted.keys().filter_map(|key| self.lanes.remove_entry(key)).collect();
+        let reading = lanes.iter_mut().map(async |(key, lane)| {
             let at = lane.end();
-            match self.unreadable.get(&key) {
-                Some(unreadable) if unreadable.holds(at) => (key, at, Ok(false)),
-                _ => (key, at, lane.read_ahead(client, wanted, portion).await.map(|()| true)),
+            match self.unreadable.get(key) {
+                Some(unreadable) if unreadable.holds(at) => (*key, at, Ok(false)),
+                _ => (*key, at, lane.read_ahead(client, wanted[key], portion).await.map(|()| true)),
             }
         });
-        for (key, at, outcome) in join_all(reading).await {
+        let outcomes = join_all(reading).await;
+        self.lanes.extend(lanes);
+        for (key, at, outcome) in outcomes {
             self.note_reading(key, at, outcome)?;
         }
         Ok(())
