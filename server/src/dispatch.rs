@@ -44,7 +44,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 use tonic::Status;
 use tracing::{debug, warn};
@@ -66,10 +66,6 @@ pub enum Event {
 
 /// Behind every notification there is a poll.
 const POLL: Duration = Duration::from_secs(1);
-
-/// So long hand-outs wait for a look: with few lanes nothing is handed out that what has just come stands before. What takes
-/// longer goes on beside them.
-const LOOK_AWAITED: Duration = Duration::from_millis(20);
 
 /// After a limit was met that somebody had locked, no limit is waited for so long; twice as long each time that one is met again.
 const IMPATIENT: Duration = Duration::from_secs(5);
@@ -228,10 +224,8 @@ impl Dispatcher {
                     return Ok(());
                 }
                 self.lanes.begin_look();
-                self.lookout.begin();
-                if timeout(LOOK_AWAITED, self.lookout.ended()).await.is_ok() {
-                    self.take_in().await;
-                }
+                self.lookout.begin().await;
+                self.take_in().await;
             }
             if self.lanes.stale() {
                 return Ok(());

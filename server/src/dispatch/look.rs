@@ -21,6 +21,10 @@ use tokio::time::{Instant, timeout};
 const PAUSE_EACH: Duration = Duration::from_micros(400);
 const PAUSE_LIMIT: Duration = Duration::from_secs(5);
 
+/// So long hand-outs wait for a look: with few lanes nothing is handed out that what has just come stands before. What takes
+/// longer goes on beside them.
+const AWAITED: Duration = Duration::from_millis(20);
+
 /// How much longer a look may wait when what it would find first is known.
 const FRESH_PAUSE: Duration = Duration::from_millis(5);
 
@@ -122,11 +126,16 @@ impl Lookout {
         self.due.then_some(self.from).into_iter().chain(self.room_from).chain(refused_from).min()
     }
 
-    pub fn begin(&mut self) {
+    /// Looks, or leaves what takes longer to a task of its own: a quick look is not worth waking another thread.
+    pub async fn begin(&mut self) {
         (self.due, self.began) = (false, Instant::now());
         let line = self.line.take().unwrap_or_else(|| Kept::planning_once(self.farm.pool.clone()));
-        // What it meets is found with what it finds. Nobody waits for one that has been forgotten.
-        self.looking = Some(self.farm.tasks.spawn(look(self.farm.clone(), self.began, line)));
+        let mut looking = Box::pin(look(self.farm.clone(), self.began, line));
+        match timeout(AWAITED, &mut looking).await {
+            Ok(found) => self.found = Some(found),
+            // What it meets is found with what it finds. Nobody waits for one that has been forgotten.
+            Err(_) => self.looking = Some(self.farm.tasks.spawn(looking)),
+        }
     }
 
     /// Waits until the look under way has ended; if none is, for good.
