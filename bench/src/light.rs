@@ -6,7 +6,7 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
 use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_proto::v1::server_message::Message as In;
-use pcfarm_proto::{PROTOCOL_VERSION, v1};
+use pcfarm_proto::{PROTOCOL_VERSION, idle_heartbeat, v1};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,6 +36,7 @@ const BUSY: Duration = Duration::from_secs(15);
 
 /// Until a first Welcome says otherwise.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+const LEASE: Duration = Duration::from_secs(20);
 
 /// How the agents draw work.
 #[derive(Clone, Copy, Debug, Default)]
@@ -197,6 +198,7 @@ impl Herd {
                 asked: None,
                 sequence: 0,
                 heartbeat: HEARTBEAT,
+                idle_heartbeat: HEARTBEAT,
                 longest_delay: LONGEST_DELAY,
                 manner: work.manner(number),
                 elsewhere: None,
@@ -262,6 +264,7 @@ struct Agent {
     asked: Option<Instant>,
     sequence: u64,
     heartbeat: Duration,
+    idle_heartbeat: Duration,
     longest_delay: Duration,
     manner: Manner,
     /// A problem that it had before, and has not any more.
@@ -334,6 +337,9 @@ impl Agent {
                             connected.get_or_insert_with(|| Connected::new(book));
                             self.learn(welcome);
                         }
+                        if matches!(message, In::Checkout(_)) {
+                            beat = beat.min(Moment::now() + self.heartbeat);
+                        }
                         let pace = *paces.borrow();
                         self.receive(message, pace, book)
                     }
@@ -348,7 +354,7 @@ impl Agent {
                 () = sleep_until(wake) => {
                     let now = Moment::now();
                     if now >= beat {
-                        beat = now + self.heartbeat;
+                        beat = now + if self.held.is_empty() { self.idle_heartbeat } else { self.heartbeat };
                         Some(self.heartbeat())
                     } else if ask.take_if(|ask| now >= *ask).is_some() {
                         Some(self.ask())
@@ -389,8 +395,10 @@ impl Agent {
     /// The farm's rhythm: back before a lease is over.
     fn learn(&mut self, welcome: &v1::Welcome) {
         let length = |length: Option<prost_types::Duration>| length.and_then(|l| Duration::try_from(l).ok());
+        let lease = length(welcome.lease).unwrap_or(LEASE);
         self.heartbeat = length(welcome.heartbeat).unwrap_or(HEARTBEAT);
-        self.longest_delay = length(welcome.lease).map_or(LONGEST_DELAY, |lease| LONGEST_DELAY.min(lease / 4));
+        self.idle_heartbeat = idle_heartbeat(self.heartbeat, lease);
+        self.longest_delay = LONGEST_DELAY.min(lease / 4);
     }
 
     fn holds(&self) -> Vec<v1::HeldCheckout> {

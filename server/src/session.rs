@@ -91,6 +91,23 @@ pub enum Drained {
     Undone,
 }
 
+/// How long a workstation may be silent before that is written down: one that holds checkouts, and one that does not, which
+/// says half as often that it lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub holding: Duration,
+    pub idle: Duration,
+}
+
+/// What a session's silence comes to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Listened {
+    /// It is not too long before then.
+    Heard { until: Instant },
+    /// For so many seconds.
+    Silent { age: f64 },
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     at: Instant,
@@ -307,6 +324,10 @@ impl Session {
 
     /// Takes note of what an administrator wants it to be given. True if that is something else than before.
     pub fn select(&self, chosen: Option<&RawJson>) -> bool {
+        // It is asked of every session, all the time.
+        if self.selecting.read().unwrap_or_else(PoisonError::into_inner).chosen.as_ref() == chosen {
+            return false;
+        }
         let mut selecting = self.selecting.write().unwrap_or_else(PoisonError::into_inner);
         let now = Selecting::new(&self.controllers, &self.facts, chosen, selecting.paused.clone());
         let changed = selecting.base != now.base || selecting.facts != now.facts;
@@ -334,15 +355,17 @@ impl Session {
         std::mem::take(&mut state.silent)
     }
 
-    /// Seconds since the last word, if that is longer than `limit`; the next word is then to be written down.
-    pub fn silent_for(&self, limit: Duration) -> Option<f64> {
+    /// Has it been silent for too long? If so, its next word is to be written down.
+    pub fn listen(&self, limits: &Limits) -> Listened {
         let mut state = self.state();
-        let age = state.heard.elapsed();
-        if age < limit {
-            return None;
+        let now = Instant::now();
+        let holding = state.sent.values().flatten().map(|sent| sent.at.max(state.heard) + limits.holding).min();
+        let until = (state.heard + limits.idle).min(holding.unwrap_or(now + limits.idle));
+        if now < until {
+            return Listened::Heard { until };
         }
         state.silent = true;
-        Some(age.as_secs_f64())
+        Listened::Silent { age: (now - state.heard).as_secs_f64() }
     }
 
     /// That it was heard again could not be written down: to be said with the next word.
@@ -645,6 +668,22 @@ mod tests {
         // One that comes drained has been told why, but not that its time is over.
         assert_eq!(session(true).set_drained(true, "fan", None), Drained::AsBefore);
         assert_eq!(session(true).set_drained(true, "fan", Some(-9.0)), Drained::GivesBack);
+    }
+
+    #[test]
+    fn who_holds_something_may_be_silent_for_less_long() {
+        let long = Duration::from_secs(3600);
+        let limits = Limits { holding: Duration::ZERO, idle: long };
+        let one = session(false);
+        assert!(matches!(one.listen(&limits), Listened::Heard { until } if until > Instant::now() + long / 2));
+        // Whom nothing has been sent to yet has nothing to say of it.
+        one.sending(CheckoutId(1), "echo");
+        assert!(matches!(one.listen(&limits), Listened::Heard { .. }));
+        one.sent(CheckoutId(1), 1);
+        assert!(matches!(one.listen(&limits), Listened::Silent { .. }));
+        assert!(one.heard(), "its next word is written down");
+        assert!(matches!(one.listen(&Limits { holding: long / 2, idle: long }), Listened::Heard { until }
+            if until < Instant::now() + long / 2));
     }
 
     #[test]

@@ -4,10 +4,11 @@
 
 use crate::dispatch;
 use crate::farm::Farm;
-use crate::session::{Drained, Session};
+use crate::session::{Drained, Limits, Listened, Session};
 use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
+use pcfarm_proto::idle_heartbeat;
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1::{self, server_message};
 use pcfarm_recycler::pulse_limit;
@@ -55,6 +56,7 @@ pub async fn pulse(farm: Arc<Farm>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last_tick = Instant::now();
     let mut stalled = false;
+    let mut listen_at = last_tick;
     // Its own: who waits for one of the pool is late.
     let mut line = Kept::new(farm.pool.clone());
     loop {
@@ -74,7 +76,7 @@ pub async fn pulse(farm: Arc<Farm>) {
             warn!("more workstations connect than can be registered: everybody gets a full lease");
             stalled = true;
         }
-        let beat = tokio::time::timeout(PATIENCE, beat(&farm, &mut line, stalled)).await;
+        let beat = tokio::time::timeout(PATIENCE, beat(&farm, &mut line, stalled, &mut listen_at)).await;
         match beat.unwrap_or_else(|_| Err(anyhow::anyhow!("the database does not answer"))) {
             Ok(()) => {
                 stalled = false;
@@ -89,19 +91,16 @@ pub async fn pulse(farm: Arc<Farm>) {
     }
 }
 
-async fn beat(farm: &Farm, line: &mut Kept, stalled: bool) -> anyhow::Result<()> {
+async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Instant) -> anyhow::Result<()> {
     let client = line.client().await.context("getting a connection")?;
     let refused = farm.refused_results.load(Ordering::Relaxed);
     let stall = pulse_limit(farm.rhythm.lease).as_secs_f64();
     presence::pulse(client, farm.server_id, stall, refused, stalled).await?;
     crash_point(CrashPoint::Pulsed);
-    let limit = farm.rhythm.heartbeat.mul_f64(1.5).min(farm.rhythm.lease);
-    // All of them with every beat: one that is marked already is not written again.
-    let silent: Vec<_> = farm
-        .sessions()
-        .iter()
-        .filter_map(|s| s.silent_for(limit).map(|age| (s.workstation_id, s.number, age)))
-        .collect();
+    let (lease, heartbeat) = (farm.rhythm.lease, farm.rhythm.heartbeat);
+    let limit = |heartbeat: Duration| heartbeat.mul_f64(1.5).min(lease);
+    let limits = Limits { holding: limit(heartbeat), idle: limit(idle_heartbeat(heartbeat, lease)) };
+    let silent = silent(farm, &limits, listen_at);
     if silent.is_empty() {
         return Ok(());
     }
@@ -110,13 +109,36 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool) -> anyhow::Result<()>
     // A word that came while the mark was being written may have been recorded before it.
     let heard: Vec<_> = silent
         .iter()
-        .filter(|(id, number, _)| farm.session(*id).is_some_and(|s| s.number == *number && s.silence() < limit))
+        .filter(|(id, number, _)| {
+            farm.session(*id).is_some_and(|s| s.number == *number && s.silence() < limits.holding)
+        })
         .map(|&(id, number, _)| (id, number))
         .collect();
     if !heard.is_empty() {
         presence::mark_heard(client, &heard).await.context("taking marks of silence back")?;
     }
     Ok(())
+}
+
+/// Who has been silent for too long, and for how many seconds. Nobody is before the moment to which it moves `listen_at`: with
+/// thousands of workstations it costs to ask them all.
+fn silent(farm: &Farm, limits: &Limits, listen_at: &mut Instant) -> Vec<(WorkstationId, i64, f64)> {
+    let now = Instant::now();
+    if now < *listen_at {
+        return Vec::new();
+    }
+    // Who holds nothing now may do so in a moment.
+    let mut next = now + limits.holding;
+    let mut silent = Vec::new();
+    for session in farm.sessions() {
+        match session.listen(limits) {
+            Listened::Heard { until } => next = next.min(until),
+            Listened::Silent { age } => silent.push((session.workstation_id, session.number, age)),
+        }
+    }
+    // All of them with every pulse: one that is marked already is not written again.
+    *listen_at = if silent.is_empty() { next } else { now };
+    silent
 }
 
 /// Tells agents what was revoked elsewhere, drains and ends sessions whose rows say so, and takes back what never

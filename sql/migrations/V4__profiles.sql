@@ -31,13 +31,15 @@ create table pcfarm.profile (
 );
 create index profile_by_job_type on pcfarm.profile (job_type);
 
--- What was handed out under an entry that limits problems by the hour, in sixtieths of an hour.
+-- What was handed out under an entry that limits problems by the hour: a row with each call, whose total is all that was ever
+-- handed out under the entry. A total that each call changed would leave a version with every one of them, which all later
+-- ones step over while somebody has a snapshot open.
 create table pcfarm.handed_out (
     profile_id bigint not null,
-    began_at   timestamptz not null,
-    weight     bigint not null,
-    primary key (profile_id, began_at)
-) with (fillfactor = 50);
+    at         timestamptz not null,
+    total      bigint not null,
+    primary key (profile_id, at)
+);
 
 -- How long an hour is: a test's may be shorter.
 create function pcfarm.hour()
@@ -45,18 +47,17 @@ returns interval language sql stable as $$
     select coalesce(nullif(current_setting('pcfarm.hour', true), '')::interval, interval '1 hour')
 $$;
 
--- The start of the sixtieth of an hour that this moment is in.
-create function pcfarm.minute_of(moment timestamptz)
-returns timestamptz language sql stable as $$
-    select date_bin(pcfarm.hour() / 60, moment, timestamptz '2000-01-01 00:00:00Z')
-$$;
-
--- What a sliding hour that ends now has had, at most: one that is sixty-one sixtieths long, so that what a counter holds
--- counts until the last of it is an hour old.
+-- The weight of what was handed out under an entry in the hour that ends now.
 create function pcfarm.handed_out_in_an_hour(profile_id bigint)
 returns bigint language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select coalesce(sum(h.weight), 0)::bigint from pcfarm.handed_out h
-    where h.profile_id = handed_out_in_an_hour.profile_id and h.began_at > clock_timestamp() - pcfarm.hour() * 61 / 60
+    select coalesce((
+            select h.total from pcfarm.handed_out h
+            where h.profile_id = handed_out_in_an_hour.profile_id
+            order by h.at desc limit 1), 0)
+        - coalesce((
+            select h.total from pcfarm.handed_out h
+            where h.profile_id = handed_out_in_an_hour.profile_id and h.at <= clock_timestamp() - pcfarm.hour()
+            order by h.at desc limit 1), 0)
 $$;
 
 -- Entries ---------------------------------------------------------------------------------------------------------------

@@ -534,7 +534,8 @@ declare
     fits     boolean[];
     -- Of each hand-out its problems' type, of each job its own.
     types    text[];
-    -- Those of them that need what somebody has locked.
+    -- Those of them that have a profile, and those that need what somebody has locked.
+    profiled text[];
     busy     text[] := '{}';
 begin
     if exists (select from pcfarm.farm f where f.suspended_since is not null) then
@@ -554,9 +555,10 @@ begin
         perform from pcfarm.resource r
         where r.name in (select n.resource from pcfarm.job_type_resource n where n.job_type = any (types))
         order by r.name for no key update;
-        perform from pcfarm.job_type t
-        where t.name = any (types) and exists (select from pcfarm.profile p where p.job_type = t.name)
-        order by t.name for no key update;
+        select array_agg(t.name) into profiled
+        from (select t.name from pcfarm.job_type t
+            where t.name = any (types) and exists (select from pcfarm.profile p where p.job_type = t.name)
+            order by t.name for no key update) t;
     else
         select array_agg(u.name) into owners
         from (select u.name from pcfarm.farm_user u where u.name = any (owners) for no key update skip locked) u;
@@ -565,16 +567,16 @@ begin
             select r.name from pcfarm.resource r
             where r.name in (select n.resource from pcfarm.job_type_resource n where n.job_type = any (types))
             for no key update skip locked),
-        profiled as materialized (
+        profile as materialized (
             select t.name from pcfarm.job_type t
             where t.name = any (types) and exists (select from pcfarm.profile p where p.job_type = t.name)
             for no key update skip locked)
-        select coalesce(array_agg(t.name), '{}') into busy
+        select (select array_agg(p.name) from profile p), coalesce(array_agg(t.name), '{}') into profiled, busy
         from unnest(types) t(name)
         where exists (
                 select from pcfarm.job_type_resource n
                 where n.job_type = t.name and n.resource not in (select r.name from resource r))
-            or exists (select from pcfarm.profile p where p.job_type = t.name) and t.name not in (select p.name from profiled p);
+            or exists (select from pcfarm.profile p where p.job_type = t.name) and t.name not in (select p.name from profile p);
     end if;
 
     with hand_out as materialized (
@@ -595,7 +597,7 @@ begin
         where t.user_name = any (owners) and t.job_type = any (types) and t.concurrency is not null),
     profile as materialized (
         select p.job_type, p.profile_id, p.problems_per_hour, p.problems_per_checkout
-        from (select distinct t from unnest(types) t) t cross join lateral pcfarm.profile_at(t.t) p),
+        from (select distinct t from unnest(profiled) t) t cross join lateral pcfarm.profile_at(t.t) p),
     need as (
         select h.n, r.resource, max(r.tokens) as tokens
         from hand_out h
@@ -650,17 +652,20 @@ begin
     order by h.n
     returning c.checkout_id, c.job_id, c.lane_id, c.from_order, c.job_type, c.of_type),
     counted as (
-        insert into pcfarm.handed_out as o (profile_id, began_at, weight)
-        select p.profile_id, pcfarm.minute_of(clock_timestamp()), sum(h.weight)
-        from made m
-        join unnest(job_ids, lane_ids, from_orders, weights) as h(job_id, lane_id, from_order, weight)
-            on h.job_id = m.job_id and h.lane_id = m.lane_id and h.from_order = m.from_order
-        cross join unnest(array[m.job_type, m.of_type]) t(name)
-        cross join lateral pcfarm.profile_at(t.name) p
-        where p.problems_per_hour is not null
-        group by p.profile_id
-        order by p.profile_id
-        on conflict on constraint handed_out_pkey do update set weight = o.weight + excluded.weight)
+        -- Nobody else writes of these entries, whose job types are locked. A clock that was set back changes no order.
+        insert into pcfarm.handed_out (profile_id, at, total)
+        select n.profile_id, greatest(clock_timestamp(), l.at + interval '1 microsecond'), coalesce(l.total, 0) + n.weight
+        from (
+            select p.profile_id, sum(h.weight) as weight
+            from made m
+            join unnest(job_ids, lane_ids, from_orders, weights) as h(job_id, lane_id, from_order, weight)
+                on h.job_id = m.job_id and h.lane_id = m.lane_id and h.from_order = m.from_order
+            cross join unnest(array[m.job_type, m.of_type]) t(name)
+            cross join lateral pcfarm.profile_at(t.name) p
+            where t.name = any (profiled) and p.problems_per_hour is not null
+            group by p.profile_id) n
+        left join lateral (
+            select o.at, o.total from pcfarm.handed_out o where o.profile_id = n.profile_id order by o.at desc limit 1) l on true)
     select m.checkout_id, m.job_id, m.lane_id, m.from_order from made m;
 end $$;
 

@@ -118,7 +118,7 @@ pub async fn sample_signals(client: &ClientWrapper) -> Result<(), Error> {
     client.run(include_str!("../queries/sample_signals.sql"), &[]).await.map(drop)
 }
 
-/// Counters that no limit looks at any more.
+/// What no limit looks at any more of what was handed out.
 pub async fn forget_hand_outs(client: &ClientWrapper) -> Result<(), Error> {
     client.run(include_str!("../queries/forget_hand_outs.sql"), &[]).await.map(drop)
 }

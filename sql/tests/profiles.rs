@@ -208,10 +208,24 @@ async fn an_hours_limit_counts_weights_and_holds_across_servers() {
     let why = queue.text(&format!("select string_agg(o, '; ') from pcfarm.job_obstacles({job}) o")).await;
     assert!(why.contains("lets job type t have 10 an hour, and 0 are left: more from"), "{why}");
     // An hour later.
-    queue.run("update pcfarm.handed_out set began_at = began_at - interval '59 min 30 s'").await;
-    assert_eq!(count(&made(&queue, &lane, &[1]).await), 0, "the last of that minute may be less than an hour ago");
-    queue.run("update pcfarm.handed_out set began_at = began_at - interval '90 s'").await;
+    queue.run("update pcfarm.handed_out set at = at - interval '59 min 30 s'").await;
+    assert_eq!(count(&made(&queue, &lane, &[1]).await), 0, "it is not over yet");
+    queue.run("update pcfarm.handed_out set at = at - interval '30 s'").await;
     assert_eq!(count(&made(&queue, &lane, &[10]).await), 1);
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_makes_no_hour_longer() {
+    let queue = queue().await;
+    let job = queue.job(20, 1).await;
+    let lane = queue.lane(job, false).await.expect("a lane");
+    entry(&queue, "{\"problems_per_hour\": 10}").await;
+    assert_eq!(count(&made(&queue, &lane, &[6]).await), 1);
+    queue.run("update pcfarm.handed_out set at = at + interval '2 h'").await;
+    assert_eq!(count(&made(&queue, &lane, &[3]).await), 1);
+    assert_eq!(count(&made(&queue, &lane, &[2]).await), 0);
+    assert_eq!(count(&made(&queue, &lane, &[1]).await), 1);
     queue.check().await;
 }
 
@@ -263,7 +277,7 @@ async fn no_sliding_hour_has_more_than_its_limit_and_little_is_left_unused() {
         from pcfarm.checkout) w";
     assert!(queue.number(most).await <= LIMIT, "{}", queue.number(most).await);
     let all = queue.number("select count(*) from pcfarm.checkout").await;
-    // Four hours and what the fifth gives at once; each is a sixtieth longer.
+    // Four hours and what the fifth gives at once.
     assert!(all >= LIMIT * 4 * 95 / 100, "{all}");
     queue.check().await;
 }
@@ -290,9 +304,9 @@ async fn the_farms_traffic_peaks_when_the_users_falls() {
             }
         }
         sent.push(handed_out);
-        // An hour goes by. What an earlier one has left would be in the way of what moves to its place.
-        queue.run("delete from pcfarm.handed_out where began_at < clock_timestamp() - interval '61 min'").await;
-        queue.run("update pcfarm.handed_out set began_at = began_at - interval '61 min'").await;
+        // An hour goes by.
+        queue.run("update pcfarm.handed_out set at = at - interval '1 h'").await;
+        profiles::forget_hand_outs(&*queue.server().await).await.expect("forgotten");
     }
     for (n, users) in users.iter().enumerate() {
         let limit = if *users < 50 {

@@ -213,6 +213,8 @@ struct Open {
     credit: u32,
     last_sequence: u64,
     heartbeat_every: Duration,
+    /// While it holds nothing, which nobody then waits for.
+    idle_heartbeat_every: Duration,
     heartbeat_due: Duration,
     state: v1::WorkstationState,
     state_due: Duration,

@@ -45,6 +45,7 @@ impl Inventory {
             return;
         };
         open.last_sequence = part.sequence;
+        open.heartbeat_due = open.heartbeat_due.min(now + open.heartbeat_every);
         let key = key_of(&part);
         if self.held.get(&key.checkout_id).is_some_and(|held| held.checkout.key == key) {
             debug!(checkout_id = %key.checkout_id, "a part of a checkout that is here already");

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pcfarm_proto::v1::agent_message::Message as Out;
-use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT, v1};
+use pcfarm_proto::{
+    MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT, idle_heartbeat, v1,
+};
 use tracing::{info, warn};
 
 use super::{
@@ -53,6 +55,7 @@ impl Inventory {
             credit: 0,
             last_sequence: 0,
             heartbeat_every,
+            idle_heartbeat_every: idle_heartbeat(heartbeat_every, self.lease),
             heartbeat_due: now + heartbeat_every,
             state: state_told,
             state_due: now,

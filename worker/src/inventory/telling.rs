@@ -133,7 +133,8 @@ impl Inventory {
         if now < open.heartbeat_due {
             return;
         }
-        open.heartbeat_due = now + open.heartbeat_every;
+        let is_idle = self.held.is_empty() && open.arriving.is_empty();
+        open.heartbeat_due = now + if is_idle { open.idle_heartbeat_every } else { open.heartbeat_every };
         // What is arriving is in this agent's hands as far as the server can tell.
         let arriving = open.arriving.values().map(|part| held_message(key_of(part)));
         let heartbeat = v1::Heartbeat {

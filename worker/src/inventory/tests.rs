@@ -318,6 +318,18 @@ fn after_a_reconnect_the_unacknowledged_is_held_and_sent_again() {
 }
 
 #[test]
+fn who_holds_nothing_says_half_as_often_that_it_lives() {
+    let mut trial = Trial::open();
+    assert_eq!(trial.after(5 * SECOND), ["heartbeat 0 []"]);
+    assert_eq!(trial.after(9 * SECOND), [""; 0]);
+    assert_eq!(trial.after(SECOND), ["heartbeat 0 []"]);
+    assert_eq!(trial.after(SECOND), [""; 0]);
+    assert_eq!(trial.on(checkout(1, &[10])), ["compute 1"]);
+    assert_eq!(trial.after(5 * SECOND), ["state processing", "heartbeat 1 [1]"]);
+    assert_eq!(trial.after(5 * SECOND), ["heartbeat 1 [1]"]);
+}
+
+#[test]
 fn a_checkout_that_had_not_arrived_whole_is_dropped_with_its_session() {
     let mut trial = Trial::open();
     let first = v1::Checkout { more: true, ..message(1, &[10]) };
