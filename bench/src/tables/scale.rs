@@ -53,8 +53,9 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let deepest = depths.iter().copied().max().unwrap_or(0);
     context.need_disk(deepest * BYTES_EACH, "scale")?;
     report.note(format!(
-        "light agents in one process, a connection each, beating every 5 s; checkouts of one problem, held so long that \
-         all workstations together take {RATE} a second, delivered and acknowledged"
+        "light agents in one process, a connection each, beating every 5 s, or 10 while they hold nothing; \
+         checkouts of one problem, held so long that all workstations together take {RATE} a second, delivered and \
+         acknowledged"
     ));
     report.note("cost: time on the cores of server and PostgreSQL for a hand-out and its result, less what the same farm uses idle");
     for _ in 0..context.runs {
