@@ -26,7 +26,8 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pcfarm.
 /// The version of the agents' protocol that this build speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// How often an agent says that it lives while it holds nothing: half as often as while it does, but twice a lease.
+/// How often an agent says that it lives while it holds nothing: half as often as while it does, but at least
+/// twice in a lease, and no more often than while it does.
 pub fn idle_heartbeat(heartbeat: Duration, lease: Duration) -> Duration {
     (heartbeat * 2).min(lease / 2).max(heartbeat)
 }

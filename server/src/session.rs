@@ -6,7 +6,7 @@ use crate::dispatch::requirement::{Facts, RequirementId, Requirements};
 use crate::dispatch::size::{self, Speed};
 use crate::outgoing::{self, Unread};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
-use pcfarm_proto::v1;
+use pcfarm_proto::{idle_heartbeat, v1};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::presence::Connection;
 use serde::Deserialize;
@@ -97,6 +97,14 @@ pub enum Drained {
 pub struct Limits {
     pub holding: Duration,
     pub idle: Duration,
+}
+
+impl Limits {
+    /// One beat may be late.
+    pub fn of(heartbeat: Duration, lease: Duration) -> Limits {
+        let limit = |every: Duration| every.mul_f64(1.5).min(lease);
+        Limits { holding: limit(heartbeat), idle: limit(idle_heartbeat(heartbeat, lease)) }
+    }
 }
 
 /// What a session's silence comes to.
@@ -356,16 +364,15 @@ impl Session {
     }
 
     /// Has it been silent for too long? If so, its next word is to be written down.
-    pub fn listen(&self, limits: &Limits) -> Listened {
+    pub fn listen(&self, now: Instant, limits: &Limits) -> Listened {
         let mut state = self.state();
-        let now = Instant::now();
         let holding = state.sent.values().flatten().map(|sent| sent.at.max(state.heard) + limits.holding).min();
         let until = (state.heard + limits.idle).min(holding.unwrap_or(now + limits.idle));
         if now < until {
             return Listened::Heard { until };
         }
         state.silent = true;
-        Listened::Silent { age: (now - state.heard).as_secs_f64() }
+        Listened::Silent { age: now.saturating_duration_since(state.heard).as_secs_f64() }
     }
 
     /// That it was heard again could not be written down: to be said with the next word.
@@ -672,18 +679,20 @@ mod tests {
 
     #[test]
     fn who_holds_something_may_be_silent_for_less_long() {
-        let long = Duration::from_secs(3600);
-        let limits = Limits { holding: Duration::ZERO, idle: long };
         let one = session(false);
-        assert!(matches!(one.listen(&limits), Listened::Heard { until } if until > Instant::now() + long / 2));
-        // Whom nothing has been sent to yet has nothing to say of it.
+        let in_seconds = |seconds| Instant::now() + Duration::from_secs(seconds);
+        let limits = Limits::of(Duration::from_secs(5), Duration::from_secs(20));
+        let is_silent = |now| matches!(one.listen(now, &limits), Listened::Silent { .. });
+        assert!(!is_silent(in_seconds(14)));
+        // To whom nothing has been sent yet has nothing to say of it.
         one.sending(CheckoutId(1), "echo");
-        assert!(matches!(one.listen(&limits), Listened::Heard { .. }));
+        assert!(!is_silent(in_seconds(14)));
+        assert!(!one.heard());
         one.sent(CheckoutId(1), 1);
-        assert!(matches!(one.listen(&limits), Listened::Silent { .. }));
+        assert!(!is_silent(in_seconds(7)) && is_silent(in_seconds(8)));
         assert!(one.heard(), "its next word is written down");
-        assert!(matches!(one.listen(&Limits { holding: long / 2, idle: long }), Listened::Heard { until }
-            if until < Instant::now() + long / 2));
+        one.forget(CheckoutId(1));
+        assert!(!is_silent(in_seconds(14)) && is_silent(in_seconds(15)));
     }
 
     #[test]

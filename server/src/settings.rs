@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Loopback: others are let in with certificates, or on purpose.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
 
-/// Two beats may be lost and a third be late before a lease of 20 s is over.
+/// Two beats may be lost and a third be late before a lease of 20 s is over; of who holds nothing, one, and the next be late.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 

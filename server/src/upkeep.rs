@@ -8,7 +8,7 @@ use pcfarm_proto::ids::JobId;
 use pcfarm_sql::pool::{Kept, Lines};
 use pcfarm_sql::{files, fleet, profiles, upkeep};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
@@ -32,12 +32,22 @@ const FORGET_STEPS: usize = 10;
 
 const FOLD: Duration = Duration::from_secs(10);
 
+/// To where it has been looked for what is to be forgotten. What went is stepped over for as long as somebody has a snapshot open
+/// in which it is still there.
+#[derive(Debug, Default)]
+struct Forgotten {
+    /// Of standing jobs' problems.
+    problems: upkeep::LookedTo,
+    /// Of what was handed out under limits of problems by the hour.
+    hand_outs: Option<SystemTime>,
+}
+
 /// Ends jobs that are empty, soon after a checkout closed and at least every second.
 pub async fn sweep(farm: Arc<Farm>) {
     let mut tick = tokio::time::interval(SWEEP);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut folded = Instant::now();
-    let mut looked_to = None;
+    let mut forgotten = Forgotten::default();
     let mut line = Kept::new(farm.pool.clone());
     loop {
         tokio::select! {
@@ -54,7 +64,7 @@ pub async fn sweep(farm: Arc<Farm>) {
         let pause = (began.elapsed() * SWEEP_PAUSE_FACTOR).clamp(SWEEP_PAUSE, SWEEP);
         if folded.elapsed() > FOLD {
             folded = Instant::now();
-            if let Err(error) = tidy(&farm, &mut looked_to).await {
+            if let Err(error) = tidy(&farm, &mut forgotten).await {
                 warn!(error = format!("{error:#}"), "tidying up failed: trying again");
             }
         }
@@ -91,7 +101,7 @@ async fn end_jobs(farm: &Farm, line: &mut Kept) -> anyhow::Result<()> {
 
 /// Folds counts, and analyses after large loads that have not done so. Says the signals that it knows, and forgets what is
 /// old: of standing jobs' problems those behind the lane to which the last time came.
-async fn tidy(farm: &Farm, looked_to: &mut upkeep::LookedTo) -> anyhow::Result<()> {
+async fn tidy(farm: &Farm, forgotten: &mut Forgotten) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
     upkeep::count_progress(&*client).await.context("counting progress")?;
     upkeep::count_triggers(&*client).await.context("counting triggers of schedules")?;
@@ -107,7 +117,12 @@ async fn tidy(farm: &Farm, looked_to: &mut upkeep::LookedTo) -> anyhow::Result<(
     }
     note_speeds(farm, &client).await.context("noting speeds")?;
     profiles::sample_signals(&client).await.context("sampling signals")?;
-    profiles::forget_hand_outs(&client).await.context("forgetting old counters")?;
+    profiles::put_hand_outs_right(&*client).await.context("putting right what was handed out by a wrong clock")?;
+    for _ in 0..FORGET_STEPS {
+        let until = profiles::forget_hand_outs(&*client, forgotten.hand_outs).await;
+        let Some(until) = until.context("forgetting how much was handed out")? else { break };
+        forgotten.hand_outs = Some(until);
+    }
     for _ in 0..FORGET_STEPS {
         if upkeep::forget_old_job(&*client).await.context("forgetting old jobs")? == 0 {
             break;
@@ -119,7 +134,9 @@ async fn tidy(farm: &Farm, looked_to: &mut upkeep::LookedTo) -> anyhow::Result<(
         }
     }
     for _ in 0..FORGET_STEPS {
-        (*looked_to, _) = upkeep::forget_old_problems(&*client, *looked_to).await.context("forgetting old problems")?;
+        let (looked_to, _) =
+            upkeep::forget_old_problems(&*client, forgotten.problems).await.context("forgetting old problems")?;
+        forgotten.problems = looked_to;
         if looked_to.is_none() {
             break;
         }

@@ -8,7 +8,6 @@ use crate::session::{Drained, Limits, Listened, Session};
 use crate::traces::path;
 use anyhow::Context;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
-use pcfarm_proto::idle_heartbeat;
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1::{self, server_message};
 use pcfarm_recycler::pulse_limit;
@@ -97,10 +96,9 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
     let stall = pulse_limit(farm.rhythm.lease).as_secs_f64();
     presence::pulse(client, farm.server_id, stall, refused, stalled).await?;
     crash_point(CrashPoint::Pulsed);
-    let (lease, heartbeat) = (farm.rhythm.lease, farm.rhythm.heartbeat);
-    let limit = |heartbeat: Duration| heartbeat.mul_f64(1.5).min(lease);
-    let limits = Limits { holding: limit(heartbeat), idle: limit(idle_heartbeat(heartbeat, lease)) };
-    let silent = silent(farm, &limits, listen_at);
+    let limits = Limits::of(farm.rhythm.heartbeat, farm.rhythm.lease);
+    let listened = Instant::now();
+    let silent = who_is_silent(|| farm.sessions(), listened, &limits, listen_at);
     if silent.is_empty() {
         return Ok(());
     }
@@ -110,7 +108,7 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
     let heard: Vec<_> = silent
         .iter()
         .filter(|(id, number, _)| {
-            farm.session(*id).is_some_and(|s| s.number == *number && s.silence() < limits.holding)
+            farm.session(*id).is_some_and(|s| s.number == *number && s.silence() < listened.elapsed())
         })
         .map(|&(id, number, _)| (id, number))
         .collect();
@@ -122,16 +120,20 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
 
 /// Who has been silent for too long, and for how many seconds. Nobody is before the moment to which it moves `listen_at`: with
 /// thousands of workstations it costs to ask them all.
-fn silent(farm: &Farm, limits: &Limits, listen_at: &mut Instant) -> Vec<(WorkstationId, i64, f64)> {
-    let now = Instant::now();
+fn who_is_silent(
+    sessions: impl FnOnce() -> Vec<Arc<Session>>,
+    now: Instant,
+    limits: &Limits,
+    listen_at: &mut Instant,
+) -> Vec<(WorkstationId, i64, f64)> {
     if now < *listen_at {
         return Vec::new();
     }
     // Who holds nothing now may do so in a moment.
     let mut next = now + limits.holding;
     let mut silent = Vec::new();
-    for session in farm.sessions() {
-        match session.listen(limits) {
+    for session in sessions() {
+        match session.listen(now, limits) {
             Listened::Heard { until } => next = next.min(until),
             Listened::Silent { age } => silent.push((session.workstation_id, session.number, age)),
         }
@@ -442,5 +444,36 @@ async fn nudge(farm: &Farm, what: &HashSet<&str>) {
         // Full means that the dispatcher has been told often enough.
         drop(farm.dispatcher.try_send(dispatch::Event::Work));
         farm.upkeep.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_asked_before_somebody_can_be_silent() {
+        let limits = Limits::of(Duration::from_secs(5), Duration::from_secs(20));
+        let one = Arc::new(Session::that_waits(1, &v1::Hello::default()));
+        let began = Instant::now();
+        let mut listen_at = began;
+        let mut asked = |seconds: u64| {
+            let mut is_asked = false;
+            let sessions = || {
+                is_asked = true;
+                vec![one.clone()]
+            };
+            let silent = who_is_silent(sessions, began + Duration::from_secs(seconds), &limits, &mut listen_at);
+            (is_asked, silent.len())
+        };
+        assert_eq!(asked(0), (true, 0));
+        // It holds nothing, but may do so at any time.
+        assert_eq!(asked(7), (false, 0));
+        assert_eq!(asked(8), (true, 0));
+        assert_eq!(asked(14), (false, 0));
+        assert_eq!(asked(16), (true, 1));
+        assert_eq!(asked(17), (true, 1), "whose mark was not written is named again");
+        one.excuse_silence();
+        assert_eq!(asked(17).0, true);
     }
 }

@@ -31,15 +31,17 @@ create table pcfarm.profile (
 );
 create index profile_by_job_type on pcfarm.profile (job_type);
 
--- What was handed out under an entry that limits problems by the hour: a row with each call, whose total is all that was ever
--- handed out under the entry. A total that each call changed would leave a version with every one of them, which all later
+-- What was handed out under an entry that limits problems by the hour: a row with each call, with what it handed out, and the
+-- total of that and all before. A total that each call changed would leave a version with every one of them, which all later
 -- ones step over while somebody has a snapshot open.
 create table pcfarm.handed_out (
     profile_id bigint not null,
     at         timestamptz not null,
+    weight     bigint not null,
     total      bigint not null,
     primary key (profile_id, at)
 );
+create index handed_out_by_time on pcfarm.handed_out (at);
 
 -- How long an hour is: a test's may be shorter.
 create function pcfarm.hour()
@@ -50,15 +52,56 @@ $$;
 -- The weight of what was handed out under an entry in the hour that ends now.
 create function pcfarm.handed_out_in_an_hour(profile_id bigint)
 returns bigint language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    -- From the first of the hour to the last. The clock is asked in a query of its own, once: else the index would not do.
     select coalesce((
+        select (
             select h.total from pcfarm.handed_out h
             where h.profile_id = handed_out_in_an_hour.profile_id
-            order by h.at desc limit 1), 0)
-        - coalesce((
-            select h.total from pcfarm.handed_out h
-            where h.profile_id = handed_out_in_an_hour.profile_id and h.at <= clock_timestamp() - pcfarm.hour()
-            order by h.at desc limit 1), 0)
+            order by h.at desc limit 1) - f.total + f.weight
+        from (
+            select h.total, h.weight from pcfarm.handed_out h
+            where h.profile_id = handed_out_in_an_hour.profile_id and h.at > (select clock_timestamp() - pcfarm.hour())
+            order by h.at limit 1) f), 0)
 $$;
+
+-- What no limit looks at any more goes: of what came since then, which it is not to look at again, some. Returns until when that was.
+create function pcfarm.forget_hand_outs(since timestamptz)
+returns timestamptz language sql set enable_seqscan = off as $$
+    with old as materialized (
+        select h.profile_id, h.at from pcfarm.handed_out h
+        where h.at >= coalesce(since, '-infinity') and h.at < (select clock_timestamp() - 2 * pcfarm.hour())
+        order by h.at limit 10000
+        for update skip locked),
+    gone as (
+        delete from pcfarm.handed_out h using old o where h.profile_id = o.profile_id and h.at = o.at
+        returning h.at)
+    select max(g.at) from gone g
+$$;
+
+-- What was handed out by a clock that was ahead counts from now on, when it has been put right: it would count until that moment
+-- comes again. What is handed out waits meanwhile, or this does until the next time.
+create function pcfarm.put_hand_outs_right()
+returns void language plpgsql as $$
+declare
+    ahead text[];
+begin
+    if not exists (select from pcfarm.handed_out h where h.at > (select clock_timestamp() + interval '1 second')) then
+        return;
+    end if;
+    select array_agg(l.name) into ahead
+    from (
+        select t.name from pcfarm.job_type t
+        where t.name in (
+            select p.job_type from pcfarm.profile p join pcfarm.handed_out h on h.profile_id = p.profile_id
+            where h.at > (select clock_timestamp() + interval '1 second'))
+        order by t.name for no key update skip locked) l;
+    with gone as (
+        delete from pcfarm.handed_out h using pcfarm.profile p
+        where p.job_type = any (ahead) and h.profile_id = p.profile_id and h.at > (select clock_timestamp())
+        returning h.profile_id, h.weight, h.total)
+    insert into pcfarm.handed_out (profile_id, at, weight, total)
+    select g.profile_id, clock_timestamp(), sum(g.weight), max(g.total) from gone g group by g.profile_id;
+end $$;
 
 -- Entries ---------------------------------------------------------------------------------------------------------------
 

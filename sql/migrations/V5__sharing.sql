@@ -596,7 +596,8 @@ begin
         from pcfarm.user_job_type t
         where t.user_name = any (owners) and t.job_type = any (types) and t.concurrency is not null),
     profile as materialized (
-        select p.job_type, p.profile_id, p.problems_per_hour, p.problems_per_checkout
+        select p.job_type, p.profile_id, p.problems_per_checkout, case when p.problems_per_hour is not null then
+            p.problems_per_hour - pcfarm.handed_out_in_an_hour(p.profile_id) end as room
         from (select distinct t from unnest(profiled) t) t cross join lateral pcfarm.profile_at(t.t) p),
     need as (
         select h.n, r.resource, max(r.tokens) as tokens
@@ -613,10 +614,9 @@ begin
         join need n on n.n = h.n
         join pcfarm.resource r on r.name = n.resource
         union all
-        select h.n, p.problems_per_hour - pcfarm.handed_out_in_an_hour(p.profile_id),
-            sum(h.weight) over (partition by p.profile_id order by h.n)
+        select h.n, p.room, sum(h.weight) over (partition by p.profile_id order by h.n)
         from hand_out h
-        join profile p on p.job_type in (h.job_type, h.of_type) and p.problems_per_hour is not null
+        join profile p on p.job_type in (h.job_type, h.of_type) and p.room is not null
         union all
         select h.n, p.problems_per_checkout, h.problems
         from hand_out h
@@ -653,8 +653,8 @@ begin
     returning c.checkout_id, c.job_id, c.lane_id, c.from_order, c.job_type, c.of_type),
     counted as (
         -- Nobody else writes of these entries, whose job types are locked. A clock that was set back changes no order.
-        insert into pcfarm.handed_out (profile_id, at, total)
-        select n.profile_id, greatest(clock_timestamp(), l.at + interval '1 microsecond'), coalesce(l.total, 0) + n.weight
+        insert into pcfarm.handed_out (profile_id, at, weight, total)
+        select n.profile_id, greatest(clock_timestamp(), l.at + interval '1 microsecond'), n.weight, coalesce(l.total, 0) + n.weight
         from (
             select p.profile_id, sum(h.weight) as weight
             from made m

@@ -239,7 +239,7 @@ returns setof text language sql stable as $$
         select 9, format('profile entry %s lets job type %s have %s an hour, and %s are left: more from %s', p.profile_id, n.job_type,
             p.problems_per_hour, p.room, coalesce(to_char((
                 select min(h.at) from pcfarm.handed_out h
-                where h.profile_id = p.profile_id and h.at > clock_timestamp() - pcfarm.hour())
+                where h.profile_id = p.profile_id and h.at > (select clock_timestamp() - pcfarm.hour()))
                 + pcfarm.hour(), 'YYYY-MM-DD HH24:MI:SS TZH'), 'its next hour'))
         from job_type n join pcfarm.profile_now p on p.job_type = n.job_type
         where p.room < coalesce((select min(c.weight) from convoy c where c.job_type = n.job_type), 1)

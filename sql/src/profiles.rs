@@ -118,7 +118,13 @@ pub async fn sample_signals(client: &ClientWrapper) -> Result<(), Error> {
     client.run(include_str!("../queries/sample_signals.sql"), &[]).await.map(drop)
 }
 
-/// What no limit looks at any more of what was handed out.
-pub async fn forget_hand_outs(client: &ClientWrapper) -> Result<(), Error> {
-    client.run(include_str!("../queries/forget_hand_outs.sql"), &[]).await.map(drop)
+/// Forgets of what was handed out what no limit looks at any more, and came no earlier than `since`: 10,000 rows at most.
+/// Returns until when it came, none if there was nothing.
+pub async fn forget_hand_outs(client: &impl Queries, since: Option<SystemTime>) -> Result<Option<SystemTime>, Error> {
+    client.run(include_str!("../queries/forget_hand_outs.sql"), &[&since]).await?[0].try_get(0)
+}
+
+/// What was handed out by a clock that was ahead counts from now on, if that clock was put right since.
+pub async fn put_hand_outs_right(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/put_hand_outs_right.sql"), &[]).await.map(drop)
 }

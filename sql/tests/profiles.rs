@@ -226,7 +226,47 @@ async fn a_clock_that_is_set_back_makes_no_hour_longer() {
     assert_eq!(count(&made(&queue, &lane, &[3]).await), 1);
     assert_eq!(count(&made(&queue, &lane, &[2]).await), 0);
     assert_eq!(count(&made(&queue, &lane, &[1]).await), 1);
+    // What was handed out two hours ahead counts for an hour from now, and not for three.
+    profiles::put_hand_outs_right(&*queue.server().await).await.expect("put right");
+    assert_eq!(count(&made(&queue, &lane, &[1]).await), 0);
+    queue.run("update pcfarm.handed_out set at = at - interval '1 h'").await;
+    assert_eq!(count(&made(&queue, &lane, &[10]).await), 1);
+    assert_eq!(count(&made(&queue, &lane, &[1]).await), 0);
     queue.check().await;
+}
+
+#[tokio::test]
+async fn what_an_hour_has_had_is_told_by_a_few_pages_and_forgotten_after_two() {
+    let queue = queue().await;
+    let of_entry = entry(&queue, "{\"problems_per_hour\": 1000000}").await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.handed_out (profile_id, at, weight, total)
+             select {of_entry}, clock_timestamp() - n * interval '1 s', 2, 2 * (20000 - n) from generate_series(1, 10000) n;
+             analyze pcfarm.handed_out"
+        ))
+        .await;
+    let used = format!("select pcfarm.handed_out_in_an_hour({of_entry})");
+    let hour = queue.number(&used).await;
+    assert!((2 * 3580..=2 * 3600).contains(&hour), "{hour}");
+    let client = queue.server().await;
+    client.query(&used, &[]).await.expect("told"); // what a connection reads for the first time
+    let plan = client.query(&format!("explain (analyze, buffers) {used}"), &[]).await.expect("explained");
+    let lines: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+    let buffers = lines.iter().find(|line| line.contains("Buffers")).expect("counted");
+    let pages = |kind: &str| -> i64 {
+        let told = buffers.split_once(kind).and_then(|(_, rest)| rest.split(' ').next());
+        told.map_or(0, |pages| pages.parse().expect("a number"))
+    };
+    let pages = pages("hit=") + pages("read=");
+    assert!(pages < 50, "{pages} pages for two entries of an index");
+
+    let until = profiles::forget_hand_outs(&*client, None).await.expect("forgotten").expect("some");
+    assert!(until.elapsed().expect("past") > std::time::Duration::from_secs(7200 - 1));
+    assert_eq!(profiles::forget_hand_outs(&*client, Some(until)).await.expect("forgotten"), None);
+    let left = queue.number("select count(*) from pcfarm.handed_out").await;
+    assert!((7180..=7200).contains(&left), "{left}");
+    assert!(queue.number(&used).await >= 2 * 3500);
 }
 
 #[tokio::test]
@@ -306,7 +346,7 @@ async fn the_farms_traffic_peaks_when_the_users_falls() {
         sent.push(handed_out);
         // An hour goes by.
         queue.run("update pcfarm.handed_out set at = at - interval '1 h'").await;
-        profiles::forget_hand_outs(&*queue.server().await).await.expect("forgotten");
+        profiles::forget_hand_outs(&*queue.server().await, None).await.expect("forgotten");
     }
     for (n, users) in users.iter().enumerate() {
         let limit = if *users < 50 {

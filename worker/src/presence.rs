@@ -75,7 +75,7 @@ use crate::clock;
 use crate::local::message::{About, Session};
 use crate::work::Checkout;
 
-/// The rhythm of heartbeats: nothing wakes an idle machine more often. Input does at once.
+/// The rhythm of an agent that holds something: nothing wakes an idle machine more often. Input does at once.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// While something is in the cores' hands: that the machine slept, nobody tells but its clocks, and whoever woke it is not to wait.

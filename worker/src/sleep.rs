@@ -22,7 +22,7 @@ use crate::presence::{Desk, Directive};
 
 pub use wake::{Card, Wake};
 
-/// The rhythm of heartbeats: what keeps a PC awake lasts longer, or is nothing.
+/// The rhythm of an agent that holds something: what keeps a PC awake lasts longer, or is nothing.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Who sleeps sooner than that sleeps too soon.

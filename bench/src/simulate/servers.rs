@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::time::Duration;
 
+use pcfarm_proto::idle_heartbeat;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::agent_message::Message as Out;
@@ -325,10 +326,11 @@ impl World {
         let (row, stalled, now) = (self.servers[server].row, self.servers[server].stalled, self.now);
         self.queue.call(|queue| queue.pulse(row, stalled))?;
         self.servers[server].stalled = false;
-        let limit = HEARTBEAT.mul_f64(1.5);
+        let (holding, idle) = (HEARTBEAT.mul_f64(1.5), idle_heartbeat(HEARTBEAT, LEASE).mul_f64(1.5));
         for (&workstation, session) in &mut self.servers[server].sessions {
             let age = now.saturating_sub(session.heard);
-            if age > limit {
+            let since = |sent: Duration| now.saturating_sub(sent.max(session.heard));
+            if age > idle || session.sent.values().any(|(sent, _)| since(*sent) > holding) {
                 session.silent = true;
                 self.queue.call(|queue| queue.mark_silent(workstation, session.number, age))?;
             }

@@ -1,0 +1,1 @@
+select pcfarm.put_hand_outs_right()
