@@ -100,7 +100,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// One beat may be late.
+    /// A beat may be late by half of its time.
     pub fn of(heartbeat: Duration, lease: Duration) -> Limits {
         let limit = |every: Duration| every.mul_f64(1.5).min(lease);
         Limits { holding: limit(heartbeat), idle: limit(idle_heartbeat(heartbeat, lease)) }
@@ -108,7 +108,7 @@ impl Limits {
 }
 
 /// What a session's silence comes to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Listened {
     /// It is not too long before then.
     Heard { until: Instant },
@@ -366,8 +366,8 @@ impl Session {
     /// Has it been silent for too long? If so, its next word is to be written down.
     pub fn listen(&self, now: Instant, limits: &Limits) -> Listened {
         let mut state = self.state();
-        let holding = state.sent.values().flatten().map(|sent| sent.at.max(state.heard) + limits.holding).min();
-        let until = (state.heard + limits.idle).min(holding.unwrap_or(now + limits.idle));
+        let holding = state.sent.values().flatten().map(|sent| sent.at.max(state.heard) + limits.holding);
+        let until = holding.fold(state.heard + limits.idle, Instant::min);
         if now < until {
             return Listened::Heard { until };
         }
@@ -684,7 +684,7 @@ mod tests {
         let limits = Limits::of(Duration::from_secs(5), Duration::from_secs(20));
         let is_silent = |now| matches!(one.listen(now, &limits), Listened::Silent { .. });
         assert!(!is_silent(in_seconds(14)));
-        // To whom nothing has been sent yet has nothing to say of it.
+        // What has not been sent yet it has nothing to say of.
         one.sending(CheckoutId(1), "echo");
         assert!(!is_silent(in_seconds(14)));
         assert!(!one.heard());

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Loopback: others are let in with certificates, or on purpose.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
 
-/// Two beats may be lost and a third be late before a lease of 20 s is over; of who holds nothing, one, and the next be late.
+/// Two beats may be lost and a third be late before a lease of 20 s is over; a beat of who holds nothing may be late by half a lease.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(5);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
@@ -140,7 +140,7 @@ struct Flags {
     /// How long a workstation may be silent before it is dead [default: 20s]
     #[arg(long, env = "PCFARM_LEASE", value_name = "DURATION", value_parser = duration)]
     lease: Option<Duration>,
-    /// How often agents say that they live [default: 5s]
+    /// How often agents say that they live while they hold something, and half as often else [default: 5s]
     #[arg(long, env = "PCFARM_HEARTBEAT", value_name = "DURATION", value_parser = duration)]
     heartbeat: Option<Duration>,
     /// How much work one checkout should be [default: 15s]

@@ -64,12 +64,14 @@ returns bigint language sql stable security definer set search_path = pg_catalog
             order by h.at limit 1) f), 0)
 $$;
 
--- What no limit looks at any more goes: of what came since then, which it is not to look at again, some. Returns until when that was.
+-- What no limit looks at any more goes, at most 10,000 rows of it: what is older than `since` has gone, unless a clock that was
+-- ahead said so. Returns until when it came.
 create function pcfarm.forget_hand_outs(since timestamptz)
 returns timestamptz language sql set enable_seqscan = off as $$
     with old as materialized (
         select h.profile_id, h.at from pcfarm.handed_out h
-        where h.at >= coalesce(since, '-infinity') and h.at < (select clock_timestamp() - 2 * pcfarm.hour())
+        where h.at >= coalesce((select since where since < clock_timestamp() - 2 * pcfarm.hour()), '-infinity')
+            and h.at < (select clock_timestamp() - 2 * pcfarm.hour())
         order by h.at limit 10000
         for update skip locked),
     gone as (
