@@ -258,7 +258,7 @@ impl Dispatcher {
                 let known = self.lanes.requirements().version();
                 let troubles = &self.farm.troubles;
                 let is_all = self.lanes.end_look(sight, |open| troubles.concern(Some(open.job_id), &open.job_type));
-                self.farm.lanes_in_sight(self.lanes.jobs_in_sight());
+                self.farm.maybe_over.lanes_in_sight(self.lanes.jobs_in_sight());
                 if self.lanes.requirements().version() != known {
                     self.waiting.regroup(self.lanes.requirements());
                     self.able = self.lanes.count_able(&self.farm.sessions());

@@ -13,6 +13,7 @@ use crate::schedules::Ticking;
 use crate::session::Session;
 use crate::traces::Traces;
 use crate::traces::path::CheckoutTrace;
+use crate::upkeep::maybe_over::MaybeOver;
 use crate::watchdog::Rounds;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
@@ -74,8 +75,7 @@ pub struct Farm {
     pub registrar: mpsc::Sender<registrar::Entry>,
     pub reads: crate::reads::Reads,
     pub traces: Traces,
-    /// Something ended: jobs may be over.
-    pub upkeep: Notify,
+    pub maybe_over: MaybeOver,
     /// Something is to be told.
     pub alerts: Notify,
     /// What schedules share with those who change them, and with health checks.
@@ -93,8 +93,6 @@ pub struct Farm {
     /// Since when the one who is being registered has waited for it.
     registering: Mutex<Option<Instant>>,
     held: Mutex<HashMap<CheckoutId, Arc<Held>>>,
-    /// Jobs that the dispatcher has in sight, and how many lanes of each.
-    with_work: Mutex<HashMap<JobId, usize>>,
 }
 
 /// Who is connected, and how many of them have each controller.
@@ -169,7 +167,7 @@ impl Farm {
             registrar: parts.registrar,
             reads: parts.reads,
             traces: parts.traces,
-            upkeep: Notify::new(),
+            maybe_over: MaybeOver::default(),
             alerts: Notify::new(),
             ticking: Ticking::default(),
             rounds: Rounds::default(),
@@ -181,7 +179,6 @@ impl Farm {
             sessions: Mutex::default(),
             registering: Mutex::default(),
             held: Mutex::default(),
-            with_work: Mutex::default(),
         })
     }
 
@@ -237,37 +234,6 @@ impl Farm {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         for id in ids {
             held.remove(&id);
-        }
-    }
-
-    fn lock_with_work(&self) -> std::sync::MutexGuard<'_, HashMap<JobId, usize>> {
-        self.with_work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The jobs of all lanes from which something is still to be handed out, as far as this server knows.
-    pub fn lanes_in_sight(&self, jobs: impl Iterator<Item = JobId>) {
-        let mut with_work = self.lock_with_work();
-        with_work.clear();
-        jobs.for_each(|job| *with_work.entry(job).or_default() += 1);
-    }
-
-    pub fn lane_in_sight(&self, job: JobId) {
-        *self.lock_with_work().entry(job).or_default() += 1;
-    }
-
-    pub fn lane_out_of_sight(&self, job: JobId) {
-        let mut with_work = self.lock_with_work();
-        let lanes = with_work.get(&job).copied().unwrap_or(0);
-        match lanes {
-            0 | 1 => with_work.remove(&job),
-            more => with_work.insert(job, more - 1),
-        };
-    }
-
-    /// A checkout of this job was closed: it may be over, unless there is more of it. Behind this is a poll.
-    pub fn checkout_closed(&self, job: JobId) {
-        if !self.lock_with_work().contains_key(&job) {
-            self.upkeep.notify_one();
         }
     }
 

@@ -1,17 +1,21 @@
 //! One agent's connection, as the rest of the server sees it: what it may be given, what it has been sent, when it
 //! was last heard. Never touches the database or the wire itself.
 
+mod selecting;
+
+pub use selecting::Chosen;
+
 use crate::dispatch::choose::Selection;
-use crate::dispatch::requirement::{Facts, RequirementId, Requirements};
+use crate::dispatch::requirement::{Facts, Requirements};
 use crate::dispatch::size::{self, Speed};
 use crate::outgoing::{self, Unread};
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::{idle_heartbeat, v1};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::presence::Connection;
-use serde::Deserialize;
+use selecting::Selecting;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -45,37 +49,6 @@ pub struct Session {
     /// Ends the connection.
     pub ended: CancellationToken,
     state: Mutex<State>,
-}
-
-/// What it may be given.
-#[derive(Clone, Debug)]
-struct Selecting {
-    selection: Arc<Selection>,
-    /// The same for all that may be given the same.
-    kind: Arc<str>,
-    /// As it was chosen.
-    chosen: Option<RawJson>,
-    /// Controllers of which the agent has enough for now.
-    paused: BTreeSet<String>,
-    /// What it has, with what an administrator says.
-    facts: Arc<Facts>,
-    /// The same for all of which all is the same but what requirements look at.
-    base: Arc<str>,
-    /// What was found out about it, and of which version of what is required.
-    judged: HashMap<RequirementId, bool>,
-    judged_at: Option<u64>,
-}
-
-/// What an administrator says that a workstation may take, as `pcfarm.set_selection` keeps it.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Chosen {
-    pub required: BTreeSet<String>,
-    pub excluded: BTreeSet<String>,
-    pub preferred: BTreeSet<String>,
-    pub job_types: BTreeSet<String>,
-    pub labels: BTreeSet<String>,
-    pub largest_problem: Option<u64>,
 }
 
 /// What follows for a session from what an administrator wants.
@@ -171,62 +144,6 @@ struct State {
     noted_speed: Option<(String, f64)>,
 }
 
-impl Selecting {
-    fn new(
-        controllers: &BTreeSet<String>,
-        of_agent: &Facts,
-        by_administrator: Option<&RawJson>,
-        paused: BTreeSet<String>,
-    ) -> Selecting {
-        // The database has checked it. What this server does not understand must not let in what it keeps out: nobody's work.
-        let nobody = || Chosen { required: BTreeSet::from(["\0".to_owned()]), ..Chosen::default() };
-        let chosen = by_administrator.map(|chosen| serde_json::from_slice(&chosen.0).unwrap_or_else(|_| nobody()));
-        let chosen: Chosen = chosen.unwrap_or_default();
-        let names = |names: &BTreeSet<String>| names.iter().map(|name| Arc::from(name.as_str())).collect();
-        let mut facts = of_agent.clone();
-        facts.labels.extend(chosen.labels.iter().cloned());
-        let selection = Selection {
-            controllers: controllers.difference(&paused).cloned().collect(),
-            required: names(&chosen.required),
-            excluded: names(&chosen.excluded),
-            preferred: names(&chosen.preferred),
-            job_types: names(&chosen.job_types),
-            // Until it is judged.
-            met: BTreeSet::new(),
-            largest_problem: chosen.largest_problem,
-        };
-        let base: Arc<str> = format!("{controllers:?} {paused:?} {chosen:?}").into();
-        Selecting {
-            selection: Arc::new(selection),
-            kind: base.clone(),
-            chosen: by_administrator.cloned(),
-            paused,
-            facts: Arc::new(facts),
-            base,
-            judged: HashMap::new(),
-            judged_at: None,
-        }
-    }
-
-    /// What was found out is still so, if it is about the same.
-    fn instead_of(mut self, before: &mut Selecting) -> Selecting {
-        if self.facts == before.facts {
-            self.judged = std::mem::take(&mut before.judged);
-        }
-        self
-    }
-
-    /// Finds out which requirements are met that were not known before.
-    fn judge(&mut self, requirements: &Requirements) {
-        let met = requirements.met(&self.facts, &mut self.judged);
-        self.judged_at = Some(requirements.version());
-        if self.selection.met != met {
-            self.kind = if met.is_empty() { self.base.clone() } else { format!("{} {met:?}", self.base).into() };
-            Arc::make_mut(&mut self.selection).met = met;
-        }
-    }
-}
-
 impl State {
     fn wants_work(&self) -> bool {
         let able = !self.suspended && !self.leaving && !self.drained;
@@ -309,51 +226,40 @@ impl Session {
         changed
     }
 
+    fn selecting(&self) -> RwLockReadGuard<'_, Selecting> {
+        self.selecting.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn selecting_anew(&self) -> RwLockWriteGuard<'_, Selecting> {
+        self.selecting.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn selection(&self) -> Arc<Selection> {
-        self.selecting.read().unwrap_or_else(PoisonError::into_inner).selection.clone()
+        self.selecting().selection.clone()
     }
 
     /// The same for all that may be given the same.
     pub fn kind(&self) -> Arc<str> {
-        self.selecting.read().unwrap_or_else(PoisonError::into_inner).kind.clone()
+        self.selecting().kind.clone()
     }
 
     /// Finds out which of these it meets, as far as it is not known: it is handed nothing else that requires something.
     pub fn judge(&self, requirements: &Requirements) {
-        let is_judged = |selecting: &Selecting| {
-            selecting.judged_at == Some(requirements.version())
-                || (requirements.is_empty() && selecting.judged.is_empty())
-        };
-        if is_judged(&self.selecting.read().unwrap_or_else(PoisonError::into_inner)) {
-            return;
+        if !self.selecting().is_judged(requirements) {
+            self.selecting_anew().judge(requirements);
         }
-        self.selecting.write().unwrap_or_else(PoisonError::into_inner).judge(requirements);
     }
 
     /// Takes note of what an administrator wants it to be given. True if that is something else than before.
     pub fn select(&self, chosen: Option<&RawJson>) -> bool {
         // It is asked of every session, all the time.
-        if self.selecting.read().unwrap_or_else(PoisonError::into_inner).chosen.as_ref() == chosen {
-            return false;
-        }
-        let mut selecting = self.selecting.write().unwrap_or_else(PoisonError::into_inner);
-        let now = Selecting::new(&self.controllers, &self.facts, chosen, selecting.paused.clone());
-        let changed = selecting.base != now.base || selecting.facts != now.facts;
-        if changed {
-            *selecting = now.instead_of(&mut selecting);
-        }
-        changed
+        let as_before = self.selecting().is_chosen(chosen);
+        !as_before && self.selecting_anew().select(&self.controllers, &self.facts, chosen)
     }
 
     /// Takes note of what its agent has enough of. True if that is something else than before.
     pub fn pause(&self, paused: BTreeSet<String>) -> bool {
-        let mut selecting = self.selecting.write().unwrap_or_else(PoisonError::into_inner);
-        let changed = selecting.paused != paused;
-        if changed {
-            let now = Selecting::new(&self.controllers, &self.facts, selecting.chosen.as_ref(), paused);
-            *selecting = now.instead_of(&mut selecting);
-        }
-        changed
+        self.selecting_anew().pause(&self.controllers, &self.facts, paused)
     }
 
     /// A word from the agent. True if it had been marked silent.

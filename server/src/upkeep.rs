@@ -1,31 +1,25 @@
 //! What a server does now and then, each step repeatable: ends empty jobs, recycles, folds counts.
 
+mod ending;
+pub mod maybe_over;
+
 use crate::farm::Farm;
-use crate::traces::path;
 use anyhow::Context;
+use ending::Ending;
 use pcfarm_faults::{CrashPoint, crash_point};
-use pcfarm_proto::ids::JobId;
-use pcfarm_sql::pool::{Kept, Lines};
+use pcfarm_sql::pool::Lines;
 use pcfarm_sql::{files, fleet, profiles, upkeep};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
-const SWEEP: Duration = Duration::from_secs(1);
-
-/// Nudges come with every closed checkout; this often is enough. A sweep looks at every open job: the more there are,
-/// the rarer it is, so that it never takes more than a small part of the time.
-const SWEEP_PAUSE: Duration = Duration::from_millis(50);
-const SWEEP_PAUSE_FACTOR: u32 = 30;
+const RECYCLE: Duration = Duration::from_secs(1);
 
 /// What nudges a sweep is about to hand out or has just accepted, and what was just submitted will be: that goes first, but a
 /// sweep waits no longer than this until nothing of it is under way.
 const SWEEP_DELAY: Duration = Duration::from_millis(5);
 const SWEEP_PATIENCE: Duration = Duration::from_millis(50);
-
-/// Jobs that end in one transaction: until it commits, nothing is loaded into them.
-const JOBS_AT_ONCE: usize = 50;
 
 /// Ten thousand rows each: so many jobs and problems are forgotten in the time between two of these at most.
 const FORGET_STEPS: usize = 10;
@@ -42,26 +36,19 @@ struct Forgotten {
     hand_outs: Option<SystemTime>,
 }
 
-/// Ends jobs that are empty, soon after a checkout closed and at least every second.
+/// Ends jobs that are empty, and tidies up.
 pub async fn sweep(farm: Arc<Farm>) {
-    let mut tick = tokio::time::interval(SWEEP);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ending = Ending::new(farm.clone());
     let mut folded = Instant::now();
     let mut forgotten = Forgotten::default();
-    let mut line = Kept::new(farm.pool.clone());
     loop {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
-            _ = tick.tick() => {}
-            () = farm.upkeep.notified() => {}
+            () = tokio::time::sleep_until(ending.due()) => {}
+            () = farm.maybe_over.changed() => {}
         }
         quiet(&farm.lines).await;
-        let began = Instant::now();
-        if let Err(error) = end_jobs(&farm, &mut line).await {
-            warn!(error = format!("{error:#}"), "ending jobs failed: trying again");
-            line.let_go();
-        }
-        let pause = (began.elapsed() * SWEEP_PAUSE_FACTOR).clamp(SWEEP_PAUSE, SWEEP);
+        let pause = ending.sweep().await;
         if folded.elapsed() > FOLD {
             folded = Instant::now();
             if let Err(error) = tidy(&farm, &mut forgotten).await {
@@ -80,23 +67,6 @@ async fn quiet(lines: &Lines) {
     {
         tokio::time::sleep(left).await;
     }
-}
-
-async fn end_jobs(farm: &Farm, line: &mut Kept) -> anyhow::Result<()> {
-    let client = line.client().await.context("getting a connection")?;
-    while upkeep::move_due(&**client).await.context("moving what is due")? > 0 {}
-    upkeep::exhaust_lanes(&**client).await.context("marking exhausted lanes")?;
-    crash_point(CrashPoint::LanesExhausted);
-    for jobs in upkeep::maybe_empty_jobs(&**client).await.context("looking for empty jobs")?.chunks(JOBS_AT_ONCE) {
-        let ended = upkeep::end_jobs_if_empty(&**client, jobs).await.context("ending jobs")?;
-        for (job_id, state) in &ended {
-            crash_point(CrashPoint::JobEnded);
-            info!(%job_id, state, "job ended");
-        }
-        let ended: Vec<JobId> = ended.into_iter().map(|(job_id, _)| job_id).collect();
-        path::jobs_ended(&farm.traces, &**client, &ended).await;
-    }
-    Ok(())
 }
 
 /// Folds counts, and analyses after large loads that have not done so. Says the signals that it knows, and forgets what is
@@ -164,7 +134,7 @@ async fn note_speeds(farm: &Farm, client: &deadpool_postgres::Object) -> Result<
 /// Recycles every second; of several servers one does it at a time. A task of its own, so that what blocks it blocks
 /// nothing else.
 pub async fn recycle(farm: Arc<Farm>) {
-    let mut tick = tokio::time::interval(SWEEP);
+    let mut tick = tokio::time::interval(RECYCLE);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {

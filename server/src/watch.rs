@@ -443,7 +443,7 @@ async fn nudge(farm: &Farm, what: &HashSet<&str>) {
     if what.iter().any(|payload| !["drain", "alert", "access", "schedule", "schedule_load"].contains(payload)) {
         // Full means that the dispatcher has been told often enough.
         drop(farm.dispatcher.try_send(dispatch::Event::Work));
-        farm.upkeep.notify_one();
+        farm.maybe_over.any();
     }
 }
 

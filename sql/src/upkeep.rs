@@ -4,7 +4,7 @@
 use crate::checkout::Queries;
 use pcfarm_proto::ids::{CheckoutId, JobId, LaneId, WorkstationId};
 use std::time::SystemTime;
-use tokio_postgres::Error;
+use tokio_postgres::{Error, Row};
 
 /// Revokes every checkout if this is another PostgreSQL than the one that handed them out: a restored copy, or a
 /// promoted standby. Returns how many.
@@ -72,22 +72,43 @@ pub async fn move_due(client: &impl Queries) -> Result<i32, Error> {
     client.run(include_str!("../queries/move_due.sql"), &[]).await?[0].try_get(0)
 }
 
-/// Takes lanes that have been handed out to their end out of the dispatcher's sight.
-pub async fn exhaust_lanes(client: &impl Queries) -> Result<(), Error> {
-    client.run(include_str!("../queries/exhaust_lanes.sql"), &[]).await.map(drop)
-}
-
-/// Jobs that may be over.
-pub async fn maybe_empty_jobs(client: &impl Queries) -> Result<Vec<JobId>, Error> {
-    let rows = client.run(include_str!("../queries/maybe_empty_jobs.sql"), &[]).await?;
+/// The newest jobs before that one, by their ids, that have not ended, newest first; fewer than `limit` if there are no more.
+pub async fn next_jobs(client: &impl Queries, before: JobId, limit: usize) -> Result<Vec<JobId>, Error> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = client.run(include_str!("../queries/next_jobs.sql"), &[&before, &limit]).await?;
     rows.iter().map(|row| row.try_get(0)).collect()
 }
 
-/// Ends those of the jobs that are empty. Returns the states in which they ended.
-pub async fn end_jobs_if_empty(client: &impl Queries, jobs: &[JobId]) -> Result<Vec<(JobId, String)>, Error> {
-    let ids: Vec<i64> = jobs.iter().map(|job| job.0).collect();
-    let rows = client.run(include_str!("../queries/end_jobs.sql"), &[&ids]).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+/// Most lanes that [`exhaust_lanes`] takes out of sight at once.
+pub const EXHAUSTED_AT_ONCE: usize = 1_000;
+
+/// Takes lanes of these jobs that have been handed out to their end out of the dispatcher's sight. Returns how many.
+pub async fn exhaust_lanes(client: &impl Queries, jobs: &[JobId]) -> Result<usize, Error> {
+    Ok(client.run(include_str!("../queries/exhaust_lanes.sql"), &[&jobs]).await?.len())
+}
+
+/// Those of the jobs that may be over.
+pub async fn maybe_empty_jobs(client: &impl Queries, jobs: &[JobId]) -> Result<Vec<JobId>, Error> {
+    let rows = client.run(include_str!("../queries/maybe_empty_jobs.sql"), &[&jobs]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// A job that has just ended.
+#[derive(Clone, Debug)]
+pub struct EndedJob {
+    pub job_id: JobId,
+    pub state: String,
+    /// Jobs that run after it.
+    pub waiting: Vec<JobId>,
+}
+
+/// Ends those of the jobs that are empty.
+pub async fn end_jobs_if_empty(client: &impl Queries, jobs: &[JobId]) -> Result<Vec<EndedJob>, Error> {
+    let rows = client.run(include_str!("../queries/end_jobs.sql"), &[&jobs]).await?;
+    let ended = |row: &Row| {
+        Ok(EndedJob { job_id: row.try_get("job_id")?, state: row.try_get("state")?, waiting: row.try_get("waiting")? })
+    };
+    rows.iter().map(ended).collect()
 }
 
 /// Tells the planner how problems are spread, if it was not told since the last large load and nobody else is at it.

@@ -276,7 +276,7 @@ async fn step(queue: &Queue, model: &mut Model, dice: &mut Dice) -> String {
         }
         _ => {
             let client = queue.server().await;
-            pcfarm_sql::upkeep::exhaust_lanes(&*client).await.expect("exhausted");
+            pcfarm_sql::upkeep::exhaust_lanes(&*client, &jobs).await.expect("exhausted");
             pcfarm_sql::upkeep::count_progress(&*client).await.expect("counted");
             pcfarm_sql::upkeep::fold_progress(&*client).await.expect("folded");
             for job_id in jobs {

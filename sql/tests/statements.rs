@@ -141,7 +141,8 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
         ("revoked_checkouts", "", format!("('{ids}')"), &[]),
         ("live_checkouts_of", "", "('{1,2}')".into(), &["checkout_live"]),
         ("lost_checkouts", "", "(0)".into(), &[]),
-        ("maybe_empty_jobs", "", String::new(), &[]),
+        ("exhaust_lanes", "", format!("('{{{job}}}')"), &["checkout_after_checkout"]),
+        ("maybe_empty_jobs", "", format!("('{{{job}}}')"), &[]),
     ];
     let queries = texts("queries");
     for mode in ["force_generic_plan", "force_custom_plan"] {
@@ -228,8 +229,9 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
         ("coming_large_problems", "", "(1, 1, 0, 1000, 1000000)"),
         ("coming_requeued", "", "(1, 1, 0, 1000, 1000000)"),
         ("open_lanes", "", ""),
-        ("exhaust_lanes", "", ""),
-        ("maybe_empty_jobs", "", ""),
+        ("next_jobs", "", "(9, 2500)"),
+        ("exhaust_lanes", "", "('{1}')"),
+        ("maybe_empty_jobs", "", "('{1}')"),
         ("checkout_facts", "", "('{1}')"),
         ("held_problems", "", "('{1}')"),
         ("revoked_checkouts", "", "('{1}')"),

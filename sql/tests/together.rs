@@ -63,7 +63,7 @@ async fn serve(queue: &Queue, server: u64, jobs: &[JobId], out: &RefCell<Vec<Hel
                 checkout::close(&*client, &ids, how, "because").await.expect("closed");
             }
             13 => {
-                upkeep::exhaust_lanes(&*client).await.expect("exhausted");
+                upkeep::exhaust_lanes(&*client, jobs).await.expect("exhausted");
                 upkeep::count_progress(&*client).await.expect("counted");
                 upkeep::fold_progress(&*client).await.expect("folded");
                 for job_id in jobs {

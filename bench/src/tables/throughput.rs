@@ -27,8 +27,8 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     report.note(format!("{problems} problems a figure, jsonb of about 100 bytes in and out, one agent on all cores"));
     report.note(format!("each after {warm_up} others on the same connections, the limit too"));
     report.note(
-        "limit: queue pointer in SQL, results sent by the client, no PC Farm; measured just before each figure, which is \
-         compared with that, as machines change from minute to minute",
+        "limit: queue pointer in SQL, results sent by the client, no PC Farm; measured just before and just after each figure, \
+         which is compared with the mean, as machines change from minute to minute",
     );
     report.note(format!(
         "the limit commits durably; taken_asynchronously: with {} connections, it takes as PC Farm hands out, without \
@@ -45,28 +45,29 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     one_night(context, SHAPES[0], (warm_up, problems)).await?;
     let limit = Limit::load(context, (warm_up, problems)).await?;
     let mut runs = vec![Figures::default(); context.runs];
-    let mut limits = Vec::new();
+    let (mut sittings, mut between) = (Vec::new(), Vec::new());
     for (run, figures) in runs.iter_mut().enumerate() {
         // Each run begins with another one: a machine is slower after some work than after other.
         let mut shapes = SHAPES;
         shapes.rotate_left(run % SHAPES.len());
+        let mut last: Option<u32> = None;
         for shape in shapes {
             let at_once = at_once(shape);
-            let durable = LIMIT_CONNECTIONS.map(|connections| Taking { at_once, connections, durably: true });
-            let asynchronous = Taking { at_once, connections: LIMIT_CONNECTIONS[1], durably: false };
-            for taking in durable.into_iter().chain([asynchronous]) {
-                let took = limit.measure(taking).await?;
-                report.processed(problems);
-                limits.push(Beside { run, shape, taking, took });
+            // What comes after one figure comes before the next.
+            if last != Some(at_once) {
+                sittings.push(limit.sit(report, run, at_once).await?);
             }
             let measured = one_night(context, shape, (warm_up, problems)).await?;
             context.progress(&format!("{}: {:.0} a second", name(shape), measured.per_second()));
             measured.add_to(figures, &name(shape));
             report.processed(problems);
+            between.push(Between { run, shape, before: sittings.len() - 1 });
+            sittings.push(limit.sit(report, run, at_once).await?);
+            last = Some(at_once);
         }
     }
     limit.end().await?;
-    add_limits(report, &mut runs, &limits, problems);
+    add_limits(report, &mut runs, &Limits { problems, sittings, between });
     runs.into_iter().for_each(|figures| report.run(figures));
     for shape in SHAPES.into_iter().filter(|shape| shape.0 == 1000) {
         report.promise_at_least(&format!("{}_of_limit_ratio", name(shape)), 0.8);
@@ -108,51 +109,90 @@ fn at_once((checkout, _): Shape) -> u32 {
     if LIMIT_AT_ONCE.contains(&checkout) { checkout } else { 1000 }
 }
 
-/// The limit, measured just before a figure.
-struct Beside {
+/// The limit in each way, one after the other.
+struct Sitting {
     run: usize,
-    shape: Shape,
-    taking: Taking,
-    took: Took,
+    took: Vec<(Taking, Took)>,
 }
 
-/// Adds, to each run, the limit with each number of connections, by the median of what was measured beside figures; the one
-/// with the best number over all runs, as the best of each run would be luck, too; and each figure's share of what that
-/// came to beside it.
-fn add_limits(report: &mut Report, runs: &mut [Figures], limits: &[Beside], problems: u64) {
-    let rate = |beside: &Beside| beside.took.per_second(problems);
-    let cpu = |beside: &Beside| beside.took.cpu.as_secs_f64() * 1e6 / problems as f64;
-    for taken in LIMIT_AT_ONCE {
-        let of = |connections: usize| {
-            let taking = Taking { at_once: taken, connections, durably: true };
-            limits.iter().filter(move |l| l.taking == taking)
+/// A figure, and which sitting came before it; the next one came after it.
+struct Between {
+    run: usize,
+    shape: Shape,
+    before: usize,
+}
+
+struct Limits {
+    problems: u64,
+    sittings: Vec<Sitting>,
+    between: Vec<Between>,
+}
+
+impl Limits {
+    /// With so many at once and so many connections: a run, and what it took.
+    fn took(&self, at_once: u32, connections: usize, durably: bool) -> impl Iterator<Item = (usize, Took)> {
+        let taking = Taking { at_once, connections, durably };
+        self.sittings.iter().filter_map(move |sitting| sitting.of(taking).map(|took| (sitting.run, took)))
+    }
+
+    fn rate(&self, took: Took) -> f64 {
+        took.per_second(self.problems)
+    }
+
+    fn microseconds(&self, took: Took) -> f64 {
+        took.cpu.as_secs_f64() * 1e6 / self.problems as f64
+    }
+
+    /// The number of connections with the best rate over all runs, as the best of each run would be luck, too.
+    fn best(&self, at_once: u32) -> usize {
+        let overall = |connections: usize| {
+            median(self.took(at_once, connections, true).map(|(_, took)| self.rate(took)).collect()).unwrap_or_default()
         };
-        let asynchronous = || limits.iter().filter(|l| l.taking.at_once == taken && !l.taking.durably);
-        let overall = |connections: usize| median(of(connections).map(rate).collect()).unwrap_or_default();
         let best = LIMIT_CONNECTIONS.into_iter().max_by(|&a, &b| overall(a).total_cmp(&overall(b)));
-        let best = best.expect("there are several");
-        report.note(format!("limit_{taken}: with {best} connections, which were the best by their median"));
-        for (run, figures) in runs.iter_mut().enumerate() {
-            let named = |connections| (format!("limit_{taken}_with_{connections}"), connections);
-            for (name, connections) in
-                LIMIT_CONNECTIONS.map(named).into_iter().chain([(format!("limit_{taken}"), best)])
-            {
-                let in_run = || of(connections).filter(|beside| beside.run == run);
-                if let (Some(rate), Some(cpu)) =
-                    (median(in_run().map(rate).collect()), median(in_run().map(cpu).collect()))
-                {
+        best.expect("there are several")
+    }
+
+    /// The mean rate before and after a figure.
+    fn beside(&self, between: &Between, taking: Taking) -> Option<f64> {
+        let rate = |place: usize| self.sittings.get(place)?.of(taking).map(|took| self.rate(took));
+        Some(f64::midpoint(rate(between.before)?, rate(between.before + 1)?))
+    }
+}
+
+impl Sitting {
+    fn of(&self, taking: Taking) -> Option<Took> {
+        self.took.iter().find(|(with, _)| *with == taking).map(|(_, took)| *took)
+    }
+}
+
+/// Adds, to each run, the limit with each number of connections, the best of them, and each figure's share of what that
+/// came to beside it.
+fn add_limits(report: &mut Report, runs: &mut [Figures], limits: &Limits) {
+    for at_once in LIMIT_AT_ONCE {
+        let best = limits.best(at_once);
+        report.note(format!("limit_{at_once}: with {best} connections, which were the best by their median"));
+        let named = |connections| (format!("limit_{at_once}_with_{connections}"), connections);
+        let ways = LIMIT_CONNECTIONS.map(named).into_iter().chain([(format!("limit_{at_once}"), best)]);
+        let durable = ways.map(|(name, connections)| (name, connections, true));
+        let asynchronous = (format!("limit_{at_once}_taken_asynchronously"), LIMIT_CONNECTIONS[1], false);
+        for (name, connections, durably) in durable.chain([asynchronous]) {
+            for (run, figures) in runs.iter_mut().enumerate() {
+                let of_run = |figure: fn(&Limits, Took) -> f64| {
+                    let took = limits.took(at_once, connections, durably).filter(|(of, _)| *of == run);
+                    median(took.map(|(_, took)| figure(limits, took)).collect())
+                };
+                if let (Some(rate), Some(cpu)) = (of_run(Limits::rate), of_run(Limits::microseconds)) {
                     figures.add(format!("{name}_per_second"), rate);
                     figures.add(format!("{name}_postgresql_us_each"), cpu);
                 }
             }
-            let taken_asynchronously = asynchronous().filter(|beside| beside.run == run).map(rate).collect();
-            if let Some(rate) = median(taken_asynchronously) {
-                figures.add(format!("limit_{taken}_taken_asynchronously_per_second"), rate);
-            }
-            for beside in of(best).filter(|beside| beside.run == run) {
-                let name = name(beside.shape);
+        }
+        let taking = Taking { at_once, connections: best, durably: true };
+        for between in &limits.between {
+            if let Some(rate) = limits.beside(between, taking) {
+                let (figures, name) = (&mut runs[between.run], name(between.shape));
                 let limit = format!("{name}_limit_per_second");
-                figures.add(limit.clone(), rate(beside));
+                figures.add(limit.clone(), rate);
                 figures.add_ratio(format!("{name}_of_limit_ratio"), &format!("{name}_per_second"), &limit);
             }
         }
@@ -173,6 +213,17 @@ impl<'a> Limit<'a> {
         context.turn_autovacuum_off(&database, &["problem", "result"]).await?;
         context.settle(&database).await?;
         Ok(Limit { context, database, amounts })
+    }
+
+    async fn sit(&self, report: &mut Report, run: usize, at_once: u32) -> anyhow::Result<Sitting> {
+        let durable = LIMIT_CONNECTIONS.map(|connections| Taking { at_once, connections, durably: true });
+        let asynchronous = Taking { at_once, connections: LIMIT_CONNECTIONS[1], durably: false };
+        let mut took = Vec::new();
+        for taking in durable.into_iter().chain([asynchronous]) {
+            took.push((taking, self.measure(taking).await?));
+            report.processed(self.amounts.1);
+        }
+        Ok(Sitting { run, took })
     }
 
     async fn measure(&self, taking: Taking) -> anyhow::Result<Took> {

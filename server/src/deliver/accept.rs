@@ -398,8 +398,8 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
             if (verdict.closed || verdict.kind != VerdictKind::Accepted) && !is_another {
                 session.forget(id);
                 match farm.forget(id) {
-                    Some(held) => farm.checkout_closed(held.job_id),
-                    None => farm.upkeep.notify_one(),
+                    Some(held) => farm.maybe_over.checkout_closed(held.job_id),
+                    None => farm.maybe_over.any(),
                 }
                 if session.holds_little() && session.wants_work() {
                     // Now it can be given what it had no room for, or what must be alone. Full: there is a poll behind it.

@@ -183,7 +183,7 @@ impl Lanes {
     fn out_of_sight(&mut self, farm: &Farm, key: &LaneKey) -> Option<Lane> {
         let lane = self.lanes.remove(key)?;
         self.ring.remove(&lane.candidate);
-        farm.lane_out_of_sight(key.0);
+        farm.maybe_over.lane_out_of_sight(key.0);
         if let Some(meanwhile) = &mut self.meanwhile {
             meanwhile.removed.insert(*key);
         }
@@ -364,7 +364,7 @@ impl Lanes {
         if let Some(meanwhile) = &mut self.meanwhile {
             meanwhile.added.insert(key);
         }
-        farm.lane_in_sight(key.0);
+        farm.maybe_over.lane_in_sight(key.0);
         true
     }
 

@@ -82,7 +82,7 @@ async fn work(farm: &Farm) -> anyhow::Result<Option<f64>> {
                 info!(%job_id, number, attempts, "loaded for a schedule");
                 drop(farm.dispatcher.try_send(dispatch::Event::Work));
                 // An empty job may be over.
-                farm.upkeep.notify_one();
+                farm.maybe_over.name(job_id);
             }
             Some(Ok(false)) => info!(%job_id, number, "another server has loaded this"),
             Some(Err(error)) => {

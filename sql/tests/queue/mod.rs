@@ -127,7 +127,7 @@ impl Queue {
             .await
             .expect("asked")
             .pop()
-            .map(|ended| ended.1)
+            .map(|ended| ended.state)
     }
 
     pub async fn state(&self, job_id: JobId) -> String {
