@@ -1,6 +1,6 @@
 //! Peers that `bench/peers/setup` has installed, and what their programs print.
 
-use crate::context::{Context, repository};
+use crate::context::{Context, Database, repository};
 use crate::report::Report;
 use anyhow::{Context as _, bail, ensure};
 use serde::de::DeserializeOwned;
@@ -83,14 +83,34 @@ impl Installed {
             .kill_on_drop(true)
             .output();
         let output = tokio::time::timeout(LONGEST_RUN, output).await;
+        let weakened = weakened(&database).await;
         context.drop_database(database).await?;
         let Output { status, stdout, stderr } =
             output.with_context(|| format!("it took longer than {LONGEST_RUN:?}"))??;
         let said = String::from_utf8_lossy(&stderr);
         let last = said.trim().lines().next_back().unwrap_or("nothing on standard error");
         ensure!(status.success(), "{status}: {last}");
+        if let Some(weakened) = weakened? {
+            bail!("what it stores is not durable, which would be no comparison: {weakened}");
+        }
         serde_json::from_slice(&stdout).context("reading its line")
     }
+}
+
+/// What a peer has left in its database that a crash could take more from than PostgreSQL's settings say.
+async fn weakened(database: &Database) -> anyhow::Result<Option<String>> {
+    let (client, _connection) = database.connect().await?;
+    let text = "
+        select string_agg(what, ', ')
+        from (
+            select 'table ' || c.oid::regclass || ' is not logged' as what from pg_class c where c.relpersistence = 'u'
+            union all
+            select 'a role or database has ' || array_to_string(s.setconfig, ' ') from pg_db_role_setting s
+            where array_to_string(s.setconfig, ' ') ~ 'synchronous_commit'
+            union all
+            select 'function ' || p.oid::regprocedure || ' has ' || array_to_string(p.proconfig, ' ') from pg_proc p
+            where array_to_string(p.proconfig, ' ') ~ 'synchronous_commit') w";
+    Ok(client.query_one(text, &[]).await.context("looking at what a peer has left")?.get(0))
 }
 
 #[cfg(test)]

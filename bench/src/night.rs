@@ -32,6 +32,19 @@ impl Measured {
         self.problems as f64 / self.seconds
     }
 
+    /// Of both together.
+    #[must_use]
+    pub fn and(self, other: Measured) -> Measured {
+        let both = |a: Usage, b: Usage| Usage { cpu: a.cpu + b.cpu, ..b };
+        Measured {
+            seconds: self.seconds + other.seconds,
+            problems: self.problems + other.problems,
+            server: both(self.server, other.server),
+            agent: both(self.agent, other.agent),
+            postgresql: self.postgresql + other.postgresql,
+        }
+    }
+
     /// Adds the rate, and where the cores' time went.
     pub fn add_to(&self, figures: &mut Figures, name: &str) {
         figures.add(format!("{name}_per_second"), self.per_second());

@@ -94,6 +94,31 @@ async fn reads_run_once_per_checkout_and_fail_for_their_keys_alone() {
 }
 
 #[tokio::test]
+async fn what_takes_too_much_memory_fails_alone() {
+    let farm = Farm::new().await;
+    let (reader, writer) = market(&farm).await;
+    let options = json!({"max_attempts": 1, "read_role": reader, "read_time_limit": "30 seconds"});
+    farm.job_type("related", "related", options).await;
+    let read = "select key, repeat(''x'', case key when ''row'' then 2200000 when ''rows'' then 2000000 else 10 end) as text
+        from unnest($1::text[]) key cross join generate_series(1, case key when ''rows'' then 140 else 1 end)";
+    farm.run(&format!("select pcfarm.set_related_read('related', 'rows', '{read}')")).await;
+    let (server, agents) = running(&farm).await;
+    let names = "select case i when 2 then 'row' when 3 then 'rows' else 'problem ' || i end as key,
+        jsonb_build_object('n', i) as payload from generate_series(1, 4) i";
+    let job = farm.submit("related", names, 4).await;
+    assert_eq!(farm.ended(job, LONG).await, "failed");
+    let text = "select key, message from pcfarm.job_problems where job_id = $1 and state = 'failed' order by key";
+    let rows = farm.query(text, &[&job]).await;
+    let failed: Vec<(&str, &str)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(failed.iter().map(|(key, _)| *key).collect::<Vec<_>>(), ["row", "rows"]);
+    assert!(failed[0].1.contains("it returned a row of 2200"), "{failed:?}");
+    assert!(failed[1].1.contains("more than 256 MiB of related rows"), "{failed:?}");
+    farm.check(&[]).await;
+    drop((server, agents));
+    forget_roles(&farm, &[&reader, &writer]).await;
+}
+
+#[tokio::test]
 async fn write_back_commits_with_its_results_and_fails_for_its_problem_alone() {
     let farm = Farm::new().await;
     let (reader, writer) = market(&farm).await;

@@ -76,19 +76,14 @@ struct State {
 pub struct Load {
     traffic: Arc<Traffic>,
     unread: Arc<Unread>,
-    bytes: usize,
+    bytes: AtomicUsize,
 }
 
 impl Traffic {
     pub fn load(self: &Arc<Traffic>, unread: &Arc<Unread>, bytes: usize) -> Arc<Load> {
-        let mut state = unread.lock();
-        let bytes = if state.bytes.is_some() { bytes } else { 0 };
-        if state.bytes == Some(0) {
-            state.moved = Instant::now();
-        }
-        state.bytes = state.bytes.map(|unread| unread + bytes);
-        self.bytes.fetch_add(bytes, Ordering::SeqCst);
-        Arc::new(Load { traffic: self.clone(), unread: unread.clone(), bytes })
+        let load = Load { traffic: self.clone(), unread: unread.clone(), bytes: AtomicUsize::new(0) };
+        load.grow(bytes);
+        Arc::new(load)
     }
 
     pub fn is_full(&self) -> bool {
@@ -153,6 +148,19 @@ impl Unread {
 }
 
 impl Load {
+    /// More goes with it.
+    pub fn grow(&self, bytes: usize) {
+        let mut state = self.unread.lock();
+        let Some(unread) = &mut state.bytes else { return };
+        let was_empty = *unread == 0;
+        *unread += bytes;
+        if was_empty {
+            state.moved = Instant::now();
+        }
+        self.bytes.fetch_add(bytes, Ordering::SeqCst);
+        self.traffic.bytes.fetch_add(bytes, Ordering::SeqCst);
+    }
+
     /// From now on its agent is to read it.
     pub fn begin(&self) {
         self.unread.move_on();
@@ -162,8 +170,9 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         if let Some(unread) = &mut self.unread.lock().bytes {
-            *unread -= self.bytes;
-            self.traffic.ease(self.bytes);
+            let bytes = *self.bytes.get_mut();
+            *unread -= bytes;
+            self.traffic.ease(bytes);
         }
     }
 }
@@ -195,7 +204,9 @@ mod tests {
         // An agent that reads nothing until its connection ends.
         traffic.end(&one);
         assert!(!traffic.is_busy() && !one.stands_for(Duration::ZERO));
-        let much = traffic.load(&other, UNREAD_LIMIT);
+        let much = traffic.load(&other, UNREAD_LIMIT / 2);
+        assert!(traffic.has_room_for(&other));
+        much.grow(UNREAD_LIMIT / 2);
         assert!(!traffic.is_busy() && !traffic.has_room_for(&other));
         let late = traffic.load(&one, BYTES_LIMIT);
         assert!(!traffic.is_busy());

@@ -5,12 +5,16 @@
 
 use bytes::Bytes;
 use deadpool_postgres::{Pool, PoolError};
+use futures_util::TryStreamExt;
 use pcfarm_proto::v1;
 use pcfarm_sql::job_types::JobType;
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio_postgres::config::Host;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Config, NoTls};
 use tracing::warn;
 
@@ -23,13 +27,18 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// A row must fit a message, with room for others.
 const ROW_BYTES_LIMIT: usize = pcfarm_proto::MESSAGE_BYTES_LIMIT / 2;
 
-/// Each slow key among n takes log2(n) timeouts to find: enough for two of them.
-const TIMEOUTS_PER_HALVING: u32 = 2;
+/// Related rows that go with one checkout. A read that forgets a condition brings every row for every key.
+const CHECKOUT_BYTES_LIMIT: usize = 256 << 20;
+
+/// Each slow key, or one that brings too much, takes log2(n) tries to find among n: enough for two of them.
+const TRIES_PER_HALVING: u32 = 2;
 
 /// What the reads of one checkout gave.
 #[derive(Debug, Default)]
 pub struct Related {
     pub reads: Vec<v1::RelatedRead>,
+    /// Of all rows.
+    pub bytes: usize,
     /// Problems whose reads failed, by problem id, with the message.
     pub failures: HashMap<i64, String>,
 }
@@ -41,7 +50,15 @@ pub type Passwords = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 pub struct Reads {
     server: Config,
     passwords: Passwords,
-    pools: Mutex<HashMap<String, Pool>>,
+    roles: Mutex<HashMap<String, Role>>,
+}
+
+/// Who reads.
+#[derive(Clone)]
+struct Role {
+    pool: Pool,
+    /// Who waits for a connection keeps its place: the pool lets nobody wait for long.
+    turns: Arc<Semaphore>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +68,13 @@ enum ReadError {
     Query(String),
     #[error("it took longer than its time limit of {} s", .0.as_secs_f64())]
     Time(Duration),
+    #[error("it returned a row of {0} bytes; at most {ROW_BYTES_LIMIT} are sent")]
+    LongRow(usize),
+    #[error(
+        "with it, more than {} MiB of related rows would go with one checkout: read less for each key, or make convoys smaller",
+        CHECKOUT_BYTES_LIMIT >> 20
+    )]
+    TooMuch,
     /// Anything else may pass.
     #[error(transparent)]
     Passing(#[from] anyhow::Error),
@@ -59,23 +83,24 @@ enum ReadError {
 impl Reads {
     /// Reads go to the server's own database, as other roles.
     pub fn new(server: Config, passwords: Passwords) -> Reads {
-        Reads { server, passwords, pools: Mutex::default() }
+        Reads { server, passwords, roles: Mutex::default() }
     }
 
-    fn pool(&self, role: &str) -> Pool {
-        let mut pools = self.pools.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        pools
-            .entry(role.to_owned())
-            .or_insert_with(|| {
-                let config = self.login(role);
-                pcfarm_sql::pool::pool_for_queries(config, CONNECTIONS_PER_ROLE, "pcfarm related reads")
-            })
-            .clone()
+    fn role(&self, name: &str) -> Role {
+        let mut roles = self.roles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let role = || {
+            let config = self.login(name);
+            Role {
+                pool: pcfarm_sql::pool::pool_for_queries(config, CONNECTIONS_PER_ROLE, "pcfarm related reads"),
+                turns: Arc::new(Semaphore::new(CONNECTIONS_PER_ROLE)),
+            }
+        };
+        roles.entry(name.to_owned()).or_insert_with(role).clone()
     }
 
     /// A connection of that role's.
     pub async fn connection(&self, role: &str) -> Result<deadpool_postgres::Object, PoolError> {
-        self.pool(role).get().await
+        self.role(role).pool.get().await
     }
 
     /// The same database as another role; the server's own password is not for it.
@@ -111,42 +136,51 @@ impl Reads {
         }
         let role = job_type.read_role.as_deref().unwrap_or_default();
         let keys: Vec<&str> = problems.iter().map(|p| p.key.as_str()).collect();
-        let pool = self.pool(role);
+        let reader = self.role(role);
         for (name, query) in &job_type.reads {
-            let mut read = v1::RelatedRead { name: name.clone(), rows: Vec::new() };
+            let query = Query { text: query, limit: job_type.read_time_limit };
             let mut failed: HashMap<String, String> = HashMap::new();
-            self.read(&pool, query, job_type.read_time_limit, &keys, &mut read.rows, &mut failed).await;
+            let rows = reader.read(&query, &keys, &mut related.bytes, &mut failed).await;
             for problem in problems {
                 if let Some(message) = failed.get(&problem.key) {
                     let message = format!("related read {name} (as role {role}): {message}");
                     related.failures.entry(problem.problem_id).or_insert(message);
                 }
             }
-            related.reads.push(read);
+            related.reads.push(v1::RelatedRead { name: name.clone(), rows });
         }
         related
     }
+}
 
+/// One read of a job type.
+struct Query<'a> {
+    text: &'a str,
+    limit: Duration,
+}
+
+impl Role {
     /// One read; when it fails for some keys, only those fail: halves, until the failing key is alone. The same when it
-    /// takes too long, but only so often: one slow key is found, and a database that is slow for all is not asked a
-    /// thousand times.
+    /// takes too long or brings too much, but only so often: one such key is found, and a database that is slow for all is not
+    /// asked a thousand times. `bytes`: of all rows of the checkout.
     async fn read(
         &self,
-        pool: &Pool,
-        query: &str,
-        limit: Duration,
+        query: &Query<'_>,
         keys: &[&str],
-        rows: &mut Vec<v1::RelatedRow>,
+        bytes: &mut usize,
         failed: &mut HashMap<String, String>,
-    ) {
-        let mut left = vec![keys];
-        let mut timeouts_left = TIMEOUTS_PER_HALVING * usize::BITS.saturating_sub(keys.len().leading_zeros());
+    ) -> Vec<v1::RelatedRow> {
+        let (mut rows, mut left) = (Vec::new(), vec![keys]);
+        let mut tries_left = TRIES_PER_HALVING * usize::BITS.saturating_sub(keys.len().leading_zeros());
         while let Some(keys) = left.pop() {
-            match self.try_read(pool, query, limit, keys).await {
-                Ok(found) => rows.extend(found),
-                Err(ReadError::Query(_)) if keys.len() > 1 => left.extend(halves(keys)),
-                Err(ReadError::Time(_)) if keys.len() > 1 && timeouts_left > 0 => {
-                    timeouts_left -= 1;
+            match self.try_read(query, keys, CHECKOUT_BYTES_LIMIT.saturating_sub(*bytes)).await {
+                Ok(found) => {
+                    *bytes += found.iter().map(bytes_of).sum::<usize>();
+                    rows.extend(found);
+                }
+                Err(ReadError::Query(_) | ReadError::LongRow(_)) if keys.len() > 1 => left.extend(halves(keys)),
+                Err(ReadError::Time(_) | ReadError::TooMuch) if keys.len() > 1 && tries_left > 0 => {
+                    tries_left -= 1;
                     left.extend(halves(keys));
                 }
                 Err(error) => {
@@ -155,18 +189,16 @@ impl Reads {
                 }
             }
         }
+        rows
     }
 
-    async fn try_read(
-        &self,
-        pool: &Pool,
-        query: &str,
-        limit: Duration,
-        keys: &[&str],
-    ) -> Result<Vec<v1::RelatedRow>, ReadError> {
+    async fn try_read(&self, query: &Query<'_>, keys: &[&str], room: usize) -> Result<Vec<v1::RelatedRow>, ReadError> {
         let mut tries = 0_u32;
         loop {
-            match run(pool, query, limit, keys).await {
+            let turn = self.turns.acquire().await.expect("it is never closed");
+            let outcome = run(&self.pool, query, keys, room).await;
+            drop(turn);
+            match outcome {
                 // Nobody's problem pays for a database that is away: the caller stops when its agent is gone.
                 Err(ReadError::Passing(error)) => {
                     tries += 1;
@@ -179,51 +211,60 @@ impl Reads {
     }
 }
 
+/// About what a row takes of memory.
+fn bytes_of(row: &v1::RelatedRow) -> usize {
+    size_of::<v1::RelatedRow>() + row.row.len() + row.key.as_ref().map_or(0, String::len)
+}
+
 /// The second half first, since the last is taken first.
 fn halves<'a>(keys: &'a [&'a str]) -> [&'a [&'a str]; 2] {
     let (first, second) = keys.split_at(keys.len() / 2);
     [second, first]
 }
 
-async fn run(pool: &Pool, query: &str, limit: Duration, keys: &[&str]) -> Result<Vec<v1::RelatedRow>, ReadError> {
+/// Rows are dropped as they come where there is no room for them.
+async fn run(pool: &Pool, query: &Query<'_>, keys: &[&str], room: usize) -> Result<Vec<v1::RelatedRow>, ReadError> {
     let mut client = pool.get().await.map_err(|error| match error {
         PoolError::Backend(error) => classify(error),
         other => ReadError::Passing(other.into()),
     })?;
     let cancel = client.cancel_token();
     let reading = async {
-        let transaction = client.build_transaction().read_only(true).start().await?;
+        let transaction = client.build_transaction().read_only(true).start().await.map_err(classify)?;
         // One statement, whose rows come as JSON; the text cannot end the one it stands in.
-        let text = format!("select q.key::text, to_jsonb(q)::text from (\n{query}\n) q");
-        let statement = transaction.prepare_cached(&text).await?;
-        let rows = transaction.query(&statement, &[&keys]).await?;
-        transaction.rollback().await?;
-        rows.iter()
-            .map(|row| {
-                let json: &str = row.try_get(1)?;
-                Ok(v1::RelatedRow { key: row.try_get(0)?, row: Bytes::copy_from_slice(json.as_bytes()) })
-            })
-            .collect::<Result<Vec<_>, tokio_postgres::Error>>()
-    };
-    match tokio::time::timeout(limit, reading).await {
-        Ok(Ok(rows)) => match rows.iter().map(|row| row.row.len()).max() {
-            Some(longest) if longest > ROW_BYTES_LIMIT => Err(ReadError::Query(format!(
-                "it returned a row of {longest} bytes; at most {ROW_BYTES_LIMIT} are sent"
-            ))),
-            _ => Ok(rows),
-        },
-        Ok(Err(error)) => Err(classify(error)),
-        Err(_) => {
-            drop(tokio::time::timeout(Duration::from_secs(5), cancel.cancel_query(NoTls)).await);
-            // Whatever state it is in, nobody else gets this connection.
-            drop(deadpool_postgres::Object::take(client));
-            Err(ReadError::Time(limit))
+        let text = format!("select q.key::text, to_jsonb(q)::text from (\n{}\n) q", query.text);
+        let statement = transaction.prepare_cached(&text).await.map_err(classify)?;
+        let mut coming = pin!(transaction.query_raw(&statement, [&keys]).await.map_err(classify)?);
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while let Some(row) = coming.try_next().await.map_err(classify)? {
+            let json: &str = row.try_get(1).map_err(classify)?;
+            if json.len() > ROW_BYTES_LIMIT {
+                return Err(ReadError::LongRow(json.len()));
+            }
+            let key = row.try_get(0).map_err(classify)?;
+            let row = v1::RelatedRow { key, row: Bytes::copy_from_slice(json.as_bytes()) };
+            bytes += bytes_of(&row);
+            if bytes > room {
+                return Err(ReadError::TooMuch);
+            }
+            rows.push(row);
         }
+        transaction.rollback().await.map_err(classify)?;
+        Ok(rows)
+    };
+    let outcome = tokio::time::timeout(query.limit, reading).await.unwrap_or(Err(ReadError::Time(query.limit)));
+    if let Err(ReadError::Time(_) | ReadError::LongRow(_) | ReadError::TooMuch) = outcome {
+        drop(tokio::time::timeout(Duration::from_secs(5), cancel.cancel_query(NoTls)).await);
+        // It may still be at work: nobody else gets this connection.
+        drop(deadpool_postgres::Object::take(client));
     }
+    outcome
 }
 
 fn classify(error: tokio_postgres::Error) -> ReadError {
     match error.as_db_error() {
+        // It takes more of the disk than its role may have.
+        Some(db) if *db.code() == SqlState::CONFIGURATION_LIMIT_EXCEEDED => ReadError::Query(db.message().to_owned()),
         // Connections, resources, operators: not the query's fault.
         Some(db) if matches!(&db.code().code()[..2], "08" | "53" | "57" | "58" | "XX" | "40") => {
             ReadError::Passing(error.into())

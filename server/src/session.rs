@@ -444,6 +444,11 @@ impl Session {
         self.state().sent.insert(checkout, Some(Sent { at: Instant::now(), sequence: 0 }));
     }
 
+    /// It is on its way or in its hands.
+    pub fn has(&self, checkout: CheckoutId) -> bool {
+        self.state().sent.contains_key(&checkout)
+    }
+
     /// True if it was on its way or in its hands.
     pub fn forget(&self, checkout: CheckoutId) -> bool {
         let mut state = self.state();

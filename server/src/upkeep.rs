@@ -73,9 +73,10 @@ async fn quiet(lines: &Lines) {
 /// old: of standing jobs' problems those behind the lane to which the last time came.
 async fn tidy(farm: &Farm, forgotten: &mut Forgotten) -> anyhow::Result<()> {
     let client = farm.pool.get().await.context("getting a connection")?;
-    upkeep::count_progress(&*client).await.context("counting progress")?;
+    // Only what has grown is folded: of jobs that are over there may be very many.
+    let counted = upkeep::count_progress(&*client).await.context("counting progress")?;
     upkeep::count_triggers(&*client).await.context("counting triggers of schedules")?;
-    upkeep::fold_progress(&*client).await.context("folding progress")?;
+    upkeep::fold_progress(&*client, &counted).await.context("folding progress")?;
     upkeep::forget_statistics(&*client).await.context("forgetting old statistics")?;
     crash_point(CrashPoint::ProgressFolded);
     upkeep::analyze_problems(&*client).await.context("analysing after a large load")?;

@@ -139,6 +139,7 @@ create unique index job_idempotency on pcfarm.job (owner, idempotency_key) where
 create unique index job_unique_key on pcfarm.job (owner, unique_key) where unique_key is not null;
 create index job_not_ended on pcfarm.job (job_id) where ended_at is null;
 create index job_by_owner on pcfarm.job (owner, job_id);
+create index job_by_end on pcfarm.job (job_type, ended_at) where ended_at is not null;
 
 -- What a job's controllers and people tell each other while it runs. Apart from the job's row, which hand-outs share.
 create table pcfarm.job_info (

@@ -748,7 +748,8 @@ begin
     return merged;
 end $$;
 
-create function pcfarm.patch_info(job bigint, patch jsonb)
+-- A job's info with a patch. Refused as the table would, for callers who write it later.
+create function pcfarm.patched_info(job bigint, info jsonb, patch jsonb)
 returns jsonb language plpgsql as $$
 declare
     patched jsonb;
@@ -757,19 +758,27 @@ begin
         raise exception 'the info of job %: a JSON object is wanted', job using errcode = 'invalid_parameter_value',
             hint = 'It is merged with what is there: {"rows": 7, "gone": null}.';
     end if;
-    insert into pcfarm.job_info as i (job_id, info) values (job, pcfarm.merge_patch('{}', patch))
-    on conflict (job_id) do update set info = pcfarm.merge_patch(i.info, patch), changed_at = clock_timestamp()
-    returning i.info into patched;
+    patched := pcfarm.merge_patch(info, patch);
+    if pg_column_size(patched) > 65536 then
+        raise exception 'the info of job % would have % bytes, and may have 65536', job, pg_column_size(patched)
+            using errcode = 'check_violation', constraint = 'info_at_most_64_kib',
+                hint = 'What is larger belongs into a file, or a table of your own.';
+    end if;
     return patched;
 end $$;
 
 create function pcfarm.set_info(job bigint, patch jsonb)
 returns jsonb language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    patched jsonb;
 begin
     if not exists (select from pcfarm.job j where j.job_id = job) then
         perform pcfarm.no_such_job(job);
     end if;
-    return pcfarm.patch_info(job, patch);
+    insert into pcfarm.job_info as i (job_id, info) values (job, pcfarm.patched_info(job, '{}', patch))
+    on conflict (job_id) do update set info = pcfarm.patched_info(job, i.info, patch), changed_at = clock_timestamp()
+    returning i.info into patched;
+    return patched;
 end $$;
 comment on function pcfarm.set_info is
     'Merges a JSON object into a job''s info (RFC 7396: null removes a key), which controllers read with their next checkout and '

@@ -64,16 +64,37 @@ end $$;
 
 -- Enqueues what stored problems bring, patches their jobs' infos and writes their solutions back, jobs in ascending order:
 -- of each problem all of it or nothing. Returns what could not be done, by the places of those problems.
+--
+-- An info is written once, however many patch it: each version of its row would be stepped over by the next.
 create function pcfarm.bring_more(
     type text, writes_back boolean, jobs bigint[], checkout_ids bigint[], positions integer[], problem_ids bigint[],
     keys text[], solutions text[], more jsonb)
 returns setof pcfarm.write_back_failure language plpgsql as $$
 declare
-    one     record;
-    failure text;
+    -- Jobs whose infos are patched, each of these as it is patched so far, and those that had none before.
+    patched_jobs bigint[];
+    infos        jsonb[] := '{}';
+    new_infos    bigint[];
+    patched      jsonb;
+    one          record;
+    failure      text;
 begin
+    -- Before what is enqueued locks anything, and in order: who patches and enqueues waits for nobody who does so, too.
+    select coalesce(array_agg(distinct j.job order by j.job), '{}') into patched_jobs
+    from jsonb_array_elements(more) m
+    cross join lateral (select jobs[array_position(checkout_ids, (m ->> 'checkout_id')::bigint)] as job) j
+    where m ? 'info' and j.job is not null;
+    with made as (
+        insert into pcfarm.job_info (job_id, info) select n.job, '{}' from unnest(patched_jobs) n(job) order by n.job
+        on conflict do nothing returning job_id)
+    select coalesce(array_agg(m.job_id), '{}') into new_infos from made m;
+    for one in select i.info from pcfarm.job_info i where i.job_id = any (patched_jobs) order by i.job_id for update loop
+        infos := infos || one.info;
+    end loop;
+
     for one in
-        select s.n as place, jobs[s.position] as job, m.value as brought
+        select s.n as place, jobs[s.position] as job, m.value as brought,
+            case when m.value ? 'info' then array_position(patched_jobs, jobs[s.position]) end as patches
         from unnest(positions, problem_ids) with ordinality as s(position, problem_id, n)
         join jsonb_array_elements(more) as m(value)
             on (m.value ->> 'problem_id')::bigint = s.problem_id
@@ -85,8 +106,8 @@ begin
             if one.brought ? 'enqueue' then
                 perform pcfarm.enqueue(one.job, one.brought -> 'enqueue');
             end if;
-            if one.brought ? 'info' then
-                perform pcfarm.patch_info(one.job, one.brought -> 'info');
+            if one.patches is not null then
+                patched := pcfarm.patched_info(one.job, infos[one.patches], one.brought -> 'info');
             end if;
             if writes_back then
                 select f.message into failure
@@ -94,6 +115,10 @@ begin
                 if found then
                     raise exception using errcode = 'PCFWB', message = failure;
                 end if;
+            end if;
+            -- The last step, as nothing takes it back.
+            if one.patches is not null then
+                infos[one.patches] := patched;
             end if;
         exception
             when lock_not_available then
@@ -108,6 +133,12 @@ begin
             return next (one.place, failure)::pcfarm.write_back_failure;
         end if;
     end loop;
+
+    update pcfarm.job_info i set info = p.info, changed_at = clock_timestamp()
+    from unnest(patched_jobs, infos) p(job_id, info)
+    where i.job_id = p.job_id and i.info <> p.info;
+    -- What was to be the first of it could not be stored.
+    delete from pcfarm.job_info i where i.job_id = any (new_infos) and i.info = '{}';
 end $$;
 
 -- Accept ------------------------------------------------------------------------------------------------------

@@ -149,18 +149,24 @@ declare
 begin
     select f.job_id into job from pcfarm.forgotten f order by f.job_id limit 1 for update skip locked;
     if not found then
-        select j.job_id into job from pcfarm.job j
-        join pcfarm.job_type t on t.name = j.job_type
-        where j.ended_at < clock_timestamp() - t.retention
-            -- What it did is in pcfarm.statistic.
-            and not exists (select from pcfarm.progress p where p.job_id = j.job_id and not p.counted)
-            -- Who waits for it must know how it ended.
-            and not exists (
-                select from pcfarm.job_after a
-                join pcfarm.job w on w.job_id = a.job_id and w.ended_at is null where a.after_job = j.job_id)
-        order by j.ended_at
-        limit 1
-        for update of j skip locked;
+        -- Of each job type the first, by its index.
+        select o.job_id into job
+        from pcfarm.job_type t
+        cross join lateral (
+            select j.job_id, j.ended_at from pcfarm.job j
+            where j.job_type = t.name and j.ended_at < statement_timestamp() - t.retention
+                -- What it did is in pcfarm.statistic.
+                and not exists (select from pcfarm.progress p where p.job_id = j.job_id and not p.counted)
+                -- Who waits for it must know how it ended.
+                and not exists (
+                    select from pcfarm.job_after a
+                    join pcfarm.job w on w.job_id = a.job_id and w.ended_at is null where a.after_job = j.job_id)
+            order by j.ended_at
+            limit 1
+            for update of j skip locked) o
+        where t.retention is not null
+        order by o.ended_at
+        limit 1;
         if not found then
             return 0;
         end if;

@@ -227,15 +227,25 @@ async fn try_accept(
     let statement = client.prepare_cached(include_str!("../queries/accept.sql")).await?;
     let Acceptance { checkouts, solved, failed } = acceptance;
     let position = |checkout: usize| i32::try_from(checkout + 1).expect("an acceptance has few checkouts");
+    // There may be twenty thousand, which are out of the processor's caches when they are walked again.
     let mut counts = vec![0i32; checkouts.len()];
-    solved.iter().for_each(|s| counts[s.checkout] += 1);
-    let attempts = if solved.iter().all(|s| s.attempts == 0) { Vec::new() } else { column(solved, |s| s.attempts) };
+    let mut positions = Vec::with_capacity(solved.len());
+    let mut problem_ids = Vec::with_capacity(solved.len());
+    let mut solutions = Vec::with_capacity(solved.len());
+    let (mut any_attempt, mut any_home, mut any_more) = (false, false, false);
+    for one in solved {
+        counts[one.checkout] += 1;
+        positions.push(position(one.checkout));
+        problem_ids.push(one.problem_id.0);
+        solutions.push(&one.solution);
+        any_attempt |= one.attempts != 0;
+        any_home |= one.home.is_some();
+        any_more |= one.more.is_some();
+    }
+    let attempts = if any_attempt { column(solved, |s| s.attempts) } else { Vec::new() };
     // All of them, or none: where one is not known it is not asked for.
-    let homes: Vec<Option<&Home>> = match solved.iter().any(|s| s.home.is_some()) {
-        true => column(solved, |s| s.home.as_deref()),
-        false => Vec::new(),
-    };
-    let more = more_of(acceptance).map(|more| RawJson(more.into()));
+    let homes: Vec<Option<&Home>> = if any_home { column(solved, |s| s.home.as_deref()) } else { Vec::new() };
+    let more = any_more.then(|| RawJson(more_of(solved).into()));
     let rows = client
         .query(
             &statement,
@@ -245,10 +255,10 @@ async fn try_accept(
                 &column(checkouts, |c| c.token),
                 &column(checkouts, |c| c.closing),
                 &counts,
-                &column(solved, |s| position(s.checkout)),
-                &column(solved, |s| s.problem_id.0),
+                &positions,
+                &problem_ids,
                 &attempts,
-                &column(solved, |s| &s.solution),
+                &solutions,
                 &column(&homes, |h| h.and_then(|h| h.key.as_deref())),
                 &column(&homes, |h| h.map(|h| h.lane.0)),
                 &column(&homes, |h| h.map(|h| h.order.0)),
@@ -284,9 +294,9 @@ async fn try_accept(
 }
 
 /// What solved problems bring beside their solutions, as `pcfarm.accept` takes it.
-fn more_of(acceptance: &Acceptance) -> Option<Vec<u8>> {
-    let brings: Vec<&[u8]> = acceptance.solved.iter().filter_map(|solved| Some(&*solved.more.as_ref()?.0)).collect();
-    (!brings.is_empty()).then(|| [&b"["[..], &brings.join(&b","[..]), b"]"].concat())
+fn more_of(solved: &[Solved]) -> Vec<u8> {
+    let brings: Vec<&[u8]> = solved.iter().filter_map(|solved| Some(&*solved.more.as_ref()?.0)).collect();
+    [&b"["[..], &brings.join(&b","[..]), b"]"].concat()
 }
 
 /// One array parameter.

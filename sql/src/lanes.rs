@@ -243,18 +243,25 @@ fn weight(row: &Row, column: usize) -> Result<u32, Error> {
 
 /// Many payloads in few allocations.
 #[derive(Default)]
-struct Payloads(BytesMut);
+struct Payloads {
+    room: BytesMut,
+    /// Of the last allocation.
+    shared: usize,
+}
 
-/// Bytes of payloads that share an allocation, and so live as long as the last of them.
-const SHARED_BYTES: usize = 64 << 10;
+/// Bytes of payloads that share an allocation, and so live as long as the last of them. A lane of a few problems must not
+/// keep much more than they need: each allocation is for twice as much as the one before.
+const LEAST_SHARED_BYTES: usize = 2 << 10;
+const MOST_SHARED_BYTES: usize = 64 << 10;
 
 impl Payloads {
     fn keep(&mut self, payload: JsonSlice<'_>) -> RawJson {
-        if self.0.capacity() < payload.0.len() {
-            self.0 = BytesMut::with_capacity(SHARED_BYTES.max(payload.0.len()));
+        if self.room.capacity() < payload.0.len() {
+            self.shared = (2 * self.shared).clamp(LEAST_SHARED_BYTES, MOST_SHARED_BYTES);
+            self.room = BytesMut::with_capacity(self.shared.max(payload.0.len()));
         }
-        self.0.extend_from_slice(payload.0);
-        RawJson(self.0.split().freeze())
+        self.room.extend_from_slice(payload.0);
+        RawJson(self.room.split().freeze())
     }
 }
 

@@ -133,9 +133,10 @@ pub async fn forget_old_problems(client: &impl Queries, after: LookedTo) -> Resu
     Ok((to_job.zip(row.try_get(1)?), row.try_get(2)?))
 }
 
-/// Adds what was done to the statistics of its hour; at most 20,000 transactions' worth.
-pub async fn count_progress(client: &impl Queries) -> Result<(), Error> {
-    client.run(include_str!("../queries/count_progress.sql"), &[]).await.map(drop)
+/// Adds what was done to the statistics of its hour; at most 20,000 transactions' worth. Returns the jobs whose it was.
+pub async fn count_progress(client: &impl Queries) -> Result<Vec<JobId>, Error> {
+    let rows = client.run(include_str!("../queries/count_progress.sql"), &[]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// Adds how often schedules came to the statistics of its hour; at most 20,000 rows.
@@ -147,9 +148,9 @@ pub async fn forget_statistics(client: &impl Queries) -> Result<(), Error> {
     client.run(include_str!("../queries/forget_statistics.sql"), &[]).await.map(drop)
 }
 
-/// Folds what has been counted.
-pub async fn fold_progress(client: &impl Queries) -> Result<(), Error> {
-    client.run(include_str!("../queries/fold_progress.sql"), &[]).await.map(drop)
+/// Folds what has been counted of these jobs.
+pub async fn fold_progress(client: &impl Queries, jobs: &[JobId]) -> Result<(), Error> {
+    client.run(include_str!("../queries/fold_progress.sql"), &[&jobs]).await.map(drop)
 }
 
 /// Writes events of jobs that no workstation could ever run, and of those of which that is not so any more. Returns how many.

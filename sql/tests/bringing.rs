@@ -185,6 +185,15 @@ async fn patches_of_the_info_merge_in_order_and_are_bounded() {
     let queue = queue().await;
     let job = queue.job(4, 4).await;
     queue.run(&format!("select pcfarm.set_info({job}, '{{\"a\": {{\"x\": 1, \"y\": 2}}, \"b\": [1, 2]}}')")).await;
+    queue
+        .run(
+            "create table public.written (info jsonb);
+             create function public.note_written() returns trigger language plpgsql as $$
+                 begin insert into public.written values (new.info); return null; end $$;
+             create trigger note_written after insert or update on pcfarm.job_info
+                 for each row execute function public.note_written()",
+        )
+        .await;
     let held = queue.take(job, false, 1).await.expect("some");
     let large = format!(r#""info": {{"c": "{}"}}"#, "x".repeat(70_000));
     let brought = [
@@ -196,9 +205,10 @@ async fn patches_of_the_info_merge_in_order_and_are_bounded() {
     bring(&queue, &held, &brought, true).await;
     let info = r#"{"a": {"y": [3], "z": {"n": 1}}, "d": "last"}"#;
     assert_eq!(queue.text("select info::text from pcfarm.job_info").await, info);
+    assert_eq!(queue.text("select string_agg(info::text, ' and ') from public.written").await, info, "once");
     queue.close(&held, Closing::Finished).await;
     let messages = messages(&queue, job).await;
-    assert!(messages.len() == 2 && messages[0].contains("info_at_most_64_kib"), "{messages:?}");
+    assert!(messages.len() == 2 && messages[0].contains("may have 65536"), "{messages:?}");
     assert!(messages[1].contains("a JSON object is wanted"), "{messages:?}");
     let (code, _) = queue.refused("select pcfarm.set_info(999, '{}')").await;
     assert_eq!(code, "P0002");

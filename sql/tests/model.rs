@@ -277,8 +277,8 @@ async fn step(queue: &Queue, model: &mut Model, dice: &mut Dice) -> String {
         _ => {
             let client = queue.server().await;
             pcfarm_sql::upkeep::exhaust_lanes(&*client, &jobs).await.expect("exhausted");
-            pcfarm_sql::upkeep::count_progress(&*client).await.expect("counted");
-            pcfarm_sql::upkeep::fold_progress(&*client).await.expect("folded");
+            let counted = pcfarm_sql::upkeep::count_progress(&*client).await.expect("counted");
+            pcfarm_sql::upkeep::fold_progress(&*client, &counted).await.expect("folded");
             for job_id in jobs {
                 let ended = queue.end(job_id).await;
                 assert_eq!(ended.as_deref(), model.ends(job_id));

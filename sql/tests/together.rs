@@ -64,8 +64,8 @@ async fn serve(queue: &Queue, server: u64, jobs: &[JobId], out: &RefCell<Vec<Hel
             }
             13 => {
                 upkeep::exhaust_lanes(&*client, jobs).await.expect("exhausted");
-                upkeep::count_progress(&*client).await.expect("counted");
-                upkeep::fold_progress(&*client).await.expect("folded");
+                let counted = upkeep::count_progress(&*client).await.expect("counted");
+                upkeep::fold_progress(&*client, &counted).await.expect("folded");
                 for job_id in jobs {
                     upkeep::end_jobs_if_empty(&*client, &[*job_id]).await.expect("asked");
                 }

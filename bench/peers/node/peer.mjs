@@ -80,11 +80,14 @@ export async function work(options, file, left) {
         });
       }
     });
-    for (const until = performance.now() + 60_000; await left(); ) {
+    // What it takes to answer that nothing is left is not the peer's time.
+    let asked = performance.now();
+    for (const until = asked + 60_000; await left(); ) {
       if (performance.now() > until) throw new Error("jobs are left a minute after the last handler");
       await new Promise((resolve) => setTimeout(resolve, 2));
+      asked = performance.now();
     }
-    const seconds = (performance.now() - began) / 1000;
+    const seconds = (asked - began) / 1000;
     if (total() !== options.problems) throw new Error(`${total()} handlers ran for ${options.problems} jobs`);
     return seconds;
   } finally {
@@ -107,7 +110,8 @@ export function beWorker(start) {
 }
 
 export function version(name) {
-  return JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url))).version;
+  const { version } = JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url)));
+  return `${version} on Node.js ${process.versions.node}`;
 }
 
 export function print(options, outcome) {

@@ -33,7 +33,7 @@ async function main() {
   peer.print(options, {
     peer: "pg-boss",
     version: peer.version("pg-boss"),
-    settings: `batchSize ${options.batch}, localConcurrency ${options.workers}, burstWhenBatchFull, ${options.connections} connections`,
+    settings: `batchSize ${options.batch}, localConcurrency ${options.workers}, burstWhenBatchFull, pollingIntervalSeconds 0.5, ${options.connections} connections, schedule and supervise off`,
     seconds,
     load_seconds,
   });

@@ -126,6 +126,7 @@ def main() -> None:
             peer.wait_for("the tasks", 900, lambda: total() >= options.problems)
             seconds = time.monotonic() - began
             left = client.llen("celery")
+            redis_version = client.info("server")["redis_version"]
         finally:
             for process in workers:
                 os.killpg(process.pid, signal.SIGKILL)  # with the pool's processes
@@ -137,9 +138,9 @@ def main() -> None:
     pool = f"{options.concurrency} processes of --pool solo" if options.solo else f"--pool prefork --concurrency {options.concurrency}"
     peer.report(
         options,
-        peer="Celery with Redis",
-        version=version("celery"),
-        settings=f"{pool}, worker_prefetch_multiplier {options.prefetch}, no results, early acknowledgement, no gossip",
+        peer="Celery",
+        version=f"{version('celery')} with Redis {redis_version}",
+        settings=f"{pool}, worker_prefetch_multiplier {options.prefetch}, no results, early acknowledgement, no rate limits, gossip, mingle or heartbeat",
         seconds=seconds,
         load_seconds=load_seconds,
         durable=False,

@@ -43,7 +43,7 @@ def main() -> None:
         load_seconds = time.monotonic() - began
 
         cluster.scale(options.workers)
-        client.wait_for_workers(1, timeout=60)
+        client.wait_for_workers(options.workers, timeout=60)
         began = time.monotonic()
         wait(futures, timeout=900)
         seconds = time.monotonic() - began
@@ -54,7 +54,7 @@ def main() -> None:
         options,
         peer="Dask",
         version=version("distributed"),
-        settings=f"{options.workers} worker processes of {options.threads} thread, no stealing, no dashboard, uvloop",
+        settings=f"{options.workers} worker processes of {options.threads} thread, worker-saturation inf, no stealing, memory manager or dashboard, uvloop",
         seconds=seconds,
         load_seconds=load_seconds,
         durable=False,

@@ -2,7 +2,7 @@
 //! row version that hand-outs leave can be removed meanwhile: the field's classic disease.
 
 use crate::context::{Context, Database};
-use crate::night::Site;
+use crate::night::{Measured, Site};
 use crate::plot::{Kind, Plot};
 use crate::report::{Figures, Report};
 use anyhow::Context as _;
@@ -20,37 +20,51 @@ const LARGE: &str = "1000";
 /// Jobs that the small ones come in, evenly over the snapshot's time.
 const PIECES: u64 = 100;
 
+/// Of each, at full speed.
+const SITTINGS: u64 = 2;
+
 const BYTES_EACH: u64 = 1_200;
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let hand_outs = context.scaled(100_000, 3_000);
     let problems = context.scaled(2_000_000, 100_000);
     let minutes = Duration::from_secs(context.scaled(600, 10));
-    context.need_disk((2 * problems + hand_outs * SMALL) * BYTES_EACH, "snapshot")?;
+    context.need_disk((2 * SITTINGS * problems + 2 * hand_outs * SMALL) * BYTES_EACH, "snapshot")?;
     report.note(format!(
         "an idle REPEATABLE READ transaction that has read, open during {hand_outs} hand-outs of {SMALL} problems, which come \
          evenly over {} s, and then {problems} problems at 1,000 a checkout, with a few before them that do not count",
         minutes.as_secs()
     ));
     report.note(
-        "without: the same hand-outs, one after the other, and the same problems, with no such transaction; each on a database of its own",
+        "without: the same hand-outs in the same time, turn about with the others, and the same problems, on a database of its \
+         own, which that transaction keeps nothing in",
     );
+    report.note("the two are measured one after the other, and then again the other way round; a run's figure is the mean");
     let amounts = Amounts { hand_outs, problems, minutes };
     for run in 0..context.runs {
         let mut figures = Figures::default();
-        // A machine is slower after some work than after other: neither is always the second.
-        let order = if run % 2 == 0 { [Snapshot::None, Snapshot::Open] } else { [Snapshot::Open, Snapshot::None] };
+        let mut nights =
+            [Night::begin(context, &amounts, Snapshot::None).await?, Night::begin(context, &amounts, Snapshot::Open).await?];
+        small_hand_outs(&mut nights, &amounts).await?;
+        for sitting in 0..SITTINGS {
+            // A machine is slower after some work than after other: neither is always the second.
+            let order = if (run as u64 + sitting).is_multiple_of(2) { [0, 1] } else { [1, 0] };
+            for night in order {
+                nights[night].sit(context, &amounts).await?;
+                report.processed(problems);
+            }
+        }
         let mut lines = Vec::new();
-        for snapshot in order {
-            lines.push((snapshot, night(context, &amounts, snapshot, &mut figures).await?));
-            report.processed(problems + hand_outs * SMALL);
+        for night in nights {
+            lines.push((night.snapshot, night.tenths()));
+            night.end(context, &mut figures).await?;
+            report.processed(hand_outs * SMALL);
         }
         figures.add_ratio("with_of_without_ratio", "with_per_second", "without_per_second");
         figures.add_ratio("last_of_first_tenth_ratio", "with_last_tenth_per_second", "with_first_tenth_per_second");
         figures.add_ratio("last_tenth_of_without_ratio", "with_last_tenth_per_second", "without_last_tenth_per_second");
         context.progress(&format!("with and without a snapshot: {:?}", figures.get("with_of_without_ratio")));
         if report.plots().is_empty() {
-            lines.sort_by_key(|(snapshot, _)| *snapshot);
             let points = |rates: Vec<f64>| (1..).map(f64::from).zip(rates).collect();
             report.plot(Plot {
                 name: "tenths".to_owned(),
@@ -78,7 +92,7 @@ struct Amounts {
     minutes: Duration,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Snapshot {
     None,
     Open,
@@ -100,58 +114,86 @@ impl Snapshot {
     }
 }
 
-/// Many small hand-outs, and then large ones at full speed, whose rate is taken: the rates of its tenths.
-async fn night(
-    context: &Context,
-    amounts: &Amounts,
+/// Many small hand-outs, and then large ones at full speed, whose rate is taken.
+struct Night {
     snapshot: Snapshot,
-    figures: &mut Figures,
-) -> anyhow::Result<Vec<f64>> {
-    let name = snapshot.prefix();
-    let mut site = Site::start(context, &["--checkout-problems", &SMALL.to_string()]).await?;
-    let mut pieces = Vec::new();
-    for _ in 0..PIECES {
-        pieces.push(site.load(amounts.hand_outs * SMALL / PIECES, 1).await?);
-    }
-    context.settle(&site.database).await?;
-    let open = match snapshot {
-        Snapshot::None => None,
-        Snapshot::Open => Some(open_snapshot(&site.database).await?),
-    };
-    let mut seconds = 0.0;
-    let mut pace = tokio::time::interval(amounts.minutes / PIECES as u32);
-    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for piece in pieces {
-        if snapshot == Snapshot::Open {
-            pace.tick().await;
-        }
-        seconds += site.crunch(piece).await?.seconds;
-    }
-    let given: i64 = site.farm.number("select count(*) from pcfarm.checkout").await;
-    figures.add(format!("{name}_small_hand_outs"), given as f64);
-    figures.add(format!("{name}_small_hand_outs_per_second"), given as f64 / seconds);
-    site.restart_server(&["--checkout-problems", LARGE]).await;
-    let warming = site.load(amounts.problems / 20, 1).await?;
-    let large = site.load(amounts.problems, 1).await?;
-    context.settle(&site.database).await?;
-    site.crunch(warming).await?;
-    site.crunch(large).await?.add_to(figures, name);
-    let tenths = tenths(&site, large, figures, name).await?;
-    if let Some((client, _connection)) = open {
-        still_open(&client).await?;
-    }
-    site.check(large, amounts.problems).await?;
-    site.end(context).await?;
-    Ok(tenths)
+    site: Site,
+    /// Jobs of the small hand-outs.
+    pieces: Vec<JobId>,
+    small_seconds: f64,
+    small_hand_outs: i64,
+    open: Option<(Client, ConnectionTask)>,
+    /// Each with the rates of its tenths.
+    sittings: Vec<(Measured, Vec<f64>)>,
 }
 
-async fn tenths(site: &Site, job: JobId, figures: &mut Figures, name: &str) -> anyhow::Result<Vec<f64>> {
-    let tenths = site.tenths(job).await?;
-    if let [first, .., last] = tenths[..] {
-        figures.add(format!("{name}_first_tenth_per_second"), first);
-        figures.add(format!("{name}_last_tenth_per_second"), last);
+/// Of both, turn about, evenly over the time.
+async fn small_hand_outs(nights: &mut [Night; 2], amounts: &Amounts) -> anyhow::Result<()> {
+    let mut pace = tokio::time::interval(amounts.minutes / PIECES as u32);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for piece in 0..PIECES as usize {
+        pace.tick().await;
+        for night in &mut *nights {
+            night.small_seconds += night.site.crunch(night.pieces[piece]).await?.seconds;
+        }
     }
-    Ok(tenths)
+    for night in nights {
+        night.small_hand_outs = night.site.farm.number("select count(*) from pcfarm.checkout").await;
+        night.site.restart_server(&["--checkout-problems", LARGE]).await;
+    }
+    Ok(())
+}
+
+impl Night {
+    async fn begin(context: &Context, amounts: &Amounts, snapshot: Snapshot) -> anyhow::Result<Night> {
+        let site = Site::start(context, &["--checkout-problems", &SMALL.to_string()]).await?;
+        let mut pieces = Vec::new();
+        for _ in 0..PIECES {
+            pieces.push(site.load(amounts.hand_outs * SMALL / PIECES, 1).await?);
+        }
+        context.settle(&site.database).await?;
+        let open = match snapshot {
+            Snapshot::None => None,
+            Snapshot::Open => Some(open_snapshot(&site.database).await?),
+        };
+        Ok(Night { snapshot, site, pieces, small_seconds: 0.0, small_hand_outs: 0, open, sittings: Vec::new() })
+    }
+
+    /// At full speed, once.
+    async fn sit(&mut self, context: &Context, amounts: &Amounts) -> anyhow::Result<()> {
+        let site = &self.site;
+        let warming = site.load(amounts.problems / 20, 1).await?;
+        let large = site.load(amounts.problems, 1).await?;
+        context.settle(&site.database).await?;
+        site.crunch(warming).await?;
+        let measured = site.crunch(large).await?;
+        context.progress(&format!("{}: {:.0} a second", self.snapshot.title(), measured.per_second()));
+        self.sittings.push((measured, site.tenths(large).await?));
+        site.check(large, amounts.problems).await
+    }
+
+    /// Means over the sittings.
+    fn tenths(&self) -> Vec<f64> {
+        let of = |tenth: usize| self.sittings.iter().filter_map(move |(_, tenths)| tenths.get(tenth));
+        (0..10).map(|tenth| of(tenth).sum::<f64>() / self.sittings.len() as f64).collect()
+    }
+
+    async fn end(self, context: &Context, figures: &mut Figures) -> anyhow::Result<()> {
+        let name = self.snapshot.prefix();
+        figures.add(format!("{name}_small_hand_outs"), self.small_hand_outs as f64);
+        figures.add(format!("{name}_small_hand_outs_per_second"), self.small_hand_outs as f64 / self.small_seconds);
+        let tenths = self.tenths();
+        let sittings = self.sittings.into_iter().map(|(measured, _)| measured);
+        sittings.reduce(Measured::and).context("nothing was measured")?.add_to(figures, name);
+        if let [first, .., last] = tenths[..] {
+            figures.add(format!("{name}_first_tenth_per_second"), first);
+            figures.add(format!("{name}_last_tenth_per_second"), last);
+        }
+        if let Some((client, _connection)) = self.open {
+            still_open(&client).await?;
+        }
+        self.site.end(context).await
+    }
 }
 
 /// As an analyst's forgotten transaction: it has read, and does nothing any more.

@@ -30,11 +30,10 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         "limit: queue pointer in SQL, results sent by the client, no PC Farm; measured just before and just after each figure, \
          which is compared with the mean, as machines change from minute to minute",
     );
-    report.note(format!(
-        "the limit commits durably; taken_asynchronously: with {} connections, it takes as PC Farm hands out, without \
-         waiting for the disk, and a crash would lose what it took",
-        LIMIT_CONNECTIONS[1]
-    ));
+    report.note(
+        "the limit commits durably; taken_asynchronously: it takes as PC Farm hands out, without waiting for the disk, and a crash \
+         would lose what it took, where PC Farm hands it out again. What is promised is a share of the durable one",
+    );
     report.note(
         "autovacuum leaves problems and results alone meanwhile, the limit's too: it comes by the clock and would take a \
          twentieth of one figure and nothing of the next. The rates leave out what it costs in the long run",

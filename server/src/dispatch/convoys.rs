@@ -31,6 +31,16 @@ pub struct Taken {
     pub suspect: bool,
 }
 
+/// What one convoy takes.
+struct Convoy {
+    /// The place behind its last problem.
+    end: usize,
+    bytes: usize,
+    weight: u64,
+    largest_payload: u64,
+    alone: bool,
+}
+
 impl Ahead {
     pub fn problems(&self) -> usize {
         self.problems.len()
@@ -80,31 +90,38 @@ impl Ahead {
     /// `largest`, and at least one convoy. One that must be alone is.
     pub fn take(&mut self, wanted: usize, most_weight: u64, largest: u64) -> Option<Taken> {
         let suspect = self.next_is_suspect();
-        let mut taken: Vec<ComingProblem> = Vec::with_capacity(wanted.min(self.problems.len()));
-        let (mut bytes, mut weight, mut convoys, mut alone) = (0, 0, 0, false);
-        loop {
-            let convoy = self.first_convoy();
-            if convoy == 0 {
+        let (mut problems, mut bytes, mut weight, mut convoys, mut alone) = (0, 0, 0, 0, false);
+        while let Some(convoy) = self.convoy_at(problems) {
+            let fits = convoy.end <= wanted
+                && bytes + convoy.bytes <= CHECKOUT_BYTES_LIMIT
+                && weight + convoy.weight <= most_weight
+                && convoy.largest_payload <= largest;
+            if problems > 0 && (!fits || alone || convoy.alone) {
                 break;
             }
-            let convoy_bytes: usize = self.problems.range(..convoy).map(ComingProblem::bytes).sum();
-            let convoy_weight = self.weight(convoy);
-            let fits = taken.len() + convoy <= wanted
-                && bytes + convoy_bytes <= CHECKOUT_BYTES_LIMIT
-                && weight + convoy_weight <= most_weight
-                && self.largest_payload(convoy) <= largest;
-            if !taken.is_empty() && (!fits || alone || self.is_alone(convoy)) {
-                break;
-            }
-            alone = self.is_alone(convoy);
-            bytes += convoy_bytes;
-            weight += convoy_weight;
+            alone = convoy.alone;
+            bytes += convoy.bytes;
+            weight += convoy.weight;
             convoys += 1;
-            taken.extend(self.problems.drain(..convoy));
+            problems = convoy.end;
         }
+        let to = BatchOrder(self.problems.get(problems.checked_sub(1)?)?.batch_order.0 + 1);
         self.bytes -= bytes;
-        let to = BatchOrder(taken.last()?.batch_order.0 + 1);
-        Some(Taken { problems: taken, bytes, convoys, weight, to, suspect })
+        Some(Taken { problems: self.problems.drain(..problems).collect(), bytes, convoys, weight, to, suspect })
+    }
+
+    /// The convoy that begins at this place.
+    fn convoy_at(&self, place: usize) -> Option<Convoy> {
+        let order = self.problems.get(place)?.batch_order;
+        let mut convoy = Convoy { end: place, bytes: 0, weight: 0, largest_payload: 0, alone: false };
+        for problem in self.problems.range(place..).take_while(|problem| problem.batch_order == order) {
+            convoy.end += 1;
+            convoy.bytes += problem.bytes();
+            convoy.weight += u64::from(problem.weight);
+            convoy.largest_payload = convoy.largest_payload.max(problem.payload.0.len() as u64);
+            convoy.alone |= problem.alone;
+        }
+        Some(convoy)
     }
 
     /// How many problems the first convoy has; 0 if none is here.

@@ -102,6 +102,7 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
         () = session.ended.cancelled() => return span.failed(NOT_SENT),
     };
     span.set("pcfarm.related_reads.seconds", began.elapsed().as_secs_f64());
+    shipment.load.grow(related.bytes);
     for problem in &problems {
         if problem.payload.len() > TEXT_LIMIT {
             let message = format!("the payload has {} bytes as text, too many for a message", problem.payload.len());
@@ -136,12 +137,33 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
         return span.failed("no problem is left of it");
     }
     match send_parts(&shipment, problems, related.reads).await {
-        Some(sequence) => {
+        Sent::Whole { sequence } => {
             session.sent(shipment.checkout_id, sequence);
             crash_point(CrashPoint::CheckOutSent);
         }
-        None => span.failed(NOT_SENT),
+        Sent::Disconnected => span.failed(NOT_SENT),
+        Sent::Revoked { unseen } => {
+            if unseen {
+                // Its agent knows nothing of it, and goes on asking for as many.
+                session.add_credit(1);
+                drop(farm.dispatcher.send(super::Event::Credit(session)).await);
+            }
+            span.failed("it was revoked on its way");
+        }
     }
+}
+
+/// How far sending has come.
+enum Sent {
+    /// Up to the message of this number.
+    Whole {
+        sequence: u64,
+    },
+    Disconnected,
+    /// It is over, and nobody is to work on it. Unseen: no part of it has gone out.
+    Revoked {
+        unseen: bool,
+    },
 }
 
 const NOT_SENT: &str = "the agent's connection has ended";
@@ -208,13 +230,16 @@ async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
 /// Most that an agent may take to read one part.
 const SEND_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Related rows first, so that a problem never arrives before its data. Returns the last message's number, or nothing
-/// when the connection has ended.
-async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Option<u64> {
+/// Related rows first, so that a problem never arrives before its data.
+async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Sent {
     let mut sequence = 0;
     let mut parts = parts_of(problems, reads).into_iter().peekable();
     shipment.load.begin();
     while let Some((problems, related)) = parts.next() {
+        // What was revoked is not named to the agent a second time.
+        if !shipment.session.has(shipment.checkout_id) {
+            return Sent::Revoked { unseen: sequence == 0 };
+        }
         sequence = shipment.session.next_sequence();
         let message =
             v1::Checkout { more: parts.peek().is_some(), problems, related, sequence, ..shipment.header.clone() };
@@ -223,14 +248,14 @@ async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<
             .await
         {
             Ok(Ok(())) => {}
-            Ok(Err(_)) => return None,
+            Ok(Err(_)) => return Sent::Disconnected,
             Err(_) => {
                 shipment.session.end(tonic::Status::deadline_exceeded("the agent does not read what it asked for"));
-                return None;
+                return Sent::Disconnected;
             }
         }
     }
-    Some(sequence)
+    Sent::Whole { sequence }
 }
 
 /// Numbers can be much longer as text than they are in the database: what does not fit a message is not sent.

@@ -34,10 +34,16 @@ impl Unreadable {
     }
 }
 
+/// It, or a lane that was read with it, has not been read in time.
+#[derive(Debug, thiserror::Error)]
+#[error("it was not read in time, with others")]
+pub struct TooSlow;
+
 /// The database has answered, and what is wrong is what the lane holds, or how long it takes to read that.
 pub fn is_of_its_data(error: &anyhow::Error) -> bool {
     let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
     error.is::<TooLarge>()
+        || error.is::<TooSlow>()
         || code.is_some_and(|code| *code == SqlState::QUERY_CANCELED || matches!(&code.code()[..2], "22" | "54" | "XX"))
 }
 

@@ -441,10 +441,12 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
         };
         match message {
             Ok(Some(v1::AgentMessage { message: Some(message) })) => {
-                if session.heard() {
-                    drop(farm.registrar.send(Entry::Heard(session.clone())).await);
-                }
-                let mut handling = pin!(handle(farm, session, message));
+                let mut handling = pin!(async {
+                    if session.heard() {
+                        drop(farm.registrar.send(Entry::Heard(session.clone())).await);
+                    }
+                    handle(farm, session, message).await
+                });
                 let outcome = loop {
                     tokio::select! {
                         biased;

@@ -6,14 +6,17 @@ use super::{Lane, LaneKey, Lanes, key_of};
 use crate::dispatch::HAND_OUTS_AT_ONCE;
 use crate::dispatch::convoys::Ahead;
 use crate::dispatch::reading::Reading;
-use crate::dispatch::unreadable::{Unreadable, is_of_its_data};
+use crate::dispatch::unreadable::{TooSlow, Unreadable, is_of_its_data};
 use anyhow::Context;
 use deadpool_postgres::ClientWrapper;
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use pcfarm_proto::ids::BatchOrder;
 use pcfarm_sql::lanes::{self, ComingProblem};
 use pcfarm_sql::pool::Kept;
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
 use tracing::error;
 
 /// Problems and bytes that reading on is for, at least, where one lane is next; and of each where many are. The fewer there
@@ -40,6 +43,10 @@ const READ_AT_ONCE: usize = 32;
 /// walked with every call.
 const COMING: usize = 2 * HAND_OUTS_AT_ONCE;
 const COMING_OF_EACH: usize = 8;
+
+/// Longest that reading on may take, which is one statement after the other: more than one of them may take by itself, and
+/// less than what a server is taken to hang for. Nobody is served meanwhile.
+const READING_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How many times as much as is handed out meanwhile.
 const READ_ON_TIMES: usize = 2;
@@ -129,19 +136,45 @@ impl Lanes {
         );
         // Who is dropped here leaves them to the next look.
         let mut lanes: Vec<(LaneKey, Lane)> = wanted.keys().filter_map(|key| self.lanes.remove_entry(key)).collect();
-        let reading = lanes.iter_mut().map(async |(key, lane)| {
-            let at = lane.end();
-            match self.unreadable.get(key) {
-                Some(unreadable) if unreadable.holds(at) => (*key, at, Ok(false)),
-                _ => (*key, at, lane.read_ahead(client, wanted[key], portion).await.map(|()| true)),
+        let mut ends: HashMap<LaneKey, BatchOrder> = lanes.iter().map(|(key, lane)| (*key, lane.end())).collect();
+        let mut reading: FuturesUnordered<_> = lanes
+            .iter_mut()
+            .map(async |(key, lane)| {
+                let outcome = match self.unreadable.get(key) {
+                    Some(unreadable) if unreadable.holds(lane.end()) => Ok(false),
+                    _ => lane.read_ahead(client, wanted[key], portion).await.map(|()| true),
+                };
+                (*key, outcome)
+            })
+            .collect();
+        let deadline = Instant::now() + READING_DEADLINE;
+        let mut outcomes = Vec::new();
+        let mut failed = None;
+        while let Ok(Some((key, outcome))) = timeout_at(deadline, reading.next()).await {
+            match outcome {
+                // The others would meet the same, one after the other.
+                Err(error) if !is_of_its_data(&error) => {
+                    failed = Some(error);
+                    break;
+                }
+                outcome => outcomes.push((key, ends.remove(&key).expect("it was asked for"), outcome)),
             }
-        });
-        let outcomes = join_all(reading).await;
+        }
+        let is_late = failed.is_none() && !reading.is_empty();
+        drop(reading);
         self.lanes.extend(lanes);
         for (key, at, outcome) in outcomes {
             self.note_reading(key, at, outcome)?;
         }
-        Ok(())
+        if is_late {
+            // One of these holds up the others, and nobody knows which: each is left for a while.
+            let late = |(key, at)| (key, at, Err(anyhow::Error::new(TooSlow)));
+            ends.into_iter().map(late).try_for_each(|(key, at, outcome)| self.note_reading(key, at, outcome))?;
+        }
+        if is_late || failed.is_some() {
+            line.close();
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// Reads on in one lane, of which somebody waits for so many problems.

@@ -88,11 +88,11 @@ async fn main() -> anyhow::Result<()> {
     worker.start().await.context("starting the worker")?;
     wait_until("the handlers", Duration::from_secs(900), async || Ok(HANDLED.load(Ordering::Relaxed) >= load.problems))
         .await?;
-    wait_until("the last completion", Duration::from_secs(60), async || {
+    let ended = wait_until("the last completion", Duration::from_secs(60), async || {
         Ok(client.query_one(COMPLETED, &[]).await?.get::<_, i64>(0) as u64 == load.problems)
     })
     .await?;
-    let working = began.elapsed();
+    let working = ended - began;
 
     let handled = HANDLED.load(Ordering::Relaxed);
     let mut left = 0;
@@ -106,12 +106,13 @@ async fn main() -> anyhow::Result<()> {
         peer: "awa",
         version: "0.6.9",
         settings: format!(
-            "queue storage, {} partitions, {} shards, {} claimers x {}, concurrency {}, {} connections",
+            "queue storage, {} partitions, {} shards, {} claimers x {}, concurrency {}, polled every 10 ms, no deadline, rotation every {} ms, {} connections",
             arguments.partitions,
             arguments.shards,
             arguments.claimers,
             arguments.claim_batch,
             arguments.concurrency,
+            arguments.rotate_ms,
             arguments.connections,
         ),
         load,

@@ -80,16 +80,20 @@ pub async fn settle(client: &Client) -> anyhow::Result<()> {
     client.batch_execute("checkpoint").await.context("writing a checkpoint")
 }
 
-/// Waits for `done` to be true, asked every few milliseconds, and fails when it has not come to that in time.
+/// Waits for `done` to be true, asked every few milliseconds, and fails when it has not come to that in time. Returns when
+/// the question was asked that was answered with yes: what it takes to answer is not the peer's time.
 pub async fn wait_until(
     what: &str,
     patience: Duration,
     mut done: impl AsyncFnMut() -> anyhow::Result<bool>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Instant> {
     let began = Instant::now();
-    while !done().await? {
+    loop {
+        let asked = Instant::now();
+        if done().await? {
+            return Ok(asked);
+        }
         ensure!(began.elapsed() < patience, "after {patience:?} still waiting for {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    Ok(())
 }
