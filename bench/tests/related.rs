@@ -99,7 +99,8 @@ async fn what_takes_too_much_memory_fails_alone() {
     let (reader, writer) = market(&farm).await;
     let options = json!({"max_attempts": 1, "read_role": reader, "read_time_limit": "30 seconds"});
     farm.job_type("related", "related", options).await;
-    let read = "select key, repeat(''x'', case key when ''row'' then 2200000 when ''rows'' then 2000000 else 10 end) as text
+    let read =
+        "select key, repeat(''x'', case key when ''row'' then 2200000 when ''rows'' then 2000000 else 10 end) as text
         from unnest($1::text[]) key cross join generate_series(1, case key when ''rows'' then 140 else 1 end)";
     farm.run(&format!("select pcfarm.set_related_read('related', 'rows', '{read}')")).await;
     let (server, agents) = running(&farm).await;

@@ -119,7 +119,10 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         .map(|known| known.name)
         .collect();
     if !missing.is_empty() {
-        report.note(format!("not compared with the best peer, which may be one that was not measured: {}", missing.join(", ")));
+        report.note(format!(
+            "not compared with the best peer, which may be one that was not measured: {}",
+            missing.join(", ")
+        ));
     }
     // The best by its median: the best of each run would be luck, too.
     let rate = |name: &String| median(runs.iter().filter_map(|run| run.get(name)).collect()).unwrap_or_default();

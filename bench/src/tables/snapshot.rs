@@ -39,12 +39,16 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         "without: the same hand-outs in the same time, turn about with the others, and the same problems, on a database of its \
          own, which that transaction keeps nothing in",
     );
-    report.note("the two are measured one after the other, and then again the other way round; a run's figure is the mean");
+    report.note(
+        "the two are measured one after the other, and then again the other way round; a run's figure is the mean",
+    );
     let amounts = Amounts { hand_outs, problems, minutes };
     for run in 0..context.runs {
         let mut figures = Figures::default();
-        let mut nights =
-            [Night::begin(context, &amounts, Snapshot::None).await?, Night::begin(context, &amounts, Snapshot::Open).await?];
+        let mut nights = [
+            Night::begin(context, &amounts, Snapshot::None).await?,
+            Night::begin(context, &amounts, Snapshot::Open).await?,
+        ];
         small_hand_outs(&mut nights, &amounts).await?;
         for sitting in 0..SITTINGS {
             // A machine is slower after some work than after other: neither is always the second.

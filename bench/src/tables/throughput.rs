@@ -10,6 +10,9 @@ use crate::report::{Figures, Report, median};
 /// Connections at which the limit is measured; the best counts.
 const LIMIT_CONNECTIONS: [usize; 3] = [3, 4, 5];
 
+/// The same where it takes asynchronously.
+const ASYNCHRONOUS_CONNECTIONS: [usize; 2] = [4, 5];
+
 /// Problems that the limit takes at a time.
 const LIMIT_AT_ONCE: [u32; 2] = [1000, 100];
 
@@ -108,6 +111,10 @@ fn at_once((checkout, _): Shape) -> u32 {
     if LIMIT_AT_ONCE.contains(&checkout) { checkout } else { 1000 }
 }
 
+fn connections(durably: bool) -> &'static [usize] {
+    if durably { &LIMIT_CONNECTIONS } else { &ASYNCHRONOUS_CONNECTIONS }
+}
+
 /// The limit in each way, one after the other.
 struct Sitting {
     run: usize,
@@ -143,11 +150,12 @@ impl Limits {
     }
 
     /// The number of connections with the best rate over all runs, as the best of each run would be luck, too.
-    fn best(&self, at_once: u32) -> usize {
+    fn best(&self, at_once: u32, durably: bool) -> usize {
         let overall = |connections: usize| {
-            median(self.took(at_once, connections, true).map(|(_, took)| self.rate(took)).collect()).unwrap_or_default()
+            let took = self.took(at_once, connections, durably);
+            median(took.map(|(_, took)| self.rate(took)).collect()).unwrap_or_default()
         };
-        let best = LIMIT_CONNECTIONS.into_iter().max_by(|&a, &b| overall(a).total_cmp(&overall(b)));
+        let best = connections(durably).iter().copied().max_by(|&a, &b| overall(a).total_cmp(&overall(b)));
         best.expect("there are several")
     }
 
@@ -168,13 +176,13 @@ impl Sitting {
 /// came to beside it.
 fn add_limits(report: &mut Report, runs: &mut [Figures], limits: &Limits) {
     for at_once in LIMIT_AT_ONCE {
-        let best = limits.best(at_once);
-        report.note(format!("limit_{at_once}: with {best} connections, which were the best by their median"));
+        let [best, asynchronous] = [true, false].map(|durably| limits.best(at_once, durably));
+        report.note(format!("limit_{at_once}: with {best} connections, which were the best by their median; asynchronously with {asynchronous}"));
         let named = |connections| (format!("limit_{at_once}_with_{connections}"), connections);
         let ways = LIMIT_CONNECTIONS.map(named).into_iter().chain([(format!("limit_{at_once}"), best)]);
         let durable = ways.map(|(name, connections)| (name, connections, true));
-        let asynchronous = (format!("limit_{at_once}_taken_asynchronously"), LIMIT_CONNECTIONS[1], false);
-        for (name, connections, durably) in durable.chain([asynchronous]) {
+        let taken_asynchronously = (format!("limit_{at_once}_taken_asynchronously"), asynchronous, false);
+        for (name, connections, durably) in durable.chain([taken_asynchronously]) {
             for (run, figures) in runs.iter_mut().enumerate() {
                 let of_run = |figure: fn(&Limits, Took) -> f64| {
                     let took = limits.took(at_once, connections, durably).filter(|(of, _)| *of == run);
@@ -186,13 +194,15 @@ fn add_limits(report: &mut Report, runs: &mut [Figures], limits: &Limits) {
                 }
             }
         }
-        let taking = Taking { at_once, connections: best, durably: true };
-        for between in &limits.between {
-            if let Some(rate) = limits.beside(between, taking) {
-                let (figures, name) = (&mut runs[between.run], name(between.shape));
-                let limit = format!("{name}_limit_per_second");
-                figures.add(limit.clone(), rate);
-                figures.add_ratio(format!("{name}_of_limit_ratio"), &format!("{name}_per_second"), &limit);
+        for (which, connections, durably) in [("limit", best, true), ("asynchronous_limit", asynchronous, false)] {
+            let taking = Taking { at_once, connections, durably };
+            for between in &limits.between {
+                if let Some(rate) = limits.beside(between, taking) {
+                    let (figures, name) = (&mut runs[between.run], name(between.shape));
+                    let limit = format!("{name}_{which}_per_second");
+                    figures.add(limit.clone(), rate);
+                    figures.add_ratio(format!("{name}_of_{which}_ratio"), &format!("{name}_per_second"), &limit);
+                }
             }
         }
     }
@@ -215,12 +225,13 @@ impl<'a> Limit<'a> {
     }
 
     async fn sit(&self, report: &mut Report, run: usize, at_once: u32) -> anyhow::Result<Sitting> {
-        let durable = LIMIT_CONNECTIONS.map(|connections| Taking { at_once, connections, durably: true });
-        let asynchronous = Taking { at_once, connections: LIMIT_CONNECTIONS[1], durably: false };
         let mut took = Vec::new();
-        for taking in durable.into_iter().chain([asynchronous]) {
-            took.push((taking, self.measure(taking).await?));
-            report.processed(self.amounts.1);
+        for durably in [true, false] {
+            for &connections in connections(durably) {
+                let taking = Taking { at_once, connections, durably };
+                took.push((taking, self.measure(taking).await?));
+                report.processed(self.amounts.1);
+            }
         }
         Ok(Sitting { run, took })
     }
