@@ -103,13 +103,17 @@ async fn weakened(database: &Database) -> anyhow::Result<Option<String>> {
     let text = "
         select string_agg(what, ', ')
         from (
-            select 'table ' || c.oid::regclass || ' is not logged' as what from pg_class c where c.relpersistence = 'u'
+            -- An empty one had nothing to lose, as pgmq's for notifications that are held back.
+            select 'table ' || c.oid::regclass || ' is not logged' as what from pg_class c
+            where c.relpersistence = 'u' and c.relkind = 'r' and pg_relation_size(c.oid) > 0
             union all
-            select 'a role or database has ' || array_to_string(s.setconfig, ' ') from pg_db_role_setting s
-            where array_to_string(s.setconfig, ' ') ~ 'synchronous_commit'
+            select 'a role or this database has ' || array_to_string(s.setconfig, ' ') from pg_db_role_setting s
+            where array_to_string(s.setconfig, ' ') ~ 'synchronous_commit=(off|local)'
+                and s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
             union all
-            select 'function ' || p.oid::regprocedure || ' has ' || array_to_string(p.proconfig, ' ') from pg_proc p
-            where array_to_string(p.proconfig, ' ') ~ 'synchronous_commit') w";
+            select 'function ' || p.oid::regprocedure || ' is about synchronous_commit' from pg_proc p
+            where p.pronamespace <> 'pg_catalog'::regnamespace
+                and (array_to_string(p.proconfig, ' ') ~ 'synchronous_commit' or p.prosrc ~* 'synchronous_commit')) w";
     Ok(client.query_one(text, &[]).await.context("looking at what a peer has left")?.get(0))
 }
 

@@ -35,7 +35,7 @@ impl Measured {
     /// Of both together.
     #[must_use]
     pub fn and(self, other: Measured) -> Measured {
-        let both = |a: Usage, b: Usage| Usage { cpu: a.cpu + b.cpu, ..b };
+        let both = |a: Usage, b: Usage| Usage { cpu: a.cpu + b.cpu, memory_bytes: a.memory_bytes.max(b.memory_bytes) };
         Measured {
             seconds: self.seconds + other.seconds,
             problems: self.problems + other.problems,

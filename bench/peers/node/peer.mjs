@@ -116,7 +116,8 @@ export function version(name) {
 
 export function print(options, outcome) {
   const per_second = options.problems / outcome.seconds;
+  const settings = [outcome.settings, ...process.execArgv].join(", ");
   console.log(
-    JSON.stringify({ ...outcome, problems: options.problems, per_second, durable: true, processes: options.processes }),
+    JSON.stringify({ ...outcome, settings, problems: options.problems, per_second, durable: true, processes: options.processes }),
   );
 }

@@ -37,7 +37,7 @@ async def work(options, handled, fetching) -> None:
         async def problem(job: Job) -> None:
             handled.value += 1
 
-        fetching.set()
+        fetching.wait()
         await queue.run(batch_size=options.batch, dequeue_timeout=timedelta(seconds=1))
 
 
@@ -68,11 +68,12 @@ def main() -> None:
     load_seconds = uvloop.run(load(options))
     # Without locks: each count has one writer.
     handled = [multiprocessing.Value("q", 0, lock=False) for _ in range(options.processes)]
-    fetching = multiprocessing.Event()
+    # All of them, and the clock.
+    fetching = multiprocessing.Barrier(options.processes + 1, timeout=60)
     workers = [multiprocessing.Process(target=worker, args=(options, count, fetching), daemon=True) for count in handled]
     for process in workers:
         process.start()
-    fetching.wait(60)
+    fetching.wait()
     began = time.monotonic()
     seconds = uvloop.run(wait_until_empty(options, handled)) - began
     for process in workers:

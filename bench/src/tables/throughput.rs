@@ -35,7 +35,8 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     );
     report.note(
         "the limit commits durably; taken_asynchronously: it takes as PC Farm hands out, without waiting for the disk, and a crash \
-         would lose what it took, where PC Farm hands it out again. What is promised is a share of the durable one",
+         would lose what it took, where PC Farm hands it out again. What is promised is a share of the durable one; the best of \
+         three numbers of connections, and of two where it takes asynchronously",
     );
     report.note(
         "autovacuum leaves problems and results alone meanwhile, the limit's too: it comes by the clock and would take a \
