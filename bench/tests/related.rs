@@ -98,22 +98,26 @@ async fn what_takes_too_much_memory_fails_alone() {
     let farm = Farm::new().await;
     let (reader, writer) = market(&farm).await;
     let options = json!({"max_attempts": 1, "read_role": reader, "read_time_limit": "30 seconds"});
-    farm.job_type("related", "related", options).await;
-    let read =
-        "select key, repeat(''x'', case key when ''row'' then 2200000 when ''rows'' then 2000000 else 10 end) as text
-        from unnest($1::text[]) key cross join generate_series(1, case key when ''rows'' then 140 else 1 end)";
+    farm.job_type("related", "digest", options).await;
+    let read = "select key, repeat(''x'', case when key = ''row'' then 2200000 when key like ''problem%'' then 10 else 2000000 end) as text
+        from unnest($1::text[]) key
+        cross join generate_series(1, case when key = ''rows'' then 40 when key like ''some%'' then 12 else 1 end)";
     farm.run(&format!("select pcfarm.set_related_read('related', 'rows', '{read}')")).await;
     let (server, agents) = running(&farm).await;
     let names = "select case i when 2 then 'row' when 3 then 'rows' else 'problem ' || i end as key,
         jsonb_build_object('n', i) as payload from generate_series(1, 4) i";
     let job = farm.submit("related", names, 4).await;
     assert_eq!(farm.ended(job, LONG).await, "failed");
+    // Each of these would fit by itself, and they do not fit together.
+    let names = "select 'some ' || i as key, jsonb_build_object('n', i) as payload from generate_series(1, 4) i";
+    let together = farm.submit("related", names, 4).await;
+    assert_eq!(farm.ended(together, LONG).await, "done");
     let text = "select key, message from pcfarm.job_problems where job_id = $1 and state = 'failed' order by key";
     let rows = farm.query(text, &[&job]).await;
     let failed: Vec<(&str, &str)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     assert_eq!(failed.iter().map(|(key, _)| *key).collect::<Vec<_>>(), ["row", "rows"]);
     assert!(failed[0].1.contains("it returned a row of 2200"), "{failed:?}");
-    assert!(failed[1].1.contains("more than 256 MiB of related rows"), "{failed:?}");
+    assert!(failed[1].1.contains("the rows of a problem have more than 64 MiB"), "{failed:?}");
     farm.check(&[]).await;
     drop((server, agents));
     forget_roles(&farm, &[&reader, &writer]).await;
@@ -148,6 +152,29 @@ async fn write_back_commits_with_its_results_and_fails_for_its_problem_alone() {
     farm.check(&[job]).await;
     drop((server, agents));
     farm.run("select pcfarm.set_write_back('digest', null)").await;
+    forget_roles(&farm, &[&reader, &writer]).await;
+}
+
+/// While its related rows are read nobody has told its agent of it, and who solved it would be busy for a minute.
+#[tokio::test]
+async fn what_is_cancelled_on_its_way_is_not_sent() {
+    let farm = Farm::new().await;
+    let (reader, writer) = market(&farm).await;
+    farm.job_type("slow", "digest", json!({"read_role": reader})).await;
+    farm.job_type("quick", "digest", json!({})).await;
+    farm.run("select pcfarm.set_related_read('slow', 'rows', 'select key, 1 as one from pg_sleep(4), unnest($1::text[]) key')")
+        .await;
+    let server = farm.serving("a", &[]).await;
+    let agent = farm.working("one", &[&server]);
+    let job = farm.submit_sleeps("slow", 40, 60_000, 20).await;
+    let reads = format!("exists (select from pg_stat_activity where usename = '{reader}' and state = 'active')");
+    farm.until(SOON, &format!("select {reads}")).await;
+    farm.query("select pcfarm.cancel_job($1)", &[&job]).await;
+    farm.until(SOON, &format!("select not {reads}")).await;
+    let other = farm.submit_sleeps("quick", 4, 1, 4).await;
+    assert_eq!(farm.ended(other, SOON).await, "done");
+    farm.check(&[]).await;
+    drop((server, agent));
     forget_roles(&farm, &[&reader, &writer]).await;
 }
 

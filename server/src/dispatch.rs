@@ -338,6 +338,7 @@ impl Dispatcher {
                     self.waiting.put_back(waiting);
                     return Err(error);
                 }
+                self.farm.rounds.dispatcher.came(); // some lanes, one after the other, may each take as long as a statement may
             }
             let room = self.lanes.room(&choice);
             let Some(lane) = self.lanes.get_mut(&key) else {

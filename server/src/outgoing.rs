@@ -2,7 +2,7 @@
 //! they are.
 
 use pcfarm_proto::v1;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
@@ -67,6 +67,8 @@ pub struct Unread(Mutex<State>);
 struct State {
     /// None: its connection has ended.
     bytes: Option<usize>,
+    /// Checkouts of which it is to read.
+    begun: usize,
     /// When anything was written to it, or there was nothing to write.
     moved: Instant,
 }
@@ -77,11 +79,13 @@ pub struct Load {
     traffic: Arc<Traffic>,
     unread: Arc<Unread>,
     bytes: AtomicUsize,
+    begun: AtomicBool,
 }
 
 impl Traffic {
     pub fn load(self: &Arc<Traffic>, unread: &Arc<Unread>, bytes: usize) -> Arc<Load> {
-        let load = Load { traffic: self.clone(), unread: unread.clone(), bytes: AtomicUsize::new(0) };
+        let (traffic, unread) = (self.clone(), unread.clone());
+        let load = Load { traffic, unread, bytes: AtomicUsize::new(0), begun: AtomicBool::new(false) };
         load.grow(bytes);
         Arc::new(load)
     }
@@ -127,7 +131,7 @@ impl Traffic {
 
 impl Default for Unread {
     fn default() -> Unread {
-        Unread(Mutex::new(State { bytes: Some(0), moved: Instant::now() }))
+        Unread(Mutex::new(State { bytes: Some(0), begun: 0, moved: Instant::now() }))
     }
 }
 
@@ -135,7 +139,7 @@ impl Unread {
     /// Has it read nothing for so long, though there was something?
     pub fn stands_for(&self, wait: Duration) -> bool {
         let state = self.lock();
-        state.bytes.is_some_and(|bytes| bytes > 0) && state.moved.elapsed() >= wait
+        state.bytes.is_some() && state.begun > 0 && state.moved.elapsed() >= wait
     }
 
     fn move_on(&self) {
@@ -152,24 +156,28 @@ impl Load {
     pub fn grow(&self, bytes: usize) {
         let mut state = self.unread.lock();
         let Some(unread) = &mut state.bytes else { return };
-        let was_empty = *unread == 0;
         *unread += bytes;
-        if was_empty {
-            state.moved = Instant::now();
-        }
         self.bytes.fetch_add(bytes, Ordering::SeqCst);
         self.traffic.bytes.fetch_add(bytes, Ordering::SeqCst);
     }
 
     /// From now on its agent is to read it.
     pub fn begin(&self) {
-        self.unread.move_on();
+        if !self.begun.swap(true, Ordering::SeqCst) {
+            let mut state = self.unread.lock();
+            if state.begun == 0 {
+                state.moved = Instant::now();
+            }
+            state.begun += 1;
+        }
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
-        if let Some(unread) = &mut self.unread.lock().bytes {
+        let mut state = self.unread.lock();
+        state.begun -= usize::from(*self.begun.get_mut());
+        if let Some(unread) = &mut state.bytes {
             let bytes = *self.bytes.get_mut();
             *unread -= bytes;
             self.traffic.ease(bytes);
@@ -186,10 +194,13 @@ mod tests {
     async fn there_is_room_again_when_enough_of_it_is_written() {
         let (traffic, [one, other]) = (Arc::new(Traffic::default()), [(); 2].map(|()| Arc::<Unread>::default()));
         let half = traffic.load(&one, BYTES_BUSY);
+        assert!(!one.stands_for(Duration::ZERO), "nothing was sent to it");
+        half.begin();
         assert!(traffic.is_busy() && !traffic.is_full());
         assert!(!traffic.has_room_for(&one) && traffic.has_room_for(&other));
         traffic.has_room().await;
         let last = traffic.load(&other, BYTES_BUSY);
+        last.begin();
         assert!(traffic.is_full() && other.stands_for(Duration::ZERO));
         let [first_part, last_part] = [0, 1].map(|_| Outgoing::part_of(&last, v1::ServerMessage::default()));
         drop(last);

@@ -3,12 +3,13 @@
 //! They run on connections of the job type's own login role, in a read-only transaction that is rolled back, and are
 //! cancelled from outside at their time limit: nothing in their text can lift that.
 
+use crate::outgoing::Load;
 use bytes::Bytes;
 use deadpool_postgres::{Pool, PoolError};
 use futures_util::TryStreamExt;
 use pcfarm_proto::v1;
 use pcfarm_sql::job_types::JobType;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,8 +28,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// A row must fit a message, with room for others.
 const ROW_BYTES_LIMIT: usize = pcfarm_proto::MESSAGE_BYTES_LIMIT / 2;
 
-/// Related rows that go with one checkout. A read that forgets a condition brings every row for every key.
-const CHECKOUT_BYTES_LIMIT: usize = 256 << 20;
+/// Related rows that go with one checkout; each of several reads may bring an equal part. A read that forgets a condition
+/// brings every row for every key.
+const CHECKOUT_BYTES_LIMIT: usize = 64 << 20;
 
 /// Each slow key, or one that brings too much, takes log2(n) tries to find among n: enough for two of them.
 const TRIES_PER_HALVING: u32 = 2;
@@ -37,10 +39,10 @@ const TRIES_PER_HALVING: u32 = 2;
 #[derive(Debug, Default)]
 pub struct Related {
     pub reads: Vec<v1::RelatedRead>,
-    /// Of all rows.
-    pub bytes: usize,
     /// Problems whose reads failed, by problem id, with the message.
     pub failures: HashMap<i64, String>,
+    /// Ids of problems for whose rows there is no room beside those of others.
+    pub left_out: HashSet<i64>,
 }
 
 /// The password of a role, if one is known: from the password file.
@@ -69,12 +71,9 @@ enum ReadError {
     #[error("it took longer than its time limit of {} s", .0.as_secs_f64())]
     Time(Duration),
     #[error("it returned a row of {0} bytes; at most {ROW_BYTES_LIMIT} are sent")]
-    LongRow(usize),
-    #[error(
-        "with it, more than {} MiB of related rows would go with one checkout: read less for each key, or make convoys smaller",
-        CHECKOUT_BYTES_LIMIT >> 20
-    )]
-    TooMuch,
+    LongRow(i32),
+    #[error("the rows of a problem have more than {} MiB: read less for each key", .0 >> 20)]
+    TooMuch(usize),
     /// Anything else may pass.
     #[error(transparent)]
     Passing(#[from] anyhow::Error),
@@ -128,26 +127,29 @@ impl Reads {
         config
     }
 
-    /// Runs all reads of the job type for these problems.
-    pub async fn related(&self, job_type: &JobType, problems: &[v1::Problem]) -> Related {
+    /// Runs all reads of the job type for these problems. What they bring goes with that load.
+    pub async fn related(&self, job_type: &JobType, problems: &[v1::Problem], load: &Load) -> Related {
         let mut related = Related::default();
         if job_type.reads.is_empty() {
             return related;
         }
         let role = job_type.read_role.as_deref().unwrap_or_default();
-        let keys: Vec<&str> = problems.iter().map(|p| p.key.as_str()).collect();
+        let mut keys: Vec<&str> = problems.iter().map(|p| p.key.as_str()).collect();
         let reader = self.role(role);
+        let room = CHECKOUT_BYTES_LIMIT / job_type.reads.len();
         for (name, query) in &job_type.reads {
-            let query = Query { text: query, limit: job_type.read_time_limit };
-            let mut failed: HashMap<String, String> = HashMap::new();
-            let rows = reader.read(&query, &keys, &mut related.bytes, &mut failed).await;
+            let query = Query { text: query, limit: job_type.read_time_limit, room };
+            let found = reader.read(&query, &keys, load).await;
             for problem in problems {
-                if let Some(message) = failed.get(&problem.key) {
+                if let Some(message) = found.failed.get(problem.key.as_str()) {
                     let message = format!("related read {name} (as role {role}): {message}");
                     related.failures.entry(problem.problem_id).or_insert(message);
+                } else if found.left_out.contains(problem.key.as_str()) {
+                    related.left_out.insert(problem.problem_id);
                 }
             }
-            related.reads.push(v1::RelatedRead { name: name.clone(), rows });
+            keys.retain(|key| !found.failed.contains_key(key) && !found.left_out.contains(key));
+            related.reads.push(v1::RelatedRead { name: name.clone(), rows: found.rows });
         }
         related
     }
@@ -157,39 +159,50 @@ impl Reads {
 struct Query<'a> {
     text: &'a str,
     limit: Duration,
+    /// Bytes that its rows may have together.
+    room: usize,
+}
+
+/// What one read gave.
+#[derive(Default)]
+struct Found<'a> {
+    rows: Vec<v1::RelatedRow>,
+    /// Keys for which it failed, with the message.
+    failed: HashMap<&'a str, String>,
+    /// Keys whose rows are too many beside those of others.
+    left_out: HashSet<&'a str>,
 }
 
 impl Role {
     /// One read; when it fails for some keys, only those fail: halves, until the failing key is alone. The same when it
     /// takes too long or brings too much, but only so often: one such key is found, and a database that is slow for all is not
-    /// asked a thousand times. `bytes`: of all rows of the checkout.
-    async fn read(
-        &self,
-        query: &Query<'_>,
-        keys: &[&str],
-        bytes: &mut usize,
-        failed: &mut HashMap<String, String>,
-    ) -> Vec<v1::RelatedRow> {
-        let (mut rows, mut left) = (Vec::new(), vec![keys]);
+    /// asked a thousand times. The first key is never left out, so that whatever comes back gets its turn.
+    async fn read<'a>(&self, query: &Query<'_>, keys: &[&'a str], load: &Load) -> Found<'a> {
+        let mut found = Found::default();
+        let mut room = query.room;
+        let mut left = if keys.is_empty() { Vec::new() } else { vec![keys] };
         let mut tries_left = TRIES_PER_HALVING * usize::BITS.saturating_sub(keys.len().leading_zeros());
         while let Some(keys) = left.pop() {
-            match self.try_read(query, keys, CHECKOUT_BYTES_LIMIT.saturating_sub(*bytes)).await {
-                Ok(found) => {
-                    *bytes += found.iter().map(bytes_of).sum::<usize>();
-                    rows.extend(found);
+            match self.try_read(query, keys, room).await {
+                Ok(rows) => {
+                    let bytes = rows.iter().map(bytes_of).sum();
+                    room = room.saturating_sub(bytes);
+                    load.grow(bytes);
+                    found.rows.extend(rows);
                 }
                 Err(ReadError::Query(_) | ReadError::LongRow(_)) if keys.len() > 1 => left.extend(halves(keys)),
-                Err(ReadError::Time(_) | ReadError::TooMuch) if keys.len() > 1 && tries_left > 0 => {
+                Err(ReadError::Time(_) | ReadError::TooMuch(_)) if keys.len() > 1 && tries_left > 0 => {
                     tries_left -= 1;
                     left.extend(halves(keys));
                 }
+                Err(ReadError::TooMuch(_)) if keys.len() > 1 || room < query.room => found.left_out.extend(keys),
                 Err(error) => {
                     let message = format!("{error:#}");
-                    failed.extend(keys.iter().map(|&key| (key.to_owned(), message.clone())));
+                    found.failed.extend(keys.iter().map(|&key| (key, message.clone())));
                 }
             }
         }
-        rows
+        found
     }
 
     async fn try_read(&self, query: &Query<'_>, keys: &[&str], room: usize) -> Result<Vec<v1::RelatedRow>, ReadError> {
@@ -217,7 +230,7 @@ fn bytes_of(row: &v1::RelatedRow) -> usize {
 }
 
 /// The second half first, since the last is taken first.
-fn halves<'a>(keys: &'a [&'a str]) -> [&'a [&'a str]; 2] {
+fn halves<'k, 's>(keys: &'k [&'s str]) -> [&'k [&'s str]; 2] {
     let (first, second) = keys.split_at(keys.len() / 2);
     [second, first]
 }
@@ -232,28 +245,32 @@ async fn run(pool: &Pool, query: &Query<'_>, keys: &[&str], room: usize) -> Resu
     let reading = async {
         let transaction = client.build_transaction().read_only(true).start().await.map_err(classify)?;
         // One statement, whose rows come as JSON; the text cannot end the one it stands in.
-        let text = format!("select q.key::text, to_jsonb(q)::text from (\n{}\n) q", query.text);
+        let text = format!(
+            "select q.key::text, case when octet_length(j.row) <= {ROW_BYTES_LIMIT} then j.row end, octet_length(j.row)
+            from (\n{}\n) q cross join lateral (select to_jsonb(q)::text as row offset 0) j",
+            query.text
+        );
         let statement = transaction.prepare_cached(&text).await.map_err(classify)?;
         let mut coming = pin!(transaction.query_raw(&statement, [&keys]).await.map_err(classify)?);
-        let (mut rows, mut bytes) = (Vec::new(), 0);
+        let (mut rows, mut bytes, mut longest) = (Vec::new(), 0, None);
         while let Some(row) = coming.try_next().await.map_err(classify)? {
-            let json: &str = row.try_get(1).map_err(classify)?;
-            if json.len() > ROW_BYTES_LIMIT {
-                return Err(ReadError::LongRow(json.len()));
-            }
+            let Some(json) = row.try_get::<_, Option<&str>>(1).map_err(classify)? else {
+                longest = longest.max(row.try_get::<_, Option<i32>>(2).map_err(classify)?);
+                continue;
+            };
             let key = row.try_get(0).map_err(classify)?;
             let row = v1::RelatedRow { key, row: Bytes::copy_from_slice(json.as_bytes()) };
             bytes += bytes_of(&row);
             if bytes > room {
-                return Err(ReadError::TooMuch);
+                return Err(ReadError::TooMuch(query.room));
             }
             rows.push(row);
         }
         transaction.rollback().await.map_err(classify)?;
-        Ok(rows)
+        longest.map_or(Ok(rows), |bytes| Err(ReadError::LongRow(bytes)))
     };
     let outcome = tokio::time::timeout(query.limit, reading).await.unwrap_or(Err(ReadError::Time(query.limit)));
-    if let Err(ReadError::Time(_) | ReadError::LongRow(_) | ReadError::TooMuch) = outcome {
+    if let Err(ReadError::Time(_) | ReadError::TooMuch(_)) = outcome {
         drop(tokio::time::timeout(Duration::from_secs(5), cancel.cancel_query(NoTls)).await);
         // It may still be at work: nobody else gets this connection.
         drop(deadpool_postgres::Object::take(client));

@@ -439,6 +439,15 @@ impl Session {
         }
     }
 
+    /// Tells the agent that a checkout is over, and that nobody wants its results. One that does not know it lets that pass.
+    pub fn revoke(&self, checkout: CheckoutId, reason: String) {
+        let revoke = v1::Revoke { revoked: vec![v1::Revocation { checkout_id: checkout.0, reason }] };
+        let message = v1::ServerMessage { message: Some(v1::server_message::Message::Revoke(revoke)) };
+        if self.out.try_send(Ok(message).into()).is_err() {
+            self.end(Status::resource_exhausted("the agent does not read"));
+        }
+    }
+
     /// A checkout that it held when it connected.
     pub fn brought(&self, checkout: CheckoutId) {
         self.state().sent.insert(checkout, Some(Sent { at: Instant::now(), sequence: 0 }));

@@ -186,11 +186,7 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<Option<Duration>> {
             path::revoked(farm, id, &reason);
             if let Some(session) = owners.get(&id).and_then(|w| farm.session(*w)) {
                 session.forget(id);
-                let revoke = v1::Revoke { revoked: vec![v1::Revocation { checkout_id: id.0, reason }] };
-                let message = v1::ServerMessage { message: Some(server_message::Message::Revoke(revoke)) };
-                if session.out.try_send(Ok(message).into()).is_err() {
-                    session.end(Status::resource_exhausted("the agent does not read"));
-                }
+                session.revoke(id, reason);
             }
         }
     }

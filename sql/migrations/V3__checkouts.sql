@@ -79,17 +79,21 @@ declare
     one          record;
     failure      text;
 begin
-    -- Before what is enqueued locks anything, and in order: who patches and enqueues waits for nobody who does so, too.
-    select coalesce(array_agg(distinct j.job order by j.job), '{}') into patched_jobs
-    from jsonb_array_elements(more) m
-    cross join lateral (select jobs[array_position(checkout_ids, (m ->> 'checkout_id')::bigint)] as job) j
-    where m ? 'info' and j.job is not null;
+    -- Before what is enqueued locks anything, and in order, so that no two who patch and enqueue wait for each other.
+    select coalesce(array_agg(distinct jobs[s.position] order by jobs[s.position]), '{}') into patched_jobs
+    from unnest(positions, problem_ids) as s(position, problem_id)
+    join jsonb_array_elements(more) as m(value)
+        on (m.value ->> 'problem_id')::bigint = s.problem_id
+        and (m.value ->> 'checkout_id')::bigint = checkout_ids[s.position]
+    where m.value ? 'info';
     with made as (
         insert into pcfarm.job_info (job_id, info) select n.job, '{}' from unnest(patched_jobs) n(job) order by n.job
         on conflict do nothing returning job_id)
     select coalesce(array_agg(m.job_id), '{}') into new_infos from made m;
-    for one in select i.info from pcfarm.job_info i where i.job_id = any (patched_jobs) order by i.job_id for update loop
-        infos := infos || one.info;
+    for one in
+        select i.job_id, i.info from pcfarm.job_info i where i.job_id = any (patched_jobs) order by i.job_id for update
+    loop
+        infos[array_position(patched_jobs, one.job_id)] := one.info;
     end loop;
 
     for one in
@@ -136,8 +140,9 @@ begin
 
     update pcfarm.job_info i set info = p.info, changed_at = clock_timestamp()
     from unnest(patched_jobs, infos) p(job_id, info)
-    where i.job_id = p.job_id and i.info <> p.info;
-    -- What was to be the first of it could not be stored.
+    -- Named twice: after a write-back, a plan that joins by merging would read all infos.
+    where i.job_id = any (patched_jobs) and i.job_id = p.job_id and i.info <> p.info;
+    -- Rows made above, of which no patch could be stored.
     delete from pcfarm.job_info i where i.job_id = any (new_infos) and i.info = '{}';
 end $$;
 

@@ -162,11 +162,12 @@ begin
                     select from pcfarm.job_after a
                     join pcfarm.job w on w.job_id = a.job_id and w.ended_at is null where a.after_job = j.job_id)
             order by j.ended_at
-            limit 1
-            for update of j skip locked) o
+            limit 1) o
         where t.retention is not null
         order by o.ended_at
         limit 1;
+        -- Another server may have come first.
+        perform from pcfarm.job j where j.job_id = job for update skip locked;
         if not found then
             return 0;
         end if;

@@ -1,6 +1,6 @@
 -- Adds progress to the statistics of its hour, once: of several servers that come at the same time one has each row. The sum of
 -- a job's rows stays the same in every snapshot. A retry takes failures back from its job, but not from the hour in which they
--- happened. Hours are those of UTC, whatever the zone of whoever counts. Returns the jobs whose it was.
+-- happened. Hours are those of UTC, whatever the zone of whoever counts. Returns the jobs that it was of.
 with fresh as (
     delete from pcfarm.progress p
     where p.ctid = any (array(

@@ -245,7 +245,7 @@ fn weight(row: &Row, column: usize) -> Result<u32, Error> {
 #[derive(Default)]
 struct Payloads {
     room: BytesMut,
-    /// Of the last allocation.
+    /// Bytes of the last allocation.
     shared: usize,
 }
 

@@ -133,7 +133,7 @@ pub async fn forget_old_problems(client: &impl Queries, after: LookedTo) -> Resu
     Ok((to_job.zip(row.try_get(1)?), row.try_get(2)?))
 }
 
-/// Adds what was done to the statistics of its hour; at most 20,000 transactions' worth. Returns the jobs whose it was.
+/// Adds what was done to the statistics of its hour; at most 20,000 transactions' worth. Returns the jobs that it was of.
 pub async fn count_progress(client: &impl Queries) -> Result<Vec<JobId>, Error> {
     let rows = client.run(include_str!("../queries/count_progress.sql"), &[]).await?;
     rows.iter().map(|row| row.try_get(0)).collect()

@@ -45,10 +45,10 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let amounts = Amounts { hand_outs, problems, minutes };
     for run in 0..context.runs {
         let mut figures = Figures::default();
-        let mut nights = [
-            Night::begin(context, &amounts, Snapshot::None).await?,
-            Night::begin(context, &amounts, Snapshot::Open).await?,
-        ];
+        let mut nights = Vec::new();
+        for snapshot in [Snapshot::None, Snapshot::Open] {
+            nights.push(Night::begin(context, &amounts, snapshot).await?);
+        }
         small_hand_outs(&mut nights, &amounts).await?;
         for sitting in 0..SITTINGS {
             // A machine is slower after some work than after other: neither is always the second.
@@ -132,7 +132,7 @@ struct Night {
 }
 
 /// Of both, turn about, evenly over the time.
-async fn small_hand_outs(nights: &mut [Night; 2], amounts: &Amounts) -> anyhow::Result<()> {
+async fn small_hand_outs(nights: &mut [Night], amounts: &Amounts) -> anyhow::Result<()> {
     let mut pace = tokio::time::interval(amounts.minutes / PIECES as u32);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for piece in 0..PIECES as usize {

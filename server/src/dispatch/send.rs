@@ -17,6 +17,7 @@ use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::jobs;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::lanes::ComingProblem;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -98,11 +99,11 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
     let mut span = farm.traces.under(shipment.trace.as_ref().map(|trace| trace.checkout), "send");
     let began = Instant::now();
     let mut related = tokio::select! {
-        related = farm.reads.related(&shipment.job_type, &problems) => related,
+        related = farm.reads.related(&shipment.job_type, &problems, &shipment.load) => related,
         () = session.ended.cancelled() => return span.failed(NOT_SENT),
     };
     span.set("pcfarm.related_reads.seconds", began.elapsed().as_secs_f64());
-    shipment.load.grow(related.bytes);
+    leave_out(&mut problems, &related.left_out);
     for problem in &problems {
         if problem.payload.len() > TEXT_LIMIT {
             let message = format!("the payload has {} bytes as text, too many for a message", problem.payload.len());
@@ -129,7 +130,7 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
             }
         }
     }
-    if !related.failures.is_empty() {
+    if !related.failures.is_empty() || problems.is_empty() {
         problems.retain(|p| !related.failures.contains_key(&p.problem_id));
         fail(&farm, &shipment, &related, problems.is_empty()).await;
     }
@@ -137,30 +138,45 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
         return span.failed("no problem is left of it");
     }
     match send_parts(&shipment, problems, related.reads).await {
-        Sent::Whole { sequence } => {
+        Sending::Whole { sequence } => {
             session.sent(shipment.checkout_id, sequence);
             crash_point(CrashPoint::CheckOutSent);
         }
-        Sent::Disconnected => span.failed(NOT_SENT),
-        Sent::Revoked { unseen } => {
+        Sending::Disconnected => span.failed(NOT_SENT),
+        Sending::Revoked { unseen } => {
             if unseen {
                 // Its agent knows nothing of it, and goes on asking for as many.
                 session.add_credit(1);
                 drop(farm.dispatcher.send(super::Event::Credit(session)).await);
+            } else {
+                // What it has read of it may have come after the word that it is revoked, if there was any.
+                session.revoke(shipment.checkout_id, "it was over before all of it was sent".to_owned());
             }
-            span.failed("it was revoked on its way");
+            span.failed("it was over before all of it was sent");
         }
     }
 }
 
-/// How far sending has come.
-enum Sent {
-    /// Up to the message of this number.
+/// Of what is left out there is no result when its agent is done: it comes back, at no cost. So does what is behind it in its
+/// convoy, as it may depend on it.
+fn leave_out(problems: &mut Vec<v1::Problem>, left_out: &HashSet<i64>) {
+    let mut cut = HashSet::new();
+    problems.retain(|problem| {
+        if left_out.contains(&problem.problem_id) {
+            cut.insert(problem.batch_order);
+        }
+        !cut.contains(&problem.batch_order)
+    });
+}
+
+/// How sending a checkout has ended.
+enum Sending {
+    /// With the message of this number.
     Whole {
         sequence: u64,
     },
     Disconnected,
-    /// It is over, and nobody is to work on it. Unseen: no part of it has gone out.
+    /// The session has it no more, and nobody is to work on it. Unseen: no part of it has gone out.
     Revoked {
         unseen: bool,
     },
@@ -231,14 +247,13 @@ async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
 const SEND_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Related rows first, so that a problem never arrives before its data.
-async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Sent {
+async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Sending {
     let mut sequence = 0;
     let mut parts = parts_of(problems, reads).into_iter().peekable();
     shipment.load.begin();
     while let Some((problems, related)) = parts.next() {
-        // What was revoked is not named to the agent a second time.
         if !shipment.session.has(shipment.checkout_id) {
-            return Sent::Revoked { unseen: sequence == 0 };
+            return Sending::Revoked { unseen: sequence == 0 };
         }
         sequence = shipment.session.next_sequence();
         let message =
@@ -248,14 +263,17 @@ async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<
             .await
         {
             Ok(Ok(())) => {}
-            Ok(Err(_)) => return Sent::Disconnected,
+            Ok(Err(_)) => return Sending::Disconnected,
             Err(_) => {
                 shipment.session.end(tonic::Status::deadline_exceeded("the agent does not read what it asked for"));
-                return Sent::Disconnected;
+                return Sending::Disconnected;
             }
         }
     }
-    Sent::Whole { sequence }
+    match shipment.session.has(shipment.checkout_id) {
+        true => Sending::Whole { sequence },
+        false => Sending::Revoked { unseen: false },
+    }
 }
 
 /// Numbers can be much longer as text than they are in the database: what does not fit a message is not sent.
@@ -320,6 +338,14 @@ mod tests {
         assert_eq!(rows, 4);
         assert_eq!(parts[0].1[0].name, "empty");
         assert!(parts.len() >= 4, "{} parts", parts.len());
+    }
+
+    #[test]
+    fn what_is_behind_one_that_is_left_out_waits_with_it() {
+        let problem = |id| v1::Problem { problem_id: id, batch_order: id / 3, ..v1::Problem::default() };
+        let mut problems: Vec<v1::Problem> = (0..9).map(problem).collect();
+        leave_out(&mut problems, &[1, 8].into());
+        assert_eq!(problems.iter().map(|p| p.problem_id).collect::<Vec<_>>(), [0, 3, 4, 5, 6, 7]);
     }
 
     #[test]

@@ -28,6 +28,11 @@ impl Unreadable {
         Unreadable { at, until: Instant::now() + pause, pause }
     }
 
+    /// With others of which some could not be read in time, and perhaps for no fault of its own.
+    pub fn for_now(at: BatchOrder) -> Unreadable {
+        Unreadable { at, until: Instant::now() + PAUSE, pause: PAUSE }
+    }
+
     /// It is not to be tried from there yet.
     pub fn holds(&self, at: BatchOrder) -> bool {
         self.at == at && Instant::now() < self.until

@@ -44,8 +44,8 @@ const READ_AT_ONCE: usize = 32;
 const COMING: usize = 2 * HAND_OUTS_AT_ONCE;
 const COMING_OF_EACH: usize = 8;
 
-/// Longest that reading on may take, which is one statement after the other: more than one of them may take by itself, and
-/// less than what a server is taken to hang for. Nobody is served meanwhile.
+/// Longest that reading on may take in all, as nobody is served meanwhile: more than a single statement may take, so that one
+/// that takes too long is told from the others; less than what the watchdog takes for a hang.
 const READING_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How many times as much as is handed out meanwhile.
@@ -197,7 +197,10 @@ impl Lanes {
             Ok(true) => _ = self.unreadable.remove(&key),
             Ok(false) => lane.into_iter().for_each(|lane| lane.at_end = true),
             Err(error) if is_of_its_data(&error) => {
-                let unreadable = Unreadable::again(self.unreadable.get(&key), at);
+                let unreadable = match error.is::<TooSlow>() {
+                    true => Unreadable::for_now(at),
+                    false => Unreadable::again(self.unreadable.get(&key), at),
+                };
                 error!(error = format!("{error:#}"), job_id = %key.0, lane_id = %key.1, batch_order = %at, pause = ?unreadable.pause,
                     "this lane cannot be read on: the others are served");
                 self.unreadable.insert(key, unreadable);
