@@ -270,10 +270,7 @@ async fn send_parts(shipment: &Shipment, problems: Vec<v1::Problem>, reads: Vec<
             }
         }
     }
-    match shipment.session.has(shipment.checkout_id) {
-        true => Sending::Whole { sequence },
-        false => Sending::Revoked { unseen: false },
-    }
+    Sending::Whole { sequence }
 }
 
 /// Numbers can be much longer as text than they are in the database: what does not fit a message is not sent.
