@@ -143,14 +143,15 @@ create table pcfarm.forgotten (job_id bigint primary key);
 create function pcfarm.forget_old_job(batch integer default 10000)
 returns bigint language plpgsql set enable_seqscan = off as $$
 declare
-    job  bigint;
-    part record;
-    gone bigint;
+    job   bigint;
+    ended timestamptz;
+    part  record;
+    gone  bigint;
 begin
     select f.job_id into job from pcfarm.forgotten f order by f.job_id limit 1 for update skip locked;
     if not found then
         -- Of each job type the first, by its index.
-        select o.job_id into job
+        select o.job_id, o.ended_at into job, ended
         from pcfarm.job_type t
         cross join lateral (
             select j.job_id, j.ended_at from pcfarm.job j
@@ -166,8 +167,8 @@ begin
         where t.retention is not null
         order by o.ended_at
         limit 1;
-        -- Another server may have come first.
-        perform from pcfarm.job j where j.job_id = job for update skip locked;
+        -- Another server may have come first, or it may have been tried anew meanwhile.
+        perform from pcfarm.job j where j.job_id = job and j.ended_at = ended for update skip locked;
         if not found then
             return 0;
         end if;
