@@ -216,6 +216,8 @@ end $$;
 -- Time in controllers, summed over cores, as agents say with their results.
 alter table pcfarm.progress add column busy_seconds double precision not null default 0;
 alter table pcfarm.statistic add column busy_seconds double precision not null default 0;
+-- A quota of CPU seconds sums up one user's month.
+create index statistic_by_owner on pcfarm.statistic (owner, hour) include (busy_seconds);
 
 create view pcfarm.usage as
 select (u.hour at time zone 'UTC')::date as day, u.owner, sum(u.done)::bigint as done, sum(u.failed)::bigint as failed,

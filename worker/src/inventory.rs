@@ -88,9 +88,10 @@ const STUCK_PATIENCE: Duration = Duration::from_secs(15);
 const STOP_LINGER: Duration = Duration::from_millis(200);
 
 /// So many checkouts, or problems of them, may wait to be acknowledged before no more is asked for: they hide the way to the
-/// database and back. With more, a quick job's results are no sooner stored, and more of them are lost with the workstation.
+/// database and back: as many as a server stores at a time, and as many that wait there for the next. With more, a quick job's
+/// results are no sooner stored, and more of them are lost with the workstation.
 const UNACKNOWLEDGED_CHECKOUTS_LIMIT: usize = 256;
-const UNACKNOWLEDGED_PROBLEMS_LIMIT: usize = 50_000;
+const UNACKNOWLEDGED_PROBLEMS_LIMIT: usize = 100_000;
 
 /// How much work is wanted here beside what is computed, so that fetching the next checkout costs no core's time: many
 /// small checkouts, or one that is not.

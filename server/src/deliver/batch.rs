@@ -109,15 +109,14 @@ impl Batch {
             let checkout = acceptance.checkouts.len();
             let closing = gathered.finished.is_some();
             let busy_seconds = std::mem::take(&mut gathered.busy).as_secs_f64();
+            // While it is in the processor's caches: checkouts come in order of their problems.
+            in_order(&mut gathered.solved);
             acceptance.checkouts.push(Accepting { checkout_id, token: gathered.token, closing, busy_seconds });
             acceptance.solved.extend(gathered.solved.drain(..).map(|solved| Solved { checkout, ..solved }));
             acceptance.failed.extend(gathered.failed.drain(..).map(|failed| Failed { checkout, ..failed }));
         }
         for acceptance in &mut acceptances {
-            // Cores finish out of order; in order, an index grows at its end and locks are taken alike.
-            if !acceptance.solved.is_sorted_by_key(|solved| solved.problem_id) {
-                acceptance.solved.sort_unstable_by_key(|solved| solved.problem_id);
-            }
+            in_order(&mut acceptance.solved);
             acceptance.failed.sort_unstable_by_key(|failed| failed.problem_id);
         }
         acceptances
@@ -138,6 +137,14 @@ impl Batch {
 
     pub(super) fn finished(&self, id: CheckoutId) -> Option<&str> {
         self.checkouts.get(&id)?.finished.as_deref()
+    }
+}
+
+/// Cores finish out of order; in order, an index grows at its end and locks are taken alike. What one core has solved is in
+/// order, which a stable sort makes use of.
+fn in_order(solved: &mut [Solved]) {
+    if !solved.is_sorted_by_key(|solved| solved.problem_id) {
+        solved.sort_by_key(|solved| solved.problem_id);
     }
 }
 
