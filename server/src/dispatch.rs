@@ -102,6 +102,26 @@ struct Decision {
     trace: Option<Box<CheckoutTrace>>,
 }
 
+/// What comes of a session's turn.
+enum Turn {
+    Served(Box<Decision>),
+    /// It asks again when it holds less, or has read what it was sent.
+    Full,
+    /// This one stays where it is.
+    OfAnother,
+    /// Nothing can be had from the lane now; it is looked at again with the next look at all lanes.
+    NothingThere,
+    /// The lane is to be read on, for which what is decided need not wait.
+    Unread,
+}
+
+/// Checkouts that a workstation has, and those that it has been decided to have.
+struct InHand {
+    all: usize,
+    /// What waits for something else takes no room from it.
+    of_its_kind: usize,
+}
+
 struct Dispatcher {
     farm: Arc<Farm>,
     lanes: Lanes,
@@ -303,96 +323,93 @@ impl Dispatcher {
             let lanes = &self.lanes;
             let choose = |session: &Session| lanes.choose(session);
             let Some((waiting, choice)) = self.waiting.next(&mut idle, lanes.know_resources(), choose) else { break };
-            if !self.farm.traffic.has_room_for(&waiting.session.unread) {
-                // It asks again when it has solved what it was sent.
-                self.waiting.leave(&waiting.session);
-                continue;
-            }
-            let key = choice.lane();
-            let job_type = self.lanes.get_mut(&key).and_then(|lane| self.farm.job_type(&lane.open.job_type));
-            let Some(job_type) = job_type else {
-                self.waiting.put_back(waiting);
-                self.lanes.remove(&self.farm, &key);
-                continue;
-            };
-            let is_its_own = |d: &&Decision| d.session.workstation_id == waiting.session.workstation_id;
-            let in_hand = waiting.session.holds_unfinished() + decisions.iter().filter(is_its_own).count();
-            // What waits for something else takes no room from it.
-            let its_controller = |d: &&Decision| {
-                waiting.session.are_counted_together(&d.choice.candidate.controller, announced(&job_type.controller))
-            };
-            let before_it = waiting.session.holds_beside(announced(&job_type.controller))
-                + decisions.iter().filter(is_its_own).filter(its_controller).count();
-            let Some(wanted) = self.wanted(&waiting.session, &choice, &job_type, before_it) else {
-                // It asks again when it holds less.
-                self.waiting.leave(&waiting.session);
-                continue;
-            };
-            if self.lanes.get_mut(&key).is_some_and(|lane| !lane.has_ahead(wanted)) {
-                if !decisions.is_empty() {
-                    // What is decided need not wait for the reading.
+            let (key, session) = (choice.lane(), waiting.session.clone());
+            match self.decide_for(&session, choice, &decisions).await {
+                Ok(Turn::Served(decision)) => {
+                    problems += decision.taken.problems.len();
+                    // A checkout that must be alone is the last that it gets, and asks for what follows when it is done.
+                    if session.wants_work() && !decision.taken.suspect {
+                        self.waiting.put_last(session, self.lanes.requirements());
+                    } else {
+                        self.waiting.leave(&session);
+                    }
+                    decisions.push(*decision);
+                }
+                Ok(Turn::Full) => self.waiting.leave(&session),
+                Ok(Turn::OfAnother) => self.waiting.put_back(waiting),
+                Ok(Turn::NothingThere) => {
+                    self.waiting.put_back(waiting);
+                    self.lanes.remove(&self.farm, &key);
+                }
+                Ok(Turn::Unread) => {
                     self.waiting.put_back(waiting);
                     break;
                 }
-                if let Err(error) = self.lanes.read_ahead(&key, &mut self.reading, wanted).await {
+                Err(error) => {
                     self.waiting.put_back(waiting);
                     return Err(error);
                 }
-                self.farm.rounds.dispatcher.came(); // some lanes, one after the other, may each take as long as a statement may
             }
-            let room = self.lanes.room(&choice);
-            let Some(lane) = self.lanes.get_mut(&key) else {
-                self.waiting.put_back(waiting);
-                continue;
-            };
-            let largest = waiting.session.selection().largest_problem.unwrap_or(u64::MAX);
-            if room.is_some_and(|room| !lane.first_convoy_fits(room)) || lane.first_payload() > largest {
-                // Known only now: somebody else's turn.
-                self.waiting.put_back(waiting);
-                continue;
-            }
-            if lane.next_is_suspect() && in_hand > 0 {
-                // It asks again when it holds nothing.
-                self.waiting.leave(&waiting.session);
-                continue;
-            }
-            let (from, open) = (lane.next(), lane.open.clone());
-            let Some(taken) = lane.take(wanted, room.map_or(u64::MAX, |room| room.weight), largest) else {
-                // Nothing can be had from it now; it is looked at again with the next look at all lanes.
-                self.waiting.put_back(waiting);
-                self.lanes.remove(&self.farm, &key);
-                continue;
-            };
-            problems += taken.problems.len();
-            let load = self.farm.traffic.load(&waiting.session.unread, taken.bytes);
-            self.lanes.charge(&choice, &taken);
-            self.lanes.remove_if_drained(&self.farm, &key);
-            let hand_out = hand_out(&open, from, &taken, &waiting.session, &job_type, before_it);
-            waiting.session.spend_credit();
-            // A checkout that must be alone is the last that it gets, and asks for what follows when it is done.
-            if waiting.session.wants_work() && !taken.suspect {
-                self.waiting.put_last(waiting.session.clone(), self.lanes.requirements());
-            } else {
-                self.waiting.leave(&waiting.session);
-            }
-            let session = waiting.session;
-            let (trace_parent, token) = (open.trace_parent.as_deref(), hand_out.token);
-            let trace = self.farm.traces.of_checkout(trace_parent, open.job_id, token, SystemTime::now);
-            decisions.push(Decision {
-                session,
-                choice,
-                lane: open,
-                taken,
-                load,
-                hand_out,
-                limited: room.is_some(),
-                trace,
-            });
         }
         if !idle.is_empty() {
             self.lookout.hurry();
         }
         Ok(decisions)
+    }
+
+    /// A checkout for this session, whose turn it is, from the lane whose turn it is.
+    async fn decide_for(
+        &mut self,
+        session: &Arc<Session>,
+        choice: Choice,
+        decided: &[Decision],
+    ) -> anyhow::Result<Turn> {
+        if !self.farm.traffic.has_room_for(&session.unread) {
+            return Ok(Turn::Full);
+        }
+        let key = choice.lane();
+        let job_type = self.lanes.get_mut(&key).and_then(|lane| self.farm.job_type(&lane.open.job_type));
+        let Some(job_type) = job_type else { return Ok(Turn::NothingThere) };
+        let in_hand = in_hand(session, &job_type, decided);
+        let Some(wanted) = self.wanted(session, &choice, &job_type, in_hand.of_its_kind) else {
+            return Ok(Turn::Full);
+        };
+        if self.lanes.get_mut(&key).is_some_and(|lane| !lane.has_ahead(wanted)) {
+            if !decided.is_empty() {
+                return Ok(Turn::Unread);
+            }
+            self.lanes.read_ahead(&key, &mut self.reading, wanted).await?;
+            self.farm.rounds.dispatcher.came(); // some lanes, one after the other, may each take as long as a statement may
+        }
+        let room = self.lanes.room(&choice);
+        let Some(lane) = self.lanes.get_mut(&key) else { return Ok(Turn::OfAnother) };
+        let largest = session.selection().largest_problem.unwrap_or(u64::MAX);
+        if room.is_some_and(|room| !lane.first_convoy_fits(room)) || lane.first_payload() > largest {
+            // Known only now.
+            return Ok(Turn::OfAnother);
+        }
+        if lane.next_is_suspect() && in_hand.all > 0 {
+            return Ok(Turn::Full);
+        }
+        let (from, open) = (lane.next(), lane.open.clone());
+        let Some(taken) = lane.take(wanted, room.map_or(u64::MAX, |room| room.weight), largest) else {
+            return Ok(Turn::NothingThere);
+        };
+        self.lanes.charge(&choice, &taken);
+        self.lanes.remove_if_drained(&self.farm, &key);
+        session.spend_credit();
+        let hand_out = hand_out(&open, from, &taken, session, &job_type, in_hand.of_its_kind);
+        let (trace_parent, token) = (open.trace_parent.as_deref(), hand_out.token);
+        Ok(Turn::Served(Box::new(Decision {
+            session: session.clone(),
+            choice,
+            load: self.farm.traffic.load(&session.unread, taken.bytes),
+            trace: self.farm.traces.of_checkout(trace_parent, open.job_id, token, SystemTime::now),
+            lane: open,
+            taken,
+            hand_out,
+            limited: room.is_some(),
+        })))
     }
 
     /// How many problems this workstation should have of that lane. None: it has no room for more.
@@ -514,6 +531,17 @@ impl Dispatcher {
         self.lanes.refund(&decision.choice, decision.taken.convoys);
         decision.session.add_credit(1);
         self.waiting.join(decision.session, self.lanes.requirements());
+    }
+}
+
+fn in_hand(session: &Session, job_type: &JobType, decided: &[Decision]) -> InHand {
+    let controller = announced(&job_type.controller);
+    let its_own = || decided.iter().filter(|decision| decision.session.workstation_id == session.workstation_id);
+    let is_of_its_kind =
+        |decision: &&Decision| session.are_counted_together(&decision.choice.candidate.controller, controller);
+    InHand {
+        all: session.holds_unfinished() + its_own().count(),
+        of_its_kind: session.holds_beside(controller) + its_own().filter(is_of_its_kind).count(),
     }
 }
 
