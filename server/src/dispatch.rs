@@ -89,6 +89,10 @@ const HAND_OUTS_AT_ONCE: usize = 64;
 /// Problems that one call commits, unless a single checkout has more: what is read for the next one has to fit in memory.
 const PROBLEMS_AT_ONCE: usize = 16_000;
 
+/// Problems that are wanted of lanes while a call commits, unless a single lane has more: who is served next waits for all of
+/// them to be read.
+const WANTED_AT_ONCE: usize = 4 * PROBLEMS_AT_ONCE;
+
 /// One checkout that has been decided on but not committed. Its credit is spent.
 struct Decision {
     session: Arc<Session>,
@@ -105,10 +109,10 @@ struct Decision {
 /// What comes of a session's turn.
 enum Turn {
     Served(Box<Decision>),
-    /// It asks again when it holds less, or has read what it was sent.
+    /// It asks again when it holds less, or nothing where it has to.
     Full,
-    /// This one stays where it is.
-    OfAnother,
+    /// What is next in the lane is not for it, as is known now that it has been read: who is next is found out anew.
+    Anew,
     /// Nothing can be had from the lane now; it is looked at again with the next look at all lanes.
     NothingThere,
     /// The lane is to be read on, for which what is decided need not wait.
@@ -336,7 +340,7 @@ impl Dispatcher {
                     decisions.push(*decision);
                 }
                 Ok(Turn::Full) => self.waiting.leave(&session),
-                Ok(Turn::OfAnother) => self.waiting.put_back(waiting),
+                Ok(Turn::Anew) => self.waiting.put_back(waiting),
                 Ok(Turn::NothingThere) => {
                     self.waiting.put_back(waiting);
                     self.lanes.remove(&self.farm, &key);
@@ -382,17 +386,19 @@ impl Dispatcher {
             self.farm.rounds.dispatcher.came(); // some lanes, one after the other, may each take as long as a statement may
         }
         let room = self.lanes.room(&choice);
-        let Some(lane) = self.lanes.get_mut(&key) else { return Ok(Turn::OfAnother) };
-        let largest = session.selection().largest_problem.unwrap_or(u64::MAX);
-        if room.is_some_and(|room| !lane.first_convoy_fits(room)) || lane.first_payload() > largest {
-            // Known only now.
-            return Ok(Turn::OfAnother);
+        let Some(lane) = self.lanes.get_mut(&key) else { return Ok(Turn::NothingThere) };
+        let largest = session.selection().largest_problem;
+        if room.is_some_and(|room| !lane.first_convoy_fits(room))
+            || largest.is_some_and(|largest| lane.first_payload() > largest)
+        {
+            return Ok(Turn::Anew);
         }
         if lane.next_is_suspect() && in_hand.all > 0 {
             return Ok(Turn::Full);
         }
         let (from, open) = (lane.next(), lane.open.clone());
-        let Some(taken) = lane.take(wanted, room.map_or(u64::MAX, |room| room.weight), largest) else {
+        let Some(taken) = lane.take(wanted, room.map_or(u64::MAX, |room| room.weight), largest.unwrap_or(u64::MAX))
+        else {
             return Ok(Turn::NothingThere);
         };
         self.lanes.charge(&choice, &taken);
@@ -517,13 +523,13 @@ impl Dispatcher {
         handed_out.retain(|key, problems| {
             self.lanes.get_mut(key).is_some_and(|lane| !lane.has_ahead((*problems).div_ceil(2)))
         });
-        for key in to_read {
-            let wanted = handed_out.entry(key).or_default();
+        for key in &to_read {
+            let wanted = handed_out.entry(*key).or_default();
             *wanted = (*wanted).max(2 * largest);
         }
         let is_wanted = |controller: &str| served.contains(controller) || self.waiting.wants(controller);
         handed_out.retain(|key, _| self.lanes.get_mut(key).is_some_and(|lane| is_wanted(lane.controller())));
-        handed_out
+        as_many_as_are_read(handed_out, &to_read)
     }
 
     /// Its session waits on, its credit unspent.
@@ -532,6 +538,21 @@ impl Dispatcher {
         decision.session.add_credit(1);
         self.waiting.join(decision.session, self.lanes.requirements());
     }
+}
+
+/// Of what is wanted of lanes, as much as is read in one go: the most urgent lanes first.
+fn as_many_as_are_read(mut wanted: HashMap<LaneKey, usize>, urgent: &[LaneKey]) -> HashMap<LaneKey, usize> {
+    let others: Vec<LaneKey> = wanted.keys().copied().collect();
+    let (mut read, mut problems) = (HashMap::new(), 0);
+    for key in urgent.iter().chain(&others) {
+        if problems < WANTED_AT_ONCE
+            && let Some(wanted) = wanted.remove(key)
+        {
+            problems += wanted;
+            read.insert(*key, wanted);
+        }
+    }
+    read
 }
 
 fn in_hand(session: &Session, job_type: &JobType, decided: &[Decision]) -> InHand {

@@ -562,10 +562,19 @@ begin
         bool_or(k.is_ordered), bool_or(k.is_later)
     into types, priorities, is_ordered, any_later
     from (
-        select coalesce(s.job_type, own_type) as job_type, s.priority,
-            bool_or(s.deadline is not null) or s.priority <> 0 as is_ordered, coalesce(bool_or(s.not_before > moment), false) as is_later
-        from pg_temp.pcfarm_staged s
-        group by 1, 2) k;
+        select o.job_type, o.priority, bool_or(o.is_ordered) as is_ordered, bool_or(o.is_later) as is_later
+        from (
+            select coalesce(s.job_type, own_type) as job_type, s.priority,
+                bool_or(s.deadline is not null) or s.priority <> 0 as is_ordered,
+                coalesce(bool_or(s.not_before > moment), false) as is_later
+            from pg_temp.pcfarm_staged s
+            where s.job_type is not null or s.priority <> 0 or s.deadline is not null or s.not_before is not null
+            group by 1, 2
+            union all
+            -- What nothing is said of, which is most of most loads.
+            select own_type, 0, false, false
+            where exists (select from pg_temp.pcfarm_staged s where s.job_type is null and s.priority = 0)) o
+        group by o.job_type, o.priority) k;
     if types is null then
         return '{}';
     end if;
@@ -584,7 +593,7 @@ begin
     select array_agg(nextval('pcfarm.lane_number')) into soon from unnest(types);
     select array_agg(nextval('pcfarm.lane_number')) into later from unnest(types);
     execute format($q$
-        with staged as (
+        with staged as %s (
             select s.*, coalesce(s.job_type, $3) as own_type, %s as place from pg_temp.pcfarm_staged s),
         groups as (
             select s.member_of, s.own_type, min(s.place) as first, count(*) as members, max(s.priority) as priority,
@@ -599,26 +608,30 @@ begin
         counted as (
             select l.*, pcfarm.pack(l.members, $2) over (partition by l.lane_id order by l.first) >> 20 as batch_order from laned l),
         placed as (
-            select c.member_of, c.own_type, c.lane_id, c.first, c.due_at, case when c.members <= 100000 then c.batch_order
-                else pcfarm.convoy_is_too_large($1, c.batch_order, c.members) end as batch_order
+            select c.member_of, c.own_type, c.priority, c.lane_id, c.first, c.members, c.due_at,
+                case when c.members <= 100000 then c.batch_order
+                    else pcfarm.convoy_is_too_large($1, c.batch_order, c.members) end as batch_order
             from counted c),
         numbered as (
             select p.lane_id, p.lane_id * 10000000000 + row_number() over (partition by p.lane_id order by p.first, s.place)
-                as problem_id, p.batch_order, s.key, s.payload, s.weight, p.due_at
+                as problem_id, p.batch_order, s.key, s.payload, s.weight, p.due_at, p.first, s.place
             from staged s
             join placed p on p.member_of = s.member_of and p.own_type = s.own_type),
         stored as (
             insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload, weight)
             select $1, n.lane_id, n.problem_id, n.batch_order, n.key, n.payload, n.weight
             from numbered n
-            order by n.lane_id, n.problem_id
-            returning lane_id, batch_order)
+            -- As they were numbered, which is sorting them once, with their payloads.
+            order by n.lane_id, n.first, n.place)
         %s
-        select array_agg((s.lane_id, k.job_type, k.priority, s.lane_id = k.later, s.problems, s.orders)::pcfarm.packed_lane
-            order by s.lane_id)
-        from (select s.lane_id, count(*) as problems, max(s.batch_order) + 1 as orders from stored s group by s.lane_id) s
-        join unnest($5::text[], $6::integer[], $7::bigint[], $8::bigint[]) as k(job_type, priority, soon, later)
-            on s.lane_id in (k.soon, k.later)$q$,
+        select array_agg((l.lane_id, l.own_type, l.priority, l.later, l.problems, l.orders)::pcfarm.packed_lane order by l.lane_id)
+        from (
+            select p.lane_id, p.own_type, p.priority, p.due_at is not null as later, sum(p.members)::bigint as problems,
+                max(p.batch_order) + 1 as orders
+            from placed p
+            group by 1, 2, 3, 4) l$q$,
+        -- Sorted once, or read twice.
+        case when is_ordered then 'materialized' else 'not materialized' end,
         case when is_ordered then 'row_number() over (order by s.priority desc, s.deadline asc nulls last, s.number)'
             else 's.number' end,
         case when any_later then $q$, waiting as (

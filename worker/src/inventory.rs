@@ -87,9 +87,9 @@ const STUCK_PATIENCE: Duration = Duration::from_secs(15);
 /// How long a stopping agent waits for checkouts that were on their way to it, to give them back.
 const STOP_LINGER: Duration = Duration::from_millis(200);
 
-/// So many checkouts, or problems of them, may wait to be acknowledged before no more is asked for: they hide the way to the
-/// database and back: as many as a server stores at a time, and as many that wait there for the next. With more, a quick job's
-/// results are no sooner stored, and more of them are lost with the workstation.
+/// So many checkouts, or problems of them, may wait to be acknowledged before no more is asked for. They hide the way to the
+/// database and back, where a server stores tens of thousands at a time. With more, a quick job's results are no sooner stored,
+/// and more of them are lost with the workstation.
 const UNACKNOWLEDGED_CHECKOUTS_LIMIT: usize = 256;
 const UNACKNOWLEDGED_PROBLEMS_LIMIT: usize = 100_000;
 

@@ -36,6 +36,8 @@ pub struct Checkout {
     /// Payloads name more of them.
     pub problem_files: bool,
     pub problems: Vec<v1::Problem>,
+    /// Of keys, payloads and related rows, which stay here until all of its results are acknowledged.
+    pub bytes: usize,
     /// The next problem is released when the server has acknowledged the last one's result.
     pub one_by_one: bool,
     /// The server wants to know when it was worked on.
@@ -81,7 +83,11 @@ const WITHDRAWN: usize = usize::MAX / 2;
 
 impl Checkout {
     pub fn new(message: v1::Checkout) -> Checkout {
+        let of_problems = message.problems.iter().map(|problem| problem.key.len() + problem.payload.len());
+        let rows = message.related.iter().flat_map(|read| &read.rows);
+        let of_rows = rows.map(|row| row.row.len() + row.key.as_ref().map_or(0, String::len));
         Checkout {
+            bytes: of_problems.chain(of_rows).sum(),
             key: CheckoutKey { checkout_id: CheckoutId(message.checkout_id), token: message.token },
             job_id: JobId(message.job_id),
             job_name: message.job_name,

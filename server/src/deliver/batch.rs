@@ -101,7 +101,8 @@ impl Batch {
     pub(super) fn acceptances(&mut self, results_each: usize) -> Vec<Acceptance> {
         let mut acceptances: Vec<Acceptance> = Vec::new();
         for (&checkout_id, gathered) in &mut self.checkouts {
-            let has_room = |a: &Acceptance| a.solved.len() + a.failed.len() + gathered.solved.len() <= results_each;
+            let results = gathered.solved.len() + gathered.failed.len();
+            let has_room = |a: &Acceptance| a.solved.len() + a.failed.len() + results <= results_each;
             if !acceptances.last().is_some_and(has_room) {
                 acceptances.push(Acceptance::default());
             }

@@ -1,7 +1,8 @@
 //! Who waits for work, in the order in which they asked. Pure.
 //!
 //! Workstations that can run the same are one line: who waits for what there is none of costs the others nothing, and
-//! each step costs as much as there are lines, however many wait in them.
+//! each step costs as much as there are lines, however many wait in them. Where there is something for those alone who hold
+//! nothing, the first of them is looked for along its line.
 
 use super::requirement::Requirements;
 use crate::session::Session;
@@ -66,7 +67,9 @@ impl Queue {
 
     /// Back at its place, the one that was taken out last.
     pub fn put_back(&mut self, waiting: Waiting) {
-        self.line(&waiting).push_front(waiting);
+        let line = self.line(&waiting);
+        let place = line.partition_point(|other| other.ticket < waiting.ticket);
+        line.insert(place, waiting);
     }
 
     fn line(&mut self, waiting: &Waiting) -> &mut VecDeque<Waiting> {
@@ -238,6 +241,8 @@ mod tests {
         assert!(queue.next(&mut HashSet::new(), false, for_idle).is_none());
         let (waiting, ()) = queue.next(&mut HashSet::new(), true, for_idle).expect("the third holds nothing");
         assert_eq!(waiting.session.workstation_id.0, 3);
+        queue.put_back(waiting);
+        assert_eq!(next(&mut queue, &["a"]), Some((1, "a")), "it does not overtake those who asked before it");
         assert_eq!(next(&mut queue, &["a"]), Some((1, "a")), "those before it keep their places");
     }
 

@@ -23,7 +23,7 @@ impl Inventory {
     pub(super) fn ask(&mut self, now: Duration, revoked_cores: u32) {
         if !matches!(self.drain, Drain::No)
             || self.leaving.is_some()
-            || self.too_much_is_unacknowledged()
+            || self.too_much_is_unacknowledged(now)
             || revoked_cores >= self.profile.hello.cores
         {
             return;
@@ -55,10 +55,13 @@ impl Inventory {
         }
     }
 
-    fn too_much_is_unacknowledged(&self) -> bool {
+    fn too_much_is_unacknowledged(&self, now: Duration) -> bool {
         // What the server keeps takes memory here, and no more.
         let computed = || self.held.values().filter(|held| !held.is_computing() && !held.kept);
-        self.unacknowledged_bytes() >= self.profile.unacknowledged_bytes
+        let of_checkouts: usize = computed().map(|held| held.checkout.bytes).sum();
+        self.unacknowledged_bytes() + of_checkouts >= self.profile.unacknowledged_bytes
+            // It has enough to do with what many agents have sent: with more, it would not answer within their patience.
+            || self.outbox.is_unanswered_for(self.lease / 2, now)
             || computed().count() >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
             || computed().map(|held| held.checkout.problems.len()).sum::<usize>() >= UNACKNOWLEDGED_PROBLEMS_LIMIT
     }

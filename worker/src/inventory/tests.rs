@@ -293,11 +293,32 @@ fn no_more_is_asked_for_while_too_much_is_unacknowledged() {
 fn no_more_is_asked_for_while_too_many_problems_are_unacknowledged() {
     let mut trial = Trial::open();
     trial.inventory.profile.unacknowledged_bytes = usize::MAX;
-    let problems: Vec<i64> = (0..25_000).collect();
+    let problems: Vec<i64> = (0..UNACKNOWLEDGED_PROBLEMS_LIMIT as i64 / 2).collect();
     trial.on(checkout(1, &problems));
     assert!(trial.on(solved(1, &problems)).contains(&"credit 1".to_owned()));
     trial.on(checkout(2, &problems));
     assert!(!trial.on(solved(2, &problems)).contains(&"credit 1".to_owned()));
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["credit 1"]);
+}
+
+#[test]
+fn no_more_is_asked_for_while_the_payloads_of_what_is_unacknowledged_are_too_much() {
+    let mut trial = Trial::open();
+    let mut large = message(1, &[10]);
+    large.problems[0].payload = vec![b' '; 1000].into();
+    trial.on(Event::Received(In::Checkout(large)));
+    assert_eq!(trial.on(solved(1, &[10])), ["delivery 1: 1 [10] finished"]);
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["credit 1"]);
+}
+
+#[test]
+fn no_more_is_asked_for_while_the_server_has_not_answered_for_half_a_lease() {
+    let mut trial = Trial::open();
+    trial.on(checkout(1, &[10]));
+    assert_eq!(trial.on(solved(1, &[10])), ["delivery 1: 1 [10] finished", "credit 1"]);
+    trial.after(10 * SECOND);
+    trial.on(checkout(2, &[20]));
+    assert_eq!(trial.on(solved(2, &[20])), ["delivery 2: 2 [20] finished"]);
     assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["credit 1"]);
 }
 
