@@ -293,6 +293,7 @@ fn no_more_is_asked_for_while_too_much_is_unacknowledged() {
 fn no_more_is_asked_for_while_too_many_problems_are_unacknowledged() {
     let mut trial = Trial::open();
     trial.inventory.profile.unacknowledged_bytes = usize::MAX;
+    trial.inventory.part_bytes_target = usize::MAX;
     let problems: Vec<i64> = (0..UNACKNOWLEDGED_PROBLEMS_LIMIT as i64 / 2).collect();
     trial.on(checkout(1, &problems));
     assert!(trial.on(solved(1, &problems)).contains(&"credit 1".to_owned()));
