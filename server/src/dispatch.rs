@@ -688,3 +688,20 @@ async fn check_out(
     instruments::handed_out(handed_out);
     Ok(ids)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcfarm_proto::ids::{JobId, LaneId};
+
+    #[test]
+    fn of_what_is_wanted_the_most_urgent_is_read_and_no_more_than_there_is_time_for() {
+        let lane = |n: i64| (JobId(n), LaneId(n));
+        let wanted = |lanes: i64, each: usize| (0..lanes).map(|n| (lane(n), each)).collect::<HashMap<_, _>>();
+        assert_eq!(as_many_as_are_read(wanted(30, 2_000), &[]).len(), 30, "there is time for all");
+        let read = as_many_as_are_read(wanted(32, 20_000), &[lane(31), lane(7), lane(99)]);
+        assert_eq!(read.len(), WANTED_AT_ONCE.div_ceil(20_000));
+        assert!(read.contains_key(&lane(31)) && read.contains_key(&lane(7)) && !read.contains_key(&lane(99)));
+        assert_eq!(as_many_as_are_read(wanted(2, 100_000), &[lane(1)]).into_keys().collect::<Vec<_>>(), [lane(1)]);
+    }
+}

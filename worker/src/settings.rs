@@ -57,7 +57,7 @@ pub struct Settings {
     pub prefetch: u32,
     /// How long a stopping agent goes on with what it has begun.
     pub grace: Duration,
-    /// With more bytes of results unacknowledged than this, no more work is asked for.
+    /// With more bytes unacknowledged than this, of results, payloads and related rows, no more work is asked for.
     pub unacknowledged_bytes: usize,
     /// What lets this workstation into the farm, once.
     pub join_token: Option<JoinToken>,
@@ -190,7 +190,7 @@ struct Flags {
     /// How long to go on with what was begun when told to stop [default: 10]
     #[arg(long, value_name = "SECONDS", env = "PCFARM_GRACE")]
     grace: Option<u64>,
-    /// Results that may wait for a server before no more work is asked for [default: 64]
+    /// Results that may wait for a server, with what they came of, before no more work is asked for [default: 64]
     #[arg(long, value_name = "MIB", env = "PCFARM_UNACKNOWLEDGED_MIB")]
     unacknowledged_mib: Option<usize>,
     /// A file with the token that lets this workstation into the farm, once; or PCFARM_JOIN_TOKEN is that token

@@ -110,7 +110,7 @@ impl Batch {
             let checkout = acceptance.checkouts.len();
             let closing = gathered.finished.is_some();
             let busy_seconds = std::mem::take(&mut gathered.busy).as_secs_f64();
-            // While it is in the processor's caches: checkouts come in order of their problems.
+            // While it is in the processor's caches. Checkouts of one lane are in the order of their problems.
             in_order(&mut gathered.solved);
             acceptance.checkouts.push(Accepting { checkout_id, token: gathered.token, closing, busy_seconds });
             acceptance.solved.extend(gathered.solved.drain(..).map(|solved| Solved { checkout, ..solved }));
