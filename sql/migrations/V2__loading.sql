@@ -435,7 +435,7 @@ begin
     columns := pcfarm.load_columns(query);
     grouped := 'group_key' = any (columns);
     begin
-        if columns && array['group_key', 'priority', 'job_type', 'not_before'] then
+        if columns && array['priority', 'job_type', 'not_before'] or columns @> array['group_key', 'deadline'] then
             execute format($q$
                 create temporary table pcfarm_staged on commit drop as
                 select n.number, coalesce('g' || n.group_key, 'r' || n.number) as member_of, n.key, n.payload, n.job_type,
@@ -451,6 +451,17 @@ begin
             lanes := pcfarm.pack_staged(job, convoy, grouped);
             select coalesce(sum(l.problems), 0) into loaded from unnest(lanes) l;
             drop table pg_temp.pcfarm_staged;
+        elsif grouped then
+            lanes := array[pcfarm.pack_groups(job, nextval('pcfarm.lane_number'), convoy, format($q$materialized (
+                select n.number, coalesce('g' || n.group_key, 'r' || n.number) as member_of, n.key, n.payload, n.weight
+                from (select row_number() over () as number, q.*
+                      from (select q.key::text, q.payload::jsonb, %s as group_key, %s as weight
+                            from (%s
+                            ) q
+                            union all
+                            select * from pcfarm.no_problems()) q) n)$q$,
+                pcfarm.load_column(columns, 'group_key', 'text'), pcfarm.load_column(columns, 'weight', 'integer'), query))];
+            loaded := lanes[1].problems;
         else
             lane := nextval('pcfarm.lane_number');
             -- Without an order asked for by a column, rows keep the order in which the query returns them, which is
@@ -535,17 +546,63 @@ begin
     return found_columns;
 end $$;
 
+-- Nothing, of which a thousand rows are expected. What is grouped and joined is hashed for that: a query of which one row is
+-- expected, and which returns a million, would have each row compared with each group.
+create function pcfarm.no_problems()
+returns table (key text, payload jsonb, group_key text, weight integer) language plpgsql rows 1000 as $$
+begin
+end $$;
+
+-- Puts what there is to load into one lane. Convoys are whole groups, each at the place of its first row. What is to be loaded
+-- is the end of a common table expression: number, member_of, key, payload, weight. A row is a member of 'g' and its group key,
+-- or, as a group by itself, of 'r' and its number.
+create function pcfarm.pack_groups(job bigint, lane bigint, convoy integer, given text)
+returns pcfarm.packed_lane language plpgsql as $$
+declare
+    packed pcfarm.packed_lane;
+begin
+    execute format($q$
+        with given as %s,
+        groups as (
+            select g.member_of, min(g.number) as first, count(*) as members from given g group by g.member_of),
+        counted as (
+            select g.*, pcfarm.pack(g.members, $3) over (order by g.first) >> 20 as batch_order from groups g),
+        placed as (
+            select c.member_of, c.first, c.members,
+                case when c.members <= 100000 then c.batch_order
+                    else pcfarm.convoy_is_too_large($1, c.batch_order, c.members) end as batch_order
+            from counted c),
+        numbered as (
+            select row_number() over (order by p.first, g.number) as place, p.batch_order, g.key, g.payload, g.weight,
+                p.first, g.number
+            from given g
+            join placed p on p.member_of = g.member_of),
+        stored as (
+            insert into pcfarm.problem (job_id, lane_id, problem_id, batch_order, key, payload, weight)
+            select $1, $2, $2 * 10000000000 + n.place, n.batch_order, n.key, n.payload, n.weight
+            from numbered n
+            -- As they were numbered, which is sorting them once, with their payloads. A lane before these two would make
+            -- that sort half a second slower with a million of them.
+            order by n.first, n.number)
+        select coalesce(sum(p.members), 0)::bigint, coalesce(max(p.batch_order) + 1, 0) from placed p$q$, given)
+    into packed.problems, packed.orders
+    using job, lane, convoy::bigint;
+    packed.lane_id := lane;
+    packed.priority := 0;
+    packed.later := false;
+    return packed;
+end $$;
+
 -- Puts what waits in pcfarm_staged into its lanes: one for each job type and priority, and one beside it for what may not be
 -- handed out yet. Convoys are whole groups, each at the place of its first row in the order of priority, deadline and number.
--- A row is a member of 'g' and its group key, or, as a group by itself, of 'r' and its number; a group's members of
--- different job types are in different lanes, and the highest priority of a group is that of all its members, as the
--- latest time is.
+-- A group's members of different job types are in different lanes, and the highest priority of a group is that of all its
+-- members, as the latest time is.
 --
 -- Nothing is known about that table, and the number of groups cannot be guessed: groups are hashed whatever the planner
 -- thinks, since anything else sorts all payloads by their group keys first.
 create function pcfarm.pack_staged(job bigint, convoy integer, grouped boolean)
 returns pcfarm.packed_lane[] language plpgsql
-set work_mem = '64MB' set enable_mergejoin = off set enable_nestloop = off as $$
+set enable_mergejoin = off set enable_nestloop = off as $$
 declare
     own_type   text := (select j.job_type from pcfarm.job j where j.job_id = job);
     moment     timestamptz := clock_timestamp();
@@ -591,6 +648,16 @@ begin
                          '0 to 9, and say what is due earlier by a deadline.';
     end if;
     select array_agg(nextval('pcfarm.lane_number')) into soon from unnest(types);
+    if cardinality(types) = 1 and not any_later then
+        packed[1] := pcfarm.pack_groups(job, soon[1], convoy, case when is_ordered then $q$materialized (
+                select row_number() over (order by s.priority desc, s.deadline asc nulls last, s.number) as number,
+                    s.member_of, s.key, s.payload, s.weight
+                from pg_temp.pcfarm_staged s)$q$
+            else 'not materialized (table pg_temp.pcfarm_staged)' end);
+        packed[1].job_type := types[1];
+        packed[1].priority := priorities[1];
+        return packed;
+    end if;
     select array_agg(nextval('pcfarm.lane_number')) into later from unnest(types);
     execute format($q$
         with staged as %s (

@@ -699,6 +699,27 @@ async fn large_loads_tell_the_planner_and_wait_for_nobody() {
 }
 
 #[tokio::test]
+async fn groups_are_hashed_where_the_planner_expects_one_row() {
+    let queue = queue().await;
+    queue
+        .run(
+            "create function public.unexpected() returns setof integer language plpgsql rows 1
+             as $$ begin return query select generate_series(1, 60000); end $$",
+        )
+        .await;
+    let job = queue.number("select pcfarm.create_job('j', 't')").await;
+    // Each row compared with each group takes a minute; hashed, a quarter of a second.
+    queue
+        .run(&format!(
+            "set statement_timeout = '30s'; select pcfarm.load({job}, 'select n::text as key, ''1''::jsonb as payload,
+                 (n % 20000)::text as group_key from public.unexpected() n', 30)"
+        ))
+        .await;
+    assert_eq!(queue.number("select sum(problems)::bigint from pcfarm.lane where next_insertion = 2000").await, 60_000);
+    queue.check().await;
+}
+
+#[tokio::test]
 async fn a_convoy_too_large_to_hand_out_is_refused() {
     let queue = queue().await;
     let rows = "from generate_series(1, 100002) g";

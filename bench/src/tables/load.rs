@@ -29,8 +29,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// More than this is growth, and not chance.
 const GROWTH_MIB: f64 = 32.0;
 
-/// Groups are packed within work_mem; twice that may be hashed, and hashed twice.
-const GROUPED_MIB: f64 = 400.0;
+/// Groups are packed within work_mem, 16 MB here; twice that may be hashed, and hashed twice.
+const GROUPED_MIB: f64 = 200.0;
 
 const LONGEST: Duration = Duration::from_secs(1800);
 
