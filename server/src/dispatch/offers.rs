@@ -3,8 +3,9 @@
 //!
 //! They are offered while the dispatcher waits, and withdrawn before it decides on anything.
 
+use super::Event;
+use super::commit::Committed;
 use super::convoys::Taken;
-use super::{Committed, Event};
 use crate::farm::Farm;
 use crate::instruments;
 use crate::session::Session;

@@ -19,6 +19,22 @@ pub struct Queue {
     tickets: u64,
 }
 
+/// What those who are served in one go need not find out for each of them.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// Lines for which there is nothing.
+    nothing: HashSet<Arc<str>>,
+    /// For each line the ticket before which nobody is idle: the walk to the first of them is made once, and gone on with.
+    busy: HashMap<Arc<str>, u64>,
+}
+
+impl Round {
+    /// Does anybody wait for whom there is nothing?
+    pub fn left_somebody(&self) -> bool {
+        !self.nothing.is_empty()
+    }
+}
+
 /// A session with its place in the order.
 #[derive(Debug)]
 pub struct Waiting {
@@ -122,31 +138,35 @@ impl Queue {
             .any(|first| first.session.selection().controllers.contains(controller))
     }
 
-    /// Takes out the first for whom there is something, and says what. It stays marked, to be put back or to leave. Lines for
-    /// which there is nothing are noted in `idle`, and not looked at again. With `for_idle_ones`, there may be something for
-    /// those who hold nothing and not for those before them.
+    /// Takes out the first for whom there is something, and says what. It stays marked, to be put back or to leave. With `for_idle_ones`,
+    /// there may be something for those who hold nothing and not for those before them.
     pub fn next<C>(
         &mut self,
-        idle: &mut HashSet<Arc<str>>,
+        round: &mut Round,
         for_idle_ones: bool,
         choose: impl Fn(&Session) -> Option<C>,
     ) -> Option<(Waiting, C)> {
         self.lines.retain(|_, line| has_first(line));
         loop {
-            let lines = self.lines.iter_mut().filter(|(kind, _)| !idle.contains(*kind));
+            let lines = self.lines.iter_mut().filter(|(kind, _)| !round.nothing.contains(*kind));
             let (kind, line) = lines.min_by_key(|(_, line)| line.front().map(|first| first.ticket))?;
             let first = line.front()?;
             if let Some(choice) = choose(&first.session) {
                 return Some((line.pop_front()?, choice));
             }
             if for_idle_ones && first.session.holds_unfinished() > 0 {
+                let busy = round.busy.get(kind).copied().unwrap_or_default();
+                let begin = line.partition_point(|waiting| waiting.ticket < busy);
                 let idles = |waiting: &Waiting| waiting.session.holds_unfinished() == 0 && waiting.session.wants_work();
-                let place = line.iter().position(idles);
-                if let Some((place, choice)) = place.and_then(|place| Some((place, choose(&line[place].session)?))) {
-                    return Some((line.remove(place)?, choice));
+                let place = line.range(begin..).position(idles).map(|place| begin + place);
+                if let Some(place) = place {
+                    round.busy.insert(kind.clone(), line[place].ticket);
+                    if let Some(choice) = choose(&line[place].session) {
+                        return Some((line.remove(place)?, choice));
+                    }
                 }
             }
-            idle.insert(kind.clone());
+            round.nothing.insert(kind.clone());
         }
     }
 }
@@ -190,7 +210,7 @@ mod tests {
     }
 
     fn next<'a>(queue: &mut Queue, work: &'a [&'a str]) -> Option<(i64, &'a str)> {
-        let (waiting, lane) = queue.next(&mut HashSet::new(), false, with(work))?;
+        let (waiting, lane) = queue.next(&mut Round::default(), false, with(work))?;
         Some((waiting.session.workstation_id.0, lane))
     }
 
@@ -216,9 +236,9 @@ mod tests {
     #[test]
     fn a_line_for_which_there_is_nothing_is_asked_once() {
         let mut queue = queue(&[session(1, &["b"]), session(2, &["a"]), session(3, &["b"])]);
-        let (asked, mut idle) = (std::cell::Cell::new(0), HashSet::new());
+        let (asked, mut round) = (std::cell::Cell::new(0), Round::default());
         let mut next = || {
-            queue.next(&mut idle, false, |session| {
+            queue.next(&mut round, false, |session| {
                 asked.set(asked.get() + 1);
                 with(&["a"])(session)
             })
@@ -232,28 +252,37 @@ mod tests {
     /// As what needs resources, which is not prefetched.
     #[test]
     fn those_who_hold_something_do_not_stand_before_those_who_hold_nothing() {
-        let sessions = [session(1, &["a"]), session(2, &["a"]), session(3, &["a"])];
+        let sessions = [1, 2, 3, 4].map(|id| session(id, &["a"]));
         let mut queue = queue(&sessions);
         for busy in &sessions[..2] {
             busy.sending(CheckoutId(7), "a");
         }
         let for_idle = |session: &Session| (session.holds() == 0).then_some(());
-        assert!(queue.next(&mut HashSet::new(), false, for_idle).is_none());
-        let (waiting, ()) = queue.next(&mut HashSet::new(), true, for_idle).expect("the third holds nothing");
-        assert_eq!(waiting.session.workstation_id.0, 3);
-        queue.put_back(waiting);
+        assert!(queue.next(&mut Round::default(), false, for_idle).is_none());
+        let mut round = Round::default();
+        for again in 0..2 {
+            let (waiting, ()) = queue.next(&mut round, true, for_idle).expect("the third holds nothing");
+            assert_eq!(waiting.session.workstation_id.0, 3, "who was put back is found again, {again}");
+            queue.put_back(waiting);
+        }
+        let (third, ()) = queue.next(&mut round, true, for_idle).expect("the third holds nothing");
+        let (fourth, ()) = queue.next(&mut round, true, for_idle).expect("nor does the fourth");
+        assert_eq!(fourth.session.workstation_id.0, 4);
+        assert!(queue.next(&mut round, true, for_idle).is_none() && round.left_somebody());
+        queue.put_back(fourth);
+        queue.put_back(third);
         let order: Vec<i64> = std::iter::from_fn(|| next(&mut queue, &["a"]).map(|(id, _)| id)).collect();
-        assert_eq!(order, [1, 2, 3], "all keep their places");
+        assert_eq!(order, [1, 2, 3, 4], "all keep their places");
     }
 
     #[test]
     fn who_is_put_back_keeps_its_place_and_who_changed_its_mind_leaves() {
         let sessions = [session(1, &["a"]), session(2, &["a"]), session(3, &["a"])];
         let mut queue = queue(&sessions);
-        let (first, _) = queue.next(&mut HashSet::new(), false, with(&["a"])).expect("all wait");
+        let (first, _) = queue.next(&mut Round::default(), false, with(&["a"])).expect("all wait");
         queue.put_back(first);
         sessions[1].set_suspended(true);
-        let (first, _) = queue.next(&mut HashSet::new(), false, with(&["a"])).expect("two wait");
+        let (first, _) = queue.next(&mut Round::default(), false, with(&["a"])).expect("two wait");
         assert_eq!(first.session.workstation_id.0, 1);
         queue.put_last(first.session, &Requirements::default());
         assert_eq!(next(&mut queue, &["a"]), Some((3, "a")));
@@ -299,7 +328,7 @@ mod tests {
         assert!(sessions[1].select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))));
         assert!(!sessions[1].select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))), "it is the same");
         queue.regroup(&Requirements::default());
-        let (waiting, ()) = queue.next(&mut HashSet::new(), false, for_ann).expect("nobody stands before it");
+        let (waiting, ()) = queue.next(&mut Round::default(), false, for_ann).expect("nobody stands before it");
         assert_eq!(waiting.session.workstation_id.0, 2);
         queue.put_back(waiting);
         assert!(sessions[1].select(None));
@@ -323,9 +352,9 @@ mod tests {
         };
         assert!(session.pause(BTreeSet::from(["b".to_owned()])) && !session.pause(BTreeSet::from(["b".to_owned()])));
         queue.regroup(&Requirements::default());
-        let (waiting, _) = queue.next(&mut HashSet::new(), false, selected("b")).expect("the other has room for it");
+        let (waiting, _) = queue.next(&mut Round::default(), false, selected("b")).expect("the other has room for it");
         assert_eq!(waiting.session.workstation_id.0, 2);
-        let (waiting, _) = queue.next(&mut HashSet::new(), false, selected("a")).expect("it has room for others");
+        let (waiting, _) = queue.next(&mut Round::default(), false, selected("a")).expect("it has room for others");
         assert_eq!(waiting.session.workstation_id.0, 1);
         // An administrator's word changes nothing about that.
         assert!(session.select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))));

@@ -1,6 +1,6 @@
 //! Sending a committed checkout to its agent: related reads, then parts that fit a message.
 
-use super::Committed;
+use super::commit::Committed;
 use crate::deliver::Delivered;
 use crate::farm::{Farm, Held};
 use crate::members::Members;

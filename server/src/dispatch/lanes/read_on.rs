@@ -3,8 +3,8 @@
 //! Reading ahead needs no lock, since what is visible in a lane never changes.
 
 use super::{Lane, LaneKey, Lanes, key_of};
-use crate::dispatch::HAND_OUTS_AT_ONCE;
 use crate::dispatch::convoys::Ahead;
+use crate::dispatch::decide::HAND_OUTS_AT_ONCE;
 use crate::dispatch::reading::Reading;
 use crate::dispatch::unreadable::{TooSlow, Unreadable, is_of_its_data};
 use anyhow::Context;
