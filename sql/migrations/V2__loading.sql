@@ -553,9 +553,9 @@ returns table (key text, payload jsonb, group_key text, weight integer) language
 begin
 end $$;
 
--- Puts what there is to load into one lane. Convoys are whole groups, each at the place of its first row. What is to be loaded
--- is the end of a common table expression: number, member_of, key, payload, weight. A row is a member of 'g' and its group key,
--- or, as a group by itself, of 'r' and its number.
+-- Puts what there is to load into one lane. Convoys are whole groups, each at the place of its first row. What there is, is
+-- SQL that stands behind `with given as`, and has the columns number, member_of, key, payload and weight. Who writes it makes
+-- member_of of 'g' and a row's group key; or, of a row that is a group by itself, of 'r' and its number.
 create function pcfarm.pack_groups(job bigint, lane bigint, convoy integer, given text)
 returns pcfarm.packed_lane language plpgsql as $$
 declare
@@ -602,7 +602,7 @@ end $$;
 -- thinks, since anything else sorts all payloads by their group keys first.
 create function pcfarm.pack_staged(job bigint, convoy integer, grouped boolean)
 returns pcfarm.packed_lane[] language plpgsql
-set enable_mergejoin = off set enable_nestloop = off as $$
+set work_mem = '16MB' set enable_mergejoin = off set enable_nestloop = off as $$
 declare
     own_type   text := (select j.job_type from pcfarm.job j where j.job_id = job);
     moment     timestamptz := clock_timestamp();

@@ -132,6 +132,14 @@ async fn convoys_keep_the_querys_order_or_the_one_asked_for() {
             1,
             vec!["0:5 3 1", "0:4 2"],
         ),
+        // Those of one lane in the order of their deadlines.
+        (
+            "select v.key, '1'::jsonb as payload, g as group_key, now() + d * interval '1s' as deadline
+             from (values ('a', 'y', 9), ('b', 'x', 5), ('c', 'z', 2), ('d', 'x', 1), ('e', null, 4)) as v(key, g, d)"
+                .into(),
+            2,
+            vec!["0:d b", "1:c e", "2:a"],
+        ),
         // A text that looks like ours stays what it is.
         ("select 'over (order by 1)' as key, '1'::jsonb as payload".into(), 1, vec!["0:over (order by 1)"]),
         (
@@ -696,27 +704,6 @@ async fn large_loads_tell_the_planner_and_wait_for_nobody() {
     assert_eq!(queue.number("select count(*) from pcfarm.lane where grouped and next_insertion = 2000").await, 3);
     queue.check().await;
     loader.gone(&queue).await;
-}
-
-#[tokio::test]
-async fn groups_are_hashed_where_the_planner_expects_one_row() {
-    let queue = queue().await;
-    queue
-        .run(
-            "create function public.unexpected() returns setof integer language plpgsql rows 1
-             as $$ begin return query select generate_series(1, 60000); end $$",
-        )
-        .await;
-    let job = queue.number("select pcfarm.create_job('j', 't')").await;
-    // Each row compared with each group takes a minute; hashed, a quarter of a second.
-    queue
-        .run(&format!(
-            "set statement_timeout = '30s'; select pcfarm.load({job}, 'select n::text as key, ''1''::jsonb as payload,
-                 (n % 20000)::text as group_key from public.unexpected() n', 30)"
-        ))
-        .await;
-    assert_eq!(queue.number("select sum(problems)::bigint from pcfarm.lane where next_insertion = 2000").await, 60_000);
-    queue.check().await;
 }
 
 #[tokio::test]

@@ -351,6 +351,26 @@ fn most_in_vain(plans: &str) -> i64 {
     removed.filter_map(|rest| rest.rsplit(": ").next()?.trim().parse().ok()).max().unwrap_or(0)
 }
 
+/// The planner may expect a single row of a query that returns a million, and would compare each row with each group.
+#[tokio::test]
+async fn groups_are_hashed_where_one_row_is_expected() {
+    let queue = queue().await;
+    let unexpected = "create function public.unexpected() returns setof integer language plpgsql rows 1
+                      as $$ begin return query select generate_series(1, 100); end $$";
+    queue.run(unexpected).await;
+    let job = queue.number("select pcfarm.create_job('j', 't')").await;
+    let load = format!(
+        "select pcfarm.load({job}, 'select n::text as key, ''1''::jsonb as payload, (n % 20)::text as group_key, n as weight
+                                    from public.unexpected() n', 30)"
+    );
+    let plans = plans_of(&queue.database.config(), &load).await;
+    let packing = plans.split("Query Text:").find(|plan| plan.contains("with given as")).expect("groups were packed");
+    assert!(packing.contains("Hash Join") && packing.contains("HashAggregate"), "{packing}");
+    assert!(!packing.contains("Nested Loop"), "{packing}");
+    assert_eq!(queue.number("select sum(weight) from pcfarm.problem").await, 5050);
+    queue.check().await;
+}
+
 async fn eight_live(queue: &Queue, job: i64) -> String {
     let query = format!(
         "select format('%L::bigint[]', array_agg(c.checkout_id order by c.checkout_id)) from (select checkout_id

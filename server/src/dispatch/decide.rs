@@ -56,7 +56,7 @@ struct InHand {
 }
 
 impl Dispatcher {
-    /// Checkouts for those who wait, each from the lane whose turn it is. None: there is nothing for anybody.
+    /// Checkouts for those who wait, each from the lane whose turn it is; none if there is nothing for anybody.
     pub(super) async fn decide(&mut self) -> anyhow::Result<Vec<Decision>> {
         let mut decisions: Vec<Decision> = Vec::new();
         let (mut problems, mut round) = (0, Round::default());

@@ -19,12 +19,21 @@ pub struct Queue {
     tickets: u64,
 }
 
+/// A session with its place in the order.
+#[derive(Debug)]
+pub struct Waiting {
+    ticket: u64,
+    /// The line it stands in.
+    kind: Arc<str>,
+    pub session: Arc<Session>,
+}
+
 /// What those who are served in one go need not find out for each of them.
 #[derive(Debug, Default)]
 pub struct Round {
     /// Lines for which there is nothing.
     nothing: HashSet<Arc<str>>,
-    /// For each line the ticket before which nobody is idle: the walk to the first of them is made once, and gone on with.
+    /// For each line the ticket before which nobody was idle and wanted work: who is looked for along it is looked for from there.
     busy: HashMap<Arc<str>, u64>,
 }
 
@@ -33,15 +42,6 @@ impl Round {
     pub fn left_somebody(&self) -> bool {
         !self.nothing.is_empty()
     }
-}
-
-/// A session with its place in the order.
-#[derive(Debug)]
-pub struct Waiting {
-    ticket: u64,
-    /// The line it stands in.
-    kind: Arc<str>,
-    pub session: Arc<Session>,
 }
 
 impl Queue {
