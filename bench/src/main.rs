@@ -19,7 +19,7 @@ struct Arguments {
     /// The table, or `all`; `results` measures nothing, and makes RESULTS.md anew of what is recorded
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(TABLES.iter().copied().chain(["all", "results"])))]
     table: String,
-    /// A few seconds each, to see that it works; the figures are labelled so
+    /// A few seconds each, to see that it works: too short for bounds of rates and times
     #[arg(long)]
     quick: bool,
     /// Runs of each table, of which the median counts [default: 3, quick 1]

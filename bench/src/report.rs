@@ -47,6 +47,8 @@ pub struct Skipped {
 pub struct Promise {
     pub text: String,
     pub kept: bool,
+    /// It is of no rate or time, which a quick run is too short for.
+    pub is_of_any_run: bool,
 }
 
 /// One table of figures, as it grows.
@@ -103,7 +105,12 @@ impl Report {
     }
 
     pub fn promise(&mut self, text: impl Into<String>, kept: bool) {
-        self.promises.push(Promise { text: text.into(), kept });
+        self.promises.push(Promise { text: text.into(), kept, is_of_any_run: false });
+    }
+
+    /// The same, of what a quick run can break as well: nothing is lost, everything is measured.
+    fn promise_of_any_run(&mut self, text: String, kept: bool) {
+        self.promises.push(Promise { text, kept, is_of_any_run: true });
     }
 
     /// Promises that a figure's median is at least so much. What was not measured was not kept.
@@ -123,18 +130,25 @@ impl Report {
         match worst.filter(|_| self.runs.iter().all(|run| run.get(name).is_some())) {
             Some(worst) => {
                 let text = format!("{name} is never more than {bound_shown}: {}", shown(worst));
-                self.promise(text, worst <= bound);
+                self.promise_figure(text, bound, worst <= bound);
             }
-            None => self.promise(format!("{name} is never more than {bound_shown}: not measured"), false),
+            None => self.promise_of_any_run(format!("{name} is never more than {bound_shown}: not measured"), false),
         }
     }
 
     fn promise_of(&mut self, name: &str, at: &str, bound: f64, keeps: impl Fn(f64) -> bool) {
-        let bound = shown(bound);
+        let bound_shown = shown(bound);
         match self.median(name) {
-            Some(median) => self.promise(format!("{name} is at {at} {bound}: {}", shown(median)), keeps(median)),
-            None => self.promise(format!("{name} is at {at} {bound}: not measured"), false),
+            Some(median) => {
+                let text = format!("{name} is at {at} {bound_shown}: {}", shown(median));
+                self.promise_figure(text, bound, keeps(median));
+            }
+            None => self.promise_of_any_run(format!("{name} is at {at} {bound_shown}: not measured"), false),
         }
+    }
+
+    fn promise_figure(&mut self, text: String, bound: f64, kept: bool) {
+        if bound == 0.0 { self.promise_of_any_run(text, kept) } else { self.promise(text, kept) }
     }
 
     pub fn plot(&mut self, plot: Plot) {
@@ -150,8 +164,13 @@ impl Report {
         self.seconds = self.started.elapsed().as_secs_f64();
     }
 
+    /// All that such a run can keep.
     pub fn promises_kept(&self) -> bool {
-        self.promises.iter().all(|promise| promise.kept)
+        self.promises.iter().all(|promise| promise.kept || self.is_too_short_for(promise))
+    }
+
+    fn is_too_short_for(&self, promise: &Promise) -> bool {
+        self.quick && !promise.is_of_any_run
     }
 
     pub fn median(&self, name: &str) -> Option<f64> {
@@ -210,7 +229,12 @@ impl Report {
         self.notes.iter().for_each(|note| text += &format!("  {note}\n"));
         self.skipped.iter().for_each(|s| text += &format!("  skipped: {}: {}\n", s.what, s.why));
         for promise in &self.promises {
-            text += &format!("  {}: {}\n", if promise.kept { "kept" } else { "BROKEN" }, promise.text);
+            let outcome = match promise.kept {
+                true => "kept",
+                false if self.is_too_short_for(promise) => "missed, in too short a run to tell",
+                false => "BROKEN",
+            };
+            text += &format!("  {outcome}: {}\n", promise.text);
         }
         text
     }
@@ -305,7 +329,7 @@ mod tests {
 
     #[test]
     fn medians_are_of_the_runs_that_have_the_figure() {
-        let mut report = Report::new("throughput", true);
+        let mut report = Report::new("throughput", false);
         for value in [3.0, 1.0, 2.0] {
             let mut figures = Figures::default();
             figures.add("rate_per_second", value);
@@ -327,6 +351,27 @@ mod tests {
         assert_eq!(document["figures"]["rate_per_second"], json!(2.0));
         assert_eq!(document["figures"].as_object().map(|figures| figures.len()), Some(3));
         assert_eq!(document["runs"].as_array().map(Vec::len), Some(3));
+    }
+
+    #[test]
+    fn a_quick_run_breaks_only_what_needs_no_time() {
+        let measured = |quick: bool, lost: f64| {
+            let mut report = Report::new("throughput", quick);
+            let mut figures = Figures::default();
+            figures.add("rate_per_second", 2.0);
+            figures.add("lost", lost);
+            report.run(figures);
+            report.promise_at_least("rate_per_second", 5.0);
+            report.promise_always_at_most("lost", 0.0);
+            report
+        };
+        assert!(!measured(false, 0.0).promises_kept());
+        let quick = measured(true, 0.0);
+        assert!(quick.promises_kept() && quick.text().contains("too short a run to tell"), "{}", quick.text());
+        assert!(!measured(true, 1.0).promises_kept());
+        let mut unmeasured = measured(true, 0.0);
+        unmeasured.promise_at_least("missing", 5.0);
+        assert!(!unmeasured.promises_kept() && unmeasured.text().contains("BROKEN: missing"));
     }
 
     #[test]
