@@ -616,13 +616,13 @@ declare
     packed     pcfarm.packed_lane[];
 begin
     select array_agg(k.job_type order by k.priority desc, k.job_type), array_agg(k.priority order by k.priority desc, k.job_type),
-        bool_or(k.is_ordered), bool_or(k.is_later)
+        bool_or(k.is_due) or min(k.priority) <> max(k.priority), bool_or(k.is_later)
     into types, priorities, is_ordered, any_later
     from (
-        select o.job_type, o.priority, bool_or(o.is_ordered) as is_ordered, bool_or(o.is_later) as is_later
+        select o.job_type, o.priority, bool_or(o.is_due) as is_due, bool_or(o.is_later) as is_later
         from (
             select coalesce(s.job_type, own_type) as job_type, s.priority,
-                bool_or(s.deadline is not null) or s.priority <> 0 as is_ordered,
+                bool_or(s.deadline is not null) as is_due,
                 coalesce(bool_or(s.not_before > moment), false) as is_later
             from pg_temp.pcfarm_staged s
             where s.job_type is not null or s.priority <> 0 or s.deadline is not null or s.not_before is not null
@@ -650,7 +650,7 @@ begin
     select array_agg(nextval('pcfarm.lane_number')) into soon from unnest(types);
     if cardinality(types) = 1 and not any_later then
         packed[1] := pcfarm.pack_groups(job, soon[1], convoy, case when is_ordered then $q$materialized (
-                select row_number() over (order by s.priority desc, s.deadline asc nulls last, s.number) as number,
+                select row_number() over (order by s.deadline asc nulls last, s.number) as number,
                     s.member_of, s.key, s.payload, s.weight
                 from pg_temp.pcfarm_staged s)$q$
             else 'not materialized (table pg_temp.pcfarm_staged)' end);

@@ -33,7 +33,7 @@ pub struct Waiting {
 pub struct Round {
     /// Lines for which there is nothing.
     nothing: HashSet<Arc<str>>,
-    /// For each line the ticket before which nobody was idle and wanted work: who is looked for along it is looked for from there.
+    /// For each line the ticket before which nobody was idle and wanted work: who is idle is looked for from there on.
     busy: HashMap<Arc<str>, u64>,
 }
 
@@ -138,8 +138,8 @@ impl Queue {
             .any(|first| first.session.selection().controllers.contains(controller))
     }
 
-    /// Takes out the first for whom there is something, and says what. It stays marked, to be put back or to leave. With `for_idle_ones`,
-    /// there may be something for those who hold nothing and not for those before them.
+    /// Takes out the first for whom there is something, and says what. It stays marked, to be put back or to leave. With
+    /// `for_idle_ones`, there may be something for those who hold nothing and not for those before them.
     pub fn next<C>(
         &mut self,
         round: &mut Round,
