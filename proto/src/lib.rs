@@ -20,6 +20,13 @@ pub mod v1 {
     tonic::include_proto!("pcfarm.v1");
 }
 
+impl v1::Problem {
+    /// Its key. An error if it is not UTF-8, which is not looked at when a message is decoded.
+    pub fn key_text(&self) -> Result<&str, std::str::Utf8Error> {
+        std::str::from_utf8(&self.key)
+    }
+}
+
 /// The encoded `FileDescriptorSet` of `pcfarm.v1`, for the reflection service.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pcfarm.v1.bin"));
 

@@ -50,7 +50,7 @@ impl Members {
                 && p.home_order == p.batch_order
         };
         if problems.iter().enumerate().all(is_dense) {
-            let mut keys_of = problems.iter().map(|p| p.key.as_str());
+            let mut keys_of = problems.iter().map(|p| &*p.key);
             return Members::Dense {
                 lane,
                 first,
@@ -69,7 +69,7 @@ impl Members {
         };
         Members::Listed {
             problems: sorted.iter().map(listed).collect(),
-            keys: keys(&mut sorted.iter().map(|p| p.key.as_str())),
+            keys: keys(&mut sorted.iter().map(|p| &*p.key)),
         }
     }
 
@@ -166,7 +166,7 @@ mod tests {
         let problem = |(n, order): (usize, i64)| ComingProblem {
             problem_id: ProblemId(100 + n as i64),
             batch_order: BatchOrder(order),
-            key: format!("k{n}"),
+            key: format!("k{n}").into(),
             payload: RawJson::default(),
             weight: 1,
             attempts: 0,
@@ -184,7 +184,7 @@ mod tests {
         for p in of {
             let place = members.find(p.problem_id).expect("a member");
             assert_eq!(members.attempts(place), p.attempts);
-            let key = members.has_keys().then(|| p.key.clone());
+            let key = members.has_keys().then(|| p.key.to_string());
             assert_eq!(members.home(place), Home { lane: p.home_lane, order: p.home_order, key });
         }
         for id in [99, 100 + of.len() as i64, i64::MIN, i64::MAX] {

@@ -134,17 +134,17 @@ impl Reads {
             return related;
         }
         let role = job_type.read_role.as_deref().unwrap_or_default();
-        let mut keys: Vec<&str> = problems.iter().map(|p| p.key.as_str()).collect();
+        let mut keys: Vec<&str> = problems.iter().map(key_of).collect();
         let reader = self.role(role);
         let room = CHECKOUT_BYTES_LIMIT / job_type.reads.len();
         for (name, query) in &job_type.reads {
             let query = Query { text: query, limit: job_type.read_time_limit, room };
             let found = reader.read(&query, &keys, load).await;
             for problem in problems {
-                if let Some(message) = found.failed.get(problem.key.as_str()) {
+                if let Some(message) = found.failed.get(key_of(problem)) {
                     let message = format!("related read {name} (as role {role}): {message}");
                     related.failures.entry(problem.problem_id).or_insert(message);
-                } else if found.left_out.contains(problem.key.as_str()) {
+                } else if found.left_out.contains(key_of(problem)) {
                     related.left_out.insert(problem.problem_id);
                 }
             }
@@ -153,6 +153,10 @@ impl Reads {
         }
         related
     }
+}
+
+fn key_of(problem: &v1::Problem) -> &str {
+    problem.key_text().expect("it was read as text")
 }
 
 /// One read of a job type.

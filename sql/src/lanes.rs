@@ -2,6 +2,7 @@
 
 use crate::json::{JsonSlice, RawJson};
 use bytes::BytesMut;
+use bytestring::ByteString;
 use deadpool_postgres::ClientWrapper;
 use futures_util::TryStreamExt;
 use pcfarm_proto::ids::{BatchOrder, JobId, LaneId, ProblemId};
@@ -88,7 +89,7 @@ pub async fn open_lanes(client: &ClientWrapper) -> Result<Vec<OpenLane>, Error> 
 pub struct ComingProblem {
     pub problem_id: ProblemId,
     pub batch_order: BatchOrder,
-    pub key: String,
+    pub key: ByteString,
     pub payload: RawJson,
     /// What it counts against limits by the hour.
     pub weight: u32,
@@ -151,7 +152,7 @@ pub async fn coming_problems(client: &ClientWrapper, lane: &OpenLane, portion: P
         }
     }
     let mut payloads = Payloads::default();
-    let problem = |row: &Row| coming_problem(lane, row, payloads.keep(row.try_get(3)?));
+    let problem = |row: &Row| coming_problem(lane, row, row.try_get(3)?, &mut payloads);
     coming_large(client, include_str!("../queries/coming_large_problems.sql"), lane, portion, problem).await
 }
 
@@ -212,7 +213,7 @@ async fn coming_small(client: &ClientWrapper, lane: &OpenLane, portion: Portion)
     while let Some(row) = rows.try_next().await? {
         match row.try_get::<_, Option<JsonSlice<'_>>>(3)? {
             Some(payload) if !cut_short && problems.has_room() => {
-                problems.push(coming_problem(lane, &row, payloads.keep(payload))?);
+                problems.push(coming_problem(lane, &row, payload, &mut payloads)?);
             }
             _ => cut_short = true,
         }
@@ -221,12 +222,18 @@ async fn coming_small(client: &ClientWrapper, lane: &OpenLane, portion: Portion)
     Ok(Coming { problems: problems.all, to_the_end, by_size: false })
 }
 
-fn coming_problem(lane: &OpenLane, row: &Row, payload: RawJson) -> Result<ComingProblem, Error> {
+fn coming_problem(
+    lane: &OpenLane,
+    row: &Row,
+    payload: JsonSlice<'_>,
+    payloads: &mut Payloads,
+) -> Result<ComingProblem, Error> {
     let batch_order = row.try_get(1)?;
+    let (key, payload) = payloads.keep(row.try_get(2)?, payload);
     Ok(ComingProblem {
         problem_id: row.try_get(0)?,
         batch_order,
-        key: row.try_get(2)?,
+        key,
         payload,
         weight: weight(row, 4)?,
         attempts: 0,
@@ -241,7 +248,7 @@ fn weight(row: &Row, column: usize) -> Result<u32, Error> {
     Ok(row.try_get::<_, Option<i32>>(column)?.map_or(1, i32::unsigned_abs))
 }
 
-/// Many payloads in few allocations.
+/// Many keys and payloads in few allocations.
 #[derive(Default)]
 struct Payloads {
     room: BytesMut,
@@ -255,13 +262,17 @@ const LEAST_SHARED_BYTES: usize = 2 << 10;
 const MOST_SHARED_BYTES: usize = 64 << 10;
 
 impl Payloads {
-    fn keep(&mut self, payload: JsonSlice<'_>) -> RawJson {
-        if self.room.capacity() < payload.0.len() {
+    fn keep(&mut self, key: &str, payload: JsonSlice<'_>) -> (ByteString, RawJson) {
+        let bytes = key.len() + payload.0.len();
+        if self.room.capacity() < bytes {
             self.shared = (2 * self.shared).clamp(LEAST_SHARED_BYTES, MOST_SHARED_BYTES);
-            self.room = BytesMut::with_capacity(self.shared.max(payload.0.len()));
+            self.room = BytesMut::with_capacity(self.shared.max(bytes));
         }
+        self.room.extend_from_slice(key.as_bytes());
         self.room.extend_from_slice(payload.0);
-        RawJson(self.room.split().freeze())
+        let mut payload = self.room.split().freeze();
+        let key = payload.split_to(key.len());
+        (ByteString::try_from(key).expect("it was text"), RawJson(payload))
     }
 }
 
@@ -270,7 +281,7 @@ async fn coming_requeued(client: &ClientWrapper, lane: &OpenLane, portion: Porti
         Ok(ComingProblem {
             problem_id: row.try_get(0)?,
             batch_order: row.try_get(1)?,
-            key: row.try_get(2)?,
+            key: row.try_get::<_, &str>(2)?.into(),
             payload: row.try_get(3)?,
             attempts: row.try_get(4)?,
             alone: row.try_get(5)?,

@@ -304,7 +304,7 @@ fn fresh(job: JobId, row: &Row, keys: &[&str], convoy: i64) -> Result<Fresh, Err
         ComingProblem {
             problem_id: ProblemId(lane.0 * LANE_PROBLEMS_LIMIT + number + 1),
             batch_order,
-            key: (*key).to_owned(),
+            key: (*key).into(),
             payload,
             weight: 1,
             attempts: 0,

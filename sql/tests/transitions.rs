@@ -60,7 +60,7 @@ fn accept_sql(held: &Held, told: &str) -> String {
         held.token,
         list(&|p| p.problem_id.to_string()),
         list(&|p| p.attempts.to_string()),
-        list(&|p| p.key.clone()),
+        list(&|p| p.key.to_string()),
         list(&|p| p.home_lane.to_string()),
         list(&|p| p.home_order.to_string()),
     )

@@ -125,7 +125,7 @@ impl NewProblem {
 impl<P> Problem<'_, P> {
     /// What the problem is called in its job.
     pub fn key(&self) -> &str {
-        &self.message.key
+        self.message.key_text().expect("it was looked at when it came")
     }
 
     pub fn payload(&self) -> &P {

@@ -184,7 +184,7 @@ mod tests {
             parameters: Bytes::from_static(b"[1]"),
             related: vec![v1::RelatedRead { name: "fares".to_owned(), rows: vec![row] }],
             problems: vec![v1::Problem {
-                key: "k".to_owned(),
+                key: "k".into(),
                 payload: Bytes::from(payload.to_owned()),
                 ..Default::default()
             }],

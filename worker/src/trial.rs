@@ -95,7 +95,7 @@ impl Trial {
     /// The same, with what it brings beside its solution.
     pub fn solve_whole<C: Controller>(&self, controller: &C, payload: &impl Serialize) -> anyhow::Result<Solved> {
         let problem =
-            v1::Problem { key: self.key.clone(), payload: json(payload), attempt: 1, ..v1::Problem::default() };
+            v1::Problem { key: self.key.clone().into(), payload: json(payload), attempt: 1, ..v1::Problem::default() };
         let checkout = Checkout::new(v1::Checkout { problems: vec![problem], ..self.checkout.clone() });
         checkout.set_store(Arc::new(Given(self.files.clone())));
         if self.cancelled {
@@ -204,7 +204,7 @@ impl Rig {
         self.handed_in += 1;
         let problem = |(index, payload): (usize, &str)| v1::Problem {
             problem_id: i64::try_from(index).expect("few problems"),
-            key: index.to_string(),
+            key: index.to_string().into(),
             payload: Bytes::copy_from_slice(payload.as_bytes()),
             attempt: 1,
             ..v1::Problem::default()

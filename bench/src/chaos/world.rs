@@ -100,7 +100,7 @@ impl light::Work for Puzzled {
         if problem.attempt <= puzzle.fails {
             return Outcome::Failure(format!("no luck in attempt {}", problem.attempt));
         }
-        let digest = digest(&problem.key, text);
+        let digest = digest(problem.key_text().unwrap_or_default(), text);
         let solution = json!({"digest": digest, "checkout": checkout_id, "attempt": problem.attempt, "author": author});
         Outcome::Solution(solution.to_string().into())
     }

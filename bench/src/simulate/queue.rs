@@ -444,7 +444,7 @@ fn coming(lane: usize, row: &Row) -> ComingProblem {
     ComingProblem {
         problem_id: ProblemId(row.problem),
         batch_order: order,
-        key: row.problem.to_string(),
+        key: row.problem.to_string().into(),
         payload: RawJson::default(),
         weight: 1,
         attempts: row.attempts,

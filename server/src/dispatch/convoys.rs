@@ -155,7 +155,7 @@ mod tests {
         ComingProblem {
             problem_id: ProblemId(id),
             batch_order: BatchOrder(order),
-            key: id.to_string(),
+            key: id.to_string().into(),
             payload: RawJson::default(),
             weight: 2,
             attempts: 0,

@@ -202,7 +202,7 @@ fn message(problem: ComingProblem) -> v1::Problem {
     v1::Problem {
         problem_id: problem.problem_id.0,
         batch_order: problem.batch_order.0,
-        key: problem.key,
+        key: problem.key.into_bytes(),
         payload: problem.payload.0,
         attempt: problem.attempts.unsigned_abs() + 1,
     }
@@ -280,6 +280,10 @@ type Part = (Vec<v1::Problem>, Vec<v1::RelatedRead>);
 
 /// Cuts a checkout into parts of about [`PART_BYTES_TARGET`].
 fn parts_of(problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Vec<Part> {
+    let size = |problem: &v1::Problem| problem.payload.len() + problem.key.len() + 32;
+    if reads.is_empty() && problems.iter().map(size).sum::<usize>() <= PART_BYTES_TARGET {
+        return vec![(problems, reads)];
+    }
     let mut parts: Vec<Part> = vec![Part::default()];
     let mut bytes = 0;
     let mut room_for = |size: usize, parts: &mut Vec<Part>| {
@@ -306,7 +310,7 @@ fn parts_of(problems: Vec<v1::Problem>, reads: Vec<v1::RelatedRead>) -> Vec<Part
         }
     }
     for problem in problems {
-        room_for(problem.payload.len() + problem.key.len() + 32, &mut parts);
+        room_for(size(&problem), &mut parts);
         parts.last_mut().expect("there is always a part").0.push(problem);
     }
     parts

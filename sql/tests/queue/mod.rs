@@ -53,7 +53,7 @@ pub struct Held {
 
 impl Held {
     pub fn keys(&self) -> Vec<&str> {
-        self.problems.iter().map(|p| p.key.as_str()).collect()
+        self.problems.iter().map(|p| &*p.key).collect()
     }
 }
 
@@ -238,7 +238,7 @@ pub fn acceptance_with_homes(deliveries: &[Delivery<'_>]) -> Acceptance {
                     problem_id,
                     attempts,
                     solution: RawJson((*text).to_owned().into()),
-                    home: Some(Box::new(Home { lane: home_lane, order: home_order, key: Some(key) })),
+                    home: Some(Box::new(Home { lane: home_lane, order: home_order, key: Some(key.to_string()) })),
                     more: None,
                 }),
                 Err(message) => {

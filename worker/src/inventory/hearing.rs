@@ -79,6 +79,9 @@ impl Inventory {
             Drain::No | Drain::Server { .. } if !known => {
                 Some(format!("the agent has no controller {:?}", checkout.controller))
             }
+            Drain::No | Drain::Server { .. } if checkout.problems.iter().any(|problem| problem.key_text().is_err()) => {
+                Some("a key is not UTF-8".to_owned())
+            }
             Drain::No | Drain::Server { .. } => self.leaving.as_ref().map(|leaving| leaving.reason.clone()),
         };
         let mut held = Held::new(checkout, now);

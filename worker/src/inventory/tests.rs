@@ -218,6 +218,15 @@ fn what_completes_while_the_window_is_full_shares_a_delivery() {
     assert_eq!(shared, ["delivery 5: 5 [50] finished, 6 [60] finished"]);
 }
 
+#[test]
+fn a_checkout_with_a_key_that_is_no_text_is_given_back() {
+    let mut trial = Trial::open();
+    let mut wrong = message(1, &[10, 11]);
+    wrong.problems[1].key = Bytes::from_static(b"\xff");
+    assert_eq!(trial.on(Event::Received(In::Checkout(wrong))), ["delivery 1: 1 [] finished given back", "credit 1"]);
+    assert_eq!(trial.on(checkout(2, &[20])), ["compute 2"]);
+}
+
 fn kept(delivery_id: u64) -> Event {
     Event::Received(In::DeliveryKept(v1::DeliveryKept { delivery_id }))
 }

@@ -267,7 +267,7 @@ impl Session {
     fn checkout(&self, id: i64, controller: &str, payloads: impl IntoIterator<Item = String>) -> v1::Checkout {
         let problem = |(index, payload): (i64, String)| v1::Problem {
             problem_id: 1000 * id + index,
-            key: index.to_string(),
+            key: index.to_string().into(),
             payload: Bytes::from(payload),
             attempt: 1,
             ..Default::default()

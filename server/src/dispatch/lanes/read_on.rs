@@ -314,7 +314,7 @@ pub mod tests {
         let problem = |order| ComingProblem {
             problem_id: ProblemId(order),
             batch_order: BatchOrder(order),
-            key: String::new(),
+            key: Default::default(),
             payload: pcfarm_sql::json::RawJson::default(),
             weight: 1,
             attempts: 0,
