@@ -50,3 +50,17 @@ pub const MESSAGE_BYTES_LIMIT: usize = 4 << 20;
 
 /// What a sender aims at for one part of a checkout or one delivery.
 pub const PART_BYTES_TARGET: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use prost_types::field_descriptor_proto::Type;
+
+    #[test]
+    fn others_see_a_key_as_the_text_that_it_is() {
+        let files = prost_types::FileDescriptorSet::decode(super::DESCRIPTORS).expect("built with it").file;
+        let problem = files.iter().flat_map(|file| &file.message_type).find(|message| message.name() == "Problem");
+        let key = problem.and_then(|problem| problem.field.iter().find(|field| field.name() == "key"));
+        assert_eq!(key.expect("a problem has a key").r#type(), Type::String);
+    }
+}

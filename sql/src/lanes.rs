@@ -256,7 +256,7 @@ struct Payloads {
     shared: usize,
 }
 
-/// Bytes of payloads that share an allocation, and so live as long as the last of them. A lane of a few problems must not
+/// Bytes of keys and payloads that share an allocation, and so live as long as the last of them. A lane of a few problems must not
 /// keep much more than they need: each allocation is for twice as much as the one before.
 const LEAST_SHARED_BYTES: usize = 2 << 10;
 const MOST_SHARED_BYTES: usize = 64 << 10;

@@ -123,7 +123,7 @@ impl NewProblem {
 }
 
 impl<P> Problem<'_, P> {
-    /// What the problem is called in its job.
+    /// What the problem is called in its job. Looked through at every call.
     pub fn key(&self) -> &str {
         self.message.key_text().expect("it was looked at when it came")
     }

@@ -100,7 +100,10 @@ impl light::Work for Puzzled {
         if problem.attempt <= puzzle.fails {
             return Outcome::Failure(format!("no luck in attempt {}", problem.attempt));
         }
-        let digest = digest(problem.key_text().unwrap_or_default(), text);
+        let Ok(key) = problem.key_text() else {
+            return Outcome::Failure("the key is not UTF-8".to_owned());
+        };
+        let digest = digest(key, text);
         let solution = json!({"digest": digest, "checkout": checkout_id, "attempt": problem.attempt, "author": author});
         Outcome::Solution(solution.to_string().into())
     }

@@ -52,7 +52,13 @@ impl Trial {
     }
 
     fn settle(&mut self) -> Vec<String> {
-        self.inventory.settle(self.now, self.revoked_cores).iter().filter_map(tell).collect()
+        let actions = self.inventory.settle(self.now, self.revoked_cores);
+        for action in &actions {
+            if let Action::Compute(checkout) = action {
+                assert!(checkout.problems.iter().all(|problem| problem.key_text().is_ok()), "controllers take text");
+            }
+        }
+        actions.iter().filter_map(tell).collect()
     }
 }
 
@@ -225,6 +231,12 @@ fn a_checkout_with_a_key_that_is_no_text_is_given_back() {
     wrong.problems[1].key = Bytes::from_static(b"\xff");
     assert_eq!(trial.on(Event::Received(In::Checkout(wrong))), ["delivery 1: 1 [] finished given back", "credit 1"]);
     assert_eq!(trial.on(checkout(2, &[20])), ["compute 2"]);
+    let first = v1::Checkout { more: true, ..message(3, &[30]) };
+    assert_eq!(trial.on(Event::Received(In::Checkout(first))), [""; 0]);
+    let mut second = message(3, &[31]);
+    second.problems[0].key = Bytes::from_static(b"\xff");
+    let given_back = trial.on(Event::Received(In::Checkout(second)));
+    assert_eq!(given_back.first().map(String::as_str), Some("delivery 2: 3 [] finished given back"));
 }
 
 fn kept(delivery_id: u64) -> Event {
