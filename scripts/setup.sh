@@ -117,6 +117,13 @@ ensure_wasi() {
         say "clang and wasi-libc were not installed: the examples of modules in C will not be tested."
 }
 
+# Python, which the programs of several other queues are in. Without it they are not measured.
+ensure_python() {
+    python3 -c 'import ensurepip' 2>/dev/null && return 0
+    command -v apt-get >/dev/null || return 0
+    (install_packages "python3 python3-venv" "" "") || say "python3 was not installed: other queues in Python will not be measured."
+}
+
 # A display for tests of sessions. Without it they are left out.
 ensure_display() {
     command -v apt-get >/dev/null || return 0

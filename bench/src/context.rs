@@ -15,8 +15,10 @@ use tokio_postgres::{Client, Config};
 /// More than a few connections each: peers open their own pools.
 const CONNECTIONS: &str = "300";
 
-/// Kept free, whatever is measured.
-const DISK_RESERVE_BYTES: u64 = 2 << 30;
+/// Kept free, whatever is measured: PostgreSQL's log may take 4 GB beside what is stored.
+const DISK_RESERVE_BYTES: u64 = 6 << 30;
+/// Of quick looks, which write little.
+const QUICK_DISK_RESERVE_BYTES: u64 = 1 << 30;
 
 pub struct Context {
     /// Too short to be believed: to see that it works.
@@ -77,10 +79,11 @@ impl Context {
     /// Stops with a message unless so much disk is free beside a reserve.
     pub fn need_disk(&self, bytes: u64, what: &str) -> anyhow::Result<()> {
         let free = free_disk(&self.directory)?;
+        let needed = bytes + self.scaled(DISK_RESERVE_BYTES, QUICK_DISK_RESERVE_BYTES);
         ensure!(
-            free >= bytes + DISK_RESERVE_BYTES,
+            free >= needed,
             "{what} needs {:.1} GB of disk under {}, where {:.1} GB are free: free some, or set TMPDIR to another disk",
-            (bytes + DISK_RESERVE_BYTES) as f64 / 1e9,
+            needed as f64 / 1e9,
             self.directory.display(),
             free as f64 / 1e9,
         );
@@ -102,6 +105,15 @@ impl Context {
                 Ok(cluster)
             })
             .await
+    }
+
+    /// After a table that failed: what it has left, and perhaps broken, is nothing for the next one to be measured beside.
+    pub async fn begin_anew(&mut self) -> anyhow::Result<()> {
+        let Some(cluster) = self.cluster.take() else { return Ok(()) };
+        if let Err(error) = cluster.stop().await {
+            self.progress(&format!("PostgreSQL did not stop as it should: {error}"));
+        }
+        std::fs::remove_dir_all(self.directory.join("postgresql")).context("removing the databases")
     }
 
     /// The same again, for a measurement that hurts it.
@@ -130,8 +142,9 @@ impl Context {
         Ok(cluster)
     }
 
-    /// Notes the version of the cluster, and the day.
+    /// Looks at the machine, and notes the version of the cluster, and the day.
     pub async fn look(&mut self) -> anyhow::Result<()> {
+        self.machine = Machine::look(&self.directory);
         let (client, _connection) = connect(&self.cluster().await?.config()).await?;
         let text = "select current_setting('server_version'), (now() at time zone 'UTC')::date::text";
         let row = client.query_one(text, &[]).await?;
@@ -162,6 +175,8 @@ impl Context {
 
     /// A new database with PC Farm's schema.
     pub async fn farm_database(&self) -> anyhow::Result<Database> {
+        // What was free when the table began may have been filled since.
+        self.need_disk(0, "another database")?;
         let database = self.empty_database().await?;
         let (mut client, _connection) = database.connect().await?;
         pcfarm_sql::migrate::migrate(&mut client).await.context("migrating")?;

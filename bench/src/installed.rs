@@ -3,6 +3,7 @@
 use crate::context::{Context, Database, repository};
 use crate::report::Report;
 use anyhow::{Context as _, bail, ensure};
+use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -36,9 +37,9 @@ pub async fn set_up(kind: Kind, report: &mut Report) -> anyhow::Result<Vec<Insta
         Kind::Latency => "latency",
         Kind::Schedulers => "schedulers",
     };
-    let output =
-        Command::new(&program).arg(kind).stdin(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true).output();
-    let output = tokio::time::timeout(LONGEST_SETUP, output)
+    let mut command = Command::new(&program);
+    command.arg(kind).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = tokio::time::timeout(LONGEST_SETUP, output_of(command))
         .await
         .with_context(|| format!("{} took longer than {LONGEST_SETUP:?}", program.display()))?
         .with_context(|| format!("running {}", program.display()))?;
@@ -52,6 +53,25 @@ pub async fn set_up(kind: Kind, report: &mut Report) -> anyhow::Result<Vec<Insta
         }
     }
     Ok(peers)
+}
+
+/// Runs it in a process group of its own, of which nothing is left afterwards, or when nobody waits any longer.
+async fn output_of(mut command: Command) -> std::io::Result<Output> {
+    let child = command.stdout(Stdio::piped()).process_group(0).spawn()?;
+    let _group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+    child.wait_with_output().await
+}
+
+/// Killed when it is dropped: what is left of it would be measured beside.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // Most often nothing is left to be killed.
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        }
+    }
 }
 
 /// A line of `setup`: a peer, or the name of one that is skipped and why.
@@ -75,14 +95,10 @@ impl Installed {
     pub async fn run<T: DeserializeOwned>(&self, context: &Context, arguments: &[&str]) -> anyhow::Result<T> {
         let (program, own) = self.command.split_first().context("setup gave no command")?;
         let database = context.empty_database().await?;
-        let output = Command::new(program)
-            .args(own)
-            .args(["--database-url", &database.url])
-            .args(arguments)
-            .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .output();
-        let output = tokio::time::timeout(LONGEST_RUN, output).await;
+        let mut command = Command::new(program);
+        command.args(own).args(["--database-url", &database.url]).args(arguments).stdin(Stdio::null());
+        command.stderr(Stdio::piped());
+        let output = tokio::time::timeout(LONGEST_RUN, output_of(command)).await;
         let weakened = weakened(&database).await;
         context.drop_database(database).await?;
         let Output { status, stdout, stderr } =
@@ -120,6 +136,25 @@ async fn weakened(database: &Database) -> anyhow::Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags};
+
+    #[tokio::test]
+    async fn nothing_is_left_of_what_takes_too_long() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("alive");
+        let mut command = Command::new("sh");
+        // Whoever holds the pipe open lives; the child of the shell does after the shell itself is gone.
+        command.args(["-c", "mkfifo \"$0\"; { exec 3<>\"$0\"; echo >&3; sleep 600; } & wait"]).arg(&fifo);
+        let waiting = tokio::time::timeout(Duration::from_secs(2), output_of(command)).await;
+        assert!(waiting.is_err());
+        // Without anybody at the other end it cannot be opened for writing.
+        let writable = || rustix::fs::open(&fifo, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()).is_ok();
+        let began = std::time::Instant::now();
+        while writable() {
+            assert!(began.elapsed() < Duration::from_secs(20), "a child of what was given up lives on");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
 
     #[test]
     fn setup_is_understood() {

@@ -113,6 +113,15 @@ impl Report {
         self.promises.push(Promise { text, kept, is_of_any_run: true });
     }
 
+    /// The table ended before it was measured.
+    pub fn fail(&mut self, error: &anyhow::Error) {
+        self.promise_of_any_run(format!("it is measured to its end: {error:#}"), false);
+    }
+
+    pub fn has_runs(&self) -> bool {
+        !self.runs.is_empty()
+    }
+
     /// Promises that a figure's median is at least so much. What was not measured was not kept.
     pub fn promise_at_least(&mut self, name: &str, bound: f64) {
         self.promise_of(name, "least", bound, |median| median >= bound);
@@ -277,13 +286,36 @@ pub fn page(document: &Value) -> String {
         format!("{kept}: {}", text_of(&p["promise"]))
     };
     list("Bounds:", texts(&document["promises"]).iter().map(promise).collect());
+    let again = &document["tried_again"];
+    let machine = &again["machine"];
+    let title =
+        format!("Tried again with commit {}, {}, in vain:", text_of(&machine["commit"]), text_of(&machine["date"]));
+    list(&title, texts(&again["promises"]).iter().map(promise).collect());
     text
 }
 
-/// The bounds of a table's document that were not kept.
+/// The bounds of a table's document that were not kept, the last attempt's among them.
 pub fn broken(document: &Value) -> Vec<String> {
-    let promises = document["promises"].as_array().into_iter().flatten();
-    promises.filter(|p| p["kept"] != true).filter_map(|p| Some(p["promise"].as_str()?.to_owned())).collect()
+    let promises =
+        [&document["promises"], &document["tried_again"]["promises"]].into_iter().filter_map(Value::as_array);
+    promises.flatten().filter(|p| p["kept"] != true).filter_map(|p| Some(p["promise"].as_str()?.to_owned())).collect()
+}
+
+/// A table's document after an attempt to measure it again which ended before its first run.
+pub fn tried_again(mut before: Value, attempt: &Value) -> Value {
+    before["tried_again"] = json!({"machine": attempt["machine"], "promises": attempt["promises"]});
+    before
+}
+
+/// Whether all tables are of one program, on one machine.
+pub fn recorded_together(documents: &[Value]) -> &'static str {
+    let of_one = |name: &str| documents.windows(2).all(|pair| pair[0]["machine"][name] == pair[1]["machine"][name]);
+    if of_one("commit") && of_one("processor") {
+        "All tables are of one commit and one machine."
+    } else {
+        "Not all tables were recorded together, but one by one, as what they measure was changed: each names its commit, its day and \
+         its machine."
+    }
 }
 
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
@@ -351,6 +383,24 @@ mod tests {
         assert_eq!(document["figures"]["rate_per_second"], json!(2.0));
         assert_eq!(document["figures"].as_object().map(|figures| figures.len()), Some(3));
         assert_eq!(document["runs"].as_array().map(Vec::len), Some(3));
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_told_and_takes_nothing_away() {
+        let mut measured = Report::new("depth", false);
+        measured.run(Figures(vec![("rate_per_second".to_owned(), 2.0)]));
+        let measured = measured.json(&Machine::for_tests());
+        let mut failed = Report::new("depth", false);
+        failed.fail(&anyhow::anyhow!("no disk"));
+        assert!(!failed.has_runs() && !failed.promises_kept());
+        let failed = failed.json(&Machine { commit: Some("abc".to_owned()), ..Machine::for_tests() });
+        assert_eq!(broken(&failed), ["it is measured to its end: no disk"]);
+        let both = tried_again(measured, &failed);
+        assert_eq!(both["figures"]["rate_per_second"], json!(2.0));
+        assert_eq!(broken(&both), ["it is measured to its end: no disk"]);
+        assert!(page(&both).contains("Tried again with commit abc"), "{}", page(&both));
+        assert!(recorded_together(&[both.clone(), both.clone()]).starts_with("All"));
+        assert!(recorded_together(&[both, failed]).starts_with("Not all"));
     }
 
     #[test]

@@ -42,6 +42,10 @@ pub const TABLES: &[&str] = &[
     "yields",
 ];
 
+/// Those of the queue itself: the others are of what has been built around it.
+pub const QUEUE: &[&str] =
+    &["throughput", "depth", "snapshot", "latency", "load", "efficiency", "scale", "peers", "convoys"];
+
 /// Measures one table.
 pub async fn run(table: &'static str, context: &Context, report: &mut Report) -> anyhow::Result<()> {
     match table {

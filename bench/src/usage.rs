@@ -33,8 +33,17 @@ pub fn of_family(pid: u32) -> Usage {
 /// Memory that a process has for itself: a backend's resident memory counts every shared buffer that it has touched. Only
 /// Linux tells.
 pub fn private_bytes(pid: u32) -> Option<u64> {
+    status_bytes(pid, "RssAnon:")
+}
+
+/// The most resident memory that a process has had. Only Linux tells.
+pub fn peak_bytes(pid: u32) -> Option<u64> {
+    status_bytes(pid, "VmHWM:")
+}
+
+fn status_bytes(pid: u32, field: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
 }
@@ -53,5 +62,13 @@ mod tests {
     fn this_process_has_used_something() {
         let usage = super::of(std::process::id());
         assert!(usage.memory_bytes > 1 << 20, "{usage:?}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_it_has_had_at_most_is_no_less_than_what_it_has() {
+        let pid = std::process::id();
+        let (private, peak) = (super::private_bytes(pid), super::peak_bytes(pid));
+        assert!(private > Some(0) && peak >= private, "{private:?} {peak:?}");
     }
 }

@@ -34,6 +34,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             site.crunch(job).await?;
             pieces.add(shallow, &site.tenths(job).await?);
         }
+        site.check_invariants().await?;
         site.end(context).await?;
         let rate = pieces.rate();
         context.progress(&format!("run {run}: {shallow} deep: {rate:.0} a second"));
@@ -63,6 +64,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         report.run(figures);
     }
     if let Some((site, _)) = queued {
+        site.check_invariants().await?;
         site.end(context).await?;
     }
     report.promise_at_least("deep_of_shallow_ratio", 0.9);

@@ -96,6 +96,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     report.note(
         "alone: the same program without PC Farm, started for each problem, or asked through a pipe and waited for, by one thread",
     );
+    ensure!(Path::new(PYTHON).exists(), "{PYTHON} is needed: install python3");
     for _ in 0..context.runs {
         let mut figures = Figures::default();
         measure(context, report, &mut figures).await?;

@@ -34,6 +34,9 @@ const BURST_HOLD: Duration = Duration::from_secs(10);
 /// All of them draw at the same instant.
 const BURST_LIMIT_MS: f64 = 1000.0;
 
+/// Of the server, at any time.
+const MEMORY_LIMIT_MIB: f64 = 1536.0;
+
 const LEASE: Duration = Duration::from_secs(20);
 
 /// Longer than a lease.
@@ -88,12 +91,14 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
 
 /// Where so many do not fit, it is not measured, and not kept.
 fn promise_workstations(report: &mut Report, most: usize) {
-    report.promise_at_most(&format!("workstations_{most}_memory_mib"), 1536.0);
+    report.promise_at_most(&format!("workstations_{most}_memory_peak_mib"), MEMORY_LIMIT_MIB);
+    report.promise_at_most("restart_memory_peak_mib", MEMORY_LIMIT_MIB);
     report.promise_at_most(&format!("workstations_{most}_idle_server_core_percent"), 10.0);
     report.promise_at_most(&format!("workstations_{most}_hand_out_p99_ms"), 1000.0);
     report.promise_at_most("burst_99_percent_ms", BURST_LIMIT_MS);
     report.promise_at_most("restart_back_s", BACK_LIMIT.as_secs_f64());
     report.promise_at_most("restart_declared_dead_count", 0.0);
+    report.promise_at_most("restart_lost_checkouts_count", 0.0);
 }
 
 /// How long each figure is measured for.
@@ -193,6 +198,13 @@ impl Site {
         usage.memory_bytes as f64 / f64::from(1 << 20)
     }
 
+    /// The most that the server has had since it was started.
+    fn add_memory_peak(&self, name: &str, figures: &mut Figures) {
+        if let Some(peak) = self.server.program.pid().and_then(usage::peak_bytes) {
+            figures.add(format!("{name}_memory_peak_mib"), peak as f64 / f64::from(1 << 20));
+        }
+    }
+
     /// Jobs of so many problems each.
     async fn load(&self, jobs: u64, problems: u64) -> anyhow::Result<()> {
         let (client, _connection) = self.database.connect().await?;
@@ -290,12 +302,13 @@ async fn with_workstations(
     add_waits(figures, &format!("{name}_hand_out"), &site.herd.book.waits_ms());
     add_cost(figures, &name, &idle, &busy);
     figures.add(format!("{name}_memory_mib"), site.memory_mib());
+    site.add_memory_peak(&name, figures);
     report.processed(site.herd.book.accepted());
     if !largest {
         return site.end(context).await;
     }
     report.note(format!(
-        "burst and restart: {workstations} workstations, all of which hold or draw work; restart: the server is killed, and started \
+        "memory_peak: the most that the server has had since it was started; burst and restart: {workstations} workstations, all of which hold or draw work; restart: the server is killed, and started \
          again {} s later, from when on its times are; a lease is {} s",
         OUTAGE.as_secs(),
         LEASE.as_secs()
@@ -319,6 +332,7 @@ async fn restart(mut site: Site, figures: &mut Figures) -> anyhow::Result<Site> 
     let lost = "select count(*) from pcfarm.checkout where ending = 'revoked' and reason like 'lost with workstation%'";
     let now = "select count(*) from pcfarm.workstation where state = 'dead'";
     figures.add("restart_declared_dead_count", dead as f64);
+    site.add_memory_peak("restart", figures);
     figures.add("restart_lost_checkouts_count", (site.farm.number(lost).await + site.farm.number(now).await) as f64);
     Ok(site)
 }

@@ -6,6 +6,8 @@ use graphile_worker::tokio_postgres::TokioPostgresDatabase;
 use graphile_worker::{IntoTaskHandlerResult, LocalQueueConfig, TaskHandler, Worker, WorkerContext, WorkerOptions};
 use peer::{Load, Outcome, connect, settle, wait_until};
 use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -38,6 +40,10 @@ struct Arguments {
     /// Hear of jobs by polling alone.
     #[arg(long)]
     no_notifications: bool,
+    /// One of several processes: works from its first line on standard input until there is no more, and says how many
+    /// handlers ran.
+    #[arg(long, hide = true)]
+    follows: bool,
 }
 
 /// Counted in a static: a lookup of the context's extensions for each job would cost more than the handler.
@@ -61,7 +67,9 @@ impl TaskHandler for Problem {
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let load = &arguments.load;
-    load.one_process()?;
+    if arguments.follows {
+        return follow(&arguments).await;
+    }
     let client = connect(&load.database_url).await?;
 
     let mut workers = Vec::new();
@@ -78,12 +86,20 @@ async fn main() -> anyhow::Result<()> {
     settle(&client).await?;
     let loading = began.elapsed();
 
+    let mut others = (1..load.processes).map(|_| Other::start()).collect::<anyhow::Result<Vec<_>>>()?;
+    others.iter_mut().try_for_each(Other::ready)?;
+
     let began = Instant::now();
+    others.iter_mut().try_for_each(Other::begin)?;
     let running: Vec<_> =
         workers.iter().cloned().map(|worker| tokio::spawn(async move { worker.run().await })).collect();
-    wait_until("the handlers", Duration::from_secs(600), async || Ok(HANDLED.load(Ordering::Relaxed) >= load.problems))
+    if others.is_empty() {
+        wait_until("the handlers", Duration::from_secs(600), async || {
+            Ok(HANDLED.load(Ordering::Relaxed) >= load.problems)
+        })
         .await?;
-    let ended = wait_until("the last completion", Duration::from_secs(60), async || {
+    }
+    let ended = wait_until("the last completion", Duration::from_secs(600), async || {
         Ok(!client.query_one("select exists (select from graphile_worker._private_jobs)", &[]).await?.get::<_, bool>(0))
     })
     .await?;
@@ -95,7 +111,10 @@ async fn main() -> anyhow::Result<()> {
     for worker in running {
         worker.await?.context("running the worker")?;
     }
-    let handled = HANDLED.load(Ordering::Relaxed);
+    let mut handled = HANDLED.load(Ordering::Relaxed);
+    for other in others {
+        handled += other.end()?;
+    }
     ensure!(handled == load.problems, "{handled} handlers ran for {} jobs", load.problems);
     Outcome {
         peer: "graphile_worker (Rust)",
@@ -113,6 +132,65 @@ async fn main() -> anyhow::Result<()> {
         working,
     }
     .print();
+    Ok(())
+}
+
+/// Another process of this program, with workers of its own.
+struct Other {
+    child: Child,
+    /// Closed when it shall end.
+    begins: Option<ChildStdin>,
+    says: BufReader<ChildStdout>,
+}
+
+impl Other {
+    fn start() -> anyhow::Result<Other> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(std::env::args_os().skip(1)).arg("--follows").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("starting another process")?;
+        let (begins, says) = (child.stdin.take(), child.stdout.take().context("its standard output")?);
+        Ok(Other { child, begins, says: BufReader::new(says) })
+    }
+
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        ensure!(self.says.read_line(&mut line)? > 0, "another process has ended");
+        Ok(line.trim().to_owned())
+    }
+
+    fn ready(&mut self) -> anyhow::Result<()> {
+        self.line().map(drop)
+    }
+
+    fn begin(&mut self) -> anyhow::Result<()> {
+        let begins = self.begins.as_mut().context("its standard input")?;
+        writeln!(begins).context("letting another process begin")
+    }
+
+    /// How many handlers ran there.
+    fn end(mut self) -> anyhow::Result<u64> {
+        drop(self.begins.take());
+        let handled = self.line()?.parse().context("what another process says")?;
+        ensure!(self.child.wait()?.success(), "another process failed");
+        Ok(handled)
+    }
+}
+
+async fn follow(arguments: &Arguments) -> anyhow::Result<()> {
+    let mut workers = Vec::new();
+    for _ in 0..arguments.workers {
+        workers.push(Arc::new(worker(arguments).await?));
+    }
+    println!("ready");
+    std::io::stdin().read_line(&mut String::new())?;
+    let running: Vec<_> =
+        workers.iter().cloned().map(|worker| tokio::spawn(async move { worker.run().await })).collect();
+    tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await??;
+    workers.iter().for_each(|worker| worker.request_shutdown());
+    for worker in running {
+        worker.await?.context("running the worker")?;
+    }
+    println!("{}", HANDLED.load(Ordering::Relaxed));
     Ok(())
 }
 
