@@ -42,6 +42,10 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     report.note(
         "the two are measured one after the other, and then again the other way round; a run's figure is the mean",
     );
+    report.note(
+        "the first tenth contains the start, and in the last nothing more is handed out: late_of_early compares the eighth and ninth \
+         with the second and third, a third of a second each",
+    );
     let amounts = Amounts { hand_outs, problems, minutes };
     for run in 0..context.runs {
         let mut figures = Figures::default();
@@ -189,9 +193,10 @@ impl Night {
         let tenths = self.tenths();
         let sittings = self.sittings.into_iter().map(|(measured, _)| measured);
         sittings.reduce(Measured::and).context("nothing was measured")?.add_to(figures, name);
-        if let [first, .., last] = tenths[..] {
+        if let [first, second, third, .., eighth, ninth, last] = tenths[..] {
             figures.add(format!("{name}_first_tenth_per_second"), first);
             figures.add(format!("{name}_last_tenth_per_second"), last);
+            figures.add(format!("{name}_late_of_early_ratio"), (eighth + ninth) / (second + third));
         }
         if let Some((client, _connection)) = self.open {
             still_open(&client).await?;
