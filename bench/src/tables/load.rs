@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter};
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 /// Table, index, log and files of one problem, measured ones and those of the source.
 const BYTES_EACH: u64 = 1_200;
@@ -31,6 +32,9 @@ const GROWTH_MIB: f64 = 32.0;
 
 /// Groups are packed within work_mem, 16 MB here; twice that may be hashed, and hashed twice.
 const GROUPED_MIB: f64 = 200.0;
+
+/// For the server to be done with what is to be emptied.
+const EMPTY_WAIT: Duration = Duration::from_secs(60);
 
 const LONGEST: Duration = Duration::from_secs(1800);
 
@@ -205,7 +209,15 @@ impl Bench {
 
     /// So that each way finds the same: an empty table, and nothing left to be written for the one before.
     async fn empty_queue(&self) -> anyhow::Result<()> {
-        self.client.batch_execute("truncate pcfarm.problem, pcfarm.lane, pcfarm.job; checkpoint").await?;
+        let began = Instant::now();
+        // The server looks at these tables meanwhile, in an order of its own.
+        while let Err(error) = self.client.batch_execute("truncate pcfarm.problem, pcfarm.lane, pcfarm.job").await {
+            ensure!(
+                error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) && began.elapsed() < EMPTY_WAIT,
+                "emptying the queue: {error}"
+            );
+        }
+        self.client.batch_execute("checkpoint").await?;
         Ok(())
     }
 
