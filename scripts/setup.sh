@@ -140,3 +140,43 @@ ensure_swift() {
     if /usr/bin/python3 -c 'import swift.proxy.server' 2>/dev/null || ! command -v apt-get >/dev/null; then return 0; fi
     (install_packages python3-swift "" "") || say "python3-swift was not installed: uploads in a store will not be tested."
 }
+
+# Builds programs and shows cargo's progress, after an estimate of the time. Sets $programs, the folder that they are in.
+#
+#   build_programs PROFILE [OPTIONS AND PACKAGES OF cargo build]
+build_programs() {
+    local profile=$1
+    shift
+    programs=$(realpath -m "${CARGO_TARGET_DIR:-$repository/target}")/$profile
+    estimate_build "$@"
+    cargo build --profile "$profile" --locked "$@"
+}
+
+# Core seconds that one crate takes on average, measured from an empty target folder on 2 cores of 2.6 GHz, rounded up.
+core_seconds_per_crate=2
+
+estimate_build() {
+    local crates built left cores minutes
+    crates=$(cargo tree --locked --quiet --edges normal,build --prefix none --no-dedupe "$@" | sort -u | wc -l)
+    built=$(find "$programs/.fingerprint" -mindepth 1 -maxdepth 1 2>/dev/null | sed 's/-[0-9a-f]*$//' | sort -u | wc -l)
+    left=$((crates > built ? crates - built : 0))
+    cores=$(getconf _NPROCESSORS_ONLN)
+    minutes=$(((left * core_seconds_per_crate + 60 * cores - 1) / (60 * cores)))
+    case $left in
+        0) say "Building only the crates that have changed …" ;;
+        *) say "Building $left crates: about $minutes minutes with $cores cores. Cargo shows how far it is." ;;
+    esac
+}
+
+workspace_version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$repository/Cargo.toml"; }
+
+# Replaces the lines between two marker lines of a file.
+replace_between() {
+    local file=$1 first=$2 last=$3 text=$4
+    grep -qxF "$first" "$file" && grep -qxF "$last" "$file" || die "$file has no lines '$first' and '$last'."
+    FIRST=$first LAST=$last TEXT=$text awk '
+        $0 == ENVIRON["LAST"] { inside = 0 }
+        !inside { print }
+        $0 == ENVIRON["FIRST"] { inside = 1; print ENVIRON["TEXT"] }' "$file" >"$file.new"
+    mv "$file.new" "$file"
+}

@@ -4,6 +4,8 @@ use super::checks::Check;
 use super::farm::{Farm, LEASE};
 use super::{Killed, Night};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::path::Path;
 
 /// Forecasts per flight: ten classes at eleven data-collection points, the published ratio of eleven million
 /// forecasts to a hundred thousand flights.
@@ -66,8 +68,9 @@ fn compared(night: &Night) -> Vec<String> {
     let target = TARGET_SECONDS * night.plan.flights as f64 / TARGET_FLIGHTS;
     vec![
         format!(
-            "  wall time, direct      {:>9.1} s   the same controller with rayon, without PC Farm",
-            night.direct.took.as_secs_f64()
+            "  wall time, direct      {:>9.1} s   the same controller with rayon, without PC Farm; same build profile ({})",
+            night.direct.took.as_secs_f64(),
+            profile(&night.plan.programs)
         ),
         format!(
             "  efficiency             {:>9.1} %   direct / farm; {} checkouts",
@@ -137,6 +140,7 @@ pub fn json(night: &Night) -> Value {
         "table": "airline night",
         "flights": night.plan.flights,
         "cores": night.plan.cores,
+        "build_profile": profile(&night.plan.programs),
         "figures": {
             "loading_seconds": seconds(night.undisturbed.loading),
             "wall_seconds": seconds(night.undisturbed.took),
@@ -157,6 +161,12 @@ pub fn json(night: &Night) -> Value {
         "checks": night.checks.iter().map(|c| json!({"name": c.name, "held": c.fault.is_none(), "fault": c.fault})).collect::<Vec<_>>(),
         "all_checks_held": all_held(night),
     })
+}
+
+/// Cargo profile of the farm's programs and of the direct run: the folder that they all lie in. Only equal builds make the
+/// efficiency meaningful.
+fn profile(programs: &Path) -> &str {
+    programs.file_name().and_then(OsStr::to_str).unwrap_or("unknown")
 }
 
 /// 1,234,567
