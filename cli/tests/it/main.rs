@@ -1,0 +1,31 @@
+//! Integration tests of the CLI, of REST, of the documentation and of `deploy/`, in one binary.
+
+// Shared by the tests.
+mod helps;
+#[path = "../../../bench/src/left_out.rs"]
+mod left_out;
+mod real;
+mod script;
+mod swift;
+
+// The CLI: alone, against a scripted server, on a farm.
+mod farm;
+mod modules;
+mod no_server;
+mod schedules;
+mod types;
+mod up;
+mod with_server;
+
+// REST.
+mod originals_s3;
+mod rest;
+mod rest_settings;
+mod routes;
+mod uploads;
+
+// Documentation and deployment.
+#[cfg(target_os = "linux")]
+mod controllers;
+mod deploy;
+mod docs;

@@ -1,0 +1,3 @@
+//! Integration tests of the recycler, in one binary.
+
+mod recycling;

@@ -1,0 +1,42 @@
+//! Integration tests of the statements on a real PostgreSQL, in one binary. Each test has a database of its own.
+#![cfg(feature = "testing")]
+
+// Shared by the tests.
+mod queue;
+
+// All statements, and the queries behind the API.
+mod api;
+mod jobs;
+mod statements;
+
+// Submitting and loading.
+mod files;
+mod loading;
+mod submit;
+
+// Handing out and accepting.
+mod bringing;
+mod ordering;
+mod plainly;
+mod requirements;
+mod transitions;
+
+// Limits and settings.
+mod job_types;
+mod profiles;
+mod sharing;
+
+// Workstations.
+mod fleet;
+mod presence;
+mod waking;
+
+// Background work.
+mod alerts;
+mod history;
+mod schedules;
+
+// Concurrent sessions and random operations.
+mod interleaved;
+mod model;
+mod together;
