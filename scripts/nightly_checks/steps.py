@@ -27,8 +27,8 @@ def setup(functions):
 def steps(amounts, target, features, ignored, nextest):
     """All steps, the most useful for their time first. `{seed}` and `{json}` in commands are filled in when a step starts."""
     build, cluster = setup("build_all"), [f"{target}/debug/pcfarm-test-cluster", "run", "--"]
-    suite = tests(amounts.tests, ["--workspace"], [name for name, reason in ignored if not is_nightly(reason)], nextest)
-    orders = tests("interleaved::", ["--package", "pcfarm-sql"], [], nextest)
+    suite = tests(amounts.tests, [name for name, reason in ignored if not is_nightly(reason)], nextest)
+    orders = tests("interleaved::", [], nextest)
     seed = "{seed}" if amounts.seed is None else str(amounts.seed)
     chaos = ["scripts/chaos", "--json", "{json}"]
     faults = chaos + ["--faults", str(amounts.faults), "--seed", seed]
@@ -57,9 +57,12 @@ def with_value(flag, value):
     return [flag, value] if value else []
 
 
-def tests(wanted, packages, left_out, nextest):
-    """Runs tests whose name contains `wanted`, ignored ones too, except those left out by name."""
-    common = [*packages, "--all-features", "--locked", "--no-fail-fast", *filter(None, [wanted])]
+def tests(wanted, left_out, nextest):
+    """Runs tests whose name contains `wanted`, ignored ones too, except those left out by name.
+
+    It names no package: with other features than the build's, dependencies would be built again.
+    """
+    common = ["--workspace", "--all-features", "--locked", "--no-fail-fast", *filter(None, [wanted])]
     if not nextest:
         skips = [word for name in left_out for word in ("--skip", name)]
         return ["cargo", "test", "--lib", "--bins", "--tests", *common, "--", "--include-ignored", *skips]
