@@ -107,7 +107,10 @@ def chaos_figures(_, report):
 
 def planted_figures(_, report):
     names = {"caught": "caught", "planted": "of planted", "false_alarms": "false alarms", "clean": "in clean runs"}
-    return {text: report[name] for name, text in names.items() if name in report}
+    missed = [run["planted"] for run in report.get("runs", []) if run["planted"] and not run["found"]]
+    alarms = [str(run["seed"]) for run in report.get("runs", []) if run["found"] and not run["planted"]]
+    details = {"missed": " ".join(missed), "seeds of false alarms": " ".join(alarms)}
+    return {**{text: report[name] for name, text in names.items() if name in report}, **{k: v for k, v in details.items() if v}}
 
 
 def fuzz_figures(log, _):

@@ -55,8 +55,10 @@ class Figures(unittest.TestCase):
     def test_other_steps(self):
         chaos = {"seed": 5, "faults": 40, "kinds": {"kill-agent": 3}, "lost": 0, "applied_from_revoked": 1, "skipped": []}
         self.assertEqual(steps.chaos_figures("", chaos), {"kinds": 1, "faults": 40, "seed": 5, "lost": 0, "applied from revoked": 1})
-        score = {"caught": 35, "planted": 36, "false_alarms": 0, "clean": 20, "runs": []}
-        self.assertEqual(steps.planted_figures("", score), {"caught": 35, "of planted": 36, "false alarms": 0, "in clean runs": 20})
+        runs = [{"planted": name, "seed": 9, "found": found} for name, found in [("a", 0), ("b", 2), (None, 0), (None, 1)]]
+        score = {"caught": 1, "planted": 2, "false_alarms": 1, "clean": 2, "runs": runs}
+        figures = {"caught": 1, "of planted": 2, "false alarms": 1, "in clean runs": 2, "missed": "a", "seeds of false alarms": "9"}
+        self.assertEqual(steps.planted_figures("", score), figures)
         self.assertEqual(steps.fuzz_figures("== a::fuzz::b\n12 inputs\n== c\n3 inputs\n", {}), {"targets": 2, "inputs": 15})
         api = "API Operations:\n  Selected: 79/80\n  Tested: 78\n\nTest cases:\n  1,234 generated, 9 skipped\n"
         self.assertEqual(steps.api_figures(api, {}), {"operations": 80, "tested by round": "78", "requests": 1234})
