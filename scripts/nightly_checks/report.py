@@ -54,5 +54,5 @@ def markdown(report):
         if r["outcome"] == "failed":
             parts += [f"## End of the log of {r['step']}", "````text\n" + "\n".join(r["tail"]) + "\n````"]
     parts += ["## Left out", table(["step", "name", "reason"], report["left_out"]) if report["left_out"] else "Nothing."]
-    commands = [[r["step"], f"`{command}`", r["log"]] for r in results for command in r["commands"]]
+    commands = [[r["step"], f"`{command}`", r["log"]] for r in results if r["log"] for command in r["commands"]]
     return "\n\n".join([*parts, "## Commands", table(["step", "command", "log"], commands)]) + "\n"
