@@ -44,6 +44,26 @@ ensure_tools() {
     find_postgres || die "PostgreSQL 15 or newer is needed, and what was installed is older or not found."
 }
 
+# Builds every program and test, for all scripts: another choice of targets or features would build dependencies again.
+# Shows cargo's progress on a terminal; elsewhere only warnings and errors. More arguments go to cargo.
+build_all() {
+    [ -t 2 ] || set -- --quiet "$@"
+    (cd "$repository" && cargo build --workspace --all-targets --all-features --locked "$@")
+}
+
+# Everything that tests need beside the toolchain and PostgreSQL. Tests that lack some of it leave themselves out.
+ensure_test_tools() {
+    ensure_smtp
+    ensure_systemd
+    ensure_faketime
+    ensure_package_checks
+    ensure_rest_examples
+    ensure_solver
+    ensure_wasi
+    ensure_display
+    ensure_swift
+}
+
 # The mail server of the tests.
 ensure_smtp() {
     command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ] || install_packages python3-aiosmtpd "pipx && pipx install aiosmtpd" "aiosmtpd (pipx install aiosmtpd)"
@@ -88,15 +108,38 @@ postgres_program() {
     printf '%s\n' "$found"
 }
 
-# What fuzzes REST, in an environment of its own.
+# Schemathesis, which fuzzes REST, in a Python environment of its own.
 ensure_schemathesis() {
     local at=${CARGO_TARGET_DIR:-$repository/target}/fuzz-api
     [ -x "$at/venv/bin/schemathesis" ] && return 0
     command -v python3 >/dev/null || install_packages "python3 python3-venv" python3 "Python 3"
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv python3 "Python's venv"
     mkdir -p "$at"
-    python3 -m venv "$at/venv"
-    "$at/venv/bin/pip" install --quiet --disable-pip-version-check "schemathesis==4.32.5"
+    python3 -m venv "$at/venv" && "$at/venv/bin/pip" install --quiet --disable-pip-version-check "schemathesis==4.32.5" ||
+        die "schemathesis cannot be installed from PyPI, which fuzzing of REST needs."
+}
+
+# A C++ compiler, for libFuzzer.
+ensure_cxx() {
+    command -v c++ >/dev/null || install_packages g++ gcc "a C++ compiler, for libFuzzer"
+}
+
+# A tool of the LLVM that rustc is built with; empty if it is missing.
+llvm_tool() {
+    command -v "$1-$(llvm_major)" || ls "$(rustc --print sysroot)"/lib/rustlib/*/bin/"$1" 2>/dev/null || true
+}
+
+llvm_major() { rustc -vV | sed -n 's/^LLVM version: \([0-9]*\).*/\1/p'; }
+
+# The tools that read coverage. They must be of the compiler's version of LLVM.
+ensure_coverage_tools() {
+    [ -z "$(llvm_tool llvm-cov)" ] || return 0
+    local major
+    major=$(llvm_major)
+    rustup component add llvm-tools >/dev/null 2>&1 ||
+        install_packages "llvm-$major" "llvm@$major" "llvm-cov and llvm-profdata of LLVM $major"
+    [ -n "$(llvm_tool llvm-cov)" ] && [ -n "$(llvm_tool llvm-profdata)" ] ||
+        die "llvm-cov and llvm-profdata of LLVM $major are missing."
 }
 
 # The solver of examples/programs. Without it that part of their test is left out.

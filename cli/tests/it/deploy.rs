@@ -302,18 +302,16 @@ fn the_manifests_hang_together() -> Result<()> {
     Ok(())
 }
 
-/// The public workflow starts what there is, and what it takes from others is pinned by hash.
-#[test]
-fn the_public_workflow_names_what_is_there() -> Result<()> {
-    let workflow = documents("../.github/workflows/ci.yml")?.remove(0);
+/// Checks a public workflow: its scripts exist, and each action is pinned by hash. Returns the packages and scripts that it runs.
+fn run_by_workflow(name: &str) -> Result<BTreeSet<String>> {
+    let workflow = documents(&format!("../.github/workflows/{name}"))?.remove(0);
     let jobs = workflow["jobs"].as_mapping().context("jobs")?;
-    let steps: Vec<&Value> = jobs.values().flat_map(|job| list(&job["steps"])).collect();
     let mut built = BTreeSet::new();
-    for step in &steps {
+    for step in jobs.values().flat_map(|job| list(&job["steps"])) {
         let action = text(&step["uses"]);
         let hash = action.split_once('@').map_or("", |(_, version)| version);
         let pinned = hash.len() == 40 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-        ensure!(action.is_empty() || pinned, "{action} may change");
+        ensure!(action.is_empty() || pinned, "{name}: {action} may change");
         let run = text(&step["run"]);
         let mut words = run.split_whitespace();
         while let Some(word) = words.next() {
@@ -322,16 +320,27 @@ fn the_public_workflow_names_what_is_there() -> Result<()> {
                     built.insert(words.next().context("-p of what")?.to_owned());
                 }
                 script if script.starts_with("scripts/") => {
-                    ensure!(deploy().join("..").join(script).is_file(), "there is no {script}");
+                    ensure!(deploy().join("..").join(script).is_file(), "{name}: there is no {script}");
                     built.insert(script.to_owned());
                 }
                 _ => {}
             }
         }
     }
-    let expected = ["pcfarm", "pcfarm-intake", "pcfarm-proto", "pcfarm-worker", "scripts/test"];
-    ensure!(built.iter().map(String::as_str).eq(expected), "{built:?}");
-    // On the compiler that the workspace asks for.
+    ensure!(keys(&workflow["permissions"]) == ["contents"] && workflow["permissions"]["contents"] == "read", "{name}");
+    Ok(built)
+}
+
+#[test]
+fn public_workflows_run_existing_scripts_and_pinned_actions() -> Result<()> {
+    let builds = ["pcfarm", "pcfarm-intake", "pcfarm-proto", "pcfarm-worker"];
+    for (name, packages, script) in
+        [("ci.yml", &builds[..], "scripts/test"), ("nightly.yml", &[][..], "scripts/nightly")]
+    {
+        let built = run_by_workflow(name)?;
+        ensure!(built.iter().map(String::as_str).eq(packages.iter().copied().chain([script])), "{name}: {built:?}");
+    }
+    // Both read the compiler's version from this line.
     let manifest = read("../Cargo.toml")?;
     ensure!(manifest.lines().filter(|line| line.starts_with("rust-version = \"")).count() == 1);
     Ok(())
