@@ -51,8 +51,10 @@ build_all() {
     (cd "$repository" && cargo build --workspace --all-targets --all-features --locked "$@")
 }
 
-# Everything that tests need beside the toolchain and PostgreSQL. Tests that lack some of it leave themselves out.
+# Everything that tests need beside the toolchain and PostgreSQL, in one installation. Tests that lack some of it leave
+# themselves out.
 ensure_test_tools() {
+    collecting=yes
     ensure_smtp
     ensure_systemd
     ensure_faketime
@@ -62,39 +64,55 @@ ensure_test_tools() {
     ensure_wasi
     ensure_display
     ensure_swift
+    collecting=
+    install_wanted
+}
+
+# Installs packages that the caller can do without, or says what is left out without them.
+wanted=() collecting=
+want() {
+    if ! command -v apt-get >/dev/null; then say "$2"; return 0; fi
+    wanted+=("$1|$2")
+    [ -n "$collecting" ] || install_wanted
+}
+
+# One installation is much quicker than many. One at a time finds the package that cannot be installed.
+install_wanted() {
+    local each all=("${wanted[@]}")
+    wanted=()
+    [ ${#all[@]} -gt 0 ] || return 0
+    [ ${#all[@]} -eq 1 ] || ! (install_packages "${all[*]%%|*}" "" "") || return 0
+    for each in "${all[@]}"; do
+        (install_packages "${each%%|*}" "" "") || say "${each%%|*}: not installed. ${each#*|}"
+    done
 }
 
 # The mail server of the tests.
 ensure_smtp() {
-    command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ] || install_packages python3-aiosmtpd "pipx && pipx install aiosmtpd" "aiosmtpd (pipx install aiosmtpd)"
+    command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ] ||
+        want python3-aiosmtpd "Tests of mail need aiosmtpd (pipx install aiosmtpd)."
 }
 
-# What moves a program's clock. Without it, those faults and tests are left out.
+# Faketime moves the clock of a program.
 ensure_faketime() {
-    compgen -G "/usr/lib/*/faketime/libfaketimeMT.so.1" >/dev/null && return 0
-    command -v apt-get >/dev/null || return 0
-    (install_packages faketime "" "") || say "faketime was not installed: no clock will be moved."
+    compgen -G "/usr/lib/*/faketime/libfaketimeMT.so.1" >/dev/null || want faketime "Without faketime no fault moves a clock."
 }
 
-# What checks the units. Without it they are not checked.
+# systemd-analyze checks the units.
 ensure_systemd() {
-    if command -v systemd-analyze >/dev/null || ! command -v apt-get >/dev/null; then return 0; fi
-    (install_packages systemd "" "") || say "systemd was not installed: its units will not be checked."
+    command -v systemd-analyze >/dev/null || want systemd "Without systemd-analyze its units are not checked."
 }
 
-# What checks the package, and what the roll-out goes by. Without them those tests are left out.
+# Lintian checks the package; sshd receives the roll-out.
 ensure_package_checks() {
-    command -v apt-get >/dev/null || return 0
-    command -v lintian >/dev/null || (install_packages lintian "" "") || say "lintian was not installed: the package will not be checked by it."
-    { [ -x /usr/sbin/sshd ] && command -v ssh-keygen; } >/dev/null ||
-        (install_packages openssh-server "" "") || say "openssh-server was not installed: the roll-out will not be tested."
+    command -v lintian >/dev/null || want lintian "Without lintian the package is not checked."
+    { [ -x /usr/sbin/sshd ] && command -v ssh-keygen; } >/dev/null || want openssh-server "Without sshd the roll-out is not tested."
 }
 
-# What the documentation of REST is run with. Without it its examples are left out.
+# The examples of docs/rest.md run with these.
 ensure_rest_examples() {
-    command -v apt-get >/dev/null || return 0
     { command -v curl && python3 -c 'import requests'; } >/dev/null 2>&1 ||
-        (install_packages "curl python3-requests" "" "") || say "curl and python3-requests were not installed: docs/rest.md will not be run."
+        want "curl python3-requests" "Without curl and Python's requests the examples of docs/rest.md are not run."
 }
 
 # One of PostgreSQL's programs, by name.
@@ -142,22 +160,19 @@ ensure_coverage_tools() {
         die "llvm-cov and llvm-profdata of LLVM $major are missing."
 }
 
-# The solver of examples/programs. Without it that part of their test is left out.
+# The solver of examples/programs.
 ensure_solver() {
-    if [ -x /usr/bin/minisat ] || ! command -v apt-get >/dev/null; then return 0; fi
-    (install_packages minisat "" "") || say "minisat was not installed: the solver's example will not be tested."
+    [ -x /usr/bin/minisat ] || want minisat "Without minisat the example of a solver is not tested."
 }
 
-# What makes modules of C and of Rust for examples/programs. Without it they are not built, and their tests say that they were left out.
+# Compilers that make the modules of examples/programs.
 ensure_wasi() {
     if command -v rustup >/dev/null && ! rustup target list --installed | grep -qx wasm32-wasip1; then
         say "Installing Rust's target wasm32-wasip1 …"
-        rustup --quiet target add wasm32-wasip1 || say "It was not installed: the examples of modules in Rust will not be tested."
+        rustup --quiet target add wasm32-wasip1 || say "Without it the examples of modules in Rust are not tested."
     fi
-    if { command -v clang && command -v wasm-ld && [ -e /usr/lib/wasm32-wasi/libc.a ]; } >/dev/null; then return 0; fi
-    command -v apt-get >/dev/null || return 0
-    (install_packages "clang lld wasi-libc libclang-rt-dev-wasm32" "" "") ||
-        say "clang and wasi-libc were not installed: the examples of modules in C will not be tested."
+    { command -v clang && command -v wasm-ld && [ -e /usr/lib/wasm32-wasi/libc.a ]; } >/dev/null ||
+        want "clang lld wasi-libc libclang-rt-dev-wasm32" "Without clang and wasi-libc the examples of modules in C are not tested."
 }
 
 # Python, which the programs of several other queues are in. Without it they are not measured.
@@ -167,21 +182,16 @@ ensure_python() {
     (install_packages "python3 python3-venv" "" "") || say "python3 was not installed: other queues in Python will not be measured."
 }
 
-# A display for tests of sessions. Without it they are left out.
+# Displays for tests of sessions.
 ensure_display() {
-    command -v apt-get >/dev/null || return 0
-    { command -v Xvfb && command -v xdotool; } >/dev/null ||
-        (install_packages "xvfb xdotool" "" "") || say "xvfb and xdotool were not installed: sessions of X11 will not be tested."
-    { command -v sway && command -v wtype; } >/dev/null ||
-        (install_packages "sway wtype" "" "") || say "sway and wtype were not installed: sessions of Wayland will not be tested."
-    { command -v mutter && command -v dbus-daemon; } >/dev/null ||
-        (install_packages "mutter dbus-daemon" "" "") || say "mutter was not installed: sessions of GNOME will not be tested."
+    { command -v Xvfb && command -v xdotool; } >/dev/null || want "xvfb xdotool" "Without Xvfb and xdotool sessions of X11 are not tested."
+    { command -v sway && command -v wtype; } >/dev/null || want "sway wtype" "Without sway and wtype sessions of Wayland are not tested."
+    { command -v mutter && command -v dbus-daemon; } >/dev/null || want "mutter dbus-daemon" "Without mutter sessions of GNOME are not tested."
 }
 
-# A store that speaks S3, for tests of uploads: OpenStack Swift without its services. Without it they are left out.
+# OpenStack Swift without its services: an object store for tests of uploads.
 ensure_swift() {
-    if /usr/bin/python3 -c 'import swift.proxy.server' 2>/dev/null || ! command -v apt-get >/dev/null; then return 0; fi
-    (install_packages python3-swift "" "") || say "python3-swift was not installed: uploads in a store will not be tested."
+    /usr/bin/python3 -c 'import swift.proxy.server' 2>/dev/null || want python3-swift "Without it uploads to an object store are not tested."
 }
 
 # Builds programs and shows cargo's progress, after an estimate of the time. Sets $programs, the folder that they are in.
