@@ -29,6 +29,7 @@ use crate::local::Local;
 use crate::local::message::About;
 use crate::machine;
 use crate::manners::{self, Rank};
+use crate::missing;
 use crate::platform::{self, Stops};
 use crate::pool;
 use crate::presence::{Desk, Presence, Start, cores};
@@ -372,6 +373,9 @@ fn note_start(settings: &Settings, identity: Uuid, controllers: &[String]) {
         controllers = controllers.join(","),
         "agent starts"
     );
+    if let Some(missing) = missing::desktop().filter(|_| !settings.presence.policy.unattended) {
+        warn!("sessions of a desktop are not watched: {missing}");
+    }
 }
 
 /// Joins the farm, if it is to, and has a certificate that holds for a while.
