@@ -13,7 +13,7 @@ pub use crate::service::install::Wishes;
 use crate::service::status::Status;
 use crate::settings::Asked;
 
-/// A runtime of one thread, for what is asked of servers once.
+/// Runs one question to servers on a runtime of its own.
 fn wait_for<T>(work: impl Future<Output = T>) -> std::io::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work))
 }
@@ -42,7 +42,7 @@ pub fn uninstall(purge: bool, root: Option<&Path>) -> ExitCode {
     }
 }
 
-/// What an agent of this machine says, if one answers.
+/// Explanation of the agent of this machine, if it answers.
 fn explained(asked: &Asked) -> Option<Explanation> {
     let settings = asked.settings.as_ref().ok();
     let sockets = settings.map_or_else(
