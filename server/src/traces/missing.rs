@@ -91,6 +91,11 @@ impl Span {
     pub fn end_at(self, _ended: SystemTime) {}
 }
 
+/// A span ends when it is dropped, also where nothing comes of it.
+impl Drop for Span {
+    fn drop(&mut self) {}
+}
+
 impl Sender {
     pub async fn finish(self) {}
 }
