@@ -3,18 +3,22 @@
 //! over: so each is delivered at least once, and receivers know one that comes twice by its id.
 
 mod desk;
+#[cfg(feature = "mail")]
 pub mod mail;
+#[cfg(not(feature = "mail"))]
+#[path = "alerts/mail_missing.rs"]
+pub mod mail;
+#[cfg_attr(not(feature = "mail"), allow(dead_code, reason = "most of it is in mails"))]
 mod text;
 mod webhook;
 
 use crate::farm::Farm;
-use crate::traces::Traces;
 use crate::traces::context::Place;
+use crate::traces::{SpanKind, Traces};
 use anyhow::Context;
 use deadpool_postgres::{Object, Pool};
 use desk::Desk;
 use mail::Mailer;
-use opentelemetry::trace::SpanKind;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::JobId;
 use pcfarm_sql::alerts::{self, Channel, Claimed};

@@ -2,6 +2,7 @@
 //! killed at any moment and another one, or the next one, goes on.
 //!
 //! - what it is told: [`settings`]; how it starts and stops: [`run`]; how many files it may open: [`descriptors`]
+//! - what it was built without: [`missing`]
 //! - what its parts share: [`farm`], [`session`]
 //! - handing out: [`dispatch`], [`reads`]; taking back: [`deliver`]; what the database takes: [`problem`]
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]; waking those
@@ -25,6 +26,7 @@ pub mod grpc;
 pub mod init;
 pub mod instruments;
 pub mod members;
+pub mod missing;
 pub mod originals;
 pub mod outgoing;
 mod outward;
@@ -33,10 +35,18 @@ pub mod reads;
 pub mod registrar;
 pub mod rest;
 pub mod run;
+#[cfg(feature = "object-store")]
+pub mod s3;
+#[cfg(not(feature = "object-store"))]
+#[path = "s3/missing.rs"]
 pub mod s3;
 pub mod schedules;
 pub mod session;
 pub mod settings;
+#[cfg(feature = "traces")]
+pub mod traces;
+#[cfg(not(feature = "traces"))]
+#[path = "traces/missing.rs"]
 pub mod traces;
 pub mod upkeep;
 mod waking;

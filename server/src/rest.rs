@@ -3,6 +3,11 @@
 
 mod accounts;
 mod alerts;
+#[cfg(feature = "api-browser")]
+mod browser;
+#[cfg(not(feature = "api-browser"))]
+#[path = "rest/browser_missing.rs"]
+mod browser;
 mod events;
 mod extract;
 mod files;
@@ -162,6 +167,7 @@ pub fn router(api: Api) -> (Router, Arc<OpenApi>) {
     let document = Arc::new(openapi::completed(document));
     let router = router
         .merge(openapi::routes(document.clone()))
+        .merge(browser::routes())
         .merge(health::routes())
         .route("/", routing::get(|| async { axum::response::Redirect::to("/api/docs/") }))
         .fallback(no_route)

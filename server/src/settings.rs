@@ -5,6 +5,7 @@ use crate::access::Asks;
 use crate::alerts::mail::Mailer;
 use crate::authority::Files;
 use crate::farm::Rhythm;
+use crate::missing::TRACES;
 use crate::originals::kept::Choice;
 use crate::s3;
 use crate::traces;
@@ -389,8 +390,12 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         arguments.s3_credentials.or(file.s3_credentials),
     )?;
     // A variable that is no text is none that OpenTelemetry knows.
-    let traces = arguments.traces.or(file.traces);
-    let traces = traces::settings::wanted(traces.as_deref(), |name| std::env::var(name).ok())?;
+    let collector = arguments.traces.or(file.traces);
+    let traces = traces::settings::wanted(collector.as_deref(), |name| std::env::var(name).ok())?;
+    // Variables may be meant for other programs: they get a warning.
+    if cfg!(not(feature = "traces")) && collector.is_some() && traces.is_some() {
+        return Err(format!("traces: {TRACES}"));
+    }
     Ok(Settings {
         database,
         listen,
@@ -595,8 +600,33 @@ mod tests {
         assert!(read(&["--connections", "0"], "").expect_err("refused").contains("nobody"));
         assert!(read(&["--mail-from", "a@b.c"], "").expect_err("refused").contains("smtp_url"));
         assert!(read(&[], "smtp_url = \"smtp://u:hidden@h\"").expect_err("refused").contains("mail_from"));
-        let settings = read(&["--mail-from", "a@b.c"], "smtp_url = \"smtp://u:hidden@h\"").expect("sensible");
-        assert!(settings.mailer.is_some() && !format!("{settings:?}").contains("hidden"));
+    }
+
+    #[test]
+    fn mail_has_a_relay_and_a_sender() {
+        let read = read(&["--mail-from", "a@b.c"], "smtp_url = \"smtp://u:hidden@h\"");
+        #[cfg(feature = "mail")]
+        {
+            let settings = read.expect("sensible");
+            assert!(settings.mailer.is_some() && !format!("{settings:?}").contains("hidden"));
+        }
+        #[cfg(not(feature = "mail"))]
+        assert!(read.expect_err("refused").contains("the feature `mail`"));
+    }
+
+    #[cfg(not(feature = "traces"))]
+    #[test]
+    fn a_collector_that_a_setting_names_needs_the_feature() {
+        let refused = read(&["--traces", "http://collector:4317"], "").expect_err("refused");
+        assert!(refused.starts_with("traces: ") && refused.contains("the feature `traces`"), "{refused}");
+        assert!(read(&["--traces", "none"], "").expect("off").traces.is_none());
+    }
+
+    #[cfg(not(feature = "object-store"))]
+    #[test]
+    fn a_store_of_uploads_needs_the_feature() {
+        let refused = read(&["--originals", "s3://farm"], "").expect_err("refused");
+        assert!(refused.contains("s3://farm") && refused.contains("the feature `object-store`"), "{refused}");
     }
 
     #[test]
@@ -606,6 +636,11 @@ mod tests {
             read(&["--originals", "/srv/uploads"], "").expect("sensible").originals,
             Choice::Directory(_)
         ));
+    }
+
+    #[cfg(feature = "object-store")]
+    #[test]
+    fn uploads_are_kept_in_a_store_with_its_region_and_keys() {
         let file = "originals = \"s3://farm/uploads\"\ns3_endpoint = \"https://store.example.org\"\n\
             s3_credentials = \"/etc/pcfarm/s3\"";
         let settings = read(&[], file).expect("sensible");

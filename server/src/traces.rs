@@ -16,13 +16,14 @@ pub mod sending;
 pub mod settings;
 
 use context::{Place, TraceParent};
-use opentelemetry::trace::{Link, SpanId, SpanKind, Status, TraceContextExt, TraceId};
+pub use opentelemetry::trace::SpanKind;
+use opentelemetry::trace::{Link, SpanId, Status, TraceContextExt, TraceId};
 use opentelemetry::{Context, InstrumentationScope, KeyValue, Value};
 use opentelemetry_sdk::trace::{
     IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, ShouldSample, SpanData, SpanEvents, SpanLinks,
 };
 use sending::{LAST_LIMIT, Sending};
-use settings::Wanted;
+use settings::{Wanted, Which};
 use std::borrow::Cow;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -72,7 +73,7 @@ impl Traces {
         let mut task = JoinSet::new();
         // Should it panic, spans are dropped and counted, and all else goes on.
         task.spawn(Sending::new(wanted, server, receiver, last.clone())?.run());
-        let traces = Traces::with(wanted.sampler.sampler(), sender);
+        let traces = Traces::with(sampler(wanted.sampler), sender);
         Ok((traces, Some(Sender { task, last })))
     }
 
@@ -112,6 +113,15 @@ impl Traces {
         let parent = TraceParent::read(trace_parent?)?;
         parent.sampled.then_some(parent.place)
     }
+}
+
+fn sampler(which: Which) -> Sampler {
+    let own = match which.share {
+        share if share >= 1.0 => Sampler::AlwaysOn,
+        share if share <= 0.0 => Sampler::AlwaysOff,
+        share => Sampler::TraceIdRatioBased(share),
+    };
+    if which.by_parent { Sampler::ParentBased(Box::new(own)) } else { own }
 }
 
 impl Tracer {

@@ -13,7 +13,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
 use tracing::{error, info, warn};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 use uuid::Uuid;
 
 use crate::controller::Controller;
@@ -29,6 +31,7 @@ use crate::local::Local;
 use crate::local::message::About;
 use crate::machine;
 use crate::manners::{self, Rank};
+use crate::missing;
 use crate::platform::{self, Stops};
 use crate::pool;
 use crate::presence::{Desk, Presence, Start, cores};
@@ -372,6 +375,9 @@ fn note_start(settings: &Settings, identity: Uuid, controllers: &[String]) {
         controllers = controllers.join(","),
         "agent starts"
     );
+    if let Some(missing) = missing::desktop().filter(|_| !settings.presence.policy.unattended) {
+        warn!("sessions of a desktop are not watched: {missing}");
+    }
 }
 
 /// Joins the farm, if it is to, and has a certificate that holds for a while.
@@ -605,21 +611,25 @@ fn replace(successor: Successor) -> ExitCode {
 }
 
 fn start_logging() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let lines = tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(std::io::stderr);
     // A program that has its own subscriber keeps it.
-    let _ =
-        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::registry().with(lines).with(log_levels()).try_init();
+}
+
+/// Levels that `RUST_LOG` names, by target; `info` without it.
+fn log_levels() -> Targets {
+    let named = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
+    named.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
 }
 
 /// To a file that does not grow without a bound: nobody sees a service's standard error.
 #[cfg(windows)]
 fn log_as_service() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     match crate::service::windows::Log::open() {
         Ok(log) => {
-            let log = std::sync::Mutex::new(log);
-            let _ = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log).try_init();
+            let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::sync::Mutex::new(log));
+            let _ = tracing_subscriber::registry().with(lines).with(log_levels()).try_init();
         }
         Err(_) => start_logging(),
     }

@@ -2,6 +2,12 @@
 //!
 //! Owns the words of it. None of it needs an administrator's rights.
 
+#[cfg(all(target_os = "linux", feature = "service"))]
+mod service;
+#[cfg(all(target_os = "linux", not(feature = "service")))]
+#[path = "command/service_missing.rs"]
+mod service;
+
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,8 +17,6 @@ use clap::{Subcommand, ValueEnum};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-#[cfg(target_os = "linux")]
-use crate::doctor::{Report, here};
 use crate::local;
 use crate::local::message::{self, Answer, Ask, Explanation, about};
 use crate::platform;
@@ -20,8 +24,6 @@ use crate::presence::history::{Entry, Event};
 use crate::presence::{Presence, Start};
 #[cfg(not(target_os = "linux"))]
 use crate::service::elsewhere;
-#[cfg(target_os = "linux")]
-use crate::service::{install, status::Status, uninstall};
 #[cfg(not(target_os = "macos"))]
 use crate::session;
 use crate::settings::{Asked, Settings};
@@ -58,7 +60,7 @@ pub enum Command {
     },
     /// Makes this program a service of the system, and this machine a workstation of the farm
     #[cfg(target_os = "linux")]
-    Install(Box<install::Wishes>),
+    Install(Box<service::Wishes>),
     /// Makes this program a service of the system, with the settings that are in its place or named by --config
     #[cfg(not(target_os = "linux"))]
     Install,
@@ -142,10 +144,10 @@ impl NoAnswer {
 pub fn run(command: &Command, asked: &Asked) -> ExitCode {
     #[cfg(target_os = "linux")]
     match command {
-        Command::Install(wishes) => return installed(wishes),
-        Command::Uninstall { purge, root } => return uninstalled(*purge, root.as_deref()),
-        Command::Status { output } => return status(asked, *output),
-        Command::Doctor { output } => return doctor(asked, *output),
+        Command::Install(wishes) => return service::install(wishes),
+        Command::Uninstall { purge, root } => return service::uninstall(*purge, root.as_deref()),
+        Command::Status { output } => return service::status(asked, *output),
+        Command::Doctor { output } => return service::doctor(asked, *output),
         Command::Explain { .. }
         | Command::Pause { .. }
         | Command::Resume
@@ -219,38 +221,6 @@ fn of_desk(command: &Command, settings: &Settings) -> ExitCode {
     }
 }
 
-/// A runtime of one thread, for what is asked of servers once.
-#[cfg(target_os = "linux")]
-fn wait_for<T>(work: impl Future<Output = T>) -> std::io::Result<T> {
-    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work))
-}
-
-#[cfg(target_os = "linux")]
-fn installed(wishes: &install::Wishes) -> ExitCode {
-    match wait_for(install::install(wishes)) {
-        Ok(Ok(done)) => tell_all(&done),
-        Ok(Err(error)) => {
-            eprintln!("{error}");
-            ExitCode::from(error.exit_code())
-        }
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(FAILED)
-        }
-    }
-}
-
-#[cfg(target_os = "linux")]
-fn uninstalled(purge: bool, root: Option<&std::path::Path>) -> ExitCode {
-    match uninstall::uninstall(root, purge) {
-        Ok(done) => tell_all(&done),
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::from(FAILED)
-        }
-    }
-}
-
 #[cfg(not(target_os = "linux"))]
 fn told(done: anyhow::Result<Vec<String>>) -> ExitCode {
     match done {
@@ -262,55 +232,10 @@ fn told(done: anyhow::Result<Vec<String>>) -> ExitCode {
     }
 }
 
+#[cfg(any(not(target_os = "linux"), feature = "service"))]
 fn tell_all(done: &[String]) -> ExitCode {
     done.iter().for_each(|line| println!("{line}"));
     ExitCode::from(DONE)
-}
-
-/// What an agent of this machine says, if one answers.
-#[cfg(target_os = "linux")]
-fn explained(asked: &Asked) -> Option<Explanation> {
-    let settings = asked.settings.as_ref().ok();
-    let sockets = settings.map_or_else(
-        || local::candidates(std::path::Path::new(platform::SYSTEM_STATE_DIR)),
-        |settings| {
-            settings.socket.clone().map_or_else(|| local::candidates(&settings.state_dir), |socket| vec![socket])
-        },
-    );
-    match ask(&sockets, &Ask::Explain) {
-        Ok(Answer::Explanation(explanation)) => Some(*explanation),
-        Ok(Answer::History(_) | Answer::Error(_)) | Err(_) => None,
-    }
-}
-
-#[cfg(target_os = "linux")]
-fn status(asked: &Asked, output: Output) -> ExitCode {
-    let status = Status::of(asked, explained(asked));
-    let code = if status.explanation.is_some() { DONE } else { NOT_REACHABLE };
-    match show(&status, output, |status| plain(&status.text(headline))) {
-        Ok(()) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(FAILED)
-        }
-    }
-}
-
-#[cfg(target_os = "linux")]
-fn doctor(asked: &Asked, output: Output) -> ExitCode {
-    let explanation = explained(asked);
-    let report = wait_for(here::look(asked, explanation.as_ref())).map(Report::of);
-    let shown = report.map_err(NoAnswer::from).and_then(|report| {
-        show(&report, output, |report| plain(&report.text()))?;
-        Ok(report.exit_code())
-    });
-    match shown {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(FAILED)
-        }
-    }
 }
 
 fn unexpected(answer: Result<Answer, NoAnswer>) -> Result<(), NoAnswer> {

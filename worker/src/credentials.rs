@@ -69,7 +69,7 @@ pub struct Credentials {
 pub struct Refused(String);
 
 /// What a server is known by.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "service"))]
 pub struct Anchors {
     /// Authorities, as PEM; none: those that this system trusts.
     pub authorities: Vec<Vec<u8>>,
@@ -92,7 +92,7 @@ impl Credentials {
     }
 
     /// What [`tune`](Credentials::tune) goes by.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", feature = "service"))]
     pub fn anchors(&self) -> anyhow::Result<Anchors> {
         let mut authorities = Vec::new();
         if self.file(AUTHORITY_FILE).exists() {
@@ -163,6 +163,7 @@ impl Credentials {
     }
 
     /// Joins by this server, now or not at all.
+    #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "an installation joins so"))]
     pub async fn join_once(&self, server: &Endpoint, token: &JoinToken) -> anyhow::Result<()> {
         self.join_by(server, token).await.map_err(|error| match refusal(&error) {
             Some(reason) => Refused(reason).into(),

@@ -49,6 +49,22 @@
 //! - Told to stop, it ends within the grace period and the few seconds that goodbyes may take, whatever
 //!   its controllers do.
 //!
+//! # Features
+//!
+//! All are on by default, for the agent `pcfarm-worker` of this crate. An agent of one's own builds faster with
+//! `default-features = false` and the features that it needs:
+//!
+//! | feature | adds |
+//! | --- | --- |
+//! | `wasm` | the controller of modules that job types ship, with a compiler and a sandbox |
+//! | `desktop` | on Linux: `session`, the helper in sessions of X11, GNOME, KDE and other Wayland desktops; metered networks by NetworkManager |
+//! | `service` | on Linux: `install`, `uninstall`, `status` and `doctor` |
+//!
+//! Without one of them the agent answers to its commands and settings with the name of the feature. Without `desktop` it fails closed:
+//! where only a session's helper could tell that nobody is there, it does not work.
+//!
+//! # Modules
+//!
 //! The modules, in reading order:
 //!
 //! - [`controller`]: what a controller is, and the problem it is given.
@@ -73,6 +89,7 @@
 //! - `pool`: the cores, and `work`, `related`, `solve`, `storable`: from a checkout to results.
 //! - `service`: what makes it a service of the system, `doctor`: which step fails where an agent does not work, and `watchdog`:
 //!   what its service manager is told.
+//! - `missing`: features that it was built without.
 //! - `clock`: a clock that runs on while the machine sleeps.
 //! - `platform`: what Linux and macOS do in one way and Windows in another.
 
@@ -81,7 +98,7 @@ pub mod builtin;
 mod command;
 pub mod controller;
 mod credentials;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "service"))]
 mod doctor;
 #[cfg(target_os = "linux")]
 pub mod exec;
@@ -121,9 +138,13 @@ mod link;
 mod local;
 mod machine;
 mod manners;
+mod missing;
 mod pool;
 mod related;
-#[cfg(not(target_os = "macos"))]
+#[cfg(any(windows, all(target_os = "linux", feature = "desktop")))]
+mod session;
+#[cfg(all(target_os = "linux", not(feature = "desktop")))]
+#[path = "session/missing.rs"]
 mod session;
 mod slots;
 mod solve;

@@ -35,7 +35,10 @@ pub mod hours;
 #[cfg(target_os = "linux")]
 mod linux;
 mod load;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "desktop"))]
+mod network;
+#[cfg(all(target_os = "linux", not(feature = "desktop")))]
+#[path = "presence/network_missing.rs"]
 mod network;
 pub(crate) mod pause;
 pub mod policy;

@@ -17,6 +17,7 @@ use crate::command::Command;
 use crate::credentials::Credentials;
 #[cfg(target_os = "linux")]
 use crate::exec::settings::{ProgramError, ProgramSettings};
+use crate::missing::{MissingFeature, WASM};
 use crate::platform::{self, SYSTEM_CONFIG};
 use crate::presence::cores::{self, Cores};
 use crate::presence::settings as presence;
@@ -158,6 +159,9 @@ pub enum SettingsError {
     NoPrograms,
     #[error("an agent needs at least one controller")]
     NoController,
+    /// A setting is of a feature that is not in this agent.
+    #[error(transparent)]
+    Missing(#[from] MissingFeature),
 }
 
 /// An agent of a PC Farm: checks out problems, solves them on this machine's cores, delivers the results.
@@ -209,7 +213,6 @@ struct Flags {
     files_mib: Option<u64>,
     /// Run modules that job types ship: WASI programs in a sandbox without files and network. A table [wasm] in the settings
     /// says so, too
-    #[cfg(feature = "wasm")]
     #[arg(long, env = "PCFARM_WASM", value_parser = clap::builder::FalseyValueParser::new())]
     wasm: bool,
     /// There is no person at this machine: it works at all times, whatever else goes on. Without this an agent works
@@ -237,7 +240,10 @@ pub(crate) struct Asked {
     pub command: Option<Command>,
     pub settings: Result<Settings, SettingsError>,
     /// The file that they are from.
-    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "for commands that services have"))]
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "service")),
+        allow(dead_code, reason = "for commands that services have")
+    )]
     pub config: Option<PathBuf>,
 }
 
@@ -272,6 +278,8 @@ struct FileSettings {
     files_mib: Option<u64>,
     #[cfg(feature = "wasm")]
     wasm: Option<WasmSettings>,
+    #[cfg(not(feature = "wasm"))]
+    wasm: Option<serde::de::IgnoredAny>,
     unattended: Option<bool>,
     socket: Option<PathBuf>,
     #[serde(default)]
@@ -301,7 +309,7 @@ impl Settings {
     }
 
     /// From the text of a file alone, as a service of the system has it.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", feature = "service"))]
     pub(crate) fn of_service(path: &Path, text: &str) -> Result<Settings, SettingsError> {
         let mut file = parse(path, text)?;
         file.state_dir.get_or_insert_with(|| platform::SYSTEM_STATE_DIR.into());
@@ -323,6 +331,9 @@ impl Settings {
         #[cfg(not(target_os = "linux"))]
         if file.program.is_some() {
             return Err(SettingsError::NoPrograms);
+        }
+        if cfg!(not(feature = "wasm")) && (flags.wasm || file.wasm.is_some()) {
+            return Err(WASM.into());
         }
         let default = Settings::default();
         let all = |given: Option<OneOrMany>, otherwise| match given {
@@ -467,6 +478,17 @@ mod tests {
     fn parse(arguments: &[&str]) -> Result<Settings, String> {
         let arguments = [&["worker"], arguments].concat();
         Settings::from_arguments(&arguments).map_err(|error| format!("{error:#}"))
+    }
+
+    #[cfg(not(feature = "wasm"))]
+    #[test]
+    fn settings_of_a_missing_feature_are_refused_with_its_name() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("worker.toml");
+        std::fs::write(&file, "[wasm]\nmemory_mib = 64\n").expect("a file");
+        for arguments in [["--wasm"].as_slice(), &["--config", file.to_str().expect("a path of text")]] {
+            assert_eq!(parse(arguments).expect_err("refused"), WASM.to_string());
+        }
     }
 
     #[test]

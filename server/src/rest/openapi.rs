@@ -1,13 +1,11 @@
-//! The document that describes all this, and a page to browse it. Both are made from the code, and need no network.
+//! The document that describes all this, made from the code.
 
 use super::Api;
 use super::idempotency::SECRETS;
 use super::problem_details::{MEDIA_TYPE, ProblemDetails, Refusal};
 use crate::access::table;
 use axum::Router;
-use axum::extract::Path;
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use axum::response::{IntoResponse, Response};
+use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use serde_json::Value;
 use std::sync::Arc;
@@ -17,11 +15,6 @@ use utoipa::openapi::{
     ContentBuilder, Info, License, ObjectBuilder, OpenApi, Ref, RefOr, Required, ResponseBuilder, Type,
 };
 use utoipa::{PartialSchema, ToSchema};
-use utoipa_swagger_ui::Config;
-
-/// Scripts and styles of the page's own files; nothing from elsewhere. Styles that the page's scripts set are part of it.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
-                      connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'";
 
 const BEARER: &str = "token";
 const TOKENS: &str = "A token, of a login or made for a program. A server that nobody else reaches asks for none until there \
@@ -144,35 +137,5 @@ pub fn routes(document: Arc<OpenApi>) -> Router<Api> {
     let mut json = serde_json::to_value(&*document).expect("the document is plain data");
     plain_any(&mut json);
     let json = json.to_string();
-    let config = Arc::new(
-        Config::from("/api/v1/openapi.json")
-            .try_it_out_enabled(true)
-            .persist_authorization(false)
-            .validator_url("none"),
-    );
-    let page = move |path: String| {
-        let config = config.clone();
-        async move { file(&path, config) }
-    };
-    let index = page.clone();
-    Router::new()
-        .route("/api/v1/openapi.json", get(move || async { ([(CONTENT_TYPE, "application/json")], json) }))
-        .route("/api/docs", get(|| async { axum::response::Redirect::permanent("/api/docs/") }))
-        .route("/api/docs/", get(move || index(String::new())))
-        .route("/api/docs/{*path}", get(move |Path(path): Path<String>| page(path)))
-}
-
-fn file(path: &str, config: Arc<Config<'static>>) -> Response {
-    match utoipa_swagger_ui::serve(path, config) {
-        Ok(Some(file)) => {
-            let headers = [
-                (CONTENT_TYPE, file.content_type.as_str()),
-                (CONTENT_SECURITY_POLICY, POLICY),
-                (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-                (CACHE_CONTROL, "no-cache"),
-            ];
-            (headers, file.bytes.into_owned()).into_response()
-        }
-        Ok(None) | Err(_) => Refusal::not_found("there is no such page").into_response(),
-    }
+    Router::new().route("/api/v1/openapi.json", get(move || async { ([(CONTENT_TYPE, "application/json")], json) }))
 }

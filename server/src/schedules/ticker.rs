@@ -4,10 +4,9 @@
 
 use super::plan::{Definition, Plan, timestamp};
 use crate::farm::Farm;
-use crate::traces::Span;
+use crate::traces::{Span, SpanKind};
 use anyhow::Context;
 use jiff::Timestamp;
-use opentelemetry::trace::SpanKind;
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::ScheduleId;
 use pcfarm_sql::pool::Kept;

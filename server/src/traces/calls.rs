@@ -1,8 +1,7 @@
 //! Spans of calls, gRPC and REST: each goes on with its caller's trace, or begins one.
 
 use super::context::{TRACE_PARENT, TraceParent};
-use super::{Span, Traces};
-use opentelemetry::trace::SpanKind;
+use super::{Span, SpanKind, Traces};
 use tonic::Code;
 use tonic::codegen::http::HeaderMap;
 

@@ -1,6 +1,5 @@
 //! Whether spans are sent, where to and which: a setting of the server's, over the variables that OpenTelemetry has for it.
 
-use opentelemetry_sdk::trace::Sampler;
 use std::time::Duration;
 
 /// Spans that wait to be sent, some hundred bytes each: as many as OpenTelemetry has by default.
@@ -30,17 +29,6 @@ pub struct Which {
     pub share: f64,
     /// What came from elsewhere is as it was decided there.
     pub by_parent: bool,
-}
-
-impl Which {
-    pub fn sampler(self) -> Sampler {
-        let own = match self.share {
-            share if share >= 1.0 => Sampler::AlwaysOn,
-            share if share <= 0.0 => Sampler::AlwaysOff,
-            share => Sampler::TraceIdRatioBased(share),
-        };
-        if self.by_parent { Sampler::ParentBased(Box::new(own)) } else { own }
-    }
 }
 
 /// `setting`: an address, or none. `variable`: the environment. Nothing: no spans are made.

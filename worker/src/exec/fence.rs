@@ -32,6 +32,7 @@ pub struct Fence<'a> {
 }
 
 /// What of it this kernel has: files from Linux 5.13 on, truncation by their names from 6.2, TCP from 6.7, signals from 6.12.
+#[cfg_attr(not(feature = "service"), allow(dead_code, reason = "the doctor asks"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
     pub files: bool,
@@ -40,6 +41,7 @@ pub struct Kernel {
     pub signals: bool,
 }
 
+#[cfg_attr(not(feature = "service"), allow(dead_code, reason = "the doctor asks"))]
 pub fn kernel() -> Kernel {
     let required = || Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     let truncate = required().handle_access(AccessFs::Truncate);

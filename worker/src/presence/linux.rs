@@ -17,6 +17,7 @@ use super::signals::{self, Input, Moment, Proves, Reading};
 use super::sources::{Machine, not_asked};
 use super::terminals::Terminals;
 use crate::clock;
+use crate::missing;
 
 /// A keyboard may be plugged in where there was none.
 const RESTART_AFTER: Duration = Duration::from_secs(60);
@@ -69,7 +70,9 @@ impl Own {
         }
         let evdev = self.evdev.as_ref().map(|evdev| evdev.read(now));
         let terminals = self.terminals.as_mut().map(|terminals| terminals.read(now));
-        evdev.into_iter().chain(terminals).collect()
+        let helpers = missing::desktop().filter(|_| self.terminals.is_some());
+        let helpers = helpers.map(|missing| Reading::new("session helpers", now, Err(missing.to_string())));
+        evdev.into_iter().chain(terminals).chain(helpers).collect()
     }
 
     pub fn network(&mut self, policy: &Policy, now: Moment) -> Reading<signals::Network> {

@@ -1,0 +1,14 @@
+//! The helper in a person's session, in an agent that was built without the feature `desktop`: it says so.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::missing::DESKTOP;
+
+/// Wrong usage, as everywhere.
+const WRONG_USAGE: u8 = 2;
+
+pub fn run(_sockets: &[PathBuf]) -> ExitCode {
+    eprintln!("{DESKTOP}");
+    ExitCode::from(WRONG_USAGE)
+}
