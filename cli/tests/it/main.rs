@@ -24,8 +24,9 @@ mod rest_settings;
 mod routes;
 mod uploads;
 
-// Documentation and deployment.
+// Documentation, deployment and the nightly run.
 #[cfg(target_os = "linux")]
 mod controllers;
 mod deploy;
 mod docs;
+mod nightly;

@@ -1,9 +1,5 @@
 //! `scripts/nightly`: the tests of its own pure parts, and the public workflow that runs each of its steps.
 
-#[allow(dead_code, reason = "shared by tests that use different parts of it")]
-#[path = "../../bench/src/left_out.rs"]
-mod left_out;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +7,8 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use serde_yaml_ng::Value;
+
+use crate::left_out;
 
 /// Longest that a group of steps may take: the public host ends a job after six hours, and the job builds first.
 const GROUP_MINUTES: u32 = 320;
