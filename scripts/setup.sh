@@ -42,6 +42,21 @@ ensure_tools() {
     command -v cc >/dev/null || install_packages "gcc libc6-dev" gcc "a C linker (gcc or clang)"
     find_postgres || install_packages postgresql "postgresql@15" "PostgreSQL 15 or newer (its server programs)"
     find_postgres || die "PostgreSQL 15 or newer is needed, and what was installed is older or not found."
+    use_fast_linker
+}
+
+# On x86-64 Linux, macOS and Windows rustc's own choice is quick (lld on x86-64 Linux). Elsewhere mold or lld is used where it is
+# installed.
+use_fast_linker() {
+    local linker
+    case "${RUSTFLAGS:-}" in *-fuse-ld=*) return 0 ;; esac
+    case "$(rustc -vV | sed -n 's/^host: //p')" in x86_64-unknown-linux-gnu | *-apple-* | *-windows-*) return 0 ;; esac
+    for linker in mold lld; do
+        if command -v "ld.$linker" >/dev/null; then
+            export RUSTFLAGS="${RUSTFLAGS:+$RUSTFLAGS }-C link-arg=-fuse-ld=$linker"
+            return 0
+        fi
+    done
 }
 
 # Builds every program and test, for all scripts: another choice of targets or features would build dependencies again.
