@@ -67,7 +67,7 @@ build_all() {
 }
 
 # Everything that tests need beside the toolchain and PostgreSQL, in one installation. Tests that lack some of it leave
-# themselves out.
+# themselves out, except those of mail.
 ensure_test_tools() {
     collecting=yes
     ensure_smtp
@@ -93,9 +93,9 @@ want() {
 
 # One installation is much quicker than many. One at a time finds the package that cannot be installed.
 install_wanted() {
+    [ ${#wanted[@]} -gt 0 ] || return 0
     local each all=("${wanted[@]}")
     wanted=()
-    [ ${#all[@]} -gt 0 ] || return 0
     [ ${#all[@]} -eq 1 ] || ! (install_packages "${all[*]%%|*}" "" "") || return 0
     for each in "${all[@]}"; do
         (install_packages "${each%%|*}" "" "") || say "${each%%|*}: not installed. ${each#*|}"
@@ -104,8 +104,9 @@ install_wanted() {
 
 # The mail server of the tests.
 ensure_smtp() {
-    command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ] ||
-        want python3-aiosmtpd "Tests of mail need aiosmtpd (pipx install aiosmtpd)."
+    if command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ]; then return 0; fi
+    command -v apt-get >/dev/null || die "Tests of mail need aiosmtpd: pipx install aiosmtpd, then start again."
+    want python3-aiosmtpd "Without aiosmtpd the tests of mail fail."
 }
 
 # Faketime moves the clock of a program.
@@ -213,26 +214,32 @@ ensure_swift() {
 #
 #   build_programs PROFILE [OPTIONS AND PACKAGES OF cargo build]
 build_programs() {
-    local profile=$1
+    local profile=$1 target=${CARGO_TARGET_DIR:-$repository/target}
     shift
-    programs=$(realpath -m "${CARGO_TARGET_DIR:-$repository/target}")/$profile
-    estimate_build "$@"
+    case "$target" in /*) ;; *) target=$PWD/$target ;; esac
+    programs=$target/$profile
+    estimate_build "$profile" "$@"
     cargo build --profile "$profile" --locked "$@"
 }
 
-# Core seconds that one crate takes on average, measured from an empty target folder on 2 cores of 2.6 GHz, rounded up.
-core_seconds_per_crate=2
+# Core seconds that a crate takes on average, from an empty target folder on 2 cores of 2.6 GHz, rounded up. Link-time
+# optimisation adds those of linking.
+core_seconds_per_crate() { if [ "$1" = release ]; then echo 5; else echo 2; fi; }
 
 estimate_build() {
-    local crates built left cores minutes
-    crates=$(cargo tree --locked --quiet --edges normal,build --prefix none --no-dedupe "$@" | sort -u | wc -l)
-    built=$(find "$programs/.fingerprint" -mindepth 1 -maxdepth 1 2>/dev/null | sed 's/-[0-9a-f]*$//' | sort -u | wc -l)
+    local profile=$1 crates built=0 left cores minutes
+    shift
+    crates=$(cargo tree --locked --edges normal,build --prefix none --no-dedupe "$@" | sort -u | wc -l)
+    if [ -d "$programs/.fingerprint" ]; then
+        built=$(ls "$programs/.fingerprint" | sed 's/-[0-9a-f]*$//' | sort -u | wc -l)
+    fi
     left=$((crates > built ? crates - built : 0))
     cores=$(getconf _NPROCESSORS_ONLN)
-    minutes=$(((left * core_seconds_per_crate + 60 * cores - 1) / (60 * cores)))
-    case $left in
+    minutes=$(((left * $(core_seconds_per_crate "$profile") + 60 * cores - 1) / (60 * cores)))
+    case $minutes in
         0) say "Building only the crates that have changed …" ;;
-        *) say "Building $left crates: about $minutes minutes with $cores cores. Cargo shows how far it is." ;;
+        1) say "Building $left crates: about a minute with $cores cores …" ;;
+        *) say "Building $left crates: about $minutes minutes with $cores cores …" ;;
     esac
 }
 

@@ -617,10 +617,13 @@ fn start_logging() {
     let _ = tracing_subscriber::registry().with(lines).with(log_levels()).try_init();
 }
 
-/// Levels that `RUST_LOG` names, by target; `info` without it.
+/// Levels by target, from `RUST_LOG`; `info` without it.
 fn log_levels() -> Targets {
-    let named = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
-    named.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
+    let levels = std::env::var("RUST_LOG").ok().map(|text| text.parse::<Targets>());
+    if let Some(Err(error)) = &levels {
+        eprintln!("ignoring RUST_LOG: {error}; give levels by target, such as warn,pcfarm_worker=debug");
+    }
+    levels.and_then(Result::ok).unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
 }
 
 /// To a file that does not grow without a bound: nobody sees a service's standard error.

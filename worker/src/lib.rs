@@ -60,8 +60,8 @@
 //! | `desktop` | on Linux: `session`, the helper in sessions of X11, GNOME, KDE and other Wayland desktops; metered networks by NetworkManager |
 //! | `service` | on Linux: `install`, `uninstall`, `status` and `doctor` |
 //!
-//! Without one of them the agent answers to its commands and settings with the name of the feature. Without `desktop` it fails closed:
-//! where only a session's helper could tell that nobody is there, it does not work.
+//! The commands of a missing feature, and the setting `wasm`, are refused with the feature's name. Without `desktop` the agent does not
+//! work where only a helper could report an idle session.
 //!
 //! # Modules
 //!

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub const OBJECT_BYTES_LIMIT: usize = 0;
 
-/// Never made.
+/// No value exists: a setting that needs a store is refused.
 pub struct Keys(Infallible);
 
 impl Keys {
@@ -21,7 +21,7 @@ impl Keys {
     }
 }
 
-/// Never made.
+/// No value exists: a setting that needs a store is refused.
 #[derive(Clone, Debug)]
 pub struct Place(Infallible);
 
@@ -41,7 +41,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Never made.
+/// No value exists: a setting that needs a store is refused.
 #[derive(Debug)]
 pub struct Store(Infallible);
 
@@ -71,7 +71,7 @@ impl Store {
     }
 }
 
-/// Never made.
+/// No value exists: a setting that needs a store is refused.
 pub struct Writing(Infallible);
 
 impl Writing {
@@ -84,7 +84,7 @@ impl Writing {
     }
 }
 
-/// Never happens.
+/// No value exists.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Failure(Infallible);

@@ -18,18 +18,18 @@ use std::future::Future;
 use std::time::{Duration, SystemTime};
 use tracing::warn;
 
-/// Makes nothing.
+/// Source of spans, always off.
 #[derive(Clone, Debug, Default)]
 pub struct Traces(());
 
-/// Nothing.
+/// Empty span.
 #[derive(Debug, Default)]
 pub struct Span(());
 
-/// Never started.
+/// Sender of spans; no value of it exists.
 pub struct Sender(());
 
-/// Which end of a call a span is of.
+/// End of a call that a span describes.
 #[derive(Clone, Copy, Debug)]
 pub enum SpanKind {
     Client,
@@ -120,11 +120,11 @@ pub mod context {
 
     pub const TRACE_PARENT: &str = "traceparent";
 
-    /// Never made.
+    /// No value exists: this server makes no spans.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Place(());
 
-    /// Never made.
+    /// No value exists: this server makes no spans.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct TraceParent(());
 

@@ -14,23 +14,22 @@ const SOURCE: &str = "NetworkManager";
 /// Exists while NetworkManager runs, and until the system is started again.
 const RUNS: &str = "/run/NetworkManager";
 
-/// Which bus.
+/// Bus that NetworkManager would be asked on.
 #[derive(Clone, Debug)]
 pub enum Bus {
     System,
 }
 
-pub struct Network {
-    runs: bool,
-}
+pub struct Network;
 
 impl Network {
     pub fn start(_: Bus, _noticed: impl Fn() + Send + 'static) -> io::Result<Network> {
-        Ok(Network { runs: Path::new(RUNS).exists() })
+        Ok(Network)
     }
 
     pub fn read(&self) -> Reading<signals::Network> {
-        Reading::new(SOURCE, clock::now(), says(self.runs))
+        // Each time: NetworkManager may start after the agent.
+        Reading::new(SOURCE, clock::now(), says(Path::new(RUNS).exists()))
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod conditions;
 mod frozen;
+#[cfg(feature = "desktop")]
 mod sessions;
 
 use std::fs::{self, File};
