@@ -71,6 +71,7 @@ async fn forget(farm: &Farm, writer: &str) {
 }
 
 #[tokio::test]
+#[ignore = "nightly: waits for several statement timeouts"]
 async fn a_write_back_that_never_ends_holds_up_its_job_type_alone() {
     let farm = Farm::new().await;
     let writer = written(&farm).await;
@@ -101,6 +102,7 @@ async fn a_write_back_that_never_ends_holds_up_its_job_type_alone() {
 }
 
 #[tokio::test]
+#[ignore = "nightly: waits for a dozen statement timeouts"]
 async fn one_result_that_is_never_written_back_fails_and_the_others_are_stored() {
     let farm = Farm::new().await;
     let writer = written(&farm).await;
@@ -131,6 +133,7 @@ async fn one_result_that_is_never_written_back_fails_and_the_others_are_stored()
 }
 
 #[tokio::test]
+#[ignore = "nightly: waits for lock timeouts and back-off"]
 async fn a_job_whose_results_meet_a_lock_holds_up_no_other() {
     let farm = Farm::new().await;
     let writer = written(&farm).await;

@@ -47,6 +47,7 @@ async fn job_of(farm: &Farm, query: &str) -> JobId {
 /// One of three lacks what the others have. Nothing was set: it is found out by what the others solve, which costs no problem
 /// its life.
 #[tokio::test]
+#[ignore = "nightly: waits until failures suffice for a quarantine"]
 async fn an_agent_that_fails_what_others_solve_is_quarantined_with_the_evidence() {
     let farm = Farm::new().await;
     farm.job_type("digest", "digest", json!({"max_attempts": 100, "retry_delay": "500 ms"})).await;

@@ -50,6 +50,7 @@ async fn a_herd_is_back_after_its_server_was_killed_and_nobody_is_dead() {
 
 /// A server reads nothing more of an agent whose results it has no room for, and cannot hear its heartbeats.
 #[tokio::test]
+#[ignore = "nightly: waits for longer than a lease"]
 async fn who_is_kept_waiting_by_a_full_server_is_not_silent() {
     let farm = Farm::new().await;
     farm.job_type("noop", "echo", json!({})).await;

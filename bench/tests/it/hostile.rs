@@ -127,6 +127,7 @@ async fn connections(address: SocketAddr, count: usize, first: &[u8]) -> Vec<Tcp
 }
 
 #[tokio::test]
+#[ignore = "nightly: waits for deadlines of thousands of connections"]
 async fn thousands_who_connect_and_say_nothing_or_nonsense_or_little_at_a_time() {
     raise_descriptors();
     let mut site = Site::start(&["--connections-per-address", "5000"]).await;
@@ -308,6 +309,7 @@ async fn agents_that_flood_or_never_read() {
 
 /// Large payloads, which they ask for by the hundred.
 #[tokio::test]
+#[ignore = "nightly: waits until a silent reader is disconnected"]
 async fn agents_that_read_nothing_leave_room_for_those_that_do() {
     const PROBLEMS: i64 = 400;
     const MIB: u64 = 1 << 20;

@@ -30,6 +30,7 @@ fn settings(farm: &Farm, seat: &Seat) -> PathBuf {
 }
 
 #[tokio::test]
+#[ignore = "nightly: counts wake-ups over several heartbeats"]
 async fn an_idle_agent_wakes_with_its_heartbeat() {
     let farm = Farm::new().await;
     let heartbeat = HEARTBEAT.as_secs().to_string();

@@ -1,6 +1,6 @@
-//! `scripts/nightly`: the tests of its own pure parts, and the public workflow that runs each of its steps.
+//! `scripts/nightly`: the tests of its own pure parts, the public workflow that runs each of its steps, and the list of its tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -72,5 +72,53 @@ fn public_workflow_runs_each_step_within_the_time_of_a_job() -> Result<()> {
     }
     run.sort_unstable();
     ensure!(run.iter().copied().eq(steps.keys().map(String::as_str)), "{run:?} of {steps:?}");
+    Ok(())
+}
+
+/// Names and reasons of the tests in a source that run at night.
+fn nightly_tests(source: &str) -> Vec<(String, String)> {
+    let marked = source.split("#[ignore = \"nightly: ").skip(1);
+    let parts = marked.filter_map(|rest| {
+        let (reason, rest) = rest.split_once("\"]")?;
+        let (_, rest) = rest.split_once("fn ")?;
+        Some((rest.split('(').next()?.to_owned(), reason.to_owned()))
+    });
+    parts.collect()
+}
+
+#[test]
+fn documentation_lists_every_test_of_the_night_with_its_reason() -> Result<()> {
+    let mut marked = BTreeSet::new();
+    for (folder, package) in
+        [("bench", "pcfarm-bench"), ("cli", "pcfarm"), ("sql", "pcfarm-sql"), ("worker", "pcfarm-worker")]
+    {
+        for entry in fs::read_dir(repository().join(folder).join("tests/it"))? {
+            let path = entry?.path();
+            let module = path.file_stem().context("a name")?.to_string_lossy().into_owned();
+            if path.extension().is_none_or(|extension| extension != "rs") || module == "nightly" {
+                continue;
+            }
+            let tests = nightly_tests(&fs::read_to_string(&path)?);
+            marked.extend(tests.into_iter().map(|(name, why)| format!("| `{package}::it {module}::{name}` | {why} |")));
+        }
+    }
+    let text = fs::read_to_string(repository().join("docs/testing.md"))?;
+    let listed: BTreeSet<String> = text.lines().filter(|line| line.contains("::it ")).map(str::to_owned).collect();
+    ensure!(!marked.is_empty() && listed == marked, "listed {listed:#?}, marked {marked:#?}");
+    Ok(())
+}
+
+/// The first build of a clean clone, with a cargo that builds nothing.
+#[test]
+fn programs_are_built_into_a_target_folder_that_is_not_there() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let script = "set -euo pipefail; . scripts/setup.sh; cargo() { echo \"cargo $*\"; }; \
+                  build_programs quick -p x; echo \"$programs\"";
+    let mut bash = Command::new("bash");
+    bash.args(["-c", script]).current_dir(repository()).env("CARGO_TARGET_DIR", folder.path().join("none"));
+    let output = bash.output()?;
+    let stdout = String::from_utf8(output.stdout)?;
+    ensure!(output.status.success() && stdout.contains("cargo build --profile quick --locked -p x\n"), "{stdout}");
+    ensure!(stdout.ends_with("/none/quick\n"), "{stdout}");
     Ok(())
 }

@@ -108,6 +108,7 @@ async fn a_long_upload_needs_little_memory_on_its_way() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "nightly: waits for retries of an object store"]
 async fn a_store_that_is_away_for_a_while_loses_nothing() -> Result<()> {
     let Some(mut swift) = Swift::start().await? else { return Ok(()) };
     let mut farm = Farm::start_with(swift.extra()).await?;

@@ -116,6 +116,7 @@ async fn an_upload_is_acknowledged_although_the_database_was_lost_in_between() -
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "nightly: waits for the deadline of a slow upload"]
 async fn who_trickles_leaves_places_to_others_and_is_told_to_go() -> Result<()> {
     let (farm, _, users) = farm_of(&["ana", "ben"]).await?;
     let [ana, ben] = &users[..] else { unreachable!("two") };
