@@ -86,24 +86,41 @@ fn nightly_tests(source: &str) -> Vec<(String, String)> {
     parts.collect()
 }
 
+/// Rust sources below a folder, with their module paths.
+fn sources(folder: &Path, module: &str, found: &mut Vec<(PathBuf, String)>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_stem().context("a name")?.to_string_lossy().into_owned();
+        let module = if module.is_empty() { name } else { format!("{module}::{name}") };
+        if path.is_dir() {
+            sources(&path, &module, found)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push((path, module));
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn documentation_lists_every_test_of_the_night_with_its_reason() -> Result<()> {
     let mut marked = BTreeSet::new();
-    for (folder, package) in
-        [("bench", "pcfarm-bench"), ("cli", "pcfarm"), ("sql", "pcfarm-sql"), ("worker", "pcfarm-worker")]
-    {
-        for entry in fs::read_dir(repository().join(folder).join("tests/it"))? {
-            let path = entry?.path();
-            let module = path.file_stem().context("a name")?.to_string_lossy().into_owned();
-            if path.extension().is_none_or(|extension| extension != "rs") || module == "nightly" {
-                continue;
-            }
-            let tests = nightly_tests(&fs::read_to_string(&path)?);
-            marked.extend(tests.into_iter().map(|(name, why)| format!("| `{package}::it {module}::{name}` | {why} |")));
+    for (folder, binary) in [
+        ("bench/tests/it", "pcfarm-bench::it"),
+        ("cli/tests/it", "pcfarm::it"),
+        ("sql/tests/it", "pcfarm-sql::it"),
+        ("worker/src", "pcfarm-worker"),
+        ("worker/tests/it", "pcfarm-worker::it"),
+    ] {
+        let mut found = Vec::new();
+        sources(&repository().join(folder), "", &mut found)?;
+        for (path, module) in found.iter().filter(|(path, _)| !path.ends_with("cli/tests/it/nightly.rs")) {
+            let tests = nightly_tests(&fs::read_to_string(path)?);
+            marked.extend(tests.into_iter().map(|(name, why)| format!("| `{binary} {module}::{name}` | {why} |")));
         }
     }
     let text = fs::read_to_string(repository().join("docs/testing.md"))?;
-    let listed: BTreeSet<String> = text.lines().filter(|line| line.contains("::it ")).map(str::to_owned).collect();
+    let listed: BTreeSet<String> =
+        text.lines().filter(|line| line.starts_with("| `pcfarm")).map(str::to_owned).collect();
     ensure!(!marked.is_empty() && listed == marked, "listed {listed:#?}, marked {marked:#?}");
     Ok(())
 }

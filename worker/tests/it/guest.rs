@@ -212,6 +212,16 @@ async fn on_battery_it_does_not_work() {
     assert_eq!(session.until_state(State::Suspended).await, "on battery");
     desk.power("1\n", "Charging\n");
     session.until_state(State::Waiting).await;
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+#[tokio::test]
+async fn it_does_not_work_on_a_supply_of_unknown_state() {
+    let desk = Desk::new();
+    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
+    session.credit().await;
     fs::remove_file(desk.dir.path().join("sys/class/power_supply/BAT0/status")).expect("it is there");
     let reason = session.until_state(State::Suspended).await;
     assert!(reason.starts_with("cannot tell whether it is on battery"), "{reason}");

@@ -64,6 +64,7 @@ async fn compiler_of(parent: u32) -> Pid {
 }
 
 #[tokio::test]
+#[ignore = "nightly: compiles a large module for a minute"]
 async fn a_compiler_that_was_killed_says_nothing_of_its_module() {
     let mut desk = Desk::new(None).await;
     let hash = desk.server.files.put(&maze(40_000));
