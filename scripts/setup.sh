@@ -227,13 +227,9 @@ build_programs() {
 core_seconds_per_crate() { if [ "$1" = release ]; then echo 5; else echo 2; fi; }
 
 estimate_build() {
-    local profile=$1 crates built=0 left cores minutes
+    local profile=$1 left cores minutes
     shift
-    crates=$(cargo tree --locked --edges normal,build --prefix none --no-dedupe "$@" | sort -u | wc -l)
-    if [ -d "$programs/.fingerprint" ]; then
-        built=$(ls "$programs/.fingerprint" | sed 's/-[0-9a-f]*$//' | sort -u | wc -l)
-    fi
-    left=$((crates > built ? crates - built : 0))
+    left=$(missing_crates "$@" | wc -l)
     cores=$(getconf _NPROCESSORS_ONLN)
     minutes=$(((left * $(core_seconds_per_crate "$profile") + 60 * cores - 1) / (60 * cores)))
     case $minutes in
@@ -241,6 +237,14 @@ estimate_build() {
         1) say "Building $left crates: about a minute with $cores cores …" ;;
         *) say "Building $left crates: about $minutes minutes with $cores cores …" ;;
     esac
+}
+
+# Names of the crates that were never built in the folder $programs.
+missing_crates() {
+    local crates built=''
+    crates=$(cargo tree --locked --edges normal,build --prefix none --no-dedupe "$@" | sed '/^$/d; s/ .*//' | sort -u)
+    [ ! -d "$programs/.fingerprint" ] || built=$(ls "$programs/.fingerprint" | sed 's/-[0-9a-f]*$//' | sort -u)
+    comm -23 <(printf '%s\n' "$crates") <(printf '%s\n' "$built")
 }
 
 workspace_version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$repository/Cargo.toml"; }
