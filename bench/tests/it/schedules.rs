@@ -78,6 +78,7 @@ async fn several_servers_share_what_is_due_at_once() {
 
 /// Commits whose answers nobody got among them.
 #[tokio::test]
+#[ignore = "nightly: half a minute of due times around a crash"]
 async fn postgresql_killed_in_the_middle_loses_no_due_time_and_doubles_none() {
     let options = ClusterOptions { durable: true, ..testing::test_cluster_options() };
     let mut cluster = Cluster::start(options).await.expect("a private cluster starts");
