@@ -224,7 +224,7 @@ build_programs() {
 
 # Core seconds that a crate takes on average, from an empty target folder on 2 cores of 2.6 GHz, rounded up. Link-time
 # optimisation adds those of linking.
-core_seconds_per_crate() { if [ "$1" = release ]; then echo 5; else echo 2; fi; }
+core_seconds_per_crate() { if [ "$1" = release ]; then echo 3; else echo 2; fi; }
 
 estimate_build() {
     local profile=$1 left cores minutes
