@@ -5,7 +5,7 @@ use crate::missing::MAIL;
 use pcfarm_sql::alerts::Claimed;
 use std::convert::Infallible;
 
-/// Never made.
+/// No value exists: a setting that needs mail is refused.
 #[derive(Debug)]
 pub struct Mailer(Infallible);
 
