@@ -1,43 +1,37 @@
-//! Terminals: consoles, and those of people who came by the network.
+//! Terminals: consoles, and those of windows and of logins over the network.
 //!
-//! Owns what their times of access say, and one thread that sleeps until somebody reads from one. A terminal knows nothing of a
-//! graphical desktop beside it, so that it proves who is there and, unless the owner says that there is nothing else, never
-//! that nobody is. Consoles belong to whoever is logged in there: an agent that may not listen at one is to look at it.
+//! Owns the times of access of terminals; `ears` is told by the kernel of reads. A terminal knows nothing of a graphical desktop beside
+//! it, so it proves presence and, unless the owner says that there is nothing else, never absence. Typing and a new terminal are
+//! activity; closing a terminal is not.
+
+mod ears;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::io::Errno;
 use tracing::debug;
 
+use self::ears::Ears;
 use super::signals::{Input, Moment, Proves, Reading};
 use crate::clock;
 
 pub const SOURCE: &str = "tty";
 
-/// As for input devices: somebody who types wakes nobody more often.
-const GATHER: Duration = Duration::from_millis(100);
-
-/// What it remembers of terminals. The kernel notes times of access to eight seconds; only that one has changed is used, so that
-/// no change of the clock looks like a person or hides one.
+/// Times of access by terminal. The kernel notes them to eight seconds; only a change counts, so that no change of the clock looks
+/// like a person or hides one.
 pub struct Terminals {
     /// `/dev`.
     devices: PathBuf,
-    accessed: Option<BTreeMap<PathBuf, (i64, i64)>>,
+    accessed: Option<Accessed>,
     last: Moment,
     proves: Proves,
     ears: Option<Ears>,
 }
+
+type Accessed = BTreeMap<PathBuf, (i64, i64)>;
 
 impl Terminals {
     /// Calls `noticed` when somebody may have typed. Where that cannot be had, [`Terminals::read`] finds out when it is called.
@@ -52,16 +46,15 @@ impl Terminals {
 
     pub fn read(&mut self, now: Moment) -> Reading<Input> {
         let says = self.look().map(|accessed| {
-            // One that is gone was closed by somebody.
-            if self.accessed.as_ref() != Some(&accessed) {
+            if self.accessed.as_ref().is_none_or(|before| is_used(before, &accessed)) {
                 self.last = now;
             }
-            // Within eight seconds of the one before, a time of access does not change.
+            // A time of access does not change within eight seconds of its last change.
             let heard = self.ears.as_ref().map_or(Moment::ZERO, Ears::heard);
             self.last = self.last.max(heard);
             self.accessed = Some(accessed);
             let untold = self.ears.as_ref().is_none_or(Ears::misses_some);
-            Input { last: self.last, proves: self.proves, bump: None, untold, looked: true }
+            Input { last: self.last, proves: self.proves, bump: None, untold }
         });
         if says.is_err() {
             self.accessed = None;
@@ -70,7 +63,7 @@ impl Terminals {
     }
 
     /// Somebody may sit at one that cannot be looked at: that matters only to what proves that nobody does.
-    fn look(&self) -> Result<BTreeMap<PathBuf, (i64, i64)>, String> {
+    fn look(&self) -> Result<Accessed, String> {
         let mut all = BTreeMap::new();
         let mut trouble = None;
         for (directory, prefix) in [(self.devices.clone(), "tty"), (self.devices.join("pts"), "")] {
@@ -101,97 +94,9 @@ impl Terminals {
     }
 }
 
-/// The thread, until it is dropped.
-struct Ears {
-    heard: Arc<Mutex<Moment>>,
-    /// It may not listen at all of them.
-    misses_some: bool,
-    end: Option<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Ears {
-    fn start(devices: &Path, noticed: impl Fn() + Send + 'static) -> std::io::Result<Ears> {
-        let reads = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let changes = WatchFlags::ACCESS | WatchFlags::CREATE | WatchFlags::DELETE;
-        // Not the directory of all devices: some of them are read all the time.
-        let mut misses_some = false;
-        for console in numbered(devices, "tty")? {
-            misses_some |= !listen_at(&reads, &console, WatchFlags::ACCESS)?;
-        }
-        misses_some |= !listen_at(&reads, &devices.join("pts"), changes)?;
-        let (until, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let heard = Arc::new(Mutex::new(Moment::ZERO));
-        let shared = Arc::clone(&heard);
-        let listen = move || {
-            while somebody_reads(&reads, &until) {
-                *shared.lock().expect("nothing panics under this lock") = clock::now();
-                noticed();
-                let pause = Timespec { tv_sec: 0, tv_nsec: i64::from(GATHER.subsec_nanos()) };
-                let _ = poll(&mut [PollFd::new(&until, PollFlags::IN)], Some(&pause));
-            }
-        };
-        let thread = std::thread::Builder::new().name("pcfarm-terminals".to_owned()).spawn(listen)?;
-        Ok(Ears { heard, misses_some, end: Some(end), thread: Some(thread) })
-    }
-
-    /// Of what somebody does at a terminal it may not be told.
-    fn misses_some(&self) -> bool {
-        self.misses_some || self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    fn heard(&self) -> Moment {
-        *self.heard.lock().expect("nothing panics under this lock")
-    }
-}
-
-impl Drop for Ears {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// False: it may not. What is not there makes no sound.
-fn listen_at(reads: &OwnedFd, what: &Path, sounds: WatchFlags) -> std::io::Result<bool> {
-    match inotify::add_watch(reads, what, sounds) {
-        Ok(_) | Err(Errno::NOENT) => Ok(true),
-        Err(Errno::ACCESS | Errno::PERM) => {
-            debug!(what = %what.display(), "it is only looked at");
-            Ok(false)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Waits until somebody does. False: it is time to end.
-fn somebody_reads(reads: &OwnedFd, until: &OwnedFd) -> bool {
-    loop {
-        let mut watched = [PollFd::new(until, PollFlags::IN), PollFd::new(reads, PollFlags::IN)];
-        match poll(&mut watched, None) {
-            Ok(_) if !watched[0].revents().is_empty() => return false,
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return false,
-        }
-        let mut buffer = [const { MaybeUninit::uninit() }; 4096];
-        let mut events = inotify::Reader::new(reads, &mut buffer);
-        let mut any = false;
-        loop {
-            let event = match events.next() {
-                Ok(event) => event,
-                Err(Errno::AGAIN | Errno::INTR) => break,
-                Err(_) => return false,
-            };
-            // The side of a window's terminal that shows what was written is `ptmx`.
-            let name = event.file_name().map(|name| name.to_string_lossy().into_owned());
-            any |= name.is_none_or(|name| name.parse::<u32>().is_ok()) && !event.events().contains(ReadFlags::IGNORED);
-        }
-        if any {
-            return true;
-        }
-    }
+/// Whether a terminal was read or opened between two looks.
+fn is_used(before: &Accessed, now: &Accessed) -> bool {
+    now.iter().any(|(terminal, accessed)| before.get(terminal) != Some(accessed))
 }
 
 fn numbered(directory: &Path, prefix: &str) -> std::io::Result<Vec<PathBuf>> {
@@ -243,34 +148,63 @@ mod tests {
         assert_eq!(last(&mut terminals, 50), Ok(at(50)));
         touched("pts/7", 500);
         assert_eq!(last(&mut terminals, 60), Ok(at(60)));
+        // A connection that breaks closes its terminal.
         fs::remove_file(dir.path().join("pts/7")).expect("it is there");
-        assert_eq!(last(&mut terminals, 70), Ok(at(70)));
+        assert_eq!(last(&mut terminals, 70), Ok(at(60)));
         fs::remove_dir_all(dir.path()).expect("it is there");
         assert!(last(&mut terminals, 80).is_err());
         assert_eq!(terminals.read(at(80)).source, SOURCE);
     }
 
-    /// On a terminal of its own, as the kernel has them.
-    #[test]
-    fn whoever_types_is_noticed_at_once() {
+    /// A terminal of the kernel, with the side that types.
+    fn a_terminal() -> (std::os::fd::OwnedFd, File) {
         let pair = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY);
-        let controller = pair.expect("a terminal");
-        rustix::pty::grantpt(&controller).expect("granted");
-        rustix::pty::unlockpt(&controller).expect("unlocked");
-        let name = rustix::pty::ptsname(&controller, Vec::new()).expect("it has a name");
-        let mut terminal = File::options().read(true).write(true).open(name.to_str().expect("text")).expect("opened");
+        let types = pair.expect("a terminal");
+        rustix::pty::grantpt(&types).expect("granted");
+        rustix::pty::unlockpt(&types).expect("unlocked");
+        let name = rustix::pty::ptsname(&types, Vec::new()).expect("it has a name");
+        let terminal = File::options().read(true).write(true).open(name.to_str().expect("text")).expect("opened");
+        (types, terminal)
+    }
+
+    fn type_at((types, terminal): &mut (std::os::fd::OwnedFd, File)) {
+        rustix::io::write(types, b"x\n").expect("typed");
+        std::io::Read::read(terminal, &mut [0; 8]).expect("read");
+    }
+
+    /// On the machine's own `/dev/pts`. Programs of others may use terminals meanwhile, so a quiet second is waited for.
+    #[test]
+    fn looks_do_not_wake_the_ears_and_typing_does() {
+        let mut terminal = a_terminal();
         let (sender, noticed) = std::sync::mpsc::channel();
         let mut terminals = Terminals::start("/dev".into(), Proves::Presence, move || {
             let _ = sender.send(());
         });
-        assert!(terminals.ears.is_some(), "this kernel cannot be asked to say who reads");
+        let woken = |terminals: &Terminals| terminals.ears.as_ref().expect("this kernel has inotify").woken();
+        let is_quiet = |terminals: &mut Terminals| {
+            let before = woken(terminals);
+            for _ in 0..20 {
+                fs::read_dir("/dev/pts").expect("there are terminals").for_each(drop);
+                terminals.read(clock::now()).says.expect("there is one");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            woken(terminals) == before
+        };
+        let tries = (0..30).take_while(|_| !is_quiet(&mut terminals)).count();
+        assert!(tries < 30, "every second of thirty had events");
         let before = terminals.read(clock::now()).says.expect("there is one").last;
-        rustix::io::write(&controller, b"x\n").expect("typed");
-        std::io::Read::read(&mut terminal, &mut [0; 8]).expect("read");
-        // Others may read from terminals of theirs meanwhile.
+        while noticed.try_recv().is_ok() {}
+        type_at(&mut terminal);
         while terminals.read(clock::now()).says.expect("there is one").last <= before {
-            noticed.recv_timeout(Duration::from_secs(10)).expect("it is noticed");
+            noticed.recv_timeout(Duration::from_secs(10)).expect("typing is noticed");
         }
+        // A terminal that is opened later is heard as well.
+        let mut later = a_terminal();
+        noticed.recv_timeout(Duration::from_secs(10)).expect("a new terminal is noticed");
+        std::thread::sleep(Duration::from_millis(300));
+        while noticed.try_recv().is_ok() {}
+        type_at(&mut later);
+        noticed.recv_timeout(Duration::from_secs(10)).expect("typing there is noticed");
     }
 
     /// As a service is: consoles belong to root, or to whoever is logged in there.

@@ -6,6 +6,7 @@ mod conditions;
 mod frozen;
 #[cfg(feature = "desktop")]
 mod sessions;
+mod terminals;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
