@@ -320,6 +320,8 @@ create table pcfarm.workstation (
     yield_p99_ms   bigint,
     -- What its agent goes by when it decides whether it may work: [{"name", "value", "by", "refused"}, …]; null: it has not said.
     presence       jsonb,
+    -- Findings of its agent about presence sources, for people: a session helper that ended, an input device that makes noise.
+    presence_notes text[] not null default '{}',
     -- How it can be woken, as far as its owner lets the farm know: its network card, and the address that all hear in the card's network.
     wake_card      text constraint wake_card check (wake_card ~ '^([0-9a-f]{2}:){5}[0-9a-f]{2}$'),
     wake_broadcast text,
@@ -337,6 +339,7 @@ create table pcfarm.workstation (
     constraint yields_whole check (num_nulls(yields, yield_p50_ms, yield_p99_ms) in (0, 3)),
     constraint no_deadline_without_drain check (drain or drain_deadline is null),
     constraint quarantined_is_drained check (drain or quarantine is null),
+    constraint presence_notes_at_most_16 check (cardinality(presence_notes) <= 16),
     constraint note_at_most_1000 check (length(note) <= 1000),
     constraint drain_reason_at_most_200 check (length(drained_why) <= 200)
 );

@@ -1,11 +1,11 @@
 -- What an agent says: its state ($3), why ($4), what it tells absence by ($5), what it runs on ($6), and how often and how quickly it
--- gave way ($7 to $9), what it goes by, if that is news ($10), and whether it goes to
--- sleep ($11). Of one that is drained its administrator has said why.
+-- gave way ($7 to $9), what it goes by, if that is news ($10), whether it goes to
+-- sleep ($11), and its findings about presence sources ($12). Of one that is drained its administrator has said why.
 update pcfarm.workstation w set state = $3, idle_source = $5, power = $6, yields = $7, yield_p50_ms = $8, yield_p99_ms = $9,
-    presence = coalesce($10, w.presence), asleep = $11,
+    presence = coalesce($10, w.presence), asleep = $11, presence_notes = $12,
     reason = case when w.drain and $3 = 'draining' then w.reason else $4 end,
     since = case when w.state <> $3 then clock_timestamp() else w.since end
 where w.workstation_id = $1 and w.session = $2 and w.state <> 'dead' and not (w.drain and $3 = 'waiting')
     and (w.state <> $3 or w.idle_source <> $5 or w.power <> $6 or w.yields is distinct from $7 or $10::jsonb is not null
-        or w.asleep <> $11
+        or w.asleep <> $11 or w.presence_notes <> $12
         or (w.reason <> $4 and not (w.drain and $3 = 'draining')))

@@ -4,7 +4,8 @@
 -- other in a circle. A session's number is drawn under its row's lock, so that of two connections the one that comes
 -- last has the newer. Controllers come as pairs of a position ($10, from 1) and a name ($11), and so do labels ($12, $13),
 -- GPUs ($16, $17) and programs ($18, $19). $20 and $21 are what it tells absence by, and what it runs on; $22 to $24 how often and
--- how quickly it gave way, $25 what it goes by, as texts of JSON, and $26 and $27 how it can be woken.
+-- how quickly it gave way, $25 what it goes by, as texts of JSON, and $26 and $27 how it can be woken. Findings about presence
+-- sources are pairs, too ($28, $29).
 with asked as materialized (
     select a.*
     from unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[], $6::text[], $7::text[], $8::text[],
@@ -29,6 +30,10 @@ with_programs as materialized (
     select o.position, array_agg(o.program order by o.n) as programs
     from unnest($18::integer[], $19::text[]) with ordinality as o(position, program, n)
     group by o.position),
+noted as materialized (
+    select o.position, array_agg(o.note order by o.n) as notes
+    from unnest($28::integer[], $29::text[]) with ordinality as o(position, note, n)
+    group by o.position),
 prior as materialized (
     select w.workstation_id, w.identity, w.instance, w.state from pcfarm.workstation w
     where w.identity = any ($1)
@@ -37,17 +42,19 @@ prior as materialized (
 connected as (
     insert into pcfarm.workstation as w (identity, instance, hostname, cores, memory_bytes, system, agent_version,
         system_name, arch, gpus, programs, controllers, labels, state, session, server_id, idle_source, power, yields, yield_p50_ms, yield_p99_ms, presence,
-        wake_card, wake_broadcast)
+        wake_card, wake_broadcast, presence_notes)
     select a.identity, a.instance, a.hostname, a.cores, a.memory_bytes, a.system, a.agent_version,
         a.system_name, a.arch, coalesce(g.gpus, '{}'), coalesce(r.programs, '{}'), coalesce(o.controllers, '{}'),
         coalesce(l.labels, '{}'), a.state, nextval('pcfarm.session_number'), $9, a.idle_source, a.power,
-        a.yields, a.yield_p50_ms, a.yield_p99_ms, a.presence::jsonb, a.wake_card, a.wake_broadcast
+        a.yields, a.yield_p50_ms, a.yield_p99_ms, a.presence::jsonb, a.wake_card, a.wake_broadcast,
+        coalesce(t.notes, '{}')
     from asked a
     left join prior p on p.identity = a.identity
     left join offered o on o.position = a.position
     left join labelled l on l.position = a.position
     left join with_gpus g on g.position = a.position
     left join with_programs r on r.position = a.position
+    left join noted t on t.position = a.position
     order by p.workstation_id, a.identity
     on conflict (identity) do update set
         instance = excluded.instance, hostname = excluded.hostname, cores = excluded.cores,
@@ -61,6 +68,7 @@ connected as (
         idle_source = excluded.idle_source, power = excluded.power,
         yields = excluded.yields, yield_p50_ms = excluded.yield_p50_ms, yield_p99_ms = excluded.yield_p99_ms,
         presence = excluded.presence, wake_card = excluded.wake_card, wake_broadcast = excluded.wake_broadcast, asleep = false,
+        presence_notes = excluded.presence_notes,
         silent_since = null, connected_at = clock_timestamp()
     returning w.workstation_id, w.identity, w.instance, w.session, w.drain, w.reason)
 select c.workstation_id, c.session, c.drain, case when c.drain then c.reason else '' end as drain_reason, coalesce(p.instance = c.instance, false) as same_instance,

@@ -21,7 +21,7 @@ could as (
         ) as has_work
     from pcfarm.job j
     where j.ended_at is null and j.job_id in (select a.job_id from able a))
-select w.silent_since is not null as silent, w.drain,
+select w.silent_since is not null as silent, w.drain, w.presence_notes,
     (select count(*) from could) as could_run,
     (select count(*) from could where may) as may_run,
     (select count(*) from could where may and has_work) as have_work,

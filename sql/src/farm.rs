@@ -227,7 +227,9 @@ fn signs_of_row(row: &Row) -> Result<Signs, Error> {
         None => None,
     };
     let settings = row.try_get("presence")?;
-    Ok(Signs { idle_source: row.try_get("idle_source")?, power: row.try_get("power")?, yields, settings })
+    // Only an explanation reads notes, from the row itself.
+    let notes = Vec::new();
+    Ok(Signs { idle_source: row.try_get("idle_source")?, power: row.try_get("power")?, yields, settings, notes })
 }
 
 fn drained_of_row(row: &Row) -> Result<Option<Drained>, Error> {
@@ -376,6 +378,7 @@ pub async fn explain_workstation(
         held: row.try_get("held")?,
         wanted_elsewhere: row.try_get::<_, Option<Vec<String>>>("wanted_elsewhere")?.unwrap_or_default(),
         lacks: row.try_get::<_, Option<Vec<String>>>("lacks")?.unwrap_or_default(),
+        notes: row.try_get("presence_notes")?,
     };
     Ok(Some(explain(workstation, &prospects, SystemTime::now())))
 }
@@ -395,6 +398,8 @@ struct Prospects {
     wanted_elsewhere: Vec<String>,
     /// Conditions of open jobs, whose controllers it runs, that it does not fulfil.
     lacks: Vec<String>,
+    /// Findings of its agent about presence sources.
+    notes: Vec<String>,
 }
 
 /// `now` is for ages in words alone.
@@ -443,6 +448,7 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
         }
         WorkstationState::Waiting | WorkstationState::Processing => {}
     }
+    reasons.extend(prospects.notes.iter().map(|note| format!("Its agent notes: {note}.")));
     if prospects.silent && workstation.state != WorkstationState::Dead {
         reasons.push(
             "Its server does not hear it: it gets nothing until it is heard again, and is dead when the lease is over."
@@ -556,6 +562,12 @@ mod tests {
             (WorkstationState::Processing, 2, none(), "40 problems in 2 checkouts"),
             (WorkstationState::Processing, 2, none(), "holds up some of its work: because."),
             (WorkstationState::Waiting, 0, Prospects { silent: true, ..none() }, "does not hear it"),
+            (
+                WorkstationState::Waiting,
+                0,
+                Prospects { notes: vec!["the session helper x11 ended".into()], ..none() },
+                "Its agent notes: the session helper x11 ended.",
+            ),
             (WorkstationState::Waiting, 0, none(), "There is no open job; it runs emsr."),
             (
                 WorkstationState::Waiting,

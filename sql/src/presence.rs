@@ -79,6 +79,8 @@ pub struct Signs {
     pub yields: Option<Yields>,
     /// What it goes by, if it says so: an array of objects, as `pcfarm.workstation` has it.
     pub settings: Option<RawJson>,
+    /// Findings about presence sources, at most 16.
+    pub notes: Vec<String>,
 }
 
 /// How quickly an agent gave way to its workstation's person: of so many times, in milliseconds.
@@ -129,6 +131,7 @@ pub async fn connect(
     let (label_positions, labels) = pairs(all, |who| &who.labels);
     let (gpu_positions, gpus) = pairs(all, |who| &who.gpus);
     let (program_positions, programs) = pairs(all, |who| &who.programs);
+    let (note_positions, notes) = pairs(all, |who| &who.signs.notes);
     let rows = client
         .run(
             include_str!("../queries/connect_workstations.sql"),
@@ -160,6 +163,8 @@ pub async fn connect(
                 &each(all, |who| who.signs.settings.clone()),
                 &each(all, |who| who.waking.as_ref().map(|waking| waking.card.clone())),
                 &each(all, |who| who.waking.as_ref().and_then(|waking| waking.broadcast.clone())),
+                &note_positions,
+                &notes,
             ],
         )
         .await?;
@@ -248,14 +253,27 @@ pub async fn change_state(
     change: &StateChange,
 ) -> Result<(), Error> {
     let StateChange { state, reason, asleep, signs } = change;
-    let Signs { idle_source, power, yields, settings } = signs;
+    let Signs { idle_source, power, yields, settings, notes } = signs;
     let count = yields.map(|yields| yields.count);
     let (p50, p99) = (yields.map(|yields| yields.p50_ms), yields.map(|yields| yields.p99_ms));
     let statement = include_str!("../queries/change_workstation_state.sql");
     client
         .run(
             statement,
-            &[&workstation_id, &session, state, reason, idle_source, power, &count, &p50, &p99, settings, asleep],
+            &[
+                &workstation_id,
+                &session,
+                state,
+                reason,
+                idle_source,
+                power,
+                &count,
+                &p50,
+                &p99,
+                settings,
+                asleep,
+                notes,
+            ],
         )
         .await
         .map(drop)

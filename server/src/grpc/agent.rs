@@ -54,6 +54,10 @@ const GPUS_LIMIT: usize = 64;
 /// Settings that an agent may say it goes by.
 const PRESENCE_LIMIT: usize = 100;
 
+/// Findings about presence sources.
+const NOTES_LIMIT: usize = 16;
+const NOTE_BYTES_LIMIT: usize = 200;
+
 pub struct AgentApi {
     farm: Arc<Farm>,
     files: Arc<Files>,
@@ -266,7 +270,10 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
             .map(|v1::Program { name, version }| format!("{name} {version}").trim_end().to_owned())
             .collect(),
         state: stored_state(hello.state()),
-        signs: signs(&hello.idle_source, &hello.power, hello.yields.as_ref(), hello.presence.as_ref()),
+        signs: Signs {
+            notes: notes(&hello.presence_notes),
+            ..signs(&hello.idle_source, &hello.power, hello.yields.as_ref(), hello.presence.as_ref())
+        },
         waking: hello.waking.as_ref().and_then(waking),
     })
 }
@@ -320,7 +327,16 @@ fn signs(
         RawJson(Value::from(array).to_string().into())
     };
     let settings = settings.map(array);
-    Signs { idle_source: shown(idle_source), power: shown(power), yields, settings }
+    Signs { idle_source: shown(idle_source), power: shown(power), yields, settings, notes: Vec::new() }
+}
+
+/// Findings of an agent about its presence sources, within the protocol's bounds.
+fn notes(notes: &[String]) -> Vec<String> {
+    let short = |note: &String| {
+        let note = shown(note);
+        note[..note.floor_char_boundary(NOTE_BYTES_LIMIT)].to_owned()
+    };
+    notes.iter().take(NOTES_LIMIT).map(short).collect()
 }
 
 fn stored_state(state: WorkstationState) -> &'static str {
@@ -513,7 +529,10 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
 
 async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::StateChange) -> Result<(), Status> {
     let state = stored_state(change.state());
-    let signs = signs(&change.idle_source, &change.power, change.yields.as_ref(), change.presence.as_ref());
+    let signs = Signs {
+        notes: notes(&change.presence_notes),
+        ..signs(&change.idle_source, &change.power, change.yields.as_ref(), change.presence.as_ref())
+    };
     let change = presence::StateChange { state, reason: shown(&change.reason), asleep: change.asleep, signs };
     session.set_suspended(state == "suspended");
     session.set_leaving(state == "draining");

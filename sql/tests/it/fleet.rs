@@ -115,7 +115,13 @@ async fn a_drain_outlives_its_agent_and_the_agents_word() {
     let second = presence::connect(&client, &[&another], ServerId(1)).await.expect("connected").remove(0);
     assert_eq!((second.workstation_id, second.drain, second.drain_reason), (pc[0], true, row.drain_reason.clone()));
     let yields = Some(Yields { count: 7, p50_ms: 40, p99_ms: 390 });
-    let signs = Signs { idle_source: "evdev".to_owned(), power: "battery".to_owned(), yields, settings: None };
+    let signs = Signs {
+        idle_source: "evdev".to_owned(),
+        power: "battery".to_owned(),
+        yields,
+        settings: None,
+        notes: Vec::new(),
+    };
     for state in ["waiting", "draining"] {
         let change = StateChange { state, reason: "of the agent".to_owned(), asleep: false, signs: signs.clone() };
         presence::change_state(&client, pc[0], second.session, &change).await.expect("changed");
@@ -131,7 +137,13 @@ async fn what_is_said_beside_a_state_changes_no_moment() {
     let client = queue.server().await;
     let since = queue.text("select since::text from pcfarm.workstation where workstation_id = 1").await;
     for power in ["mains", "battery"] {
-        let signs = Signs { idle_source: "evdev".to_owned(), power: power.to_owned(), yields: None, settings: None };
+        let signs = Signs {
+            idle_source: "evdev".to_owned(),
+            power: power.to_owned(),
+            yields: None,
+            settings: None,
+            notes: Vec::new(),
+        };
         let change =
             StateChange { state: "waiting", reason: "low on licences".to_owned(), asleep: false, signs: signs.clone() };
         presence::change_state(&client, WorkstationId(1), 1, &change).await.expect("changed");
@@ -139,6 +151,21 @@ async fn what_is_said_beside_a_state_changes_no_moment() {
         assert_eq!(one.signs, signs);
     }
     assert_eq!(queue.text("select since::text from pcfarm.workstation where workstation_id = 1").await, since);
+}
+
+#[tokio::test]
+async fn notes_of_an_agent_are_explained_until_it_has_none() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let note = "the session helper x11 of user 7 ended at Mon 2026-11-30 14:03".to_owned();
+    for (notes, expected) in [(vec![note.clone()], true), (Vec::new(), false)] {
+        let signs = Signs { notes, ..Signs::default() };
+        let change = StateChange { state: "waiting", reason: String::new(), asleep: false, signs };
+        presence::change_state(&client, WorkstationId(1), 1, &change).await.expect("changed");
+        let one = farm::workstation(&client, WorkstationId(1)).await.expect("read").expect("there");
+        let told = farm::explain_workstation(&client, &one).await.expect("asked").expect("there").join("\n");
+        assert_eq!(told.contains(&note), expected, "{told}");
+    }
 }
 
 #[tokio::test]

@@ -21,7 +21,13 @@ fn introduction(instance: u128) -> Introduction {
         labels: vec!["gpu".to_owned()],
         controllers: vec!["c".to_owned()],
         state: "waiting",
-        signs: Signs { idle_source: "evdev".to_owned(), power: "mains".to_owned(), yields: None, settings: None },
+        signs: Signs {
+            idle_source: "evdev".to_owned(),
+            power: "mains".to_owned(),
+            yields: None,
+            settings: None,
+            notes: Vec::new(),
+        },
         waking: None,
     }
 }
