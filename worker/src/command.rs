@@ -322,6 +322,10 @@ fn text(explanation: &Explanation) -> String {
         let age = if signal.age_seconds >= 1.0 { format!(" ({:.0} s old)", signal.age_seconds) } else { String::new() };
         text.push_str(&format!("{:15} {:21} {}{age}\n", signal.signal, signal.source, signal.says));
     }
+    if !explanation.notes.is_empty() {
+        text.push_str("\nNote\n");
+    }
+    explanation.notes.iter().for_each(|note| text.push_str(&format!("  {note}\n")));
     if !explanation.holds.is_empty() {
         text.push_str("\nIt holds\n");
     }

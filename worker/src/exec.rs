@@ -14,6 +14,7 @@
 //! | ends | then |
 //! | --- | --- |
 //! | agent, at any moment, by any signal | the supervisor reads the end of its requests, ends the tree, exits |
+//! | agent, stopped (SIGSTOP) or hung, on an attended workstation | the supervisor stops the tree within 3 s, and lets it go on at the agent's next word |
 //! | supervisor | the program gets SIGKILL from the kernel, and what it has started comes to the agent, which ends it; the agent fails the problem, and starts another |
 //! | program, while it has a problem | that problem fails, with exit code and the end of standard error; the rest of the tree is ended; another is started for the next problem |
 //! | program, while it has none | another is started with the next problem, which does not notice |
@@ -28,6 +29,7 @@
 //! - `space`: how much is in there, and its removal, whatever a program has made of it.
 //! - `outputs`: the files that a program has made for the farm.
 //! - `supervisor`, `running`: one program and its tree, from start to end.
+//! - `silence`: the program stands still while its agent is silent.
 //! - `tree`: finding and ending all that descends from a process.
 //! - `orphans`: what a supervisor leaves that was killed.
 //! - `launcher`, `fence`: what is given up before the program is.
@@ -43,6 +45,7 @@ mod outputs;
 pub(crate) mod plan;
 mod running;
 pub mod settings;
+mod silence;
 mod space;
 mod supervisor;
 mod tree;

@@ -38,7 +38,8 @@ const LINE_BYTES_LIMIT: u64 = 4096;
 /// A helper has something to say once a second at most.
 const MESSAGES_A_MINUTE: u32 = 240;
 
-/// Helpers speak at least every minute; who is silent for longer is gone or stuck.
+/// A connection without a message for so long is closed, unless it is a helper's. A helper that is silent hangs, and its session counts
+/// as unknown: it stays connected for as long as its process lives.
 const SILENCE_LIMIT: Duration = Duration::from_secs(150);
 
 /// A disk that takes longer has stalled.
@@ -118,10 +119,12 @@ impl Connection {
         let (from, mut to) = tokio::io::split(stream);
         let mut from = BufReader::new(from);
         let (mut minute, mut messages) = (Instant::now(), 0);
+        let mut is_helper = false;
         loop {
             let mut line = Vec::new();
             let mut limited = (&mut from).take(LINE_BYTES_LIMIT);
-            let read = timeout(SILENCE_LIMIT, limited.read_until(b'\n', &mut line)).await;
+            let patience = if is_helper { Duration::MAX } else { SILENCE_LIMIT };
+            let read = timeout(patience, limited.read_until(b'\n', &mut line)).await;
             if !matches!(read, Ok(Ok(1..))) {
                 return self.number;
             }
@@ -139,7 +142,10 @@ impl Connection {
                     Err(why) => Err(why),
                 };
                 match answered {
-                    Ok(None) => continue,
+                    Ok(None) => {
+                        is_helper = true;
+                        continue;
+                    }
                     Ok(Some(answer)) => answer,
                     Err(why) => Answer::Error(why),
                 }

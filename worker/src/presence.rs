@@ -12,9 +12,10 @@
 //!
 //! - [`policy`]: the decision, pure. [`signals`]: what it decides by.
 //! - [`settings`]: what its owner says, and [`hours`] of the week.
-//! - `sources`: all sources of a machine; `helper`: what people's sessions say. `linux`: `evdev` (with `bump`), `terminals`,
+//! - `sources`: all sources of a machine; `helper`: what people's sessions say. `linux`: `evdev` (with `bump` and `noise`), `terminals`,
 //!   `probes`, `network`. `prober`: asks what takes time. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
 //! - [`wishes`]: what the farm wants, within the owner's limits; [`cores`]: of that, what the next process begins with.
+//! - `pulse`: whether the thread still looks, for programs that run on without it.
 //! - `desk`: what is said to it and by it. `pause`: the owner's pause. `history`: what it did in the last week. `disk`: writes both.
 
 mod aside;
@@ -40,11 +41,14 @@ mod network;
 #[cfg(all(target_os = "linux", not(feature = "desktop")))]
 #[path = "presence/network_missing.rs"]
 mod network;
+#[cfg(target_os = "linux")]
+mod noise;
 pub(crate) mod pause;
 pub mod policy;
 mod prober;
 #[cfg(target_os = "linux")]
 mod probes;
+pub(crate) mod pulse;
 pub mod settings;
 pub mod signals;
 mod sources;
@@ -70,6 +74,7 @@ use self::helper::Helpers;
 use self::history::{History, Yields};
 use self::pause::Pauses;
 use self::policy::{Activity, Policy, State, decide};
+use self::pulse::Pulse;
 use self::settings::Settings;
 use self::signals::{Input, Moment, Reading, Signals};
 use self::sources::{Heard, Look, Sources};
@@ -111,6 +116,8 @@ pub struct Signs {
     pub idle_source: String,
     /// `mains` or `battery`; empty: unknown, or it does not matter.
     pub power: &'static str,
+    /// Findings about its sources, for people.
+    pub notes: Vec<String>,
 }
 
 impl Directive {
@@ -149,6 +156,7 @@ struct Shared {
     wish: Wish,
     anew: CancellationToken,
     computes: Mutex<Computes>,
+    pulse: Pulse,
     /// Who works here, for people who ask.
     agent: OnceLock<About>,
     session: Mutex<Option<Session>>,
@@ -238,6 +246,7 @@ impl Presence {
             wish,
             anew: CancellationToken::new(),
             computes: Mutex::default(),
+            pulse: Pulse::new(),
             agent: OnceLock::new(),
             session: Mutex::default(),
             drained: Mutex::default(),
@@ -330,6 +339,7 @@ impl Shared {
             self.take(&mut known, &policy, signals, state, now);
         }
         known.looked = clock::awake();
+        self.pulse.beat();
     }
 
     /// Where it stands now, for everybody who wants to know.

@@ -13,6 +13,7 @@ use pcfarm_proto::ids::{CheckoutId, JobId};
 use pcfarm_proto::v1;
 
 use crate::named::Store;
+use crate::presence::pulse::Pulse;
 use crate::related::Related;
 
 /// What names a checkout for certain: ids repeat after a crash of the database, tokens do not.
@@ -51,6 +52,7 @@ pub struct Checkout {
     released: AtomicUsize,
     cancelled: AtomicBool,
     store: OnceLock<Arc<dyn Store>>,
+    pulse: OnceLock<Pulse>,
     gate: Mutex<Gate>,
     opened: Condvar,
 }
@@ -107,6 +109,7 @@ impl Checkout {
             next: AtomicUsize::new(0),
             cancelled: AtomicBool::new(false),
             store: OnceLock::new(),
+            pulse: OnceLock::new(),
             gate: Mutex::default(),
             opened: Condvar::new(),
         }
@@ -119,6 +122,16 @@ impl Checkout {
 
     pub fn store(&self) -> Option<&dyn Store> {
         self.store.get().map(Arc::as_ref)
+    }
+
+    /// Pulse of the agent that computes it. Said once.
+    pub fn set_pulse(&self, pulse: Pulse) {
+        let _ = self.pulse.set(pulse);
+    }
+
+    /// Whether its agent still looks for its person; a checkout without an agent needs none.
+    pub fn is_watched(&self) -> bool {
+        self.pulse.get().is_none_or(Pulse::is_felt)
     }
 
     /// The related rows, indexed by the first core that asks.

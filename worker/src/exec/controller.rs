@@ -23,6 +23,7 @@ use crate::exec::instance::{Asked, Instance};
 use crate::exec::outputs::{self, Wanted};
 use crate::exec::plan::{Ended, Plan, Question, Reply};
 use crate::exec::settings::{AnswerIs, Mode, Program, StdinIs};
+use crate::exec::silence;
 use crate::fed::failure::{Failure, cite, message};
 use crate::fed::lines::{self, storable, text};
 use crate::files::{Files, Kept, Made, Uploaded};
@@ -84,7 +85,9 @@ impl Programs {
                 continue;
             }
             let shared = (Arc::clone(&area), Arc::clone(&files));
-            let exec = Arc::new(Exec::new(program, supervisor.clone(), hidden.clone(), shared));
+            let mut exec = Exec::new(program, supervisor.clone(), hidden.clone(), shared);
+            exec.is_attended = !settings.presence.policy.unattended;
+            let exec = Arc::new(exec);
             if !controllers.add_as(name.clone(), OnCores(Arc::clone(&exec))) {
                 return Err(SettingsError::DuplicateController(name));
             }
@@ -155,6 +158,8 @@ struct Exec {
     idle: Mutex<Vec<Instance>>,
     /// Somebody is there.
     rests: AtomicBool,
+    /// The workstation has a person.
+    is_attended: bool,
     failures: Mutex<Failures>,
 }
 
@@ -222,6 +227,7 @@ impl Exec {
             files,
             idle: Mutex::default(),
             rests: AtomicBool::new(false),
+            is_attended: false,
             failures: Mutex::default(),
         }
     }
@@ -273,6 +279,7 @@ impl Exec {
             home: place.home(),
             area: place.path().to_owned(),
             idle_ms: u64::try_from(program.idle.as_millis()).unwrap_or(u64::MAX),
+            silence_ms: self.is_attended.then(|| u64::try_from(silence::LIMIT.as_millis()).unwrap_or(u64::MAX)),
         };
         debug!(program = program.name, "supervisor starts");
         Instance::start(&self.supervisor, &plan, place).context("the program's supervisor cannot be started")

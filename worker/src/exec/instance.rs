@@ -15,6 +15,7 @@ use crate::exec::SUPERVISE;
 use crate::exec::directory::Place;
 use crate::exec::orphans;
 use crate::exec::plan::{Plan, Question, Reply, Request, frame, read_frame, write_frame};
+use crate::exec::silence::SPEAK_EVERY;
 use crate::work::Checkout;
 
 /// How soon a cancelled problem ends.
@@ -105,6 +106,8 @@ impl Instance {
         let mut unwritten = &frame[..];
         // Since when it is asked to stand still.
         let mut freezing = None;
+        let mut alive_due = Instant::now() + SPEAK_EVERY;
+        let mut came_round = Instant::now();
         loop {
             let polled = if unwritten.is_empty() {
                 poll(&mut [PollFd::new(&self.replies, PollFlags::IN)], Some(&step))
@@ -143,10 +146,28 @@ impl Instance {
                 self.end();
                 return Asked::Cancelled;
             }
+            // While this process was stopped the program stood still as well.
+            let away = came_round.elapsed();
+            came_round = Instant::now();
+            if away > SPEAK_EVERY {
+                until = until.map(|until| until + away);
+            }
             if until.is_some_and(|until| Instant::now() > until) {
                 return self.lost("it does not answer");
             }
-            if freezing.is_none() && unwritten.is_empty() && checkout.is_frozen() {
+            let may_speak = freezing.is_none() && unwritten.is_empty();
+            // A look for the person that is late keeps it silent: the supervisor then stops the program.
+            if may_speak && !checkout.is_frozen() && Instant::now() >= alive_due && checkout.is_watched() {
+                alive_due = Instant::now() + SPEAK_EVERY;
+                match write_frame(requests, &Request::Alive, &[]) {
+                    // A full pipe holds words enough, and a supervisor that has retired has said so. Short frames are written whole.
+                    Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::BrokenPipe) => {
+                        return self.lost(&error.to_string());
+                    }
+                    Ok(()) | Err(_) => {}
+                }
+            }
+            if may_speak && checkout.is_frozen() {
                 freezing = Some(Instant::now());
                 match write_frame(requests, &Request::Freeze, &[]) {
                     // A supervisor that gets no core has not read its question yet: it is told in the next step. What is as short

@@ -2,7 +2,7 @@
 //!
 //! Frames on pipes: the length of a header in JSON, the length of a body of bytes, and both. The agent sends one [`Plan`],
 //! then [`Request`]s: each question is answered by one [`Reply`] before the next, and so is that all is to stand still; what is said
-//! next is that it goes on. To close the pipe ends whatever runs, or stands still.
+//! next is that it goes on. While there is a question the agent says every second that it is alive, to which there is no reply. To close the pipe ends whatever runs, or stands still.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -39,6 +39,8 @@ pub struct Plan {
     /// All its directories.
     pub area: PathBuf,
     pub idle_ms: u64,
+    /// Silence of the agent after which the program stands still; none: it runs on.
+    pub silence_ms: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +66,8 @@ pub struct Limits {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     Question(Question),
+    /// The agent looks for its person. Every second while there is a question.
+    Alive,
     /// Also while there is a question.
     Freeze,
     Thaw,

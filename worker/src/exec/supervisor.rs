@@ -15,6 +15,7 @@ use rustix::process::{DumpableBehavior, getpid, getuid, set_child_subreaper, set
 use crate::exec::plan::{Ended, Plan, Question, Reply, Request, read_frame, write_frame};
 use crate::exec::running::{Running, Turn, Until};
 use crate::exec::settings::Mode;
+use crate::exec::silence::Silence;
 use crate::exec::tree;
 use crate::fed::ANSWER_BYTES_LIMIT;
 use crate::fed::failure::{Exit, Failure, Milliseconds, cite};
@@ -76,6 +77,7 @@ struct Supervisor {
     replies: File,
     program: Option<Running>,
     census: Census,
+    silence: Silence,
 }
 
 /// How many tasks the program's user has: counted now and then, as it reads all of `/proc`.
@@ -109,7 +111,9 @@ fn serve() -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         Err(error) => return Err(error),
     };
-    let mut supervisor = Supervisor { plan, requests, replies, program: None, census: Census::default() };
+    let plan: Plan = plan;
+    let silence = Silence::new(plan.silence_ms.map(Duration::from_millis));
+    let mut supervisor = Supervisor { plan, requests, replies, program: None, census: Census::default(), silence };
     loop {
         if !supervisor.idle()? {
             write_frame(&mut supervisor.replies, &Reply::Retired, &[])?;
@@ -125,12 +129,13 @@ fn serve() -> io::Result<()> {
                     return Ok(());
                 }
             },
-            Ok((Request::Thaw, _)) => continue,
+            Ok((Request::Thaw | Request::Alive, _)) => continue,
             Err(_) => {
                 supervisor.farewell();
                 return Ok(());
             }
         };
+        supervisor.silence.broken();
         let answered = match supervisor.plan.mode {
             Mode::Fed => supervisor.ask(&question, body)?,
             Mode::OneShot => supervisor.run_once(&question, &body)?,
@@ -152,7 +157,8 @@ fn serve() -> io::Result<()> {
 
 impl Supervisor {
     /// Waits for the agent. False when it has waited long enough, or the program has ended meanwhile, takes too much or speaks without
-    /// being asked: the next question is for another, with a home of its own.
+    /// being asked: the next question is for another, with a home of its own. A program that waits for long stands still as well: an agent
+    /// that is stopped cannot end it.
     fn idle(&mut self) -> io::Result<bool> {
         let end = Instant::now() + Duration::from_millis(self.plan.idle_ms);
         loop {
@@ -169,7 +175,9 @@ impl Supervisor {
                     Err(error) => return Err(error.into()),
                 }
             };
+            self.silence.check();
             if program.turn(self.requests.as_fd(), left.min(IDLE_LOOK))? == Turn::AgentSpoke {
+                self.silence.broken();
                 return Ok(true);
             }
             if !is_quiet(program) || program.over_limit(&self.plan.area).is_some() {
@@ -181,6 +189,7 @@ impl Supervisor {
     }
 
     fn farewell(&mut self) {
+        self.silence.broken();
         if let Some(program) = &mut self.program {
             program.say_goodbye(GOODBYE_WAIT);
         }
@@ -234,8 +243,8 @@ impl Supervisor {
             };
             let has_read = program.unread() == 0;
             // After that look: what was written before it is there.
-            if program.turn(self.requests.as_fd(), pause(look).min(until.left()))? == Turn::AgentSpoke {
-                match obey(&mut self.requests, &mut self.replies, until)? {
+            if turn(program, &self.requests, &mut self.silence, pause(look), until)? == Turn::AgentSpoke {
+                match obey(&mut self.requests, &mut self.replies, &mut self.silence, until)? {
                     Ok(()) => continue,
                     Err(Left) => return Ok(Heard::Left),
                 }
@@ -309,8 +318,9 @@ impl Supervisor {
             if let Some(failure) = limits(program, &self.plan, question, *until) {
                 return Ok(Heard::Not(failure));
             }
-            if program.turn(self.requests.as_fd(), until.left().min(program.next_look()))? == Turn::AgentSpoke
-                && let Err(Left) = obey(&mut self.requests, &mut self.replies, until)?
+            let wait = program.next_look();
+            if turn(program, &self.requests, &mut self.silence, wait, until)? == Turn::AgentSpoke
+                && let Err(Left) = obey(&mut self.requests, &mut self.replies, &mut self.silence, until)?
             {
                 return Ok(Heard::Left);
             }
@@ -345,8 +355,9 @@ impl Supervisor {
             if let Some(failure) = limits(program, &self.plan, question, until) {
                 break Err(failure);
             }
-            if program.turn(self.requests.as_fd(), until.left().min(program.next_look()))? == Turn::AgentSpoke
-                && let Err(left) = obey(&mut self.requests, &mut self.replies, &mut until)?
+            let wait = program.next_look();
+            if turn(program, &self.requests, &mut self.silence, wait, &mut until)? == Turn::AgentSpoke
+                && let Err(left) = obey(&mut self.requests, &mut self.replies, &mut self.silence, &mut until)?
             {
                 return Ok(Err(left));
             }
@@ -384,14 +395,41 @@ impl Supervisor {
     }
 }
 
-/// What the agent says while there is a question: that all is to stand still for a while, or, if it is gone, that it is to end.
-fn obey(requests: &mut File, replies: &mut File, until: &mut Until) -> io::Result<Result<(), Left>> {
+/// A turn of a program with a question. While the agent is silent there is nothing to do but to wait for its next word.
+fn turn(
+    program: &mut Running,
+    requests: &File,
+    silence: &mut Silence,
+    wait: Duration,
+    until: &mut Until,
+) -> io::Result<Turn> {
+    if silence.check() {
+        while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(requests, PollFlags::IN)], None) {}
+        until.extend(silence.broken());
+        return Ok(Turn::AgentSpoke);
+    }
+    let turn = program.turn(requests.as_fd(), wait.min(until.left()).min(silence.left()))?;
+    if turn == Turn::AgentSpoke {
+        silence.broken();
+    }
+    Ok(turn)
+}
+
+/// Words of the agent while there is a question: that it is alive, that all is to stand still for a while, or, if it is gone, that it is to
+/// end.
+fn obey(
+    requests: &mut File,
+    replies: &mut File,
+    silence: &mut Silence,
+    until: &mut Until,
+) -> io::Result<Result<(), Left>> {
     match read_frame(requests) {
         Ok((Request::Freeze, _)) => {
             let stood = stand_still(requests, replies)?;
+            silence.broken();
             Ok(stood.map(|stood| until.extend(stood)))
         }
-        Ok((Request::Thaw, _)) => Ok(Ok(())),
+        Ok((Request::Thaw | Request::Alive, _)) => Ok(Ok(())),
         Ok((Request::Question(_), _)) | Err(_) => Ok(Err(Left)),
     }
 }
@@ -402,12 +440,15 @@ fn stand_still(requests: &mut File, replies: &mut File) -> io::Result<Result<Dur
     let since = Instant::now();
     let stopped = tree::stop(getpid());
     write_frame(replies, &Reply::Frozen, &[])?;
-    match read_frame(requests) {
-        Ok((Request::Thaw, _)) => {
-            tree::go_on(&stopped);
-            Ok(Ok(since.elapsed()))
+    loop {
+        match read_frame(requests) {
+            Ok((Request::Alive, _)) => {}
+            Ok((Request::Thaw, _)) => {
+                tree::go_on(&stopped);
+                return Ok(Ok(since.elapsed()));
+            }
+            Ok((Request::Freeze | Request::Question(_), _)) | Err(_) => return Ok(Err(Left)),
         }
-        Ok((Request::Freeze | Request::Question(_), _)) | Err(_) => Ok(Err(Left)),
     }
 }
 

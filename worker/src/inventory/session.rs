@@ -28,6 +28,7 @@ impl Inventory {
             power: self.signs.power.to_owned(),
             yields: self.yields.map(yields_message),
             presence: Some(settings_message(&self.settings)),
+            presence_notes: self.signs.notes.clone(),
             ..self.profile.hello.clone()
         };
         self.session = Session::Greeting {

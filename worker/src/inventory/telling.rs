@@ -95,7 +95,7 @@ impl Inventory {
         open.reason_due = now + REASON_CHANGE_EVERY;
         open.processing_since = None;
         open.state_due = now + STATE_CHANGE_EVERY;
-        let Signs { idle_source, power } = self.signs.clone();
+        let Signs { idle_source, power, notes } = self.signs.clone();
         self.send(Out::StateChange(v1::StateChange {
             state: state.into(),
             reason,
@@ -104,6 +104,7 @@ impl Inventory {
             yields: self.yields.map(yields_message),
             presence: new_settings,
             asleep,
+            presence_notes: notes,
         }));
     }
 

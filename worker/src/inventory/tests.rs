@@ -502,7 +502,7 @@ fn what_is_not_finished_when_the_time_is_over_is_given_back() {
 #[test]
 fn what_absence_is_told_by_is_told_on() {
     use crate::presence::Signs;
-    let signs = |power| Signs { idle_source: "evdev".to_owned(), power };
+    let signs = |power| Signs { idle_source: "evdev".to_owned(), power, notes: Vec::new() };
     let directed = |power| Event::Directed(Directive { signs: signs(power), ..Directive::work() });
     let mut trial = Trial::new();
     trial.inventory.take(trial.now, directed("mains"));

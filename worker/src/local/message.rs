@@ -4,14 +4,15 @@
 
 use std::time::Duration;
 
+use jiff::Zoned;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
 use crate::presence::Desk;
 use crate::presence::history::Entry;
-use crate::presence::policy::{Activity, Kind, OnReturn, Policy, State, span};
-use crate::presence::signals::{Moment, Network, Power, Proves, Reading, Signals};
+use crate::presence::policy::{ANSWER_LIMIT, Activity, Kind, OnReturn, Policy, State, span};
+use crate::presence::signals::{Input, Moment, Network, Power, Proves, Reading, Signals};
 use crate::presence::wishes::Setting;
 
 pub const VERSION: u32 = 1;
@@ -68,6 +69,9 @@ pub struct Explanation {
     #[serde(default)]
     pub settings: Vec<Setting>,
     pub signals: Vec<Signal>,
+    /// Findings about its sources: a session helper that ended, an input device that makes noise.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// What it computes.
     pub holds: Vec<Holds>,
     pub yields: Option<Yields>,
@@ -192,6 +196,7 @@ impl Explanation {
             policy: rules(policy),
             settings: Vec::new(),
             signals: signals.map(|signals| lines(policy, signals, now)).unwrap_or_default(),
+            notes: signals.map(|signals| notes(signals, now, &Zoned::now())).unwrap_or_default(),
             holds: Vec::new(),
             yields: None,
             not_kept: 0,
@@ -310,6 +315,18 @@ fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
     lines
 }
 
+/// Notes, and since when sources do not answer.
+fn notes(signals: &Signals, now: Moment, wall: &Zoned) -> Vec<String> {
+    let silent =
+        signals.input.iter().filter(|reading| reading.says.is_ok() && reading.fresh(now, ANSWER_LIMIT).is_err());
+    let since = |reading: &Reading<Input>| {
+        let age = now.saturating_sub(reading.at);
+        let since = wall.checked_sub(age).map_or_else(|_| about(age), |at| at.strftime("%a %F %T").to_string());
+        format!("{} has not answered since {since}: it counts as a person", reading.source)
+    };
+    silent.map(since).chain(signals.notes.iter().cloned()).collect()
+}
+
 fn line<T>(signal: &str, reading: &Reading<T>, now: Moment, says: impl Fn(&T) -> String) -> Signal {
     Signal {
         signal: signal.to_owned(),
@@ -335,6 +352,34 @@ pub fn about(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_source_that_is_silent_is_named_with_its_time() {
+        let input = |source, at| {
+            let says = Input { last: Duration::from_secs(1), proves: Proves::Absence, bump: None, untold: false };
+            Reading::new(source, Duration::from_secs(at), Ok(says))
+        };
+        let unknown = || Err("not asked".to_owned());
+        let signals = Signals {
+            input: vec![input("evdev", 1000), input("x11 of user 7", 970)],
+            notes: vec!["the session helper mutter of user 8 ended".to_owned()],
+            woke: None,
+            load: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
+            memory: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
+            power: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
+            programs: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
+            full_screen: Vec::new(),
+            network: Reading::new("none", Moment::ZERO, unknown()),
+            paused: None,
+            time: crate::presence::signals::LocalTime { weekday: 0, minute: 0 },
+        };
+        let wall = "2026-11-30T14:03:12[Europe/Berlin]".parse().expect("a time");
+        let expected = [
+            "x11 of user 7 has not answered since Mon 2026-11-30 14:02:42: it counts as a person",
+            "the session helper mutter of user 8 ended",
+        ];
+        assert_eq!(notes(&signals, Duration::from_secs(1000), &wall), expected);
+    }
 
     #[test]
     fn messages_are_what_they_say_in_their_version() {

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Zoned;
+use jiff::{Timestamp, Zoned};
 use serde_json::{Map, Value};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
@@ -36,8 +36,10 @@ impl Desk {
 
     /// What a helper says on its connection, or that it is gone.
     pub fn hear(&self, connection: u64, helper: Option<Helper>) {
-        self.0.known().helpers.hear(connection, helper);
-        self.nudge();
+        // A message that repeats the last one wakes nobody.
+        if self.0.known().helpers.hear(connection, helper, Timestamp::now()) {
+            self.nudge();
+        }
     }
 
     /// Holds at once. What is returned tells when it is kept, too.
@@ -79,6 +81,7 @@ impl Desk {
 
     /// A checkout is in the cores' hands, until it is dropped.
     pub fn computes(&self, checkout: &Arc<Checkout>) {
+        checkout.set_pulse(self.0.pulse.clone());
         let now = clock::now();
         let mut computes = self.0.computes.lock().expect("nothing panics under this lock");
         let was_busy = computes.is_busy(now);

@@ -47,6 +47,11 @@ impl Own {
         vec![Reading::new(SOURCE, now, Err(why.to_owned()))]
     }
 
+    /// Findings about sources, for people.
+    pub fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     pub fn network(&mut self, _policy: &Policy, now: Moment) -> Reading<Network> {
         Reading::new("none", now, Ok(Network::Untold("nothing here can tell".to_owned())))
     }

@@ -1,23 +1,28 @@
 //! Keyboards and pointing devices, as the kernel sees them: `/dev/input/event*`.
 //!
 //! Owns one thread that sleeps until somebody touches something, whatever display there is or none. It must never miss a
-//! device: one that cannot be watched makes the whole source useless, and it says which.
+//! device: one that cannot be watched makes the whole source useless, and it says which. A new device is activity; removing one is not,
+//! for radios lose their devices at night as well.
+
+mod description;
+mod device;
+mod events;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{OFlags, inotify};
+use rustix::fs::inotify;
 use rustix::io::Errno;
 use tracing::{debug, warn};
 
+use self::description::{Description, fits};
+use self::device::Device;
 use super::bump::{Filter, Touch};
 use super::signals::{Input, Moment, Proves, Reading};
 use crate::clock;
@@ -27,18 +32,8 @@ pub const SOURCE: &str = "evdev";
 /// After something was seen the thread lets this much gather: somebody who types costs ten wake-ups a second, not a thousand.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// Asked, its thread answers at once. One that has not for so long sees nobody.
-const ANSWER_LIMIT: Duration = Duration::from_secs(15);
-
 /// It is not asked more often.
 const ASK_EVERY: Duration = Duration::from_millis(900);
-
-/// What was seen is read sooner than this.
-const STAMP_BELIEVED: Duration = Duration::from_secs(1);
-
-/// Seconds, microseconds, type, code, value.
-const EVENT_BYTES: usize = 2 * size_of::<usize>() + 8;
-const EVENTS_AT_ONCE: usize = 64;
 
 // Types and codes of linux/input-event-codes.h.
 const EV_KEY: u16 = 1;
@@ -48,6 +43,15 @@ const EV_SW: u16 = 5;
 const REL_WHEELS: [u16; 4] = [6, 8, 11, 12];
 const SW_LID: u64 = 1;
 
+/// Axes below are those of sticks, pedals, hats and pointers; fingers and sliders are above.
+const ABS_OF_STICKS: u16 = 0x1d;
+
+/// Devices that are named in notes.
+const NOTES_LIMIT: usize = 8;
+
+const NO_DEVICES: &str = "there are no keyboards and no pointing devices; what permits work: \
+                          unattended = true for a machine without a person, trust_terminals = true in [presence] where people only use terminals";
+
 /// Where devices are, and what is known of them.
 #[derive(Clone, Debug)]
 pub struct Places {
@@ -55,7 +59,7 @@ pub struct Places {
     pub devices: PathBuf,
     /// `/sys/class/input`.
     pub classes: PathBuf,
-    /// Names of devices that nobody touches.
+    /// Patterns for names of devices to ignore.
     pub ignored: Vec<String>,
 }
 
@@ -74,6 +78,10 @@ struct Seen {
     filter: Filter,
     /// Whether all devices are watched, or why not.
     watching: Result<(), String>,
+    /// Another program has one of them for itself.
+    misses_some: bool,
+    /// Noisy and grabbed devices.
+    notes: Vec<String>,
 }
 
 impl Evdev {
@@ -85,6 +93,8 @@ impl Evdev {
             last: clock::now(),
             filter: Filter::default(),
             watching: Err("it does not look".to_owned()),
+            misses_some: false,
+            notes: Vec::new(),
         };
         let seen = Arc::new(Mutex::new(seen));
         let watcher = Watcher { places, devices: BTreeMap::new(), seen: Arc::clone(&seen), noticed };
@@ -102,6 +112,11 @@ impl Evdev {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
+    /// Noisy and grabbed devices, for people.
+    pub fn notes(&self) -> Vec<String> {
+        locked(&self.seen).notes.clone()
+    }
+
     /// As old as the thread's last look. It is asked for the next one; nobody waits for that.
     pub fn read(&self, now: Moment) -> Reading<Input> {
         let seen = locked(&self.seen);
@@ -109,15 +124,11 @@ impl Evdev {
         let says = match &seen.watching {
             Err(why) => Err(why.clone()),
             Ok(()) if self.has_ended() => Err("its thread has ended".to_owned()),
-            Ok(()) if age > ANSWER_LIMIT => {
-                Err(format!("its thread has not looked for more than {} s", ANSWER_LIMIT.as_secs()))
-            }
             Ok(()) => Ok(Input {
                 last: seen.last,
-                proves: Proves::Absence,
+                proves: if seen.misses_some { Proves::Presence } else { Proves::Absence },
                 bump: seen.filter.bump(),
                 untold: false,
-                looked: true,
             }),
         };
         drop(seen);
@@ -150,7 +161,7 @@ struct Woken {
 
 struct Watcher<N> {
     places: Places,
-    devices: BTreeMap<String, File>,
+    devices: BTreeMap<String, Device>,
     seen: Arc<Mutex<Seen>>,
     noticed: N,
 }
@@ -212,7 +223,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
 
     fn wait(&self, asked: &OwnedFd, changes: &OwnedFd) -> Result<Woken, String> {
         let mut watched = vec![PollFd::new(asked, PollFlags::IN), PollFd::new(changes, PollFlags::IN)];
-        watched.extend(self.devices.values().map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)));
+        watched.extend(self.devices.values().map(|device| PollFd::new(&device.file, PollFlags::IN)));
         match poll(&mut watched, None) {
             Ok(_) => {}
             Err(Errno::INTR) => return Ok(Woken { ended: false, changed: false }),
@@ -222,33 +233,34 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
         Ok(Woken { ended, changed: !watched[1].revents().is_empty() })
     }
 
-    /// Whether somebody has touched one. A device that has gone was unplugged by somebody.
+    /// Whether one was touched. A device that has gone is forgotten.
     fn read_devices(&mut self) -> bool {
         let now = clock::now();
         let mut any = false;
         let mut gone = Vec::new();
         for (name, device) in &mut self.devices {
-            let mut buffer = [0; EVENT_BYTES * EVENTS_AT_ONCE];
-            loop {
-                match device.read(&mut buffer) {
-                    Ok(0) => break gone.push(name.clone()),
-                    Ok(bytes) => any |= take(&self.seen, touches(&buffer[..bytes], SystemTime::now()), now),
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(_) => break gone.push(name.clone()),
-                }
+            match device.read(now) {
+                Some(touches) => any |= take(&self.seen, touches, now),
+                None => gone.push(name.clone()),
             }
+            device.probe(now);
         }
-        let unplugged = !gone.is_empty();
-        for name in gone {
-            debug!(device = name, "an input device is gone");
-            self.devices.remove(&name);
-        }
-        if unplugged {
-            take(&self.seen, [(Touch::Deliberate, Duration::ZERO)], now);
+        if !gone.is_empty() {
+            for name in gone {
+                debug!(device = name, "an input device is gone");
+                self.devices.remove(&name);
+            }
             self.look_for_devices();
         }
-        any || unplugged
+        self.note();
+        any
+    }
+
+    fn note(&self) {
+        let notes = self.devices.iter().filter_map(|(event, device)| device.note(event)).take(NOTES_LIMIT).collect();
+        let mut seen = locked(&self.seen);
+        seen.misses_some = self.devices.values().any(Device::is_grabbed);
+        seen.notes = notes;
     }
 
     /// Opens what is new, forgets what has gone, and says whether all that there is can be seen.
@@ -261,39 +273,40 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
                 return;
             }
         };
-        let before = self.devices.len();
         self.devices.retain(|name, _| found.contains(name));
-        let mut changed = self.devices.len() != before;
+        let mut is_new = false;
         let mut failures = Vec::new();
         for name in found {
             let described = Description::read(&self.places.classes.join(&name).join("device"));
             if self.devices.contains_key(&name) || !described.is_of_people() || self.is_ignored(&described) {
                 continue;
             }
-            match open(&self.places.devices.join(&name)) {
+            match Device::open(&self.places.devices.join(&name), described.name.clone(), now) {
                 Ok(device) => {
                     debug!(device = name, named = described.name, "watching an input device");
                     self.devices.insert(name, device);
-                    changed = true;
+                    is_new = true;
                 }
+                // It is being removed, and its file follows.
+                Err(error) if is_gone(&error) => {}
                 Err(error) => failures.push(format!("{name} ({}): {error}", described.name)),
             }
         }
         let mut seen = locked(&self.seen);
         let watching = match (failures.first(), self.devices.is_empty()) {
             (Some(first), _) => Err(format!("cannot open {first}")),
-            (None, true) => Err("there are no keyboards and no pointing devices".to_owned()),
+            (None, true) => Err(NO_DEVICES.to_owned()),
             (None, false) => Ok(()),
         };
-        // What happened before it was opened, nobody knows; and somebody has plugged it in.
-        if changed || seen.watching.is_err() {
+        // Input before a device was opened is not known; and a person has plugged it in.
+        if is_new || seen.watching.is_err() {
             seen.last = now;
         }
         seen.watching = watching;
     }
 
     fn is_ignored(&self, described: &Description) -> bool {
-        self.places.ignored.contains(&described.name)
+        self.places.ignored.iter().any(|pattern| fits(pattern, &described.name))
     }
 }
 
@@ -310,6 +323,11 @@ fn take(seen: &Mutex<Seen>, touches: impl IntoIterator<Item = (Touch, Duration)>
     any || seen.filter.bump().is_some()
 }
 
+fn is_gone(error: &std::io::Error) -> bool {
+    let number = error.raw_os_error();
+    [Errno::NODEV, Errno::NXIO].iter().any(|gone| number == Some(gone.raw_os_error()))
+}
+
 fn event_files(directory: &Path) -> std::io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -320,85 +338,21 @@ fn event_files(directory: &Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn open(path: &Path) -> std::io::Result<File> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)
-}
-
 fn drain(changes: &OwnedFd) {
     let mut buffer = [0; 4096];
     while rustix::io::read(changes, &mut buffer).is_ok_and(|bytes| bytes > 0) {}
 }
 
-/// What sysfs says of a device. What it does not say is taken for a keyboard.
-struct Description {
-    name: String,
-    events: Option<u64>,
-    switches: u64,
-}
-
-impl Description {
-    fn read(device: &Path) -> Description {
-        let text = |file: &str| fs::read_to_string(device.join(file)).ok();
-        // Bit maps are words in hexadecimal, the lowest last.
-        let lowest = |text: &str| u64::from_str_radix(text.split_ascii_whitespace().last()?, 16).ok();
-        Description {
-            name: text("name").map_or_else(|| "unknown".to_owned(), |name| name.trim().to_owned()),
-            events: text("capabilities/ev").as_deref().and_then(lowest),
-            switches: text("capabilities/sw").as_deref().and_then(lowest).unwrap_or(0),
-        }
-    }
-
-    /// Keys, pointers and lids. Jacks, loudspeakers and accelerometers move by themselves.
-    fn is_of_people(&self) -> bool {
-        let Some(events) = self.events else { return true };
-        let has = |event: u16| events & (1 << event) != 0;
-        has(EV_KEY) || has(EV_REL) || (has(EV_SW) && self.switches & SW_LID != 0)
-    }
-}
-
-/// What is in events as the kernel writes them, and how long before `read` it had each of them. Half an event, which it never
-/// writes, is somebody.
-fn touches(bytes: &[u8], read: SystemTime) -> Vec<(Touch, Duration)> {
-    let events = bytes.chunks(EVENT_BYTES);
-    let touch = |event: &[u8]| {
-        let Some(fields) = event.get(EVENT_BYTES - 8..).filter(|fields| fields.len() == 8) else {
-            return Some(Touch::Deliberate);
-        };
-        let kind = u16::from_ne_bytes([fields[0], fields[1]]);
-        let code = u16::from_ne_bytes([fields[2], fields[3]]);
-        let value = i32::from_ne_bytes([fields[4], fields[5], fields[6], fields[7]]);
-        match kind {
-            EV_REL if !REL_WHEELS.contains(&code) => Some(Touch::Movement(value.unsigned_abs())),
-            EV_KEY | EV_REL | EV_ABS | EV_SW => Some(Touch::Deliberate),
-            // Marks between events, lamps and sounds.
-            _ => None,
-        }
-    };
-    events.filter_map(|event| Some((touch(event)?, age(event, read)))).collect()
-}
-
-/// By the kernel's stamp of the wall clock. A stamp of another time than just now is of no use: the clock was changed, or there
-/// is none.
-fn age(event: &[u8], read: SystemTime) -> Duration {
-    const WORD: usize = size_of::<usize>();
-    let word = |at: usize| {
-        let bytes = event.get(at..at + WORD)?.try_into().ok()?;
-        u64::try_from(usize::from_ne_bytes(bytes)).ok()
-    };
-    let stamp =
-        || UNIX_EPOCH.checked_add(Duration::from_secs(word(0)?))?.checked_add(Duration::from_micros(word(WORD)?));
-    let age = stamp().and_then(|stamp| read.duration_since(stamp).ok());
-    age.filter(|age| *age <= STAMP_BELIEVED).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::Write;
     use std::sync::mpsc;
+    use std::time::UNIX_EPOCH;
 
     use rustix::fs::Mode;
 
+    use super::events::{EVENT_BYTES, Event, events};
     use super::*;
 
     /// Devices that are pipes, and what sysfs would say of them.
@@ -417,7 +371,7 @@ mod tests {
             Places {
                 devices: self.dir.path().join("input"),
                 classes: self.dir.path().join("class"),
-                ignored: vec!["Nobody's".to_owned()],
+                ignored: vec!["nobody*".to_owned()],
             }
         }
 
@@ -514,7 +468,7 @@ mod tests {
             (stamped(usize::MAX, usize::MAX), 0),
             (vec![1; 5], 0),
         ] {
-            assert_eq!(touches(&bytes, read), [(Touch::Deliberate, Duration::from_millis(expected))], "{bytes:?}");
+            assert_eq!(events(&bytes, read), [(Event::Deliberate, Duration::from_millis(expected))], "{bytes:?}");
         }
     }
 
@@ -545,9 +499,18 @@ mod tests {
         let last = watched.last();
         keyboard.write_all(&event(EV_KEY, 30, 0)).expect("written");
         let _ = watched.until("a key", |says| says.as_ref().is_ok_and(|input| input.last > last));
+        // To unplug one is no activity.
+        let second = desk.plug("event11", "Another keyboard", "120013");
+        let _ = watched.until("the second", |says| says.as_ref().is_ok_and(|input| input.last > last));
+        std::thread::sleep(GATHER * 3);
+        let before = watched.last();
+        fs::remove_file(desk.dir.path().join("input/event11")).expect("it is there");
+        drop(second);
+        std::thread::sleep(GATHER * 3);
+        assert_eq!(watched.last(), before);
         fs::remove_file(desk.dir.path().join("input/event10")).expect("it is there");
         let _ = watched.until("nothing to watch", nobody);
-        let _mouse = desk.plug("event11", "A mouse", "17");
+        let _mouse = desk.plug("event12", "A mouse", "17");
         let _ = watched.until("a mouse", Result::is_ok);
         fs::remove_dir_all(desk.dir.path().join("input")).expect("it is there");
         let _ = watched.until("nowhere to look", |says| says.as_ref().is_err_and(|why| !why.contains("no keyboards")));
@@ -573,7 +536,6 @@ mod tests {
         let long_ago = clock::awake().saturating_sub(Duration::from_secs(20));
         locked(&watched.evdev.seen).looked = long_ago;
         let reading = watched.evdev.read(clock::now());
-        assert!(reading.says.is_err_and(|why| why.contains("has not looked for more than 15 s")));
         assert!(clock::now().saturating_sub(reading.at) >= Duration::from_secs(20), "it is as old as that");
         // That was a question.
         let _ = watched.until("an answer", Result::is_ok);

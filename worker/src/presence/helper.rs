@@ -7,7 +7,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::policy::ANSWER_LIMIT;
 use super::signals::{Input, Moment, Proves, Reading};
+
+/// A helper tells for how long there was no input, so the same input comes out at slightly different moments.
+const JITTER: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Helper {
@@ -24,7 +31,7 @@ pub struct Helper {
 impl Helper {
     pub fn input(&self, trusted: bool) -> Reading<Input> {
         let proves = if self.is_own || trusted { Proves::Absence } else { Proves::Presence };
-        let says = self.last.clone().map(|last| Input { last, proves, bump: None, untold: false, looked: false });
+        let says = self.last.clone().map(|last| Input { last, proves, bump: None, untold: false });
         Reading { source: Cow::Owned(self.source.clone()), at: self.at, says }
     }
 
@@ -34,54 +41,127 @@ impl Helper {
     }
 }
 
-/// What is remembered of more of them tells nothing new.
+/// Sources that are remembered after their helpers ended: more tell nothing new.
 const GONE_LIMIT: usize = 64;
 
-/// Those that are connected, by their connections, and what those have seen that are not, or do not see any more. A person who has just
-/// been seen is not forgotten with who saw them: the sessions of others know nothing of that one.
+/// Helpers that ended and are named in `explain`.
+const ENDED_LIMIT: usize = 16;
+
+/// Connected helpers by their connections, and the last input that others saw before they ended. A person who was seen a moment ago is not
+/// forgotten with the helper: the sessions of others know nothing of that person.
+///
+/// A connected helper that told once and cannot tell any more, or is silent, is not a source less: its last answer grows stale, which
+/// the policy takes for an unknown.
 #[derive(Clone, Debug, Default)]
 pub struct Helpers {
-    here: BTreeMap<u64, Helper>,
-    /// The last touch that each source has seen.
+    here: BTreeMap<u64, Here>,
+    /// The last input that each source has seen.
     gone: BTreeMap<String, Moment>,
+    /// By source, the newest last.
+    ended: Vec<Ended>,
+}
+
+#[derive(Clone, Debug)]
+struct Here {
+    helper: Helper,
+    /// The last message that told when input was.
+    told: Option<Told>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    at: Moment,
+    last: Moment,
+}
+
+/// A helper whose connection ended.
+#[derive(Clone, Debug, PartialEq)]
+struct Ended {
+    source: String,
+    at: Timestamp,
+    /// Its last words, if it could not tell.
+    why: Option<String>,
 }
 
 impl Helpers {
-    /// What one says on its connection, or that it is gone.
-    pub fn hear(&mut self, connection: u64, says: Option<Helper>) {
-        let sees = says.as_ref().is_some_and(|helper| helper.last.is_ok());
-        let before = match says {
-            Some(helper) => self.here.insert(connection, helper),
-            None => self.here.remove(&connection),
-        };
-        if let Some(Helper { source, last: Ok(last), .. }) = before.filter(|_| !sees) {
-            let known = self.gone.entry(source).or_default();
-            *known = last.max(*known);
+    /// A message of a helper, or none at the end of its connection. True if it is news that the policy must hear at once.
+    pub fn hear(&mut self, connection: u64, says: Option<Helper>, wall: Timestamp) -> bool {
+        let before = self.here.remove(&connection);
+        match says {
+            None => before.map(|here| self.end(here, wall)).is_some(),
+            Some(helper) => {
+                self.ended.retain(|ended| ended.source != helper.source);
+                let told = helper.last.as_ref().ok().map(|last| Told { at: helper.at, last: *last });
+                let told = told.or(before.as_ref().and_then(|before| before.told));
+                let is_news = before.is_none_or(|before| is_news(&before.helper, &helper));
+                self.here.insert(connection, Here { helper, told });
+                is_news
+            }
         }
-        // What was seen later says that somebody is there for longer.
+    }
+
+    fn end(&mut self, here: Here, wall: Timestamp) {
+        let Here { helper, told } = here;
+        if let Some(told) = told {
+            let known = self.gone.entry(helper.source.clone()).or_default();
+            *known = told.last.max(*known);
+        }
+        // The latest input keeps the agent from work for longest.
         while self.gone.len() > GONE_LIMIT {
             let oldest = self.gone.iter().min_by_key(|(_, last)| **last).map(|(source, _)| source.clone());
             oldest.and_then(|source| self.gone.remove(&source));
         }
+        self.ended.retain(|ended| ended.source != helper.source);
+        self.ended.push(Ended { source: helper.source, at: wall, why: helper.last.err() });
+        let surplus = self.ended.len().saturating_sub(ENDED_LIMIT);
+        self.ended.drain(..surplus);
     }
 
-    /// Whoever has touched nothing for so long is not remembered.
+    /// Forgets sources of helpers that ended and have seen no input for so long.
     pub fn forget(&mut self, now: Moment, after: Duration) {
         self.gone.retain(|_, last| now.saturating_sub(*last) < after);
     }
 
     pub fn input(&self, trusted: bool, now: Moment) -> Vec<Reading<Input>> {
-        let here = self.here.values().map(|helper| helper.input(trusted));
-        let gone = self.gone.iter().map(|(source, last)| {
-            let says = Ok(Input { last: *last, proves: Proves::Presence, bump: None, untold: false, looked: false });
+        let mut input: Vec<Reading<Input>> = Vec::new();
+        for Here { helper, told } in self.here.values() {
+            input.push(helper.input(trusted));
+            if let (Err(_), Some(told)) = (&helper.last, told) {
+                // It proves nothing any more. The person whom it saw is remembered, and its silence is.
+                let before = Helper { at: told.at, last: Ok(told.last), is_own: false, ..helper.clone() };
+                input.push(before.input(false));
+            }
+        }
+        input.extend(self.gone.iter().map(|(source, last)| {
+            let says = Ok(Input { last: *last, proves: Proves::Presence, bump: None, untold: false });
             Reading { source: Cow::Owned(format!("{source}, gone")), at: now, says }
-        });
-        here.chain(gone).collect()
+        }));
+        input
     }
 
     pub fn full_screen(&self) -> Vec<Reading<bool>> {
-        self.here.values().filter_map(Helper::full_screen).collect()
+        self.here.values().filter_map(|here| here.helper.full_screen()).collect()
     }
+
+    /// Helpers that ended, for people where the workstation is.
+    pub fn notes(&self, zone: &TimeZone) -> Vec<String> {
+        let note = |Ended { source, at, why }: &Ended| {
+            let at = at.to_zoned(zone.clone());
+            let why = why.as_deref().map_or_else(String::new, |why| format!(": {why}"));
+            format!("the session helper {source} ended at {}{why}", at.strftime("%a %F %H:%M"))
+        };
+        self.ended.iter().map(note).collect()
+    }
+}
+
+/// The first message after input, after a silence or of another kind. All others repeat that nothing happened.
+fn is_news(before: &Helper, now: &Helper) -> bool {
+    let is_later = match (&before.last, &now.last) {
+        (Ok(before), Ok(now)) => now.saturating_sub(*before) > JITTER,
+        (Ok(_), Err(_)) | (Err(_), Ok(_)) => true,
+        (Err(before), Err(now)) => before != now,
+    };
+    is_later || before.full_screen != now.full_screen || now.at.saturating_sub(before.at) > ANSWER_LIMIT
 }
 
 #[cfg(test)]
@@ -113,7 +193,9 @@ mod tests {
             ("long ago", vec![(1, seen("x11", Ok(100))), (1, None)], vec![]),
         ] {
             let mut helpers = Helpers::default();
-            words.into_iter().for_each(|(connection, says)| helpers.hear(connection, says));
+            words
+                .into_iter()
+                .for_each(|(connection, says)| drop(helpers.hear(connection, says, Timestamp::UNIX_EPOCH)));
             helpers.forget(now, quarter);
             let input = helpers.input(true, now);
             let sources: Vec<&str> = input.iter().map(|reading| &*reading.source).collect();
@@ -129,11 +211,65 @@ mod tests {
     fn whoever_comes_and_goes_all_the_time_takes_nobodys_place() {
         let mut helpers = Helpers::default();
         for number in 0..200 {
-            helpers.hear(number, seen(&format!("x{number}"), Ok(500 + number)));
-            helpers.hear(number, None);
+            helpers.hear(number, seen(&format!("x{number}"), Ok(500 + number)), Timestamp::UNIX_EPOCH);
+            helpers.hear(number, None, Timestamp::UNIX_EPOCH);
         }
         let input = helpers.input(false, Duration::from_secs(1000));
         let last = |reading: &Reading<Input>| reading.says.as_ref().map(|input| input.last).expect("it is known");
         assert_eq!((input.len(), input.iter().map(last).max()), (64, Some(Duration::from_secs(699))));
+    }
+
+    #[test]
+    fn a_helper_that_cannot_tell_any_more_leaves_an_answer_that_grows_stale() {
+        let mut helpers = Helpers::default();
+        helpers.hear(1, seen("x11", Ok(10)), Timestamp::UNIX_EPOCH);
+        let mut deaf = seen("x11", Err("its display does not answer")).expect("just made");
+        deaf.at = Duration::from_secs(1007);
+        helpers.hear(1, Some(deaf), Timestamp::UNIX_EPOCH);
+        let input = helpers.input(true, Duration::from_secs(1020));
+        assert_eq!(input.len(), 2);
+        assert!(input[0].says.is_err() && input[0].at == Duration::from_secs(1007));
+        assert!(input[1].says.is_ok() && input[1].at == Duration::from_secs(1000));
+        // One that never told is no source.
+        let mut helpers = Helpers::default();
+        helpers.hear(1, seen("x11", Err("no display")), Timestamp::UNIX_EPOCH);
+        assert_eq!(helpers.input(true, Duration::from_secs(1020)).len(), 1);
+    }
+
+    #[test]
+    fn a_helper_that_ended_is_named_until_its_session_has_another() {
+        let mut helpers = Helpers::default();
+        let notes = |helpers: &Helpers| helpers.notes(&TimeZone::UTC);
+        helpers.hear(1, seen("x11 of user 7", Ok(990)), Timestamp::UNIX_EPOCH);
+        assert!(helpers.hear(1, None, Timestamp::UNIX_EPOCH), "its end is news");
+        assert_eq!(notes(&helpers), ["the session helper x11 of user 7 ended at Thu 1970-01-01 00:00"]);
+        helpers.hear(2, seen("x11 of user 7", Err("the display is gone")), Timestamp::UNIX_EPOCH);
+        assert!(notes(&helpers).is_empty());
+        helpers.hear(2, None, Timestamp::UNIX_EPOCH);
+        assert!(notes(&helpers)[0].ends_with("00:00: the display is gone"));
+        for number in 0..100 {
+            helpers.hear(number, seen(&format!("x{number}"), Ok(1)), Timestamp::UNIX_EPOCH);
+            helpers.hear(number, None, Timestamp::UNIX_EPOCH);
+        }
+        assert_eq!(notes(&helpers).len(), ENDED_LIMIT);
+        assert!(!helpers.hear(500, None, Timestamp::UNIX_EPOCH), "it was no helper");
+    }
+
+    #[test]
+    fn only_news_is_heard_at_once() {
+        let at = |at, last: Result<u64, &str>| {
+            let last = last.map(Duration::from_millis).map_err(str::to_owned);
+            let at = Duration::from_secs(at);
+            Helper { source: "x11".to_owned(), is_own: false, at, last, full_screen: None }
+        };
+        for (what, before, now, expected) in [
+            ("nothing happened", at(1000, Ok(990_000)), at(1004, Ok(990_003)), false),
+            ("input", at(1000, Ok(990_000)), at(1004, Ok(1_004_000)), true),
+            ("it cannot tell", at(1000, Ok(990_000)), at(1004, Err("silence")), true),
+            ("it still cannot", at(1000, Err("silence")), at(1004, Err("silence")), false),
+            ("it answers again", at(1000, Ok(990_000)), at(1030, Ok(990_000)), true),
+        ] {
+            assert_eq!(is_news(&before, &now), expected, "{what}");
+        }
     }
 }

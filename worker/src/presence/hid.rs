@@ -46,7 +46,6 @@ impl Hid {
             proves: Proves::Absence,
             bump: None,
             untold: false,
-            looked: true,
         });
         Reading::new(SOURCE, now, says)
     }

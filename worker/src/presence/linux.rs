@@ -40,7 +40,7 @@ impl Own {
         let places = Places {
             devices: settings.dev.join("input"),
             classes: settings.sys.join("class/input"),
-            ignored: settings.ignored_devices,
+            ignored: settings.ignore_devices,
         };
         let proves = if settings.trust_terminals { Proves::Absence } else { Proves::Presence };
         let dev = settings.dev;
@@ -73,6 +73,11 @@ impl Own {
         let helpers = missing::desktop().filter(|_| self.terminals.is_some());
         let helpers = helpers.map(|missing| Reading::new("session helpers", now, Err(missing.to_string())));
         evdev.into_iter().chain(terminals).chain(helpers).collect()
+    }
+
+    /// Findings about input devices, for people.
+    pub fn notes(&self) -> Vec<String> {
+        self.evdev.as_ref().map(Evdev::notes).unwrap_or_default()
     }
 
     pub fn network(&mut self, policy: &Policy, now: Moment) -> Reading<signals::Network> {

@@ -14,18 +14,21 @@
 
 use std::time::Duration;
 
+use super::Signs;
 use super::hours::Hours;
-use super::prober::BELIEVED;
 use super::signals::{Input, Memory, Moment, Network, Power, Proves, Reading, Signals};
-use super::{LOOK_EVERY, Signs};
 
-/// What the agent reads itself is never older than a few seconds; what helpers say comes at least every minute.
-const INPUT_AGE_LIMIT: Duration = Duration::from_secs(150);
+/// Age from which on an answer of a source of input is stale. Sources answer every few seconds, helpers included. A source that told
+/// and is silent for longer counts as unknown, which speaks against work like a person: it may be the only one that sees a remote user.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Notes for the farm.
+const NOTES_LIMIT: usize = 16;
+const NOTE_BYTES_LIMIT: usize = 200;
+
+/// The network service speaks only when something changes.
+const NETWORK_AGE_LIMIT: Duration = Duration::from_secs(150);
 const PROBE_AGE_LIMIT: Duration = Duration::from_secs(60);
-
-/// Nothing begins by an older look of the agent's own: who looks hangs, and somebody may be there. What was begun goes on for as long
-/// as that thread may take to answer, so that a busy machine does not drive it out.
-const LOOK_AGE_LIMIT: Duration = LOOK_EVERY.saturating_add(BELIEVED);
 
 /// While the agent works, others may use so many times what they may use before it begins: they do not drive it out by
 /// what they do anyway.
@@ -159,15 +162,21 @@ pub fn signs(policy: &Policy, signals: &Signals, now: Moment) -> Signs {
         Err(_) => "",
     };
     if policy.unattended {
-        return Signs { idle_source: "unattended".to_owned(), power };
+        return Signs { idle_source: "unattended".to_owned(), power, notes: Vec::new() };
     }
-    let sees_absence = |reading: &&Reading<Input>| {
-        reading.fresh(now, INPUT_AGE_LIMIT).is_ok_and(|input| input.proves == Proves::Absence)
-    };
+    let sees_absence =
+        |reading: &&Reading<Input>| reading.fresh(now, ANSWER_LIMIT).is_ok_and(|input| input.proves == Proves::Absence);
     let mut sources: Vec<&str> =
         signals.input.iter().filter(sees_absence).map(|reading| reading.source.as_ref()).collect();
     sources.dedup();
-    Signs { idle_source: if sources.is_empty() { "none".to_owned() } else { sources.join(", ") }, power }
+    let idle_source = if sources.is_empty() { "none".to_owned() } else { sources.join(", ") };
+    Signs { idle_source, power, notes: told(&signals.notes) }
+}
+
+/// Notes as the protocol bounds them.
+fn told(notes: &[String]) -> Vec<String> {
+    let short = |note: &String| note[..note.floor_char_boundary(NOTE_BYTES_LIMIT)].to_owned();
+    notes.iter().take(NOTES_LIMIT).map(short).collect()
 }
 
 impl State {
@@ -266,29 +275,44 @@ fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -
 
 /// Whoever is at the keyboard, by the input that sources have seen.
 fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Option<(Kind, String)> {
-    let works = before.activity == Activity::Work;
-    let (mut heard, mut useless, mut no_proof, mut is_proved) = (Vec::new(), Vec::new(), Vec::new(), false);
+    let (mut heard, mut useless, mut silent, mut is_proved) = (Vec::new(), Vec::new(), Vec::new(), false);
     for reading in &signals.input {
-        let input = match reading.fresh(now, INPUT_AGE_LIMIT) {
+        let input = match &reading.says {
             Ok(input) => input,
             Err(why) => {
                 useless.push(format!("{}: {why}", reading.source));
                 continue;
             }
         };
-        // What it has seen counts, whatever it proves.
+        // Input counts, however stale the answer is and whatever it proves.
         heard.push((&*reading.source, input));
-        match proof(reading, input, works, now) {
-            Ok(()) => is_proved = true,
-            Err(why) => no_proof.push(format!("{}: {why}", reading.source)),
+        let why = match (reading.fresh(now, ANSWER_LIMIT), input.proves) {
+            (Ok(_), Proves::Absence) => {
+                is_proved = true;
+                continue;
+            }
+            (Ok(_), Proves::Presence) => "does not see everybody".to_owned(),
+            (Err(why), _) => {
+                silent.push(&*reading.source);
+                why
+            }
+        };
+        // A helper that cannot tell any more has said why.
+        let source = format!("{}: ", reading.source);
+        if !useless.iter().any(|known: &String| known.starts_with(&source)) {
+            useless.push(format!("{source}{why}"));
         }
     }
     if !is_proved {
-        useless.extend(no_proof);
         let useless = useless.join(", ");
         // Whoever tries it on a server looks for this word.
         let reason =
             format!("no source can tell whether somebody is there ({useless}); where nobody ever is: --unattended");
+        return Some((Kind::Unknown, reason));
+    }
+    if !silent.is_empty() {
+        let (silent, limit) = (silent.join(", "), span(ANSWER_LIMIT));
+        let reason = format!("no answer for more than {limit} from {silent}: whether its person is there is unknown");
         return Some((Kind::Unknown, reason));
     }
     let bumps: Vec<_> = heard.iter().filter_map(|(source, input)| Some((*source, input.bump?))).collect();
@@ -313,17 +337,8 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     Some((Kind::Person, format!("its person is here, or left less than {} ago ({source})", span(needed))))
 }
 
-/// Why it does not prove that nobody is there, if it has seen nobody.
-fn proof(reading: &Reading<Input>, input: &Input, works: bool, now: Moment) -> Result<(), String> {
-    if input.proves == Proves::Presence {
-        return Err("does not see everybody".to_owned());
-    }
-    let limit = if input.looked && !works { LOOK_AGE_LIMIT } else { INPUT_AGE_LIMIT };
-    reading.fresh(now, limit).map(|_| ())
-}
-
 fn full_screen(readings: &[Reading<bool>], now: Moment) -> Option<String> {
-    let fills = |reading: &&Reading<bool>| reading.fresh(now, INPUT_AGE_LIMIT) == Ok(&true);
+    let fills = |reading: &&Reading<bool>| reading.fresh(now, ANSWER_LIMIT) == Ok(&true);
     readings.iter().find(fills).map(|reading| format!("a program fills the screen ({})", reading.source))
 }
 
@@ -350,7 +365,7 @@ fn battery(reading: &Reading<Power>, now: Moment) -> Option<String> {
 fn metered(reading: &Reading<Network>, works: bool, now: Moment) -> Option<String> {
     match &reading.says {
         Err(why) => (!works).then(|| format!("cannot tell yet whether its network is metered: {why}")),
-        Ok(Network::Metered) => reading.fresh(now, INPUT_AGE_LIMIT).ok().map(|_| "its network is metered".to_owned()),
+        Ok(Network::Metered) => reading.fresh(now, NETWORK_AGE_LIMIT).ok().map(|_| "its network is metered".to_owned()),
         Ok(Network::Unmetered | Network::Untold(_)) => None,
     }
 }

@@ -43,8 +43,8 @@ pub struct Settings {
     pub trust_terminals: bool,
     /// What helpers of other users say proves that nobody is there: each session has one.
     pub trust_sessions: bool,
-    /// Names of input devices that nobody touches.
-    pub ignored_devices: Vec<String>,
+    /// Patterns for names of input devices to ignore.
+    pub ignore_devices: Vec<String>,
     /// Where `/dev`, `/proc` and `/sys` are, as a container may see them.
     pub dev: PathBuf,
     pub proc: PathBuf,
@@ -78,7 +78,7 @@ impl Settings {
             may_be_woken: false,
             trust_terminals: false,
             trust_sessions: false,
-            ignored_devices: Vec::new(),
+            ignore_devices: Vec::new(),
             dev: "/dev".into(),
             proc: "/proc".into(),
             sys: "/sys".into(),
@@ -123,8 +123,9 @@ pub struct FileSettings {
     trust_sessions: Option<bool>,
     #[serde(default)]
     limits: Limits,
-    #[serde(default)]
-    ignored_devices: Vec<String>,
+    /// Called `ignored_devices` before.
+    #[serde(default, alias = "ignored_devices")]
+    ignore_devices: Vec<String>,
     dev: Option<PathBuf>,
     proc: Option<PathBuf>,
     sys: Option<PathBuf>,
@@ -208,7 +209,7 @@ impl FileSettings {
             may_be_woken: default.may_be_woken,
             trust_terminals: self.trust_terminals.unwrap_or(default.trust_terminals),
             trust_sessions: self.trust_sessions.unwrap_or(default.trust_sessions),
-            ignored_devices: self.ignored_devices,
+            ignore_devices: self.ignore_devices,
             dev: self.dev.unwrap_or(default.dev),
             proc: self.proc.unwrap_or(default.proc),
             sys: self.sys.unwrap_or(default.sys),

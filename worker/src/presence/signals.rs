@@ -44,8 +44,6 @@ pub struct Input {
     pub bump: Option<Moment>,
     /// Some of what it sees does not tell by itself, and is found out by looking.
     pub untold: bool,
-    /// The agent looks itself, every few seconds. Helpers tell, and once a minute if there is no news.
-    pub looked: bool,
 }
 
 /// What follows if a source of input has seen nothing.
@@ -102,6 +100,8 @@ pub struct Signals {
     pub power: Reading<Power>,
     /// Those of the owner's list that run.
     pub programs: Reading<Vec<String>>,
+    /// Findings about sources, for people: a helper that ended, a device that makes noise. They decide nothing.
+    pub notes: Vec<String>,
     /// Whether a program fills a screen, by each who can tell.
     pub full_screen: Vec<Reading<bool>>,
     /// An error: who can tell has not answered yet.

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use jiff::Zoned;
+use jiff::tz::TimeZone;
 
 #[cfg(not(target_os = "linux"))]
 use super::elsewhere::{Own, Probes};
@@ -86,6 +87,7 @@ impl Sources {
             memory,
             power,
             programs,
+            notes: self.own.notes().into_iter().chain(heard.helpers.notes(&TimeZone::system())).collect(),
             full_screen: heard.helpers.full_screen(),
             network: self.own.network(policy, now),
             paused: heard.paused.clone(),

@@ -171,7 +171,7 @@ async fn nothing_begins_while_the_watch_of_input_hangs() {
     pipe(&mouse);
     // Without its other end it would be unplugged with every look, which is somebody.
     let _mouse = File::options().read(true).write(true).open(mouse).expect("its other end");
-    let hung = "evdev: not heard of for more than 9 s";
+    let hung = "evdev: not heard of for more than 10 s";
     let explains = async {
         while !presence.desk.view(|_, state, _, _| state.objections.iter().any(|one| one.text.contains(hung))) {
             tokio::time::sleep(Duration::from_millis(50)).await;

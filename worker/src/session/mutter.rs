@@ -1,7 +1,7 @@
 //! A session of GNOME: since when nobody touched anything, by Mutter's idle monitor on the session's bus.
 //!
 //! Owns the connection to the bus. It asks about once a second while somebody is there; while nobody is, a watch of the monitor's
-//! tells of the next touch.
+//! tells of the next touch. The bus and the monitor may hang or start again: whoever calls connects anew.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use tokio::time::timeout;
 use tokio_stream::StreamExt;
 use zbus::Connection;
 
-use super::{Agent, Ended, Never, SPEAK_EVERY, Sight};
+use super::retry::Loss;
+use super::{ANSWER_WAIT, Agent, Ended, Never, SPEAK_EVERY, Sight};
 
 pub const SOURCE: &str = "mutter";
 
@@ -19,9 +20,6 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// After so long somebody has paused, and a watch tells of the next touch.
 const PAUSED: Duration = Duration::from_secs(5);
-
-/// Who does not answer within this does not know.
-const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
 #[zbus::proxy(
     interface = "org.gnome.Mutter.IdleMonitor",
@@ -40,7 +38,7 @@ trait IdleMonitor {
 /// On a runtime of its own: whoever calls has none.
 pub fn tell(agent: &mut Agent) -> Result<Never, Ended> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Ended::SessionGone(format!("a runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Ended::Session(Loss::Silent, format!("a runtime: {error}")))?;
     runtime.block_on(watch(agent))
 }
 
@@ -78,7 +76,7 @@ async fn watch(agent: &mut Agent) -> Result<Never, Ended> {
         };
         match timeout(SPEAK_EVERY, told).await {
             Ok(true) => watch = None,
-            Ok(false) => return Err(Ended::SessionGone("the session's bus is gone".to_owned())),
+            Ok(false) => return Err(Ended::Session(Loss::Gone, "the session's bus is gone".to_owned())),
             Err(_) => {}
         }
     }
@@ -86,6 +84,7 @@ async fn watch(agent: &mut Agent) -> Result<Never, Ended> {
 
 async fn answer<T>(asked: impl Future<Output = zbus::Result<T>>) -> Result<T, Ended> {
     let answered = timeout(ANSWER_WAIT, asked).await;
-    let answered = answered.map_err(|_| Ended::SessionGone("Mutter's idle monitor does not answer".to_owned()))?;
-    answered.map_err(|error| Ended::SessionGone(format!("Mutter's idle monitor cannot be asked: {error}")))
+    let silent = |_| Ended::Session(Loss::Silent, "Mutter's idle monitor does not answer".to_owned());
+    let failed = |error| Ended::Session(Loss::Gone, format!("Mutter's idle monitor cannot be asked: {error}"));
+    answered.map_err(silent)?.map_err(failed)
 }

@@ -21,7 +21,8 @@ use wayland_protocols::ext::idle_notify::v1::client::ext_idle_notifier_v1::ExtId
 use wayland_protocols_plasma::idle::client::org_kde_kwin_idle::OrgKdeKwinIdle;
 use wayland_protocols_plasma::idle::client::org_kde_kwin_idle_timeout::{self, OrgKdeKwinIdleTimeout};
 
-use super::{Agent, Ended, Never, SPEAK_EVERY, Sight};
+use super::retry::Loss;
+use super::{ANSWER_WAIT, Agent, Ended, Never, SPEAK_EVERY, Sight};
 use crate::clock;
 
 pub const SOURCE: &str = "wayland";
@@ -33,9 +34,6 @@ const PAUSED_MS: u32 = 3_000;
 /// How often that is said.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
-/// While nobody is there, how often it is asked whether it answers, and how long it may take. Until it does nobody can tell anything.
-const ASK_EVERY: Duration = Duration::from_secs(10);
-const ANSWER_WAIT: Duration = Duration::from_secs(5);
 const SILENT: &str = "its compositor does not answer";
 
 pub struct Compositor {
@@ -74,34 +72,60 @@ struct Seats {
     answered: u64,
 }
 
-impl Compositor {
-    /// The one that the environment names. Whoever hangs there ends with the process.
-    pub fn open() -> Result<Compositor, String> {
-        let (sender, opened) = mpsc::channel();
-        let open = move || {
-            let _ = sender.send(Compositor::connect());
-        };
-        let thread = std::thread::Builder::new().name("pcfarm-wayland".to_owned()).spawn(open);
-        thread.map_err(|error| format!("cannot start a thread: {error}"))?;
-        opened.recv_timeout(ANSWER_WAIT).unwrap_or_else(|_| Err(SILENT.to_owned()))
-    }
+/// Opens connections, one at a time: an attempt that hangs is waited for again, so that attempts do not pile up.
+#[derive(Default)]
+pub struct Opener {
+    opening: Option<mpsc::Receiver<Result<Compositor, (Loss, String)>>>,
+}
 
-    fn connect() -> Result<Compositor, String> {
-        let connection = Connection::connect_to_env().map_err(|error| error.to_string())?;
-        let (globals, mut queue) = registry_queue_init::<Seats>(&connection).map_err(|error| error.to_string())?;
+impl Opener {
+    pub fn open(&mut self) -> Result<Compositor, (Loss, String)> {
+        let opening = match self.opening.take() {
+            Some(opening) => opening,
+            None => begin().map_err(|error| (Loss::Silent, format!("cannot start a thread: {error}")))?,
+        };
+        match opening.recv_timeout(ANSWER_WAIT) {
+            Ok(opened) => opened,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                self.opening = Some(opening);
+                Err((Loss::Silent, SILENT.to_owned()))
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err((Loss::Gone, "connecting to it failed".to_owned())),
+        }
+    }
+}
+
+/// On a thread of its own, for connecting has no deadline.
+fn begin() -> std::io::Result<mpsc::Receiver<Result<Compositor, (Loss, String)>>> {
+    let (sender, opening) = mpsc::channel();
+    let open = move || {
+        let _ = sender.send(Compositor::connect());
+    };
+    std::thread::Builder::new().name("pcfarm-wayland".to_owned()).spawn(open)?;
+    Ok(opening)
+}
+
+impl Compositor {
+    /// To the one that the environment names.
+    fn connect() -> Result<Compositor, (Loss, String)> {
+        let lost = |error: &dyn std::fmt::Display| (Loss::Gone, error.to_string());
+        let connection = Connection::connect_to_env().map_err(|error| lost(&error))?;
+        let (globals, mut queue) = registry_queue_init::<Seats>(&connection).map_err(|error| lost(&error))?;
         let handle = queue.handle();
         let notifier = globals
             .bind(&handle, 1..=1, ())
             .map(Notifier::Ext)
             .or_else(|_| globals.bind(&handle, 1..=1, ()).map(Notifier::Kde))
-            .map_err(|_| "its compositor has neither ext-idle-notify nor KDE's idle protocol".to_owned())?;
+            .map_err(|_| {
+                (Loss::Unable, "its compositor has neither ext-idle-notify nor KDE's idle protocol".to_owned())
+            })?;
         let mut seats = Seats { notifier, seats: BTreeMap::new(), news: true, asked: 0, answered: 0 };
         for global in globals.contents().clone_list() {
             if global.interface == WlSeat::interface().name {
                 seats.watch(globals.registry(), global.name, &handle);
             }
         }
-        queue.roundtrip(&mut seats).map_err(|error| error.to_string())?;
+        queue.roundtrip(&mut seats).map_err(|error| lost(&error))?;
         Ok(Compositor { connection, queue, seats })
     }
 
@@ -117,7 +141,7 @@ impl Compositor {
                 agent.hear(&Sight { source: SOURCE, idle, full_screen: None })?;
                 spoke = now;
             }
-            self.wait(if is_there { SAY_EVERY } else { ASK_EVERY }).map_err(gone)?;
+            self.wait(if is_there { SAY_EVERY } else { SPEAK_EVERY }).map_err(gone)?;
             // What it tells is told on before anything is asked.
             let still_answers = self.seats.news || self.answers().map_err(gone)?;
             is_new = std::mem::replace(&mut answers, still_answers) != still_answers;
@@ -173,7 +197,7 @@ impl Compositor {
 }
 
 fn gone(why: String) -> Ended {
-    Ended::SessionGone(format!("the compositor is gone: {why}"))
+    Ended::Session(Loss::Gone, format!("the compositor is gone: {why}"))
 }
 
 impl Seats {

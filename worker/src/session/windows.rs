@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pcfarm_native::windows::{idle, leave_own_console, own_session, program_fills_screen};
 
+use super::retry::Loss;
 use super::{Agent, Ended, Never, SPEAK_EVERY, Sight};
 use crate::clock;
 
@@ -16,10 +17,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub fn tell(agent: &mut Agent) -> Result<Never, Ended> {
     leave_own_console();
-    let gone =
-        |error: std::io::Error| Ended::SessionGone(format!("this session of Windows cannot be watched: {error}"));
+    let gone = |error: std::io::Error| {
+        Ended::Session(Loss::Gone, format!("this session of Windows cannot be watched: {error}"))
+    };
     if own_session().map_err(gone)? == 0 {
-        return Err(Ended::SessionGone("nobody sits in the session of services: begin this in a person's".to_owned()));
+        let why = "nobody sits in the session of services: begin this in a person's".to_owned();
+        return Err(Ended::Session(Loss::Unable, why));
     }
     let begun = clock::now();
     let mut before: Option<(Duration, Option<bool>)> = None;

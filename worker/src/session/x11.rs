@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use x11rb::connection::{Connection, RequestConnection};
-use x11rb::errors::{ConnectionError, ReplyError};
+use x11rb::errors::{ConnectError, ConnectionError, ReplyError};
 use x11rb::protocol::Event;
 use x11rb::protocol::screensaver::{self, ConnectionExt as _};
 use x11rb::protocol::sync::{self, ConnectionExt as _, CreateAlarmAux, Int64, TESTTYPE, VALUETYPE};
@@ -20,7 +20,8 @@ use x11rb::reexports::x11rb_protocol::xauth::get_auth;
 use x11rb::rust_connection::{DefaultStream, PollMode, RustConnection, Stream};
 use x11rb::utils::RawFdContainer;
 
-use super::{Agent, Ended, Never, SPEAK_EVERY, Sight};
+use super::retry::Loss;
+use super::{ANSWER_WAIT, Agent, Ended, Never, SPEAK_EVERY, Sight};
 
 pub const SOURCE: &str = "x11";
 
@@ -34,11 +35,6 @@ const ASK_OFTEN: Duration = Duration::from_millis(250);
 const PAUSED: Duration = Duration::from_secs(5);
 const ALARM_BELOW_MS: u32 = 1000;
 
-/// While nobody is there, how often it is asked whether it answers; and how long an answer may take. Until it comes nobody can tell
-/// anything.
-const ASK_SELDOM: Duration = Duration::from_secs(10);
-const ANSWER_WAIT: Duration = Duration::from_secs(5);
-
 pub struct Display {
     connection: RustConnection<Patient>,
     root: Window,
@@ -50,15 +46,18 @@ pub struct Display {
 
 impl Display {
     /// The one that the environment names.
-    pub fn open() -> Result<Display, String> {
+    pub fn open() -> Result<Display, (Loss, String)> {
         let (connection, screen) = connect()?;
-        let root = connection.setup().roots.get(screen).ok_or("it has no screen")?.root;
-        let can =
-            connection.extension_information(screensaver::X11_EXTENSION_NAME).map_err(|error| error.to_string())?;
-        if can.is_none() {
-            return Err("it does not have the screensaver extension".to_owned());
+        let unable = |why: &str| (Loss::Unable, why.to_owned());
+        let failed = |error: ReplyError| {
+            let loss = if is_silence(&error) { Loss::Silent } else { Loss::Gone };
+            (loss, error.to_string())
+        };
+        let root = connection.setup().roots.get(screen).ok_or_else(|| unable("it has no screen"))?.root;
+        let can = connection.extension_information(screensaver::X11_EXTENSION_NAME);
+        if can.map_err(|error| failed(error.into()))?.is_none() {
+            return Err(unable("it does not have the screensaver extension"));
         }
-        let failed = |error: ReplyError| error.to_string();
         let has_alarm = set_alarm(&connection).unwrap_or(false);
         let atom = |name: &str| -> Result<Atom, ReplyError> {
             Ok(connection.intern_atom(false, name.as_bytes())?.reply()?.atom)
@@ -70,7 +69,7 @@ impl Display {
     }
 
     pub fn tell(&self, agent: &mut Agent) -> Result<Never, Ended> {
-        let gone = |why: &dyn std::fmt::Display| Ended::SessionGone(format!("the display is gone: {why}"));
+        let gone = |why: &dyn std::fmt::Display| Ended::Session(Loss::Gone, format!("the display is gone: {why}"));
         let mut spoke: Option<(Duration, Sight)> = None;
         loop {
             let idle = match self.idle() {
@@ -82,7 +81,7 @@ impl Display {
             let is_there = idle.as_ref().is_ok_and(|idle| *idle < PAUSED);
             let wait = match (&idle, self.has_alarm) {
                 (Ok(_), _) if is_there => ASK_EVERY,
-                (Ok(_), true) => ASK_SELDOM,
+                (Ok(_), true) => SPEAK_EVERY,
                 (Ok(_), false) => ASK_OFTEN,
                 // It has been waited for.
                 (Err(_), _) => Duration::ZERO,
@@ -147,22 +146,26 @@ impl Display {
 }
 
 /// To the one that the environment names, and its screen.
-fn connect() -> Result<(RustConnection<Patient>, usize), String> {
-    let display = parse_display(None).map_err(|error| error.to_string())?;
+fn connect() -> Result<(RustConnection<Patient>, usize), (Loss, String)> {
+    let display = parse_display(None).map_err(|error| (Loss::Unable, error.to_string()))?;
     let screen = usize::from(display.screen);
-    let mut failed = "it has no address".to_owned();
+    let mut failed = (Loss::Unable, "it has no address".to_owned());
     for address in display.connect_instruction() {
         let (stream, (family, host)) = match DefaultStream::connect(&address) {
             Ok(connected) => connected,
             Err(error) => {
-                failed = error.to_string();
+                failed = (Loss::Gone, error.to_string());
                 continue;
             }
         };
         // Who cannot prove anything may be let in all the same.
         let (name, data) = get_auth(family, &host, display.display).ok().flatten().unwrap_or_default();
         let connection = RustConnection::connect_to_stream_with_auth_info(Patient(stream), screen, name, data);
-        return Ok((connection.map_err(|error| error.to_string())?, screen));
+        let connection = connection.map_err(|error| {
+            let is_silence = matches!(&error, ConnectError::IoError(error) if error.kind() == io::ErrorKind::TimedOut);
+            (if is_silence { Loss::Silent } else { Loss::Gone }, error.to_string())
+        });
+        return Ok((connection?, screen));
     }
     Err(failed)
 }

@@ -33,13 +33,7 @@ fn seen(source: &'static str, at: Moment, idle: Duration) -> Reading<Input> {
     Reading::new(
         source,
         at,
-        Ok(Input {
-            last: at.saturating_sub(idle),
-            proves: Proves::Absence,
-            bump: None,
-            untold: false,
-            looked: source != "x11",
-        }),
+        Ok(Input { last: at.saturating_sub(idle), proves: Proves::Absence, bump: None, untold: false }),
     )
 }
 
@@ -48,6 +42,7 @@ fn quiet(now: Moment) -> Signals {
     let memory = Memory { total_bytes: 16 << 30, available_bytes: 12 << 30, own_bytes: 1 << 30 };
     Signals {
         input: vec![seen("evdev", now, 60 * MINUTE)],
+        notes: Vec::new(),
         woke: None,
         load: Reading::new("proc", now, Ok(0.05)),
         memory: Reading::new("proc", now, Ok(memory)),
@@ -80,25 +75,31 @@ fn what_speaks_against_work() {
         ("no source", |_, s| s.input.clear(), &[Kind::Unknown], &[Kind::Unknown]),
         ("a broken source", |_, s| s.input[0].says = Err("no devices".to_owned()), &[Kind::Unknown], &[Kind::Unknown]),
         ("an old source", |_, s| s.input[0].at = NOW - 3 * MINUTE, &[Kind::Unknown], &[Kind::Unknown]),
-        ("a look of 9 s ago", |_, s| s.input[0].at = NOW - Duration::from_secs(9), &[], &[]),
-        ("a look of 10 s ago", |_, s| s.input[0].at = NOW - Duration::from_secs(10), &[Kind::Unknown], &[]),
-        ("what a helper said a minute ago", |_, s| s.input = vec![seen("x11", NOW - MINUTE, 60 * MINUTE)], &[], &[]),
+        ("an answer of 10 s ago", |_, s| s.input[0].at = NOW - ANSWER_LIMIT, &[], &[]),
         (
-            "a look of 10 s ago, and another source",
-            |_, s| {
-                s.input[0].at = NOW - Duration::from_secs(10);
-                s.input.push(seen("x11", NOW, 60 * MINUTE));
-            },
-            &[],
-            &[],
+            "an answer of 11 s ago",
+            |_, s| s.input[0].at = NOW - Duration::from_secs(11),
+            &[Kind::Unknown],
+            &[Kind::Unknown],
         ),
         (
-            "a look of 10 s ago that saw somebody, and another source",
+            "an answer of 11 s ago, and another source",
             |_, s| {
-                s.input = vec![seen("evdev", NOW - Duration::from_secs(10), MINUTE), seen("x11", NOW, 60 * MINUTE)];
+                s.input[0].at = NOW - Duration::from_secs(11);
+                s.input.push(seen("x11", NOW, 60 * MINUTE));
             },
-            &[Kind::Person],
-            &[Kind::Person],
+            &[Kind::Unknown],
+            &[Kind::Unknown],
+        ),
+        (
+            "a source that does not see everybody, silent beside another",
+            |_, s| {
+                let mut silent = seen("x11 of user 7", NOW - MINUTE, 60 * MINUTE);
+                silent.says = silent.says.map(|input| Input { proves: Proves::Presence, ..input });
+                s.input.push(silent);
+            },
+            &[Kind::Unknown],
+            &[Kind::Unknown],
         ),
         (
             "a broken source and another",
@@ -345,13 +346,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn signals_of(step: &Step, now: Moment) -> Signals {
     let ago = |seconds: u64| now.saturating_sub(Duration::from_secs(seconds));
     let input = |(age, says, source): &(u64, Result<u64, String>, &'static str), proves| {
-        let says = says.clone().map(|idle| Input {
-            last: ago(idle),
-            proves,
-            bump: None,
-            untold: false,
-            looked: *source != "x11",
-        });
+        let says = says.clone().map(|idle| Input { last: ago(idle), proves, bump: None, untold: false });
         Reading::new(source, ago(*age), says)
     };
     let power = |mains| if mains { Power::Mains } else { Power::Battery };
@@ -385,10 +380,10 @@ proptest! {
             prop_assert_eq!(state.activity == Activity::Work, state.objections.is_empty());
             if state.activity == Activity::Work {
                 let idle = step.idle.1.clone().expect("a broken source is no proof");
-                prop_assert!(step.idle.0 <= INPUT_AGE_LIMIT.as_secs());
+                prop_assert!(step.idle.0 <= ANSWER_LIMIT.as_secs());
                 prop_assert!(idle >= 300);
-                if let (Ok(seen), true) = (&step.partial.1, step.partial.0 <= INPUT_AGE_LIMIT.as_secs()) {
-                    prop_assert!(*seen >= 300);
+                if let Ok(seen) = &step.partial.1 {
+                    prop_assert!(*seen >= 300 && step.partial.0 <= ANSWER_LIMIT.as_secs());
                 }
                 prop_assert!(step.woke.is_none_or(|woke| woke >= 300));
                 prop_assert!(matches!(step.load, (0..=60, Ok(load), _) if load < 0.6));

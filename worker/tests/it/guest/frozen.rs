@@ -74,6 +74,27 @@ impl Spinning {
         }
     }
 
+    /// An agent that is a program, with that program.
+    fn start(&self, server: &Server, presence: &str) -> Child {
+        let config = self.desk.config();
+        let mut text = fs::read_to_string(&config).expect("just written");
+        let times = format!("start_after = 1\nresume_after = 1\n{presence}");
+        text = text.replace("start_after = 0.1\nresume_after = 0.1", &times);
+        write!(text, "[[program]]\n{}", self.program()).expect("a text");
+        let file = self.desk.dir.path().join("spinning.toml");
+        fs::write(&file, text).expect("written");
+        let work_dir = self.desk.dir.path().join("work");
+        Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
+            .args(["--server", &server.url(), "--cores", "1", "--state-dir"])
+            .arg(self.desk.dir.path().join("state"))
+            .args(["--work-dir".as_ref(), work_dir.as_os_str(), "--config".as_ref(), file.as_os_str()])
+            .env_remove("PCFARM_UNATTENDED")
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the agent starts")
+    }
+
     fn processes(&self) -> Vec<i32> {
         marked(&self.mark)
     }
@@ -187,29 +208,41 @@ async fn whoever_returns_while_it_goes_on_is_given_way_to_again() {
 async fn nothing_stays_stopped_when_its_agent_is_killed() {
     let mut spinning = Spinning::new("killed");
     let mut server = Server::start().await;
-    let config = spinning.desk.config();
-    let mut text = fs::read_to_string(&config).expect("just written");
-    text = text
-        .replace("start_after = 0.1\nresume_after = 0.1", "start_after = 1\nresume_after = 1\non_return = \"freeze\"");
-    write!(text, "[[program]]\n{}", spinning.program()).expect("a text");
-    let file = spinning.desk.dir.path().join("freezing.toml");
-    fs::write(&file, text).expect("written");
-    let work_dir = spinning.desk.dir.path().join("work");
-    let arguments = ["--work-dir", work_dir.to_str().expect("text"), "--config", file.to_str().expect("text")];
-    let mut agent = Command::new(env!("CARGO_BIN_EXE_pcfarm-worker"))
-        .args(["--server", &server.url(), "--cores", "1", "--state-dir"])
-        .arg(spinning.desk.dir.path().join("state"))
-        .args(arguments)
-        .env_remove("PCFARM_UNATTENDED")
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .expect("the agent starts");
+    let mut agent = spinning.start(&server, "on_return = \"freeze\"");
     let (mut session, _) = server.welcomed().await;
     spinning.begun(&mut session).await;
     spinning.stands_still().await;
     agent.kill().await.expect("killed");
     spinning.until("gone", false, <[i32]>::is_empty).await;
+}
+
+fn signal(process: &Child, signal: rustix::process::Signal) {
+    let pid = process.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
+    rustix::process::kill_process(pid.expect("it runs"), signal).expect("it may");
+}
+
+/// A stopped agent sees no person, and its programs would run on beside the one who returns.
+#[tokio::test]
+async fn programs_stand_still_while_their_agent_is_stopped() {
+    use rustix::process::Signal;
+    let mut spinning = Spinning::new("agent-stopped");
+    let mut server = Server::start().await;
+    let agent = spinning.start(&server, "");
+    let (mut session, _) = server.welcomed().await;
+    spinning.begun(&mut session).await;
+    let stand_still = |processes: &[i32]| processes.len() == 2 && processes.iter().all(|pid| is(*pid, "T"));
+    let run = |processes: &[i32]| processes.len() == 2 && processes.iter().all(|pid| is(*pid, "R"));
+    // The person stays away: the program goes on with its agent.
+    signal(&agent, Signal::STOP);
+    spinning.until("standing still", false, stand_still).await;
+    signal(&agent, Signal::CONT);
+    spinning.until("going on", false, run).await;
+    // The person comes while the agent is stopped: the work is given back at once.
+    signal(&agent, Signal::STOP);
+    spinning.until("standing still again", false, stand_still).await;
+    spinning.desk.press_a_key();
+    signal(&agent, Signal::CONT);
+    spinning.until("gone", true, <[i32]>::is_empty).await;
 }
 
 #[tokio::test]
