@@ -36,7 +36,7 @@ impl Desk {
 
     /// What a helper says on its connection, or that it is gone.
     pub fn hear(&self, connection: u64, helper: Option<Helper>) {
-        // A message that repeats the last one wakes nobody.
+        // A message that repeats the last one does not wake the looking thread.
         if self.0.known().helpers.hear(connection, helper, Timestamp::now()) {
             self.nudge();
         }

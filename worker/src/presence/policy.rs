@@ -284,7 +284,7 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
                 continue;
             }
         };
-        // Input counts, however stale the answer is and whatever it proves.
+        // Input counts, however stale the answer is.
         heard.push((&*reading.source, input));
         let why = match (reading.fresh(now, ANSWER_LIMIT), input.proves) {
             (Ok(_), Proves::Absence) => {

@@ -1,7 +1,7 @@
 //! A session of GNOME: since when nobody touched anything, by Mutter's idle monitor on the session's bus.
 //!
 //! Owns the connection to the bus. It asks about once a second while somebody is there; while nobody is, a watch of the monitor's
-//! tells of the next touch. The bus and the monitor may hang or start again: whoever calls connects anew.
+//! tells of the next touch. The bus and the monitor may hang or start again: the caller connects anew.
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Ears: a thread that sleeps until a terminal is read, which is how typing shows.
 //!
-//! Owns one rule that holds for every source that is told by the kernel: **the agent's own looks must not wake it.** A watch of a
+//! Owns one rule that holds for every watch of the kernel: **the agent's own looks must not wake it.** A watch of a
 //! directory for `IN_ACCESS` is told whenever any process lists that directory, and the agent lists `/dev/pts` at every look. So the
 //! watch on the directory asks only for terminals that come and go, and each terminal has a watch of its own for reads.
 //!
@@ -50,10 +50,10 @@ enum Meaning {
     Nothing,
     /// A terminal was read.
     Typed,
-    /// A terminal was opened: somebody opened a window or logged in.
+    /// A terminal was opened: a person opened a window or logged in.
     New(String),
-    /// A terminal was closed. A connection that breaks at night closes one, too, so closing is no activity: whoever closes a terminal
-    /// by hand has typed or clicked a moment before.
+    /// A terminal was closed. A connection that breaks at night closes one, too, so closing is no activity: a person who closes a terminal
+    /// has typed or clicked a moment before.
     Closed(String),
     /// Events were lost: anything may have happened.
     Lost,

@@ -1,4 +1,4 @@
-//! The agent as a program on the machine's own `/dev`, with a terminal that nobody types at.
+//! The agent as a program on the machine's own `/dev`, with an idle terminal.
 //!
 //! Other programs of this machine may use terminals meanwhile. Each step therefore waits for the outcome, and the count of wake-ups is
 //! repeated until a window of five seconds is quiet.
@@ -71,7 +71,7 @@ async fn an_idle_terminal_of_this_machine_does_not_keep_the_agent_from_work_and_
         .spawn()
         .expect("the agent starts");
     let (mut session, hello) = server.welcomed().await;
-    assert_eq!(hello.state(), State::Suspended, "nobody has been away for long enough");
+    assert_eq!(hello.state(), State::Suspended, "the agent has just begun to look");
     session.until_state(State::Waiting).await;
     let pid = agent.id().expect("it runs");
     let mut fewest = u64::MAX;
