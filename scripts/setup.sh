@@ -71,6 +71,7 @@ build_all() {
 ensure_test_tools() {
     collecting=yes
     ensure_smtp
+    ensure_proxy
     ensure_systemd
     ensure_faketime
     ensure_package_checks
@@ -107,6 +108,11 @@ ensure_smtp() {
     if command -v aiosmtpd >/dev/null || [ -x /usr/bin/aiosmtpd ]; then return 0; fi
     command -v apt-get >/dev/null || die "Tests of mail need aiosmtpd: pipx install aiosmtpd, then start again."
     want python3-aiosmtpd "Without aiosmtpd the tests of mail fail."
+}
+
+# The HTTP proxy of the tests.
+ensure_proxy() {
+    command -v tinyproxy >/dev/null || [ -x /usr/bin/tinyproxy ] || want tinyproxy "Without tinyproxy the tests of proxies are left out."
 }
 
 # Faketime moves the clock of a program.

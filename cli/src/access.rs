@@ -66,6 +66,7 @@ async fn keep_token(settings: &Settings, output: Output) -> Result<()> {
         token: Some(token),
         server: settings.server.clone(),
         ca: settings.ca.clone(),
+        proxies: settings.proxies.clone(),
         trace: settings.trace.clone(),
         ..*settings
     };

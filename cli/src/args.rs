@@ -56,6 +56,17 @@ pub struct Global {
     /// The authority of the server's certificate: a PEM file [default: those that this system trusts]
     #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
+    /// The HTTP proxy on the way to the server: http://proxy.example.org:3128, or none [default: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY];
+    /// NO_PROXY names exceptions
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Everywhere",
+        env = "PCFARM_PROXY",
+        value_name = "URL",
+        hide_env_values = true
+    )]
+    pub proxy: Option<String>,
     /// Show a token to a server that is not this machine's although it is spoken to in the clear
     #[arg(long, global = true, help_heading = "Everywhere", env = "PCFARM_INSECURE", value_parser = clap::builder::BoolishValueParser::new())]
     pub insecure: bool,
@@ -557,7 +568,7 @@ pub struct PresenceArgs {
     #[arg(required = true, value_name = "HOST", value_delimiter = ',')]
     pub hostnames: Vec<String>,
     /// What agents are to go by, within what their owners allow: start_after=30m, load=0.1, cores=2, on_battery=false,
-    /// on_return=freeze, 'hours=mon-fri 18:00-07:00; sat,sun'
+    /// on_return=freeze, 'hours=18:00-07:00; sat,sun'
     #[arg(long = "set", value_name = "SETTING=VALUE", value_parser = crate::presence::wish)]
     pub set: Vec<(String, serde_json::Value)>,
     /// What the farm wants no more of: the owner's own holds again

@@ -12,6 +12,8 @@ use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::queue_service_client::QueueServiceClient;
 use pcfarm_proto::v1::schedules_client::SchedulesClient;
 use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
+use pcfarm_proxy::connector::HttpConnector;
+use pcfarm_proxy::{Connector, Proxies};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -76,7 +78,13 @@ impl Farm {
             endpoint
         };
         // The limit above is for one address; a name may have several, and resolving it takes time, too.
-        let connected = tokio::time::timeout(limit * 2, endpoint.connect()).await;
+        let connecting = async {
+            match settings.proxies.proxy_of(endpoint.uri()) {
+                None => endpoint.connect().await,
+                Some(_) => endpoint.connect_with_connector(tunnel(&settings.proxies, limit)).await,
+            }
+        };
+        let connected = tokio::time::timeout(limit * 2, connecting).await;
         let channel = match connected {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => return Err(not_there(&settings.server, &innermost(&error))),
@@ -200,6 +208,14 @@ impl Farm {
             ),
         )
     }
+}
+
+/// A tunnel through a proxy, in which the connection has its own TLS.
+fn tunnel(proxies: &Proxies, limit: Duration) -> Connector {
+    let mut http = HttpConnector::new();
+    http.set_nodelay(true);
+    http.set_connect_timeout(Some(limit));
+    Connector::new(proxies.clone(), http).tunnel_all()
 }
 
 /// The authority that the settings name, or those that this system trusts.

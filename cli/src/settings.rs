@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use pcfarm_proto::secrets::Token;
+use pcfarm_proxy::Proxies;
 
 use crate::args::Global;
 use crate::exit::Failure;
@@ -24,6 +25,8 @@ pub struct Settings {
     pub token: Option<Token>,
     /// The authority of its certificate, if not one that this system trusts.
     pub ca: Option<PathBuf>,
+    /// HTTP proxies on the way to the server.
+    pub proxies: Proxies,
     /// Secrets may be told in the clear.
     pub insecure: bool,
     /// What calls are a part of.
@@ -38,6 +41,7 @@ struct File {
     timeout: Option<String>,
     token_file: Option<PathBuf>,
     ca: Option<PathBuf>,
+    proxy: Option<String>,
 }
 
 impl Settings {
@@ -60,7 +64,11 @@ impl Settings {
         let server = server_url(&server)?;
         let token = token(global.token_file.clone().or(file.token_file), &server)?;
         let ca = global.ca.clone().or(file.ca);
-        let settings = Settings { server, timeout, token, ca, insecure: global.insecure, trace: trace::wanted(global) };
+        let proxy = global.proxy.clone().or(file.proxy);
+        let proxies = Proxies::of(proxy.as_deref(), |name| std::env::var(name).ok());
+        let proxies = proxies.map_err(|error| Failure::usage(error.to_string()))?;
+        let (insecure, trace) = (global.insecure, trace::wanted(global));
+        let settings = Settings { server, timeout, token, ca, proxies, insecure, trace };
         if settings.token.is_some() {
             settings.secret_may_be_told()?;
         }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pcfarm_proto::v1::GetStatusRequest;
+use pcfarm_proxy::Proxies;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::Code;
 
@@ -119,6 +120,7 @@ async fn healthy(url: &str, server: &mut Program) -> Result<()> {
         timeout: Some(Duration::from_secs(5)),
         token: None,
         ca: None,
+        proxies: Proxies::default(),
         insecure: false,
         trace: None,
     };

@@ -13,6 +13,7 @@ mod text;
 mod webhook;
 
 use crate::farm::Farm;
+use crate::outward::Outward;
 use crate::traces::context::Place;
 use crate::traces::{SpanKind, Traces};
 use anyhow::Context;
@@ -59,9 +60,9 @@ enum Failure {
 }
 
 /// Delivers until the server stops.
-pub async fn run(farm: Arc<Farm>, mailer: Option<Arc<Mailer>>) {
+pub async fn run(farm: Arc<Farm>, mailer: Option<Arc<Mailer>>, outward: Outward) {
     let (pool, traces) = (farm.pool.clone(), farm.traces.clone());
-    let courier = Arc::new(Courier { pool, poster: Poster::new(), mailer, traces });
+    let courier = Arc::new(Courier { pool, poster: Poster::new(outward), mailer, traces });
     let mut deliveries = Deliveries::default();
     let mut rounds = Rounds::default();
     let mut tick = tokio::time::interval(LOOK);

@@ -1,24 +1,85 @@
-//! HTTP from here to others: webhooks, and a store of uploads.
+//! Connections from the server to others: webhooks, a store of uploads, a collector of traces. Mail shares the authorities.
+//!
+//! **A proxy resolves the names of destinations that it is used for.** Rules about addresses that the server may reach belong on the
+//! proxy then, and on a firewall otherwise.
 
-use hyper_rustls::HttpsConnectorBuilder;
-use hyper_rustls::builderstates::WantsSchemes;
-use rustls::crypto::ring;
+use hyper::{Request, header};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use pcfarm_proxy::{Connector, Proxies};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
-use std::sync::Arc;
+use std::path::Path;
 use tracing::warn;
 
-/// Trusts whom the system trusts: a department's own authority is among them.
-pub fn connector() -> HttpsConnectorBuilder<WantsSchemes> {
-    match HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider()) {
-        Ok(builder) => builder,
-        Err(error) => {
-            warn!(%error, "this system has no certificates to trust: nobody with https will be reached");
-            let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .expect("ring knows TLS 1.2 and 1.3");
-            let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
-            HttpsConnectorBuilder::new().with_tls_config(config)
+/// Proxies, and authorities beside those that the system trusts.
+#[derive(Clone, Debug, Default)]
+pub struct Outward {
+    pub proxies: Proxies,
+    authorities: Vec<CertificateDer<'static>>,
+    /// The authorities as their file has them.
+    pem: Option<Vec<u8>>,
+}
+
+impl Outward {
+    /// `proxy`: the setting of that name. `authorities`: a PEM file.
+    pub fn of(
+        proxy: Option<&str>,
+        authorities: Option<&Path>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Outward, String> {
+        let proxies = Proxies::of(proxy, variable).map_err(|error| error.to_string())?;
+        let Some(file) = authorities else { return Ok(Outward { proxies, ..Outward::default() }) };
+        let wrong = |error: &dyn std::fmt::Display| format!("outgoing_ca: {}: {error}", file.display());
+        let pem = std::fs::read(file).map_err(|error| wrong(&error))?;
+        let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+        let authorities = parsed.map_err(|error| wrong(&error))?;
+        if authorities.is_empty() {
+            return Err(wrong(&"no certificate in PEM form"));
         }
+        let mut roots = RootCertStore::empty();
+        for authority in &authorities {
+            roots.add(authority.clone()).map_err(|error| wrong(&error))?;
+        }
+        Ok(Outward { proxies, authorities, pem: Some(pem) })
+    }
+
+    pub fn pem(&self) -> Option<&[u8]> {
+        self.pem.as_deref()
+    }
+
+    /// For HTTP/1, to destinations with and without TLS. `http` keeps its limits.
+    pub fn connector(&self, http: HttpConnector) -> HttpsConnector<Connector> {
+        let tls = self.tls();
+        let connector = Connector::with_tls(self.proxies.clone(), http, tls.clone());
+        HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(connector)
+    }
+
+    /// For HTTP/2, on which the client puts its own TLS.
+    pub fn tunnel(&self) -> Connector {
+        let mut http = HttpConnector::new();
+        http.set_nodelay(true);
+        Connector::with_tls(self.proxies.clone(), http, self.tls()).tunnel_all()
+    }
+
+    /// Shows the proxy's password with a request that is not sent through a tunnel.
+    pub fn authorize<B>(&self, request: &mut Request<B>) {
+        if let Some(value) = self.proxies.authorization(request.uri()) {
+            request.headers_mut().insert(header::PROXY_AUTHORIZATION, value);
+        }
+    }
+
+    /// Trusts the system's authorities and those of the setting.
+    fn tls(&self) -> ClientConfig {
+        let mut roots = RootCertStore::empty();
+        let of_system = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(of_system.certs);
+        roots.add_parsable_certificates(self.authorities.iter().cloned());
+        if roots.is_empty() {
+            warn!(errors = ?of_system.errors, "this system trusts no authority: destinations with https cannot be reached");
+        }
+        pcfarm_proxy::connector::tls(roots)
     }
 }
 
@@ -31,4 +92,25 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusable_authorities_are_refused_with_their_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("ca.pem");
+        let of = |file: &Path| Outward::of(None, Some(file), |_| None);
+        assert!(of(&file).expect_err("no file").contains("ca.pem"));
+        for text in ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+            std::fs::write(&file, text).expect("written");
+            let error = of(&file).expect_err(text);
+            assert!(error.starts_with("outgoing_ca: ") && error.contains("ca.pem"), "{error}");
+        }
+        let certificate = rcgen::generate_simple_self_signed(["farm.example".to_owned()]).expect("a certificate");
+        std::fs::write(&file, certificate.cert.pem().repeat(2)).expect("written");
+        assert_eq!(of(&file).expect("an authority").authorities.len(), 2);
+    }
 }

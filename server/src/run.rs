@@ -109,7 +109,9 @@ async fn serve(
         Some(files) => Some(Arc::new(Tls::load(files.clone(), settings.certificate_lifetime)?)),
         None => None,
     };
-    let Some(uploads) = stopping.run_until_cancelled(Store::open(&settings.originals)).await else { return Ok(()) };
+    let Some(uploads) = stopping.run_until_cancelled(Store::open(&settings.originals, &settings.outward)).await else {
+        return Ok(());
+    };
     let uploads = uploads?;
     let facts = prepare_database(&config, &stopping).await?;
     let mut connections = settings.connections;
@@ -118,7 +120,7 @@ async fn serve(
     let address = listeners.grpc.local_addr().context("asking for the port")?;
     let (pool, epoch) = pool::pool_with_epoch(config.clone(), settings.pool_size, "pcfarm-server");
     let server_id = patiently(&stopping, async || register(settings, &pool, &address.to_string()).await).await?;
-    let (traces, sender) = Traces::start(settings.traces.as_ref(), &settings.name)?;
+    let (traces, sender) = Traces::start(settings.traces.as_ref(), &settings.name, &settings.outward)?;
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
     let (acceptor, inbox) = mpsc::channel(deliver::INBOX_LIMIT);
     let (registrar, entries) = mpsc::channel(registrar::ENTRIES_LIMIT);
@@ -139,7 +141,7 @@ async fn serve(
     });
     patiently(&stopping, async || farm.reload_job_types().await.context("reading the job types")).await?;
     info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
-        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, tls = farm.tls.is_some(), asks = ?settings.asks, mail = ?settings.mailer,
+        checkout = ?settings.rhythm.checkout, recycler = settings.recycler, tls = farm.tls.is_some(), asks = ?settings.asks, mail = ?settings.mailer, proxy = ?settings.outward.proxies,
         traces = settings.traces.as_ref().map_or("none", |traces| traces.endpoint.as_str()), "serving");
 
     let mut parts = JoinSet::new();
@@ -152,7 +154,7 @@ async fn serve(
     parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
     parts.spawn(waking::run(farm.clone()));
-    parts.spawn(alerts::run(farm.clone(), settings.mailer.clone()));
+    parts.spawn(alerts::run(farm.clone(), settings.mailer.clone(), settings.outward.clone()));
     if let Some(tls) = &farm.tls {
         parts.spawn(tls.clone().watch(stopping.clone()));
     }

@@ -7,6 +7,7 @@ mod request;
 pub use keys::Keys;
 pub use request::Failure;
 
+use crate::outward::Outward;
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
@@ -102,6 +103,7 @@ impl fmt::Debug for Place {
 pub struct Store {
     place: Place,
     client: Client,
+    outward: Outward,
 }
 
 impl fmt::Debug for Store {
@@ -126,8 +128,8 @@ struct BegunUpload {
 }
 
 impl Store {
-    pub fn new(place: Place) -> Arc<Store> {
-        Arc::new(Store { place, client: request::client() })
+    pub fn new(place: Place, outward: &Outward) -> Arc<Store> {
+        Arc::new(Store { place, client: request::client(outward), outward: outward.clone() })
     }
 
     /// Does once all that is done later, so that what is missing is known at start and not at night.

@@ -24,6 +24,10 @@ use uuid::Uuid;
 /// Most checkouts that an agent may ask for at once.
 const CREDIT_LIMIT: u32 = 64;
 
+/// Words about equipment in a session: so many at once, as after a link that stood still, and one every so many seconds.
+const EQUIPMENTS_AT_ONCE: u64 = 10;
+const EQUIPMENT_SECONDS: u64 = 5;
+
 /// A speed that differs by less is not written down anew.
 const SPEED_CHANGE: f64 = 0.1;
 
@@ -37,7 +41,7 @@ pub struct Session {
     pub cores: u32,
     pub controllers: BTreeSet<String>,
     /// What its agent says that it has.
-    facts: Facts,
+    facts: RwLock<Facts>,
     /// Controllers of which what is held is counted by itself.
     apart: BTreeSet<String>,
     selecting: RwLock<Selecting>,
@@ -105,6 +109,9 @@ struct Report {
 #[derive(Debug)]
 struct State {
     credit: u32,
+    began: Instant,
+    /// Words about equipment.
+    equipped: u64,
     /// Somebody is about to hand something to it: until then it wants nothing else.
     claimed: bool,
     /// What its agent was told to run beside it.
@@ -168,7 +175,7 @@ impl Session {
             credential,
             cores: hello.cores.max(1),
             controllers,
-            facts,
+            facts: RwLock::new(facts),
             apart: hello.apart.iter().cloned().collect(),
             selecting: RwLock::new(selecting),
             prefetch: hello.prefetch.and_then(|prefetch| usize::try_from(prefetch).ok()),
@@ -177,6 +184,8 @@ impl Session {
             ended,
             state: Mutex::new(State {
                 credit: 0,
+                began: Instant::now(),
+                equipped: 0,
                 claimed: false,
                 slots: Vec::new(),
                 presence: None,
@@ -254,12 +263,38 @@ impl Session {
     pub fn select(&self, chosen: Option<&RawJson>) -> bool {
         // It is asked of every session, all the time.
         let as_before = self.selecting().is_chosen(chosen);
-        !as_before && self.selecting_anew().select(&self.controllers, &self.facts, chosen)
+        !as_before && self.selecting_anew().select(&self.controllers, &self.facts(), chosen)
     }
 
     /// Takes note of what its agent has enough of. True if that is something else than before.
     pub fn pause(&self, paused: BTreeSet<String>) -> bool {
-        self.selecting_anew().pause(&self.controllers, &self.facts, paused)
+        self.selecting_anew().pause(&self.controllers, &self.facts(), paused)
+    }
+
+    fn facts(&self) -> RwLockReadGuard<'_, Facts> {
+        self.facts.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a word about equipment. False: there were too many in this session.
+    pub fn may_equip(&self) -> bool {
+        let mut state = self.state();
+        let most = EQUIPMENTS_AT_ONCE.saturating_add(state.began.elapsed().as_secs() / EQUIPMENT_SECONDS);
+        state.equipped += 1;
+        state.equipped <= most
+    }
+
+    /// Takes note of what its agent has now. True if that is something else than before.
+    pub fn equip(&self, equipment: &v1::Equipment) -> bool {
+        // Locks are taken in the order of `select`.
+        let mut selecting = self.selecting_anew();
+        let mut facts = self.facts.write().unwrap_or_else(PoisonError::into_inner);
+        let now = facts.equipped(equipment);
+        let changed = *facts != now;
+        if changed {
+            *facts = now;
+            selecting.equip(&self.controllers, &facts);
+        }
+        changed
     }
 
     /// A word from the agent. True if it had been marked silent.

@@ -7,6 +7,7 @@ use crate::authority::Files;
 use crate::farm::Rhythm;
 use crate::missing::TRACES;
 use crate::originals::kept::Choice;
+use crate::outward::Outward;
 use crate::s3;
 use crate::traces;
 use crate::traces::settings::Wanted;
@@ -186,6 +187,17 @@ struct Flags {
     /// Send traces to this collector, by OTLP over gRPC: http://collector:4317, or none [default: OTEL_EXPORTER_OTLP_ENDPOINT]
     #[arg(long, env = "PCFARM_TRACES", value_name = "URL")]
     traces: Option<String>,
+    /// The name that relays of mail are greeted with (EHLO) [default: the host's name]
+    #[arg(long, env = "PCFARM_MAIL_HELLO", value_name = "NAME")]
+    mail_hello: Option<String>,
+    /// The HTTP proxy of webhooks, the store of uploads and the collector of traces: http://proxy.example.org:3128, or none
+    /// [default: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY]; NO_PROXY names exceptions
+    #[arg(long, env = "PCFARM_PROXY", value_name = "URL", hide_env_values = true)]
+    proxy: Option<String>,
+    /// Authorities that webhooks, mail, the store of uploads and the collector of traces may be vouched for by, beside the system's: a
+    /// PEM file
+    #[arg(long, env = "PCFARM_OUTGOING_CA", value_name = "FILE")]
+    outgoing_ca: Option<PathBuf>,
 }
 
 /// The file's form of the same.
@@ -219,6 +231,9 @@ struct File {
     smtp_url: Option<String>,
     mail_from: Option<String>,
     traces: Option<String>,
+    mail_hello: Option<String>,
+    proxy: Option<String>,
+    outgoing_ca: Option<PathBuf>,
 }
 
 /// Which database.
@@ -253,6 +268,8 @@ pub struct Settings {
     pub mailer: Option<Arc<Mailer>>,
     /// None: no spans are made.
     pub traces: Option<Wanted>,
+    /// Proxies and authorities of outgoing connections.
+    pub outward: Outward,
 }
 
 /// Where REST, metrics and health are.
@@ -396,6 +413,11 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
     if cfg!(not(feature = "traces")) && collector.is_some() && traces.is_some() {
         return Err(format!("traces: {TRACES}"));
     }
+    let ca = arguments.outgoing_ca.or(file.outgoing_ca);
+    let proxy = arguments.proxy.or(file.proxy);
+    let outward = Outward::of(proxy.as_deref(), ca.as_deref(), |name| std::env::var(name).ok())?;
+    let mail = (arguments.smtp_url.or(file.smtp_url), arguments.mail_from.or(file.mail_from));
+    let hello = arguments.mail_hello.or(file.mail_hello);
     Ok(Settings {
         database,
         listen,
@@ -410,8 +432,9 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         name: arguments.name.or(file.name).unwrap_or_else(host_name),
         originals,
         recycler: !(arguments.no_recycler || file.no_recycler.unwrap_or(false)),
-        mailer: mailer(arguments.smtp_url.or(file.smtp_url), arguments.mail_from.or(file.mail_from))?,
+        mailer: mailer(mail, hello.as_deref(), &outward)?,
         traces,
+        outward,
     })
 }
 
@@ -471,9 +494,15 @@ fn connections(arguments: &Flags, file: &File) -> Result<Limits, String> {
     Ok(limits)
 }
 
-fn mailer(smtp_url: Option<String>, mail_from: Option<String>) -> Result<Option<Arc<Mailer>>, String> {
-    match (smtp_url, mail_from) {
-        (Some(url), Some(from)) => Ok(Some(Arc::new(Mailer::new(&url, &from)?))),
+/// `relay`: its URL and the sender's address.
+fn mailer(
+    relay: (Option<String>, Option<String>),
+    hello: Option<&str>,
+    outward: &Outward,
+) -> Result<Option<Arc<Mailer>>, String> {
+    match relay {
+        (Some(url), Some(from)) => Ok(Some(Arc::new(Mailer::new(&url, &from, hello, outward.pem())?))),
+        (None, None) if hello.is_some() => Err("mail_hello: there is no relay to greet: say smtp_url".to_owned()),
         (None, None) => Ok(None),
         (Some(_), None) => Err("smtp_url: mails need a sender, too: say mail_from".to_owned()),
         (None, Some(_)) => Err("mail_from: mails need a relay, too: say smtp_url".to_owned()),
@@ -599,6 +628,10 @@ mod tests {
         assert!(read(&["--lease", "0"], "").is_err());
         assert!(read(&["--connections", "0"], "").expect_err("refused").contains("nobody"));
         assert!(read(&["--mail-from", "a@b.c"], "").expect_err("refused").contains("smtp_url"));
+        assert!(read(&["--mail-hello", "farm"], "").expect_err("refused").contains("smtp_url"));
+        let proxy = read(&["--proxy", "socks5://u:hidden@h"], "").expect_err("refused");
+        assert!(proxy.starts_with("proxy: socks5") && !proxy.contains("hidden"), "{proxy}");
+        assert!(read(&[], "outgoing_ca = \"/nowhere.pem\"").expect_err("refused").contains("/nowhere.pem"));
         assert!(read(&[], "smtp_url = \"smtp://u:hidden@h\"").expect_err("refused").contains("mail_from"));
     }
 

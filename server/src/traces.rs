@@ -15,6 +15,7 @@ pub mod path;
 pub mod sending;
 pub mod settings;
 
+use crate::outward::Outward;
 use context::{Place, TraceParent};
 pub use opentelemetry::trace::SpanKind;
 use opentelemetry::trace::{Link, SpanId, Status, TraceContextExt, TraceId};
@@ -66,13 +67,13 @@ pub struct Sender {
 
 impl Traces {
     /// `server`: what the collector knows this one by.
-    pub fn start(wanted: Option<&Wanted>, server: &str) -> anyhow::Result<(Traces, Option<Sender>)> {
+    pub fn start(wanted: Option<&Wanted>, server: &str, outward: &Outward) -> anyhow::Result<(Traces, Option<Sender>)> {
         let Some(wanted) = wanted else { return Ok((Traces::default(), None)) };
         let (sender, receiver) = mpsc::channel(wanted.queue);
         let last = CancellationToken::new();
         let mut task = JoinSet::new();
         // Should it panic, spans are dropped and counted, and all else goes on.
-        task.spawn(Sending::new(wanted, server, receiver, last.clone())?.run());
+        task.spawn(Sending::new(wanted, (server, outward), receiver, last.clone())?.run());
         let traces = Traces::with(sampler(wanted.sampler), sender);
         Ok((traces, Some(Sender { task, last })))
     }

@@ -88,7 +88,7 @@ begin
                 perform pcfarm.no_presence(one.key, one.value, 'a time zone such as Europe/Berlin');
             end if;
         elsif not pcfarm.are_hours(one.value) then
-            perform pcfarm.no_presence(one.key, one.value, 'a list of hours such as "mon-fri 18:00-07:00"');
+            perform pcfarm.no_presence(one.key, one.value, 'a list of hours such as "18:00-07:00" or "sat,sun"');
         end if;
     end loop;
     insert into pcfarm.presence as p (hostname, wanted)

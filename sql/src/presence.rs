@@ -279,6 +279,18 @@ pub async fn change_state(
         .map(drop)
 }
 
+/// Notes GPUs and programs of a workstation, if this is still its session.
+pub async fn equip(
+    client: &ClientWrapper,
+    workstation_id: WorkstationId,
+    session: i64,
+    gpus: &[String],
+    programs: &[String],
+) -> Result<(), Error> {
+    let statement = include_str!("../queries/equip_workstation.sql");
+    client.run(statement, &[&workstation_id, &session, &gpus, &programs]).await.map(drop)
+}
+
 /// What became of a workstation in the meantime.
 #[derive(Clone, Debug)]
 pub struct SessionState {

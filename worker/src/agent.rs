@@ -21,6 +21,7 @@ use uuid::Uuid;
 use crate::controller::Controller;
 use crate::credentials::Credentials;
 use crate::drive::{Setup, drive};
+use crate::equipment::Lookout;
 #[cfg(target_os = "linux")]
 use crate::exec::controller::Programs;
 #[cfg(any(target_os = "linux", feature = "wasm"))]
@@ -309,11 +310,15 @@ impl Agent {
             hostname: settings.hostname.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             servers: settings.servers.clone(),
+            gpu: settings.gpu,
+            gpus: Vec::new(),
             session: None,
         });
         let watchdog = watchdog.minding(desk.clone());
         let can_be_replaced = own.is_some();
+        let looks = (settings.clone(), names.clone());
         let body = Body {
+            equipment: Lookout::new(move || equipment(&looks.0, &looks.1)),
             settings,
             state_dir,
             endpoints,
@@ -403,12 +408,14 @@ pub(crate) struct Body {
     instance: Uuid,
     desk: Desk,
     replace: CancellationToken,
+    equipment: Arc<Lookout>,
 }
 
 impl Body {
     /// For the agent itself, or for one of its slots.
     pub fn setup(&self, identity: Uuid, slot: Option<&str>) -> Setup {
         let mut hello = hello(&self.settings, identity, self.instance, self.names.clone());
+        v1::Equipment { gpus: hello.gpus, programs: hello.programs } = self.equipment.known().borrow().clone();
         if let Some(slot) = slot {
             hello.hostname = format!("{}#{slot}", hello.hostname);
         }
@@ -432,6 +439,7 @@ impl Body {
             wake: Wake::Never,
             watchdog: None,
             replace: self.replace.clone(),
+            equipment: Arc::clone(&self.equipment),
         }
     }
 }
@@ -484,6 +492,7 @@ impl Body {
             }
             () = starts_anew, if can_be_replaced && platform::REPLACES => unreachable!("it ends with its work"),
             () = local => unreachable!("it serves for ever"),
+            () = self.equipment.keep() => unreachable!("it looks for ever"),
             never = sleep::run(self.settings.sleep.sleeps.clone(), self.desk.clone()) => match never {},
             () = self.credentials.keep_renewing(&self.endpoints) => unreachable!("it never ends"),
         };
@@ -545,8 +554,6 @@ fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<S
         memory_bytes: settings::memory_bytes(),
         system_name: machine::system_name(),
         arch: machine::arch(),
-        gpus: machine::gpus(Path::new("/")),
-        programs: programs(settings, &controllers),
         system: sysinfo::System::long_os_version().unwrap_or_else(|_| std::env::consts::OS.to_owned()),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         controllers,
@@ -569,6 +576,11 @@ fn can_stand_still(controller: &str) -> bool {
     is_program || controller == WASM
 }
 
+/// GPUs that programs may use, and programs that are there.
+fn equipment(settings: &Settings, controllers: &[String]) -> v1::Equipment {
+    v1::Equipment { gpus: machine::gpus(Path::new("/"), settings.gpu), programs: programs(settings, controllers) }
+}
+
 /// Of what this agent runs, that which jobs may require beside their controllers.
 fn programs(settings: &Settings, controllers: &[String]) -> Vec<v1::Program> {
     let mut programs = Vec::new();
@@ -576,7 +588,8 @@ fn programs(settings: &Settings, controllers: &[String]) -> Vec<v1::Program> {
     let _ = settings;
     #[cfg(target_os = "linux")]
     for one in &settings.programs {
-        if controllers.contains(&format!("{}{}", crate::exec::settings::PREFIX, one.name)) {
+        let is_run = controllers.contains(&format!("{}{}", crate::exec::settings::PREFIX, one.name));
+        if is_run && crate::exec::settings::installed(&one.path).is_ok() {
             programs.push(v1::Program { name: one.name.clone(), version: one.version.clone().unwrap_or_default() });
         }
     }

@@ -4,11 +4,14 @@
 //! asks a server is made for that ([`Check`](pcfarm_proto::v1::CheckRequest)).
 //!
 //! - [`reach`]: from a server's name to its answer. [`witness`]: what a server shows, whoever it is.
-//! - [`here`]: what is on this machine. `programs`: what holds back the owner's programs there.
+//! - [`here`]: state of this machine. `programs`: limits of the owner's programs here. [`check`]: runs of their checks under the rules of
+//!   the service's [`unit`].
 
+mod check;
 pub mod here;
 mod programs;
 pub mod reach;
+mod unit;
 pub mod witness;
 
 use std::fmt::Write;
@@ -33,6 +36,8 @@ pub enum Step {
     Version,
     Clock,
     Presence,
+    /// Of each GPU.
+    Gpu,
     /// Of each of the owner's programs.
     Programs,
 }
@@ -53,6 +58,7 @@ impl Step {
             Step::Version => "version",
             Step::Clock => "clock",
             Step::Presence => "presence",
+            Step::Gpu => "gpu",
             Step::Programs => "programs",
         }
     }
@@ -60,7 +66,9 @@ impl Step {
     /// As everywhere: 1 failed, 2 wrong usage, 3 not reachable, 5 not allowed.
     pub fn exit_code(self) -> u8 {
         match self {
-            Step::State | Step::Service | Step::Version | Step::Clock | Step::Presence | Step::Programs => 1,
+            Step::State | Step::Service | Step::Version | Step::Clock | Step::Presence | Step::Gpu | Step::Programs => {
+                1
+            }
             Step::Settings => 2,
             Step::Name | Step::Route | Step::Port | Step::Answer => 3,
             Step::Tls | Step::Token | Step::Credentials => 5,

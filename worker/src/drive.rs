@@ -18,6 +18,7 @@ use tonic::transport::Endpoint;
 
 use crate::clock;
 use crate::credentials::Credentials;
+use crate::equipment::Lookout;
 use crate::inventory::{Action, Ending, Event, Inventory, Profile};
 use crate::link::{IdentityInUse, Link, LinkEvent, Stream};
 use crate::pool::{Pool, Report};
@@ -62,6 +63,7 @@ pub struct Setup {
     pub watchdog: Option<Watchdog>,
     /// Cancelled if nothing but another process can end what controllers do.
     pub replace: CancellationToken,
+    pub equipment: Arc<Lookout>,
 }
 
 struct Driver {
@@ -77,6 +79,7 @@ struct Driver {
     /// By standing still.
     freezes: bool,
     last_input: Option<Moment>,
+    equipment: Arc<Lookout>,
 }
 
 /// Runs until `stop` is cancelled and what is held has been delivered or given back.
@@ -99,7 +102,10 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
         giving_way: None,
         freezes: false,
         last_input: None,
+        equipment: setup.equipment,
     };
+    let mut equipment = driver.equipment.known();
+    driver.take(Event::Equipped(equipment.borrow_and_update().clone()));
     let mut watchdog = setup.watchdog;
     let mut directives = driver.desk.directives();
     driver.direct(directives.borrow_and_update().clone());
@@ -120,6 +126,10 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
             Ok(()) = directives.changed() => {
                 let directive = directives.borrow_and_update().clone();
                 driver.direct(directive);
+            }
+            Ok(()) = equipment.changed() => {
+                let seen = equipment.borrow_and_update().clone();
+                driver.take(Event::Equipped(seen));
             }
             permit = room(driver.stream.as_ref()), if !driver.outgoing.is_empty() => {
                 driver.send_next(permit);
@@ -174,6 +184,7 @@ impl Driver {
             LinkEvent::Opened(stream) => {
                 self.outgoing.clear();
                 self.stream = Some(stream);
+                self.equipment.look_again();
                 self.take(Event::Connected);
             }
             LinkEvent::Received(In::Slots(wanted)) => self.want_slots(wanted.names),

@@ -69,6 +69,9 @@ const STATE_CHANGE_EVERY: Duration = Duration::from_millis(500);
 /// How often what is paused may change in the server's eyes.
 const INTAKE_CHANGE_EVERY: Duration = Duration::from_millis(50);
 
+/// Shortest time between two words about GPUs and programs.
+const EQUIPMENT_CHANGE_EVERY: Duration = Duration::from_secs(5);
+
 /// How often the reason for a state that stays may change.
 const REASON_CHANGE_EVERY: Duration = Duration::from_secs(5);
 
@@ -119,6 +122,8 @@ pub enum Event {
     HeldUp(BTreeMap<String, String>),
     /// What the workstation's person allows.
     Directed(Directive),
+    /// GPUs and programs of the machine.
+    Equipped(v1::Equipment),
     /// The agent is to stop in good order.
     Stop,
 }
@@ -189,6 +194,8 @@ pub struct Inventory {
     typical_checkout: BTreeMap<Kind, Duration>,
     held_up: BTreeMap<String, String>,
     pockets_emptied: Duration,
+    /// GPUs and programs as the server was told last.
+    equipment_told: v1::Equipment,
     stuck: stuck::Stuck,
 }
 
@@ -229,6 +236,9 @@ struct Open {
     takes_intake: bool,
     paused: BTreeSet<String>,
     intake_due: Duration,
+    /// The server knows what Equipment is; and when it may be told of another.
+    takes_equipment: bool,
+    equipment_due: Duration,
     /// It computes, and that has not been told.
     processing_since: Option<Duration>,
     /// Checkouts whose last part is to come.
@@ -281,6 +291,7 @@ impl Inventory {
             typical_checkout: BTreeMap::new(),
             held_up: BTreeMap::new(),
             pockets_emptied: now,
+            equipment_told: v1::Equipment::default(),
             stuck: stuck::Stuck::default(),
         }
     }
@@ -298,6 +309,9 @@ impl Inventory {
             Event::HeldUp(held_up) => self.note_held_up(held_up),
             Event::Withdrawn(keys) => self.give_back(&keys, "the agent is stopping"),
             Event::Directed(directive) => self.directed(directive),
+            Event::Equipped(v1::Equipment { gpus, programs }) => {
+                (self.profile.hello.gpus, self.profile.hello.programs) = (gpus, programs);
+            }
             Event::Stop => self.stop(now),
         }
     }
@@ -313,6 +327,7 @@ impl Inventory {
         if matches!(self.session, Session::Open(_)) {
             self.deliver(now);
             self.tell_state(now);
+            self.tell_equipment(now);
             self.ask(now, revoked_cores);
             self.beat(now);
         }
@@ -338,6 +353,9 @@ impl Inventory {
                 }
                 if open.intake_due > now && open.paused != self.to_be_paused(open) {
                     due(open.intake_due);
+                }
+                if open.takes_equipment && !self.equipment_is_told() {
+                    due(open.equipment_due);
                 }
                 if open.state == self.state() && (open.reason != self.reason() || self.is_news(open)) {
                     due(open.reason_due);

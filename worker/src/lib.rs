@@ -133,6 +133,7 @@ pub mod decisions {
 
 mod clock;
 mod drive;
+mod equipment;
 mod inventory;
 mod link;
 mod local;

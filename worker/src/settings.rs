@@ -74,6 +74,8 @@ pub struct Settings {
     pub work_dir: PathBuf,
     /// Most bytes of those files.
     pub files_bytes: u64,
+    /// Programs may use GPUs, and the farm is told of those that the agent may open.
+    pub gpu: bool,
     /// What programs must not read, beside the agent's own files.
     pub hide: Vec<PathBuf>,
     /// A binary that calls [`supervise_if_asked`](crate::exec::supervise_if_asked) first. [`Agent::run`](crate::Agent::run)
@@ -106,6 +108,7 @@ impl Default for Settings {
             wasm: None,
             work_dir: platform::default_work_dir(),
             files_bytes: DEFAULT_FILES_MIB << 20,
+            gpu: false,
             hide: Vec::new(),
             supervisor: None,
             presence: presence::Settings::of_a_desk(),
@@ -219,6 +222,9 @@ struct Flags {
     /// only while it knows that nobody is there
     #[arg(long, env = "PCFARM_UNATTENDED", value_parser = clap::builder::FalseyValueParser::new())]
     unattended: bool,
+    /// Programs may use this machine's GPUs, and the farm is told of those that the agent may open
+    #[arg(long, env = "PCFARM_GPU", value_parser = clap::builder::FalseyValueParser::new())]
+    gpu: bool,
     /// Where people and their sessions' helpers reach it on this machine
     #[cfg_attr(
         unix,
@@ -281,6 +287,7 @@ struct FileSettings {
     #[cfg(not(feature = "wasm"))]
     wasm: Option<serde::de::IgnoredAny>,
     unattended: Option<bool>,
+    gpu: Option<bool>,
     socket: Option<PathBuf>,
     #[serde(default)]
     presence: presence::FileSettings,
@@ -378,6 +385,7 @@ impl Settings {
                 .or(file.files_mib)
                 .map_or(default.files_bytes, |mib| mib.saturating_mul(1 << 20)),
             work_dir: flags.work_dir.or(file.work_dir).unwrap_or(default.work_dir),
+            gpu: flags.gpu || file.gpu.unwrap_or(false),
             hide,
             supervisor: None,
             presence,
@@ -411,8 +419,14 @@ impl Settings {
         if let Some(path) = self.hide.iter().find(|path| !path.is_absolute()) {
             return Err(SettingsError::Hide(path.clone()));
         }
-        crate::exec::settings::check(&self.programs, &machine)
-            .map_err(|(name, source)| SettingsError::Program { name, source })
+        let mut programs = crate::exec::settings::check(&self.programs, &machine)
+            .map_err(|(name, source)| SettingsError::Program { name, source })?;
+        if self.gpu {
+            // The fence closes all devices that are not named.
+            let nodes = crate::machine::gpu_nodes(Path::new("/"));
+            programs.iter_mut().for_each(|program| program.writable.extend(nodes.iter().cloned()));
+        }
+        Ok(programs)
     }
 
     pub(crate) fn credentials(&self, identity: Uuid) -> Credentials {

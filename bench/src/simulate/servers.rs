@@ -188,7 +188,7 @@ impl World {
                 session.report = Some((now, beat.last_sequence, held));
             }
             // Simulated agents have no pools.
-            Out::Intake(_) => {}
+            Out::Intake(_) | Out::Equipment(_) => {}
             Out::StateChange(change) => session.leaving = change.state() == v1::WorkstationState::Draining,
             Out::Delivery(delivery) => self.servers[server].inbox.push_back((connection, delivery)),
         }

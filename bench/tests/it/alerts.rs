@@ -186,8 +186,11 @@ async fn mails_wait_for_their_relay_and_say_what_to_do() {
     let relay = farm.server("port", &[]).port;
     let url = format!("smtp://127.0.0.1:{relay}?tls=required");
     Certificate::new().write(&farm.path("trusted.pem"), &farm.path("key.pem"));
-    let Server { program, port } = farm.server("a", &["--mail-from", "PC Farm <farm@example.org>"]);
-    let program = program.environment("PCFARM_SMTP_URL", url).environment("SSL_CERT_FILE", farm.path("trusted.pem"));
+    // A private authority, by the setting.
+    let flags = ["--mail-from", "PC Farm <farm@example.org>", "--mail-hello", "farm.example.org"];
+    let Server { program, port } = farm.server("a", &flags);
+    let program =
+        program.environment("PCFARM_SMTP_URL", url).environment("PCFARM_OUTGOING_CA", farm.path("trusted.pem"));
     let mut server = Server { program, port };
     server.start().await;
     farm.until(LONG, "select message like '%onnection%' and attempts = 1 from pcfarm.alert_status").await;
@@ -198,6 +201,7 @@ async fn mails_wait_for_their_relay_and_say_what_to_do() {
     let id = farm.query("select message_id::text from pcfarm.alert", &[]).await[0].get::<_, String>(0);
     let all = mails(&farm.path(""));
     assert_eq!(all.len(), 1);
+    assert_eq!(postbox::hello(&farm.path("")), "farm.example.org");
     has(
         &all[0],
         &[

@@ -1,6 +1,7 @@
 //! A collector of traces: the real protocol, with what came in a vector.
 
 use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
@@ -111,9 +112,18 @@ impl Collector {
         Collector::at(0).await
     }
 
+    /// On an address that is not only this host's own.
+    pub async fn on(address: IpAddr) -> Collector {
+        Collector::listening((address, 0).into()).await
+    }
+
     /// On this port.
     pub async fn at(port: u16) -> Collector {
-        let listener = TcpListener::bind(("127.0.0.1", port)).await.expect("a port");
+        Collector::listening((Ipv4Addr::LOCALHOST, port).into()).await
+    }
+
+    async fn listening(address: SocketAddr) -> Collector {
+        let listener = TcpListener::bind(address).await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("a port"));
         let collected = Arc::new(Collected::default());
         let service = TraceServiceServer::new(Service(collected.clone()));

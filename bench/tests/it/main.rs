@@ -18,6 +18,7 @@ mod sharing;
 // Access, alerts and traces.
 mod access;
 mod alerts;
+mod outward;
 mod traces;
 
 // Workstations.

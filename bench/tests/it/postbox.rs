@@ -8,11 +8,13 @@ use pcfarm_bench::program::Program;
 /// As one looks for it: the first of PATH, else where Debian has it.
 const SMTP_SERVER: &str = "aiosmtpd";
 
-const HANDLER: &str = "import aiosmtpd.handlers
+const HANDLER: &str = "import os, aiosmtpd.handlers
 class Box(aiosmtpd.handlers.Mailbox):
     async def handle_RCPT(self, server, session, envelope, address, options):
         if address.startswith('gone'):
             return '550 5.1.1 no such mailbox'
+        with open(os.path.join(os.path.dirname(__file__), 'hello'), 'w') as file:
+            file.write(session.host_name)
         envelope.rcpt_tos.append(address)
         return '250 OK'
 ";
@@ -57,6 +59,11 @@ pub fn mails(directory: &Path) -> Vec<String> {
         .collect();
     mails.sort_by_key(|mail| header(mail, "Subject").map(str::to_owned));
     mails
+}
+
+/// The name in the last greeting (EHLO).
+pub fn hello(directory: &Path) -> String {
+    std::fs::read_to_string(directory.join("hello")).expect("somebody has greeted")
 }
 
 /// What a mail's header says.

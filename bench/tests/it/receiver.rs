@@ -2,6 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -61,7 +62,11 @@ pub struct Certificate(rcgen::CertifiedKey<rcgen::KeyPair>);
 
 impl Certificate {
     pub fn new() -> Certificate {
-        Certificate(rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate"))
+        Certificate::of(&Ipv4Addr::LOCALHOST.to_string())
+    }
+
+    pub fn of(name: &str) -> Certificate {
+        Certificate(rcgen::generate_simple_self_signed([name.to_owned()]).expect("a certificate"))
     }
 
     pub fn write(&self, certificate: &Path, key: &Path) {
@@ -84,16 +89,22 @@ type Script = Arc<Mutex<VecDeque<Answer>>>;
 
 impl Receiver {
     pub async fn start(script: &[Answer]) -> Receiver {
-        Receiver::with("http", script, None).await
+        Receiver::with("http", script, None, Ipv4Addr::LOCALHOST.into()).await
+    }
+
+    /// On an address that is not only this host's own, with TLS or without.
+    pub async fn on(address: IpAddr, certificate: Option<&Certificate>) -> Receiver {
+        let scheme = if certificate.is_some() { "https" } else { "http" };
+        Receiver::with(scheme, &[], certificate.map(Certificate::acceptor), address).await
     }
 
     /// The same behind TLS.
     pub async fn encrypted(certificate: &Certificate) -> Receiver {
-        Receiver::with("https", &[], Some(certificate.acceptor())).await
+        Receiver::with("https", &[], Some(certificate.acceptor()), Ipv4Addr::LOCALHOST.into()).await
     }
 
-    async fn with(scheme: &str, script: &[Answer], tls: Option<TlsAcceptor>) -> Receiver {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    async fn with(scheme: &str, script: &[Answer], tls: Option<TlsAcceptor>, address: IpAddr) -> Receiver {
+        let listener = TcpListener::bind((address, 0)).await.expect("a port");
         let url = format!("{scheme}://{}", listener.local_addr().expect("a port"));
         let (tell, posts) = mpsc::unbounded_channel();
         let script: Script = Arc::new(Mutex::new(script.iter().copied().collect()));

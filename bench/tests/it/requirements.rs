@@ -183,6 +183,50 @@ async fn servers_and_the_database_judge_alike() {
     assert!(holding > 40, "some hold, some do not: {holding}");
 }
 
+/// A workstation's row and its sessions follow what its agent says; nonsense ends the session.
+#[tokio::test]
+async fn equipment_that_changes_is_recorded_and_checked() {
+    let farm = Farm::new().await;
+    let server = farm.serving("one", &[]).await;
+    let identity = "00000000-0000-0000-0000-000000000001".to_owned();
+    let hello = v1::Hello {
+        protocol_version: pcfarm_proto::PROTOCOL_VERSION,
+        identity: identity.clone(),
+        instance: identity,
+        hostname: "pc1".to_owned(),
+        cores: 1,
+        ..v1::Hello::default()
+    };
+    let mut client =
+        v1::agent_service_client::AgentServiceClient::connect(server.url()).await.expect("the server listens");
+    let (say, said) = tokio::sync::mpsc::channel(4);
+    let send = async |message| {
+        say.send(v1::AgentMessage { message: Some(message) }).await.expect("the server reads");
+    };
+    send(v1::agent_message::Message::Hello(hello)).await;
+    let stream = tokio_stream::wrappers::ReceiverStream::new(said);
+    let mut answers = client.work(stream).await.expect("it is let in").into_inner();
+    let welcome = answers.message().await.expect("it is let in").expect("welcome").message;
+    let Some(v1::server_message::Message::Welcome(welcome)) = welcome else { panic!("{welcome:?}") };
+    assert!(welcome.takes_equipment);
+    let gpu = |vendor: &str| v1::Gpu { vendor: vendor.to_owned(), name: "A100".to_owned() };
+    let programs = vec![v1::Program { name: "minizinc".to_owned(), version: "2.8.5".to_owned() }];
+    let equipment = v1::Equipment { gpus: vec![gpu("nvidia")], programs };
+    send(v1::agent_message::Message::Equipment(equipment)).await;
+    let kept = "select gpus = '{nvidia A100}' and programs = '{minizinc 2.8.5}' from pcfarm.workstation";
+    farm.until(SOON, kept).await;
+    let wrong = v1::Equipment { gpus: vec![gpu("two words")], programs: Vec::new() };
+    send(v1::agent_message::Message::Equipment(wrong)).await;
+    let ended = loop {
+        match answers.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ends without a reason"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(ended.code(), tonic::Code::InvalidArgument, "{ended}");
+}
+
 /// What an agent was started with may have been a label once.
 #[tokio::test]
 async fn an_agent_with_wrong_labels_is_welcome_without_them() {

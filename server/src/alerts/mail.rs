@@ -5,6 +5,8 @@ use hyper::Uri;
 use lettre::address::Envelope;
 use lettre::message::header::{ContentType, HeaderName, HeaderValue};
 use lettre::message::{Mailbox, Message};
+use lettre::transport::smtp::client::{Certificate, Tls, TlsParameters};
+use lettre::transport::smtp::extension::ClientId;
 use lettre::transport::smtp::response::Severity;
 use lettre::{Address, AsyncSmtpTransport, AsyncTransport, Tokio1Executor};
 use pcfarm_sql::alerts::Claimed;
@@ -29,7 +31,8 @@ impl fmt::Debug for Mailer {
 
 impl Mailer {
     /// What is wrong is said without the URL, for it has a password.
-    pub fn new(url: &str, from: &str) -> Result<Mailer, String> {
+    /// `hello`: the name that the relay is greeted with, the host's own by default. `authorities`: PEM, beside the system's.
+    pub fn new(url: &str, from: &str, hello: Option<&str>, authorities: Option<&[u8]>) -> Result<Mailer, String> {
         let from: Mailbox = from.parse().map_err(|_| format!("mail_from: {from:?} is not an address of mail"))?;
         let wrong = "smtp_url: it is like smtp://user:password@mail.example.org:587, or smtps://";
         let uri: Uri = url.parse().map_err(|_| wrong)?;
@@ -37,11 +40,24 @@ impl Mailer {
         if !matches!(uri.scheme_str(), Some("smtp" | "smtps")) {
             return Err(wrong.to_owned());
         }
-        let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(&with_encryption(url, &uri)).map_err(|_| {
+        let encrypted = with_encryption(url, &uri);
+        let mut transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(&encrypted).map_err(|_| {
             format!(
                 "{wrong}; it may end in ?tls=required, ?tls=opportunistic or ?tls=none, and this one is none of these"
             )
         })?;
+        if let Some(name) = hello {
+            transport = transport.hello_name(client(name)?);
+        }
+        if let Some(tls) = authorities.map(|pem| trusting(host, pem)).transpose()? {
+            // As `from_url` has it.
+            transport = match (uri.scheme_str(), encrypted.split_once("?tls=").map(|(_, tls)| tls)) {
+                (Some("smtps"), _) => transport.tls(Tls::Wrapper(tls)),
+                (_, Some("required")) => transport.tls(Tls::Required(tls)),
+                (_, Some("opportunistic")) => transport.tls(Tls::Opportunistic(tls)),
+                _ => transport,
+            };
+        }
         Ok(Mailer { transport: transport.build(), from, relay: host.to_owned() })
     }
 
@@ -77,6 +93,29 @@ impl Mailer {
         message.headers_mut().insert_raw(HeaderValue::new(automatic, "auto-generated".to_owned()));
         Ok(message)
     }
+}
+
+/// A name or an address in the greeting of a relay.
+fn client(name: &str) -> Result<ClientId, String> {
+    let is_name = |name: &str| {
+        let label =
+            |label: &str| !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        name.len() <= 253 && name.split('.').all(label)
+    };
+    match name.trim_matches(['[', ']']).parse() {
+        Ok(IpAddr::V4(address)) => Ok(ClientId::Ipv4(address)),
+        Ok(IpAddr::V6(address)) => Ok(ClientId::Ipv6(address)),
+        Err(_) if is_name(name) => Ok(ClientId::Domain(name.to_owned())),
+        Err(_) => Err(format!("mail_hello: {name:?} is not a host name such as farm.example.org, nor an address")),
+    }
+}
+
+/// TLS to a relay that one of these authorities, or of the system's, vouches for.
+fn trusting(host: &str, authorities: &[u8]) -> Result<TlsParameters, String> {
+    let wrong = |error| format!("outgoing_ca: {error}");
+    let authorities = Certificate::from_pem(authorities).map_err(wrong)?;
+    let host = host.trim_matches(['[', ']']).to_owned();
+    TlsParameters::builder(host).add_root_certificate(authorities).build_rustls().map_err(wrong)
 }
 
 /// What leaves this machine is encrypted, unless the URL says otherwise.
@@ -126,15 +165,32 @@ mod tests {
     }
 
     #[test]
+    fn relays_are_greeted_with_a_name_or_an_address() {
+        let domain = |name: &str| ClientId::Domain(name.to_owned());
+        for (name, expected) in [
+            ("farm.example.org", domain("farm.example.org")),
+            ("farm", domain("farm")),
+            ("192.0.2.1", ClientId::Ipv4([192, 0, 2, 1].into())),
+            ("[2001:db8::1]", ClientId::Ipv6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into())),
+        ] {
+            assert_eq!(client(name), Ok(expected));
+        }
+        for name in ["", "two words", "farm..org", "a\r\nMAIL", "färm.example.org"] {
+            assert!(client(name).expect_err(name).starts_with("mail_hello: "), "{name}");
+        }
+    }
+
+    #[test]
     fn no_password_is_shown() {
-        let mailer = Mailer::new("smtps://me:hidden@mail.example.org", "PC Farm <farm@example.org>").expect("sensible");
+        let mailer = Mailer::new("smtps://me:hidden@mail.example.org", "PC Farm <farm@example.org>", None, None)
+            .expect("sensible");
         let shown = format!("{mailer:?}");
         assert!(shown.contains("mail.example.org") && !shown.contains("hidden"), "{shown}");
         for url in ["mail:hidden", "http://me:hidden@host", "smtp://me:hidden@host?tls=maybe", "smtp://me:hid den@host"]
         {
-            let wrong = Mailer::new(url, "farm@example.org").expect_err(url);
+            let wrong = Mailer::new(url, "farm@example.org", None, None).expect_err(url);
             assert!(wrong.starts_with("smtp_url") && !wrong.contains("hid"), "{wrong}");
         }
-        assert!(Mailer::new("smtp://localhost", "nobody").expect_err("no address").contains("nobody"));
+        assert!(Mailer::new("smtp://localhost", "nobody", None, None).expect_err("no address").contains("nobody"));
     }
 }

@@ -10,7 +10,7 @@ use std::convert::Infallible;
 pub struct Mailer(Infallible);
 
 impl Mailer {
-    pub fn new(_url: &str, _from: &str) -> Result<Mailer, String> {
+    pub fn new(_url: &str, _from: &str, _hello: Option<&str>, _authorities: Option<&[u8]>) -> Result<Mailer, String> {
         Err(format!("smtp_url: {MAIL}"))
     }
 

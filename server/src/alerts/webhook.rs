@@ -2,7 +2,7 @@
 //! check it with a library.
 
 use super::{Failure, text};
-use crate::outward::{chain, connector};
+use crate::outward::{Outward, chain};
 use crate::traces::context::{Place, TRACE_PARENT};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -15,6 +15,7 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use pcfarm_proxy::Connector;
 use pcfarm_sql::alerts::Claimed;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -22,7 +23,8 @@ use sha2::Sha256;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub struct Poster {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<HttpsConnector<Connector>, Full<Bytes>>,
+    outward: Outward,
 }
 
 /// What receivers get.
@@ -34,16 +36,17 @@ struct Payload<'a> {
 }
 
 impl Poster {
-    pub fn new() -> Poster {
-        let connector = connector().https_or_http().enable_http1().build();
+    pub fn new(outward: Outward) -> Poster {
+        let connector = outward.connector(HttpConnector::new());
         // A connection each: answers are not read to their ends.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
-        Poster { client }
+        Poster { client, outward }
     }
 
     /// Redirects are not followed, and of the answer its status is all that counts.
     pub async fn post(&self, alert: &Claimed, secret: &str, place: Option<Place>) -> Result<(), Failure> {
         let mut request = request(alert, secret, SystemTime::now()).map_err(Failure::InVain)?;
+        self.outward.authorize(&mut request);
         if let Some(value) = place.and_then(|place| HeaderValue::from_str(&place.to_string()).ok()) {
             request.headers_mut().insert(TRACE_PARENT, value);
         }

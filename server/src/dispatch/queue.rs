@@ -371,6 +371,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_workstation_may_be_given_follows_its_equipment() {
+        let hello = v1::Hello { controllers: vec!["a".to_owned()], cores: 1, ..v1::Hello::default() };
+        let session = session_of(1, &hello);
+        let gpu = v1::Gpu { vendor: "nvidia".to_owned(), name: "A100".to_owned() };
+        let program = |name: &str| v1::Program { name: name.to_owned(), version: "2.8".to_owned() };
+        let with = |gpus: &[v1::Gpu], programs: &[&str]| v1::Equipment {
+            gpus: gpus.to_vec(),
+            programs: programs.iter().map(|name| program(name)).collect(),
+        };
+        assert!(!session.equip(&with(&[], &[])), "as before");
+        assert!(session.equip(&with(std::slice::from_ref(&gpu), &["minizinc"])));
+        assert!(!session.equip(&with(std::slice::from_ref(&gpu), &["minizinc"])));
+        assert!(session.equip(&with(&[gpu], &[])));
+        // An administrator's word stays.
+        assert!(session.select(Some(&RawJson(r#"{"required": ["ann"]}"#.into()))));
+        assert!(session.equip(&with(&[], &[])) && session.selection().required.contains("ann"));
+        let words = (0..100).filter(|_| session.may_equip()).count();
+        assert!((10..20).contains(&words), "{words} words about equipment at once");
+    }
+
+    #[test]
     fn who_went_away_behind_others_is_let_go() {
         let sessions = [session(1, &["a"]), session(2, &["a"]), session(3, &["a"])];
         let mut queue = queue(&sessions);

@@ -107,15 +107,24 @@ impl Facts {
             memory_bytes: hello.memory_bytes,
             system_name: hello.system_name.clone(),
             arch: hello.arch.clone(),
-            gpus: hello.gpus.iter().map(|gpu| gpu.vendor.clone()).collect(),
-            programs: hello
-                .programs
-                .iter()
-                .map(|program| (program.name.clone(), Version::of(&program.version)))
-                .collect(),
+            gpus: vendors(&hello.gpus),
+            programs: versions(&hello.programs),
             labels: hello.labels.iter().cloned().collect(),
         }
     }
+
+    /// The same with other GPUs and programs.
+    pub fn equipped(&self, equipment: &v1::Equipment) -> Facts {
+        Facts { gpus: vendors(&equipment.gpus), programs: versions(&equipment.programs), ..self.clone() }
+    }
+}
+
+fn vendors(gpus: &[v1::Gpu]) -> Vec<String> {
+    gpus.iter().map(|gpu| gpu.vendor.clone()).collect()
+}
+
+fn versions(programs: &[v1::Program]) -> Vec<(String, Option<Version>)> {
+    programs.iter().map(|program| (program.name.clone(), Version::of(&program.version))).collect()
 }
 
 impl Comparison {

@@ -263,12 +263,8 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
         labels: hello.labels.clone(),
         system_name: hello.system_name.clone(),
         arch: hello.arch.clone(),
-        gpus: hello.gpus.iter().map(|gpu| shown(&format!("{} {}", gpu.vendor, gpu.name))).collect(),
-        programs: hello
-            .programs
-            .iter()
-            .map(|v1::Program { name, version }| format!("{name} {version}").trim_end().to_owned())
-            .collect(),
+        gpus: stored_gpus(&hello.gpus),
+        programs: stored_programs(&hello.programs),
         state: stored_state(hello.state()),
         signs: Signs {
             notes: notes(&hello.presence_notes),
@@ -289,20 +285,36 @@ fn waking(said: &v1::Waking) -> Option<Waking> {
 
 /// What requirements look at is made of names.
 fn check_facts(hello: &v1::Hello) -> Result<(), Status> {
-    if hello.gpus.len() > GPUS_LIMIT || hello.programs.len() > CONTROLLERS_LIMIT {
+    let mut said = [&hello.system_name, &hello.arch].into_iter().filter(|name| !name.is_empty());
+    if let Some(wrong) = said.find(|name| !labels::is_name(name)) {
+        return Err(Status::invalid_argument(format!("{wrong:?} is no name of a system")));
+    }
+    check_equipment(&hello.gpus, &hello.programs)
+}
+
+fn check_equipment(gpus: &[v1::Gpu], programs: &[v1::Program]) -> Result<(), Status> {
+    if gpus.len() > GPUS_LIMIT || programs.len() > CONTROLLERS_LIMIT {
         return Err(Status::invalid_argument("too many GPUs, or too many programs"));
     }
-    let said = [&hello.system_name, &hello.arch].into_iter().filter(|name| !name.is_empty());
-    let vendors = hello.gpus.iter().map(|gpu| &gpu.vendor);
-    let programs = hello.programs.iter().map(|program| &program.name);
-    if let Some(wrong) = said.chain(vendors).chain(programs).find(|name| !labels::is_name(name)) {
-        return Err(Status::invalid_argument(format!("{wrong:?} is no name of a system, a GPU's vendor or a program")));
+    let vendors = gpus.iter().map(|gpu| &gpu.vendor);
+    let names = programs.iter().map(|program| &program.name);
+    if let Some(wrong) = vendors.chain(names).find(|name| !labels::is_name(name)) {
+        return Err(Status::invalid_argument(format!("{wrong:?} is no name of a GPU's vendor or a program")));
     }
-    let versions = hello.programs.iter().map(|program| &program.version).filter(|version| !version.is_empty());
+    let versions = programs.iter().map(|program| &program.version).filter(|version| !version.is_empty());
     match versions.into_iter().find(|version| Version::of(version).is_none()) {
         None => Ok(()),
         Some(wrong) => Err(Status::invalid_argument(format!("{wrong:?} is no version: it is like 2.8.5"))),
     }
+}
+
+fn stored_gpus(gpus: &[v1::Gpu]) -> Vec<String> {
+    gpus.iter().map(|gpu| shown(&format!("{} {}", gpu.vendor, gpu.name))).collect()
+}
+
+fn stored_programs(programs: &[v1::Program]) -> Vec<String> {
+    let stored = |v1::Program { name, version }: &v1::Program| format!("{name} {version}").trim_end().to_owned();
+    programs.iter().map(stored).collect()
 }
 
 /// Text that PostgreSQL can hold and that fits a page.
@@ -405,6 +417,7 @@ async fn register(
         drain_reason: connection.drain_reason.clone(),
         presence: connection.presence.clone().unwrap_or_default().0,
         woken: connection.woken,
+        takes_equipment: true,
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(out.try_send(Ok(message).into()));
@@ -513,6 +526,7 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
             session.report(held, heartbeat.last_sequence);
         }
         Message::StateChange(change) => change_state(farm, session, &change).await?,
+        Message::Equipment(equipment) => equip(farm, session, &equipment).await?,
         Message::Intake(intake) => {
             if intake.paused.len() > CONTROLLERS_LIMIT {
                 return Err(Status::invalid_argument("more controllers are paused than an agent may have"));
@@ -524,6 +538,31 @@ async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> R
             }
         }
     }
+    Ok(())
+}
+
+/// Takes note of GPUs and programs: what the workstation may be given follows from them at once.
+async fn equip(farm: &Arc<Farm>, session: &Arc<Session>, equipment: &v1::Equipment) -> Result<(), Status> {
+    check_equipment(&equipment.gpus, &equipment.programs)?;
+    if !session.may_equip() {
+        return Err(Status::resource_exhausted("equipment is said too often: once in five seconds at most"));
+    }
+    if !session.equip(equipment) {
+        return Ok(());
+    }
+    info!(workstation_id = %session.workstation_id, gpus = equipment.gpus.len(), programs = equipment.programs.len(),
+        "equipment of a workstation changed");
+    let recorded = async {
+        let client = farm.pool.get().await?;
+        let (gpus, programs) = (stored_gpus(&equipment.gpus), stored_programs(&equipment.programs));
+        presence::equip(&client, session.workstation_id, session.number, &gpus, &programs).await?;
+        anyhow::Ok(())
+    };
+    if let Err(error) = recorded.await {
+        // The session is right already; the row, for people, is right again with the next Hello.
+        warn!(error = format!("{error:#}"), workstation_id = %session.workstation_id, "equipment was not recorded");
+    }
+    drop(farm.dispatcher.send(Event::Selection).await);
     Ok(())
 }
 

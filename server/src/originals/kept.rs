@@ -4,6 +4,7 @@
 use super::{NotStored, Originals};
 use crate::farm::Farm;
 use crate::grpc::status_code;
+use crate::outward::Outward;
 use crate::rest::upload::Pieces;
 use crate::s3;
 use anyhow::Context;
@@ -47,7 +48,7 @@ pub enum Store {
 impl Store {
     /// What is missing is the administrator's to make. A store that does not answer is not: it may be back before anybody
     /// uploads anything, and all else works without it.
-    pub async fn open(choice: &Choice) -> anyhow::Result<Store> {
+    pub async fn open(choice: &Choice, outward: &Outward) -> anyhow::Result<Store> {
         match choice {
             Choice::Database => Ok(Store::Database),
             Choice::Directory(directory) => {
@@ -59,7 +60,7 @@ impl Store {
                 if place.is_overheard() {
                     warn!(%place, "uploads go to their store unencrypted: use https");
                 }
-                let store = s3::Store::new(place.clone());
+                let store = s3::Store::new(place.clone(), outward);
                 match timeout(CHECK_LIMIT, store.check()).await {
                     Ok(Ok(())) => info!(%place, "the store of uploads is there"),
                     Ok(Err(failure)) if !failure.may_pass() => {

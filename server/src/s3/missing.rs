@@ -2,6 +2,7 @@
 //! that names such a store is refused.
 
 use crate::missing::OBJECT_STORE;
+use crate::outward::Outward;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use std::convert::Infallible;
@@ -46,7 +47,7 @@ impl fmt::Display for Place {
 pub struct Store(Infallible);
 
 impl Store {
-    pub fn new(place: Place) -> Arc<Store> {
+    pub fn new(place: Place, _: &Outward) -> Arc<Store> {
         match place.0 {}
     }
 

@@ -1,6 +1,7 @@
 //! A request to a store, signed, and tried again for a while when what was wrong may pass.
 
 use super::Store;
+use crate::outward::Outward;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -11,6 +12,7 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use instant_xml::FromXml;
+use pcfarm_proxy::Connector;
 use rand::RngExt;
 use rusty_s3::Method;
 use rusty_s3::signing::sign;
@@ -18,7 +20,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
-pub type Client = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+pub type Client = legacy::Client<HttpsConnector<Connector>, Full<Bytes>>;
 
 const CONNECTING: Duration = Duration::from_secs(5);
 /// For a part, on a slow line; and for a store that puts thousands of them together.
@@ -147,13 +149,11 @@ impl Answer {
     }
 }
 
-pub fn client() -> Client {
+pub fn client(outward: &Outward) -> Client {
     let mut http = HttpConnector::new();
-    http.enforce_http(false);
     http.set_nodelay(true);
     http.set_connect_timeout(Some(CONNECTING));
-    let connector = crate::outward::connector().https_or_http().enable_http1().wrap_connector(http);
-    legacy::Client::builder(TokioExecutor::new()).build(connector)
+    legacy::Client::builder(TokioExecutor::new()).build(outward.connector(http))
 }
 
 impl Store {
@@ -180,7 +180,8 @@ impl Store {
     }
 
     async fn ask(&self, call: &Call<'_>, body: Bytes) -> Result<Response<Incoming>, Failure> {
-        let request = self.signed(call, body).await?;
+        let mut request = self.signed(call, body).await?;
+        self.outward.authorize(&mut request);
         let response = self.client.request(request).await.map_err(|error| broken(&error))?;
         if response.status().is_success() {
             return Ok(response);

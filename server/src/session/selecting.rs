@@ -99,6 +99,12 @@ impl Selecting {
         changed
     }
 
+    /// The agent has this from now on.
+    pub fn equip(&mut self, controllers: &BTreeSet<String>, of_agent: &Facts) {
+        let now = Selecting::new(controllers, of_agent, self.chosen.as_ref(), self.paused.clone());
+        self.become_that(now);
+    }
+
     /// What was found out is still so, if it is about the same.
     fn become_that(&mut self, now: Selecting) {
         let before = std::mem::replace(self, now);

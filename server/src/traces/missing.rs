@@ -11,6 +11,7 @@ pub mod path;
 pub mod settings;
 
 use crate::missing::TRACES;
+use crate::outward::Outward;
 use context::{Place, TraceParent};
 use settings::Wanted;
 use std::borrow::Cow;
@@ -39,7 +40,7 @@ pub enum SpanKind {
 
 impl Traces {
     /// `wanted` comes from variables alone: a setting was refused.
-    pub fn start(wanted: Option<&Wanted>, _server: &str) -> anyhow::Result<(Traces, Option<Sender>)> {
+    pub fn start(wanted: Option<&Wanted>, _server: &str, _: &Outward) -> anyhow::Result<(Traces, Option<Sender>)> {
         if let Some(wanted) = wanted {
             warn!(collector = wanted.endpoint, "no traces are sent, although OTEL_* variables say where to: {TRACES}");
         }

@@ -2,6 +2,7 @@
 //! costs spans, which are counted, and nothing else.
 
 use super::settings::Wanted;
+use crate::outward::Outward;
 use anyhow::Context;
 use metrics::counter;
 use opentelemetry::{Key, KeyValue};
@@ -13,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Endpoint;
 use tracing::{info, warn};
 
 /// Longer, and the collector counts as away, whatever OTEL_EXPORTER_OTLP_TIMEOUT says.
@@ -41,18 +43,27 @@ pub fn count(outcome: &'static str, spans: usize) {
 impl Sending {
     pub fn new(
         wanted: &Wanted,
-        server: &str,
+        (server, outward): (&str, &Outward),
         queue: mpsc::Receiver<SpanData>,
         last: CancellationToken,
     ) -> anyhow::Result<Sending> {
+        let mut endpoint = Endpoint::from_shared(wanted.endpoint.clone()).context("the collector's address")?;
         let mut builder = SpanExporter::builder().with_tonic().with_endpoint(&wanted.endpoint);
         if wanted.endpoint.starts_with("https://") {
             let mut tls = ClientTlsConfig::new().with_enabled_roots();
+            if let Some(pem) = outward.pem() {
+                tls = tls.ca_certificate(Certificate::from_pem(pem));
+            }
             if let Some(file) = &wanted.certificate {
                 let pem = std::fs::read(file).with_context(|| format!("reading the collector's authority {file}"))?;
                 tls = tls.ca_certificate(Certificate::from_pem(pem));
             }
-            builder = builder.with_tls_config(tls);
+            builder = builder.with_tls_config(tls.clone());
+            endpoint = endpoint.tls_config(tls).context("preparing TLS to the collector")?;
+        }
+        // The exporter's own channel knows no proxies, and has its limits and headers by variables.
+        if outward.proxies.proxy_of(endpoint.uri()).is_some() {
+            builder = builder.with_channel(endpoint.connect_with_connector_lazy(outward.tunnel()));
         }
         let mut exporter = builder.build().context("preparing to send traces")?;
         exporter.set_resource(&resource(server));

@@ -41,6 +41,41 @@ fn count(made: &[Option<CheckoutId>]) -> usize {
     made.iter().flatten().count()
 }
 
+/// Minutes in which each entry holds, in the week that begins on this Monday of Berlin; 0: none.
+async fn minutes_by_entry(queue: &Queue, monday: &str) -> std::collections::BTreeMap<i64, i64> {
+    let rows = queue
+        .client
+        .query(
+            "select coalesce(p.profile_id, 0), count(*)
+            from generate_series($1::text::timestamp at time zone 'Europe/Berlin',
+                ($1::text::timestamp + interval '7 days') at time zone 'Europe/Berlin' - interval '1 minute', '1 minute') m
+            left join lateral (select profile_id from pcfarm.profile_at('t', m)) p on true
+            group by 1",
+            &[&monday],
+        )
+        .await
+        .expect("minutes");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+#[tokio::test]
+async fn a_window_beyond_midnight_belongs_to_its_first_day_through_changes_of_clocks() {
+    let queue = queue().await;
+    let zone = "\"time_zone\": \"Europe/Berlin\", \"problems_per_hour\": 5";
+    let nights =
+        entry(&queue, &format!("{{\"weekdays\": \"mon-fri\", \"from\": \"18:00\", \"to\": \"07:00\", {zone}}}")).await;
+    let weekend = entry(&queue, &format!("{{\"weekdays\": \"sat,sun\", {zone}}}")).await;
+    // The night of Friday ends on Saturday, whose own entry covers less of the week; Monday's morning is in no entry.
+    assert_eq!(at(&queue, "2026-11-28 06:59 Europe/Berlin").await, weekend);
+    assert_eq!(at(&queue, "2026-11-24 06:59 Europe/Berlin").await, nights);
+    assert_eq!(at(&queue, "2026-11-23 06:59 Europe/Berlin").await, 0);
+    for (monday, change) in [("2026-11-23", 0), ("2026-03-23", -60), ("2026-10-19", 60)] {
+        let minutes = minutes_by_entry(&queue, monday).await;
+        let expected = [(nights, 4 * 13 * 60 + 6 * 60), (weekend, 2 * 1440 + change), (0, 5 * 11 * 60 + 7 * 60)];
+        assert_eq!(minutes, expected.into(), "{monday}");
+    }
+}
+
 #[tokio::test]
 async fn entries_hold_on_their_days_and_hours_by_the_clocks_of_their_zone() {
     let queue = queue().await;

@@ -107,6 +107,48 @@ async fn who_has_work_at_night_is_woken_once() {
     assert_eq!(look().await, 0, "one is not to be woken then, and the other could not run it");
 }
 
+/// Minutes of a week that a window covers, counted from Monday, by the day on which it begins.
+fn covered(days: std::ops::RangeInclusive<usize>, from: usize, minutes: usize) -> BTreeSet<usize> {
+    days.flat_map(|day| (0..minutes).map(move |minute| (day * 1440 + from + minute) % 10_080)).collect()
+}
+
+/// The agents' rule, minute by minute: a range beyond midnight belongs to the day on which it begins, and hours follow the clock on the
+/// wall through its changes.
+async fn every_minute_of_a_week(queue: &Queue) {
+    let nights = covered(0..=4, 18 * 60, 13 * 60);
+    let weekend = covered(5..=6, 0, 1440);
+    let all_nights = covered(0..=6, 18 * 60 + 30, 690);
+    for (hours, expected) in [
+        (r#"["mon-fri 18:00-07:00"]"#, nights.clone()),
+        (r#"["mon-fri 18:00-07:00", "sat,sun"]"#, nights.union(&weekend).copied().collect()),
+        // As it is documented.
+        (r#"["18:30-06:00", "sat,sun"]"#, all_nights.union(&weekend).copied().collect()),
+        (r#"["sat 9:00-9:00"]"#, covered(5..=5, 540, 1440)),
+        (r#"["sun 22:00-24:00", "0:00-0:00"]"#, covered(0..=6, 0, 1440)),
+    ] {
+        // In the second week clocks are put forward on Sunday, in the third back.
+        for (monday, change) in [("2026-11-23", 0), ("2026-03-23", -60), ("2026-10-19", 60)] {
+            let rows = queue
+                .client
+                .query(
+                    "select ((extract(isodow from w) - 1) * 1440 + extract(hour from w) * 60 + extract(minute from w))::int4,
+                        pcfarm.in_hours($1::text::jsonb, w)
+                    from generate_series($2::text::timestamp at time zone 'Europe/Berlin',
+                        ($2::text::timestamp + interval '7 days') at time zone 'Europe/Berlin' - interval '1 minute', '1 minute') m
+                    cross join lateral (select m at time zone 'Europe/Berlin' as w) l",
+                    &[&hours, &monday],
+                )
+                .await
+                .expect("minutes");
+            assert_eq!(rows.len() as i64, 10_080 + change, "{monday}");
+            for row in rows {
+                let (minute, holds): (i32, bool) = (row.get(0), row.get(1));
+                assert_eq!(holds, expected.contains(&(minute as usize)), "{hours} at minute {minute} of {monday}");
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn hours_are_those_of_a_week() {
     let queue = queue().await;
@@ -132,6 +174,7 @@ async fn hours_are_those_of_a_week() {
         let found = queue.text(&format!("select ({text})::text")).await;
         assert_eq!(found, holds.to_string(), "{hours} at {moment}");
     }
+    every_minute_of_a_week(&queue).await;
     for wrong in [r#""sat""#, r#"["always"]"#, r#"["25:00-26:00"]"#, "[7]", r#"["mon-fri 18:00"]"#] {
         assert_eq!(queue.text(&format!("select pcfarm.are_hours('{wrong}')::text")).await, "false", "{wrong}");
     }

@@ -14,6 +14,8 @@ use crate::credentials::{Anchors, Credentials};
 use crate::doctor::reach::{Visitor, visit};
 use crate::doctor::witness::Trust;
 use crate::local::message::Explanation;
+use crate::machine;
+use crate::presence::hours::gaps;
 use crate::presence::{Presence, Start};
 use crate::service::system::{self, Places};
 use crate::settings::{Asked, Settings, SettingsError};
@@ -40,7 +42,8 @@ pub async fn look(asked: &Asked, explained: Option<&Explanation>) -> Vec<Finding
         }
     };
     let places = Places::of_system();
-    let mut findings = vec![Finding::ok(Step::Settings, from)];
+    let gap = gaps::warning(&settings.presence.policy.hours).unwrap_or_default();
+    let mut findings = vec![Finding { advice: gap, ..Finding::ok(Step::Settings, from) }];
     let token = settings.join_token.as_ref();
     let (state, identity) = state(&settings.state_dir, &places, token);
     findings.push(state);
@@ -59,6 +62,7 @@ pub async fn look(asked: &Asked, explained: Option<&Explanation>) -> Vec<Finding
         }
     }
     findings.push(presence(settings, explained));
+    findings.extend(gpus(settings, explained));
     findings.extend(super::programs::programs(settings));
     findings
 }
@@ -134,6 +138,40 @@ fn service(places: &Places) -> Finding {
             Finding::failed(Step::Service, format!("{active}, {enabled}"), advice)
         }
         Err(error) => Finding::failed(Step::Service, format!("{error:#}"), ""),
+    }
+}
+
+/// The agent's own word, since this process may be allowed more or less than the agent is.
+fn gpus(settings: &Settings, explained: Option<&Explanation>) -> Vec<Finding> {
+    let of_agent = explained.and_then(|explained| explained.agent.as_ref());
+    let (gpus, who) = match of_agent {
+        Some(agent) => (agent.gpus.clone(), ""),
+        None => {
+            (machine::gpus_explained(Path::new("/"), settings.gpu), " (by what this user may do: no agent answers)")
+        }
+    };
+    let finding = |says: String| {
+        let advice = match says.contains("not told") {
+            true if !settings.gpu => "gpu = true in the settings lets programs use it",
+            true => {
+                "the drop-in gpu.conf lets the service open it, and `pcfarm-worker install` puts it in place; the driver makes the \
+                 device, for NVIDIA's by `nvidia-modprobe -c 0 -u` at boot. See docs/workstations.md"
+            }
+            false => "",
+        };
+        let finding = Finding::ok(Step::Gpu, format!("{says}{who}"));
+        // With gpu = true the owner wants it.
+        if settings.gpu && !advice.is_empty() {
+            return Finding::failed(Step::Gpu, finding.says, advice);
+        }
+        Finding { advice: advice.to_owned(), ..finding }
+    };
+    match gpus.is_empty() {
+        true if settings.gpu => {
+            vec![Finding::failed(Step::Gpu, "no GPU that computes is known to the kernel", "is its driver loaded?")]
+        }
+        true => Vec::new(),
+        false => gpus.into_iter().map(finding).collect(),
     }
 }
 

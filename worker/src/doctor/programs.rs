@@ -1,6 +1,6 @@
 //! What holds back each of the owner's programs on this machine, in words: by its user, by the kernel's fence, by limits.
 //!
-//! Changes nothing and starts nothing: what is asked is what the launcher would ask.
+//! Changes nothing and starts nothing but the checks that the owner names: what is asked is what the launcher would ask.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -24,7 +24,9 @@ pub fn programs(settings: &Settings) -> Vec<Finding> {
         return vec![Finding::skipped(Step::Programs, "none: no [[program]] in the settings")];
     }
     let kernel = fence::kernel();
-    list.iter().map(|program| finding(program, kernel, program.installed())).collect()
+    let mut findings: Vec<Finding> = list.iter().map(|program| finding(program, kernel, program.installed())).collect();
+    findings.extend(super::check::checks(settings, &list));
+    findings
 }
 
 /// Whoever asks may be root where the agent is a user of its own: its state is that user's.

@@ -31,6 +31,13 @@ const DEFAULT_NICE: i32 = 10;
 /// A program without problems gives its memory back.
 const DEFAULT_IDLE: Duration = Duration::from_secs(60);
 
+/// A check is a command that fits a line.
+const CHECK_ARGUMENTS: usize = 32;
+const CHECK_BYTES: usize = 4096;
+
+/// The locale of programs, so that text has one encoding and numbers one form on all workstations.
+const LOCALE: &str = "C.UTF-8";
+
 /// As whom programs run on an agent that is root, unless its owner says otherwise.
 const NOBODY: &str = "nobody";
 
@@ -75,6 +82,9 @@ pub struct ProgramSettings {
     /// What its working directory may hold.
     #[serde(rename = "disk_mib")]
     pub disk_mib: Option<u64>,
+    /// Arguments with which the program proves quickly that it runs here, such as `--version`: `pcfarm-worker doctor` starts it so.
+    #[serde(default)]
+    pub check: Option<Vec<String>>,
     /// Its environment, beside a few harmless variables.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
@@ -156,6 +166,8 @@ pub enum ProgramError {
     Output(String),
     #[error("{0} is more than zero")]
     Positive(&'static str),
+    #[error("check has at most {CHECK_ARGUMENTS} arguments, of {CHECK_BYTES} bytes together, without NUL")]
+    Check,
     #[error("PCFARM_* variables are not for programs")]
     Environment,
     #[error("there is no user {0:?} in /etc/passwd")]
@@ -183,6 +195,8 @@ pub struct Program {
     pub keep_stderr: bool,
     pub time_limit: Option<Duration>,
     pub limits: Limits,
+    /// Arguments of its check, instead of `args`.
+    pub check: Option<Vec<String>>,
     pub environment: Vec<(String, String)>,
     pub user: Option<User>,
     pub writable: Vec<PathBuf>,
@@ -198,13 +212,18 @@ impl Program {
 
     /// Whether it is installed here, and if not, why it cannot be run.
     pub fn installed(&self) -> Result<(), String> {
-        let path = self.path.display();
-        match fs::metadata(&self.path) {
-            Err(error) => Err(format!("{path}: {error}")),
-            Ok(file) if !file.is_file() => Err(format!("{path} is not a file")),
-            Ok(file) if file.permissions().mode() & 0o111 == 0 => Err(format!("{path} is not executable")),
-            Ok(_) => Ok(()),
-        }
+        installed(&self.path)
+    }
+}
+
+/// The reason for which a program cannot be run, if there is one.
+pub fn installed(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    match fs::metadata(path) {
+        Err(error) => Err(format!("{shown}: {error}")),
+        Ok(file) if !file.is_file() => Err(format!("{shown} is not a file")),
+        Ok(file) if file.permissions().mode() & 0o111 == 0 => Err(format!("{shown} is not executable")),
+        Ok(_) => Ok(()),
     }
 }
 
@@ -257,6 +276,7 @@ fn ready(settings: &ProgramSettings, machine: &Machine) -> Result<Program, Progr
         keep_stderr: s.keep_stderr,
         time_limit: s.time_limit.map(|seconds| duration(seconds, "time_limit")).transpose()?,
         limits: limits(s, machine)?,
+        check: checked(s)?,
         environment: environment(s)?,
         user,
         writable: s.writable.clone(),
@@ -294,6 +314,13 @@ fn arguments(s: &ProgramSettings) -> Result<Vec<Template>, ProgramError> {
     s.args.iter().map(parse).collect()
 }
 
+fn checked(s: &ProgramSettings) -> Result<Option<Vec<String>>, ProgramError> {
+    let Some(check) = &s.check else { return Ok(None) };
+    let bytes: usize = check.iter().map(String::len).sum();
+    let fits = check.len() <= CHECK_ARGUMENTS && bytes <= CHECK_BYTES && !check.iter().any(|one| one.contains('\0'));
+    if fits { Ok(Some(check.clone())) } else { Err(ProgramError::Check) }
+}
+
 fn outputs(s: &ProgramSettings) -> Result<Vec<Wanted>, ProgramError> {
     s.outputs.iter().map(|text| Wanted::parse(text).ok_or_else(|| ProgramError::Output(text.clone()))).collect()
 }
@@ -325,18 +352,24 @@ fn duration(seconds: f64, name: &'static str) -> Result<Duration, ProgramError> 
     }
 }
 
-/// What the owner allows, and a few variables that programs expect and that say nothing of the agent.
+/// Variables that the owner allows, and a few that programs expect and that say nothing of the agent. The locale is the same on all
+/// workstations, unless the settings name another: where the agent was started from does not change what a program prints.
 fn environment(s: &ProgramSettings) -> Result<Vec<(String, String)>, ProgramError> {
-    const HARMLESS: [&str; 4] = ["LANG", "LC_ALL", "LC_CTYPE", "TZ"];
+    const LOCALES: [&str; 3] = ["LANG", "LC_ALL", "LC_CTYPE"];
     let of_agent = |name: &str| std::env::var(name).ok().map(|value| (name.to_owned(), value));
     let named = s.pass_env.iter().chain(s.env.keys());
     if named.clone().any(|name| name.starts_with("PCFARM_") || name.is_empty() || name.contains(['=', '\0'])) {
         return Err(ProgramError::Environment);
     }
     let mut environment: BTreeMap<String, String> =
-        HARMLESS.iter().copied().chain(s.pass_env.iter().map(String::as_str)).filter_map(of_agent).collect();
+        std::iter::once("TZ").chain(s.pass_env.iter().map(String::as_str)).filter_map(of_agent).collect();
     environment.entry("PATH".to_owned()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
     environment.extend(s.env.clone());
+    // LC_ALL would go before what the settings say of the others.
+    if !LOCALES.iter().any(|name| environment.contains_key(*name)) {
+        environment.insert("LC_ALL".to_owned(), LOCALE.to_owned());
+    }
+    environment.entry("LANG".to_owned()).or_insert_with(|| LOCALE.to_owned());
     Ok(environment.into_iter().collect())
 }
 
@@ -394,6 +427,34 @@ mod tests {
         assert_eq!((program.limits.processes, program.nice), (64, 10));
         assert!(program.environment.iter().any(|(name, _)| name == "PATH"));
         assert!(program.installed().is_ok());
+    }
+
+    #[test]
+    fn programs_have_a_utf8_locale_unless_the_settings_name_another() {
+        let locale = |more: &str| {
+            let program = checked(&format!("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\n{more}"));
+            let environment = program.expect("a good program").environment;
+            let of = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+            (of("LANG").unwrap_or_default(), of("LC_ALL").unwrap_or_default(), of("LC_NUMERIC").unwrap_or_default())
+        };
+        let all = |lang: &str, lc_all: &str, numeric: &str| (lang.to_owned(), lc_all.to_owned(), numeric.to_owned());
+        assert_eq!(locale(""), all("C.UTF-8", "C.UTF-8", ""));
+        assert_eq!(locale("env = {LANG = \"de_DE.UTF-8\"}"), all("de_DE.UTF-8", "", ""));
+        assert_eq!(locale("env = {LC_ALL = \"C\"}"), all("C.UTF-8", "C", ""));
+        assert_eq!(locale("env = {LC_CTYPE = \"C\", LC_NUMERIC = \"de_DE\"}"), all("C.UTF-8", "", "de_DE"));
+    }
+
+    #[test]
+    fn checks_are_short() {
+        let with =
+            |check: &str| checked(&format!("path = \"/bin/cat\"\nmode = \"fed\"\ntrusted = true\ncheck = {check}"));
+        assert_eq!(with("[\"--version\"]").expect("a check").check, Some(vec!["--version".to_owned()]));
+        assert_eq!(with("[]").expect("a check without arguments").check, Some(Vec::new()));
+        for wrong in
+            [format!("[{}]", "\"a\",".repeat(33)), format!("[\"{}\"]", "a".repeat(4097)), "[\"\\u0000\"]".to_owned()]
+        {
+            assert!(with(&wrong).expect_err("refused").contains("check has at most 32"), "{wrong}");
+        }
     }
 
     #[test]

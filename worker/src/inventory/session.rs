@@ -37,6 +37,7 @@ impl Inventory {
             signs: self.signs.clone(),
             settings: Arc::clone(&self.settings),
         };
+        self.equipment_told = self.equipment();
         self.send(Out::Hello(hello));
     }
 
@@ -68,6 +69,8 @@ impl Inventory {
             takes_intake: welcome.takes_intake,
             paused: BTreeSet::new(),
             intake_due: now,
+            takes_equipment: welcome.takes_equipment,
+            equipment_due: now,
             processing_since: None,
             arriving: BTreeMap::new(),
         });

@@ -10,8 +10,8 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 
 use super::held::{Held, Stage};
 use super::{
-    Action, Drain, Inventory, PARTIAL_DELIVERY_EVERY, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY, STATE_CHANGE_EVERY,
-    Session, Signs, held_message, key_of, settings_message, yields_message,
+    Action, Drain, EQUIPMENT_CHANGE_EVERY, Inventory, PARTIAL_DELIVERY_EVERY, PROCESSING_TOLD_AFTER,
+    REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, Signs, held_message, key_of, settings_message, yields_message,
 };
 use crate::work::Checkout;
 
@@ -65,6 +65,28 @@ impl Inventory {
                 .is_some_and(|since| held.checkout.one_by_one || now >= since + 2 * PARTIAL_DELIVERY_EVERY)
         };
         self.held.values().any(has_waited)
+    }
+
+    pub(super) fn equipment(&self) -> v1::Equipment {
+        let hello = &self.profile.hello;
+        v1::Equipment { gpus: hello.gpus.clone(), programs: hello.programs.clone() }
+    }
+
+    pub(super) fn equipment_is_told(&self) -> bool {
+        let hello = &self.profile.hello;
+        self.equipment_told.gpus == hello.gpus && self.equipment_told.programs == hello.programs
+    }
+
+    /// Tells the server of GPUs and programs after a change.
+    pub(super) fn tell_equipment(&mut self, now: Duration) {
+        let is_told = self.equipment_is_told();
+        let Session::Open(open) = &mut self.session else { return };
+        if !open.takes_equipment || is_told || now < open.equipment_due {
+            return;
+        }
+        open.equipment_due = now + EQUIPMENT_CHANGE_EVERY;
+        self.equipment_told = self.equipment();
+        self.send(Out::Equipment(self.equipment_told.clone()));
     }
 
     pub(super) fn tell_state(&mut self, now: Duration) {

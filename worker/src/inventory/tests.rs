@@ -78,6 +78,10 @@ fn tell(action: &Action) -> Option<String> {
         }
         Action::Send(Out::StateChange(change)) => format!("state {}", state(change.state)),
         Action::Send(Out::Intake(intake)) => format!("intake without {:?}", intake.paused),
+        Action::Send(Out::Equipment(equipment)) => {
+            let programs: Vec<&str> = equipment.programs.iter().map(|program| program.name.as_str()).collect();
+            format!("equipment {} {programs:?}", equipment.gpus.len())
+        }
         Action::Compute(checkout) => format!("compute {}", checkout.key.checkout_id),
         Action::Cancel(checkout) => format!("cancel {}", checkout.key.checkout_id),
         Action::WithdrawUnstarted => "withdraw".to_owned(),
@@ -814,6 +818,35 @@ fn a_server_that_knows_no_intake_is_told_nothing_of_it() {
     assert_eq!(trial.on(welcome()), ["credit 2"]);
     assert_eq!(trial.on(checkout_for("fares", 1, &[1])), ["compute 1"]);
     assert_eq!(trial.on(checkout_for("fares", 2, &[2])), ["compute 2"]);
+}
+
+fn equipped(gpus: usize, programs: &[&str]) -> Event {
+    let program = |name: &&str| v1::Program { name: (*name).to_owned(), version: String::new() };
+    let gpu = v1::Gpu { vendor: "amd".to_owned(), name: String::new() };
+    Event::Equipped(v1::Equipment { gpus: vec![gpu; gpus], programs: programs.iter().map(program).collect() })
+}
+
+#[test]
+fn a_change_of_equipment_is_told_once_and_not_too_often() {
+    let mut trial = Trial::new();
+    assert_eq!(trial.on(equipped(1, &["minizinc"])), [""; 0]);
+    assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
+    // It changes while the server has not answered.
+    assert_eq!(trial.on(equipped(2, &["minizinc"])), [""; 0]);
+    let Event::Received(In::Welcome(welcome)) = welcome() else { panic!("a welcome") };
+    let knows = Event::Received(In::Welcome(v1::Welcome { takes_equipment: true, ..welcome }));
+    assert_eq!(trial.on(knows), [r#"equipment 2 ["minizinc"]"#, "credit 2"]);
+    assert_eq!(trial.on(equipped(2, &["minizinc"])), [""; 0]);
+    assert_eq!(trial.on(equipped(0, &[])), [""; 0]);
+    assert!(trial.inventory.deadline(trial.now) <= trial.now + EQUIPMENT_CHANGE_EVERY);
+    assert_eq!(trial.on(equipped(1, &[])), [""; 0]);
+    let told = trial.after(EQUIPMENT_CHANGE_EVERY);
+    assert_eq!(told.iter().filter(|line| line.starts_with("equipment")).collect::<Vec<_>>(), ["equipment 1 []"]);
+    // Another connection begins with what there is.
+    trial.on(Event::Disconnected);
+    trial.on(Event::Connected);
+    assert_eq!(trial.on(welcome()), ["credit 2"]);
+    assert_eq!(trial.on(equipped(3, &[])), [""; 0], "this server does not know what that is");
 }
 
 #[test]

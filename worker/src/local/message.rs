@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock;
 use crate::presence::Desk;
 use crate::presence::history::Entry;
+use crate::presence::hours::gaps;
 use crate::presence::policy::{ANSWER_LIMIT, Activity, Kind, OnReturn, Policy, State, span};
 use crate::presence::signals::{Input, Moment, Network, Power, Proves, Reading, Signals};
 use crate::presence::wishes::Setting;
@@ -93,6 +94,12 @@ pub struct About {
     pub hostname: String,
     pub version: String,
     pub servers: Vec<String>,
+    /// The setting: whether programs may use them.
+    #[serde(default)]
+    pub gpu: bool,
+    /// GPUs, each with the reason if the farm is not told of it.
+    #[serde(default)]
+    pub gpus: Vec<String>,
     /// None: no server has welcomed it, or none does any more.
     pub session: Option<Session>,
 }
@@ -250,6 +257,8 @@ fn rules(policy: &Policy) -> Vec<String> {
     if !policy.farm_hours.0.is_empty() {
         rules.push(format!("its hours, as the farm wants them, are {}", policy.farm_hours));
     }
+    rules.extend(gaps::warning(&policy.hours).map(|warning| format!("WARNING: its {warning}")));
+    rules.extend(gaps::warning(&policy.farm_hours).map(|warning| format!("WARNING: the farm's {warning}")));
     rules
 }
 

@@ -184,7 +184,8 @@ impl Desk {
 
     pub fn about(&self) -> Option<About> {
         let session = self.0.session.lock().expect("nothing panics under this lock").clone();
-        self.0.agent.get().map(|agent| About { session, ..agent.clone() })
+        let gpus = |agent: &About| crate::machine::gpus_explained(std::path::Path::new("/"), agent.gpu);
+        self.0.agent.get().map(|agent| About { session, gpus: gpus(agent), ..agent.clone() })
     }
 
     /// For how long nobody has asked the sources.

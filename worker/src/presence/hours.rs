@@ -1,6 +1,12 @@
 //! Hours of the week: `mon-fri 18:00-07:00`.
 //!
-//! Owns how they are written. They are the only thing that the wall clock decides.
+//! Owns how hours are written. Nothing else depends on the wall clock. **A range beyond midnight belongs to the day on which it
+//! begins**: `mon-fri 18:00-07:00` ends on Saturday at 7:00 and leaves out Monday's morning. `pcfarm.in_hours` and the profiles of job
+//! types keep the same rule.
+//!
+//! - [`gaps`]: hours that an owner probably left out by mistake.
+
+pub mod gaps;
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +20,7 @@ const MINUTES_OF_DAY: u16 = 24 * 60;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hours(pub Vec<Window>);
 
-/// Some hours of some days. Those that go beyond midnight belong to the day on which they begin.
+/// Some hours of some days. A range beyond midnight belongs to the day on which it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     days: [bool; 7],
@@ -25,7 +31,7 @@ pub struct Window {
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} are no hours, such as \"mon-fri 18:00-07:00\", \"sat,sun\" or \"22:00-06:00\"")]
+#[error("{0:?} are no hours, such as \"mon-fri 9:00-17:00\", \"sat,sun\" or \"18:00-07:00\"")]
 pub struct NoHours(String);
 
 impl Hours {
@@ -48,6 +54,11 @@ impl fmt::Display for Hours {
 }
 
 impl Window {
+    /// Whether it goes beyond midnight. One that ends when it begins lasts a day.
+    fn is_overnight(&self) -> bool {
+        self.to <= self.from && self.to > 0
+    }
+
     fn includes(&self, time: LocalTime) -> bool {
         let today = self.days[time.weekday % 7];
         if self.from < self.to {
@@ -114,45 +125,4 @@ fn parse_times(word: &str) -> Option<(u16, u16)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn hours(texts: &[&str]) -> Hours {
-        Hours(texts.iter().map(|text| text.parse().expect("hours")).collect())
-    }
-
-    #[test]
-    fn windows_include_what_they_say() {
-        let (mon, fri, sat, sun) = (0, 4, 5, 6);
-        for (texts, weekday, time, expected) in [
-            (&[][..], mon, (12, 0), true),
-            (&["mon-fri 18:00-07:00"], mon, (18, 0), true),
-            (&["mon-fri 18:00-07:00"], mon, (17, 59), false),
-            // Sunday's night is not the weekdays', Friday's goes on into Saturday.
-            (&["mon-fri 18:00-07:00"], mon, (6, 59), false),
-            (&["mon-fri 18:00-07:00"], fri, (6, 59), true),
-            (&["mon-fri 18:00-07:00"], sat, (6, 59), true),
-            (&["mon-fri 18:00-07:00"], sat, (7, 0), false),
-            (&["mon-fri 18:00-07:00", "sat,sun"], sat, (12, 0), true),
-            (&["sat,sun"], sun, (23, 59), true),
-            (&["sat,sun"], mon, (0, 0), false),
-            (&["fri-mon"], sun, (3, 0), true),
-            (&["22:00-24:00"], sun, (23, 59), true),
-            (&["22:00-24:00"], sun, (0, 0), false),
-            (&["SAT 9:00-9:00"], sat, (9, 0), true),
-            (&["SAT 9:00-9:00"], sun, (8, 59), true),
-            (&["SAT 9:00-9:00"], sun, (9, 0), false),
-        ] {
-            let time = LocalTime { weekday, minute: time.0 * 60 + time.1 };
-            assert_eq!(hours(texts).include(time), expected, "{texts:?} {time:?}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_window_is_refused() {
-        for text in ["", "mon fri", "18-7", "25:00-26:00", "18:60-19:00", "24:00-1:00", "monday", "1:00-2:00 3:00-4:00"]
-        {
-            assert_eq!(text.parse::<Window>(), Err(NoHours(text.to_owned())));
-        }
-    }
-}
+mod tests;

@@ -88,6 +88,14 @@ pub struct LocalTime {
     pub minute: u16,
 }
 
+impl LocalTime {
+    pub fn of(time: &jiff::Zoned) -> LocalTime {
+        let weekday = usize::try_from(time.weekday().to_monday_zero_offset()).unwrap_or(0);
+        let minute = u16::try_from(i32::from(time.hour()) * 60 + i32::from(time.minute())).unwrap_or(0);
+        LocalTime { weekday, minute }
+    }
+}
+
 /// All that the policy decides by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Signals {

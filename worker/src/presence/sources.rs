@@ -114,10 +114,7 @@ fn asleep() -> Duration {
 }
 
 fn local_time() -> LocalTime {
-    let now = Zoned::now();
-    let weekday = usize::try_from(now.weekday().to_monday_zero_offset()).unwrap_or(0);
-    let minute = u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0);
-    LocalTime { weekday, minute }
+    LocalTime::of(&Zoned::now())
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use pcfarm_proto::secrets::JoinToken;
 use tonic::transport::Endpoint;
 use uuid::Uuid;
 
-use super::system::{self, CONFIG_TEXT, Places, UNIT, UNIT_PROGRAM, UNIT_TEXT};
+use super::system::{self, CONFIG_TEXT, GPU_TEXT, Places, UNIT, UNIT_PROGRAM, UNIT_TEXT};
 use super::uninstall;
 use crate::credentials::{Credentials, Refused};
 use crate::doctor::here::visitor;
@@ -60,6 +60,9 @@ pub struct Wishes {
     /// Nobody ever sits at this machine
     #[arg(long)]
     unattended: bool,
+    /// Programs may use this machine's GPUs
+    #[arg(long)]
+    gpu: bool,
     /// Another authority of servers' certificates, beside the farm's own: a PEM file, of which a copy is kept
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
@@ -184,6 +187,7 @@ impl Wishes {
         wished.extend((!self.label.is_empty()).then(|| ("label", list(&self.label))));
         wished.extend(self.cores.map(number).transpose()?.map(|cores| ("cores", cores)));
         wished.extend(self.unattended.then(|| ("unattended", true.into())));
+        wished.extend(self.gpu.then(|| ("gpu", true.into())));
         wished.extend(ca.and_then(Path::to_str).map(|ca| ("ca", ca.into())));
         let mut text = CONFIG_TEXT.to_owned();
         for (name, value) in wished {
@@ -201,6 +205,7 @@ impl Wishes {
         ensure!(self.hostname.as_ref().is_none_or(|name| *name == settings.hostname), "it has another hostname");
         ensure!(self.label.is_empty() || self.label == settings.labels, "it has other labels");
         ensure!(self.cores.is_none_or(|cores| cores == settings.cores), "it allows other cores");
+        ensure!(!self.gpu || settings.gpu, "it does not say gpu = true");
         ensure!(!self.unattended || settings.presence.policy.unattended, "it does not say unattended");
         ensure!(self.ca.is_none() || settings.ca == self.ca, "it names another authority");
         Ok(())
@@ -383,6 +388,7 @@ fn put(plan: &Plan, joined: &Joined, (uid, gid): (u32, u32), made: &mut Made<'_>
         made.file(&path, format!("[Service]\nMemoryMax={size}\n").as_bytes(), 0o644)?;
         done.push(format!("wrote {}", path.display()));
     }
+    done.extend(gpu_drop_in(plan.settings.gpu, made)?);
     let state = places.state();
     if let Some(aside) = &joined.aside {
         if !state.exists() {
@@ -399,6 +405,23 @@ fn put(plan: &Plan, joined: &Joined, (uid, gid): (u32, u32), made: &mut Made<'_>
     fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).context("its state")?;
     owned(&state, uid, gid)?;
     Ok(done)
+}
+
+/// The unit opens the devices of GPUs if, and only if, the settings say so. A drop-in of the administrator's own stays.
+fn gpu_drop_in(wanted: bool, made: &mut Made<'_>) -> anyhow::Result<Option<String>> {
+    let path = made.places.drop_ins().join("gpu.conf");
+    let shown = path.display();
+    match fs::read_to_string(&path) {
+        Ok(text) if text == GPU_TEXT && !wanted => {
+            uninstall::remove(&path)?;
+            Ok(Some(format!("removed {shown}: the settings do not say gpu = true")))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && wanted => {
+            made.file(&path, GPU_TEXT.as_bytes(), 0o644)?;
+            Ok(Some(format!("wrote {shown}")))
+        }
+        Ok(_) | Err(_) => Ok(None),
+    }
 }
 
 /// The service's user can read the settings, whoever wrote them. Returns what a person has to see to.
@@ -475,6 +498,28 @@ mod tests {
             unattended: true,
             ..Wishes::default()
         }
+    }
+
+    #[test]
+    fn the_unit_opens_gpus_if_and_only_if_the_settings_say_so() {
+        let root = tempfile::tempdir().expect("a directory");
+        let places = Places::under(Some(root.path()));
+        let mut made = Made::of(&places);
+        made.stays = true;
+        let path = places.drop_ins().join("gpu.conf");
+        let text = || fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(gpu_drop_in(false, &mut made).expect("nothing to do"), None);
+        let done = gpu_drop_in(true, &mut made).expect("written").expect("it says so");
+        assert!(done.starts_with("wrote ") && text() == GPU_TEXT, "{done}");
+        assert_eq!(gpu_drop_in(true, &mut made).expect("nothing to do"), None);
+        let done = gpu_drop_in(false, &mut made).expect("removed").expect("it says so");
+        assert!(done.starts_with("removed ") && !path.exists(), "{done}");
+        // An administrator's own is not touched.
+        fs::write(&path, "[Service]\nDeviceAllow=/dev/nvidia0 rw\n").expect("written");
+        for wanted in [true, false] {
+            assert_eq!(gpu_drop_in(wanted, &mut made).expect("nothing to do"), None);
+        }
+        assert!(text().contains("nvidia0"));
     }
 
     #[test]

@@ -44,6 +44,8 @@ impl Status {
             hostname: settings.map_or_else(String::new, |settings| settings.hostname.clone()),
             version: String::new(),
             servers: settings.map_or_else(Vec::new, |settings| settings.servers.clone()),
+            gpu: false,
+            gpus: Vec::new(),
             session: None,
         });
         let known = |text: String| Some(text).filter(|text| !text.is_empty());

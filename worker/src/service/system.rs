@@ -13,6 +13,8 @@ pub const USER: &str = "pcfarm-worker";
 
 pub const UNIT_TEXT: &str = include_str!("../../../deploy/systemd/pcfarm-worker.service");
 pub const SYSUSERS_TEXT: &str = include_str!("../../../deploy/systemd/pcfarm-worker.sysusers");
+/// The drop-in that opens the devices of GPUs to the service.
+pub const GPU_TEXT: &str = include_str!("../../../deploy/systemd/drop-ins/gpu.conf");
 pub const CONFIG_TEXT: &str = include_str!("../../../deploy/worker.toml");
 
 /// The program that [`UNIT_TEXT`] starts.

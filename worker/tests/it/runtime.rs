@@ -371,7 +371,11 @@ async fn echo(checkouts: i64, problems: i64, prefetch: u32) -> Duration {
                 }
                 session.acknowledge(&delivery).await;
             }
-            FromAgent::Hello(_) | FromAgent::Heartbeat(_) | FromAgent::StateChange(_) | FromAgent::Intake(_) => {}
+            FromAgent::Hello(_)
+            | FromAgent::Heartbeat(_)
+            | FromAgent::StateChange(_)
+            | FromAgent::Intake(_)
+            | FromAgent::Equipment(_) => {}
         }
     }
     let took = began.elapsed();
@@ -439,7 +443,11 @@ async fn overhead_on_problems_of_a_millisecond() {
                 }
                 session.acknowledge(&delivery).await;
             }
-            FromAgent::Hello(_) | FromAgent::Heartbeat(_) | FromAgent::StateChange(_) | FromAgent::Intake(_) => {}
+            FromAgent::Hello(_)
+            | FromAgent::Heartbeat(_)
+            | FromAgent::StateChange(_)
+            | FromAgent::Intake(_)
+            | FromAgent::Equipment(_) => {}
         }
     }
     let took = began.elapsed();

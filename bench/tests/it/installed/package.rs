@@ -91,6 +91,9 @@ async fn a_package_is_installed_upgraded_removed_and_purged() {
     let (identity, files) = (site.identity(), site.installed());
     assert_eq!(site.joined(&server).await, [identity.as_str()]);
     assert!(files.contains(wanted) && files.contains("usr/bin/pcfarm-worker"), "{files:?}");
+    for drop_in in ["gpu", "32-bit", "netlink", "browser-sandbox"] {
+        assert!(files.contains(&format!("usr/share/pcfarm-worker/drop-ins/{drop_in}.conf")), "{drop_in}: {files:?}");
+    }
     assert!(!files.contains("etc/systemd/system/pcfarm-worker.service"), "the package's unit is the one: {files:?}");
     let unit = std::fs::read_to_string(site.at("lib/systemd/system/pcfarm-worker.service")).expect("a unit");
     assert!(unit.contains("\nExecStart=/usr/bin/pcfarm-worker --config /etc/pcfarm/worker.toml\n"), "{unit}");

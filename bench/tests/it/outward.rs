@@ -1,0 +1,139 @@
+//! Connections through a real HTTP proxy, tinyproxy, which asks for a password: webhooks, traces and the CLI.
+
+use std::net::{IpAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+
+use crate::collector::Collector;
+use crate::receiver::{Certificate, Receiver, SECRET};
+use pcfarm_bench::farm::{Farm, LONG, SOON, Server, free_port};
+use pcfarm_bench::left_out;
+use pcfarm_bench::program::Program;
+use serde_json::json;
+
+/// The proxy, and the address by which programs are told of it.
+struct Proxy {
+    program: Program,
+    url: String,
+    log: PathBuf,
+}
+
+impl Proxy {
+    /// Runs with this password; without tinyproxy a test leaves itself out.
+    fn start(farm: &Farm) -> Option<Proxy> {
+        let places = ["/usr/bin/tinyproxy", "/usr/local/bin/tinyproxy", "/opt/homebrew/bin/tinyproxy"];
+        let Some(path) = places.into_iter().map(Path::new).find(|path| path.is_file()) else {
+            left_out::for_want_of("tinyproxy");
+            return None;
+        };
+        let (port, log) = (free_port(), farm.path("requests.log"));
+        let settings = format!(
+            "Port {port}\nListen 127.0.0.1\nTimeout 60\nMaxClients 20\nLogLevel Connect\nLogFile \"{}\"\nBasicAuth farm secret\n",
+            log.display()
+        );
+        std::fs::write(farm.path("tinyproxy.conf"), settings).expect("written");
+        let program = Program::new("proxy", path, &farm.path("proxy.log"));
+        let mut program = program.arguments(["-d".into(), "-c".into(), farm.path("tinyproxy.conf").into_os_string()]);
+        program.start();
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(program.runs(), "{}", program.log());
+            std::thread::yield_now();
+        }
+        Some(Proxy { program, url: format!("http://farm:secret@127.0.0.1:{port}"), log })
+    }
+
+    /// Fails unless it was asked for this.
+    fn was_asked(&self, request: &str) {
+        let log = std::fs::read_to_string(&self.log).expect("a log");
+        assert!(log.contains(request), "{request}: {log}");
+    }
+}
+
+/// An address of this host that is not a loopback address: those are never reached through a proxy. No packet is sent.
+fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("198.51.100.1:9").ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    if address.is_loopback() || address.is_unspecified() {
+        left_out::here("this machine has no address beside 127.0.0.1");
+        return None;
+    }
+    Some(address)
+}
+
+async fn posted_to(farm: &Farm, url: &str) {
+    let options = json!({"webhook": url, "secret": SECRET, "events": ["ended"]});
+    farm.query("select pcfarm.subscribe($1::text::jsonb)", &[&options.to_string()]).await;
+}
+
+async fn cancelled(farm: &Farm) {
+    let job = farm.submit_sleeps("plain", 3, 1, 1).await;
+    farm.query("select pcfarm.cancel_job($1)", &[&job]).await;
+}
+
+#[tokio::test]
+async fn webhooks_and_traces_go_through_the_proxy_to_a_private_authority() {
+    let farm = Farm::new().await;
+    farm.job_type("plain", "digest", json!({})).await;
+    let (Some(address), Some(mut proxy)) = (own_address(), Proxy::start(&farm)) else { return };
+    let certificate = Certificate::of(&address.to_string());
+    certificate.write(&farm.path("trusted.pem"), &farm.path("key.pem"));
+    let mut secure = Receiver::on(address, Some(&certificate)).await;
+    let mut plain = Receiver::on(address, None).await;
+    let collector = Collector::on(address).await;
+    for url in [&secure.url, &plain.url] {
+        posted_to(&farm, url).await;
+    }
+    let Server { program, port } = farm.server("a", &["--traces", &collector.url]);
+    let program = program.environment("PCFARM_OUTGOING_CA", farm.path("trusted.pem"));
+    let program = program.environment("HTTPS_PROXY", &proxy.url).environment("http_proxy", &proxy.url);
+    let mut server = Server { program, port };
+    server.start().await;
+    cancelled(&farm).await;
+    secure.next().await;
+    plain.next().await;
+    collector.until("a span", |_| true).await;
+    let place = |url: &str| url.split_once("://").expect("a URL").1.to_owned();
+    proxy.was_asked(&format!("CONNECT {}", place(&secure.url)));
+    proxy.was_asked(&format!("POST {}", plain.url));
+    proxy.was_asked(&format!("CONNECT {}", place(&collector.url)));
+    assert!(!server.program.log().contains("secret"), "{}", server.program.log());
+    farm.until(SOON, "select count(*) = 2 from pcfarm.alert_status where state = 'delivered'").await;
+
+    // Nothing is reached without it, and the message names it.
+    proxy.program.kill();
+    cancelled(&farm).await;
+    let told =
+        "select count(*) = 2 from pcfarm.alert_status where state = 'waiting' and message like '%proxy 127.0.0.1:%'";
+    farm.until(LONG, told).await;
+    let shown = farm.number("select count(*) from pcfarm.alert_status where message like '%secret%'").await;
+    assert_eq!(shown, 0);
+}
+
+#[tokio::test]
+async fn the_cli_reaches_its_server_through_the_proxy() {
+    let farm = Farm::new().await;
+    let (Some(address), Some(proxy)) = (own_address(), Proxy::start(&farm)) else { return };
+    let Server { program, port } = farm.server("a", &["--insecure"]);
+    let program = program.replacing_argument("--listen", &format!("0.0.0.0:{port}"));
+    let mut server = Server { program, port };
+    server.start().await;
+    let url = format!("http://{address}:{port}");
+    let asked = |variable: &str, value: &str| {
+        let mut command = std::process::Command::new(farm.program("cli", "pcfarm").path());
+        for name in
+            ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"]
+        {
+            command.env_remove(name);
+        }
+        let output = command.args(["--server", &url, "status"]).env(variable, value).output().expect("the CLI runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(asked("PCFARM_PROXY", &proxy.url), (Some(0), String::new()));
+    proxy.was_asked(&format!("CONNECT {address}:{port}"));
+    assert_eq!(asked("HTTP_PROXY", &proxy.url).0, Some(0));
+    assert_eq!(asked("PCFARM_PROXY", "none").0, Some(0), "directly");
+    let (code, said) = asked("PCFARM_PROXY", &proxy.url.replace("farm:secret@", ""));
+    assert!(code == Some(3) && said.contains("authorization"), "{code:?} {said}");
+    let (code, said) = asked("PCFARM_PROXY", "socks5://farm:secret@127.0.0.1:1");
+    assert!(code == Some(2) && said.contains("socks5 proxies are not supported") && !said.contains("secret"), "{said}");
+}

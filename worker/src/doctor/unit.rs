@@ -1,0 +1,244 @@
+//! Lines of the service's unit that may keep a program from running, as `systemctl cat` shows them. Pure.
+//!
+//! - [`rules`]: the lines, grouped by the setting that they make up together.
+//! - [`blockers`]: the rules without which a program runs that does not run under all of them.
+
+use std::fmt;
+
+/// Settings that restrict a program. The others (directories, restarts, the service's type) are the agent's own.
+const RESTRICTIONS: [&str; 48] = [
+    "AmbientCapabilities",
+    "BindPaths",
+    "BindReadOnlyPaths",
+    "CapabilityBoundingSet",
+    "DeviceAllow",
+    "DevicePolicy",
+    "ExecPaths",
+    "IPAddressAllow",
+    "IPAddressDeny",
+    "InaccessiblePaths",
+    "KeyringMode",
+    "LimitAS",
+    "LimitDATA",
+    "LimitFSIZE",
+    "LimitMEMLOCK",
+    "LimitNOFILE",
+    "LimitNPROC",
+    "LimitSTACK",
+    "LockPersonality",
+    "MemoryDenyWriteExecute",
+    "MemoryHigh",
+    "MemoryMax",
+    "MemorySwapMax",
+    "NoExecPaths",
+    "NoNewPrivileges",
+    "PrivateDevices",
+    "PrivateIPC",
+    "PrivateMounts",
+    "PrivateNetwork",
+    "PrivateUsers",
+    "ProcSubset",
+    "ProtectClock",
+    "ProtectControlGroups",
+    "ProtectHome",
+    "ProtectHostname",
+    "ProtectKernelLogs",
+    "ProtectKernelModules",
+    "ProtectKernelTunables",
+    "ProtectProc",
+    "ProtectSystem",
+    "ReadOnlyPaths",
+    "ReadWritePaths",
+    "RestrictAddressFamilies",
+    "RestrictFileSystems",
+    "RestrictNamespaces",
+    "RestrictRealtime",
+    "RestrictSUIDSGID",
+    "SystemCallArchitectures",
+];
+
+/// Settings of which several together make up one rule.
+const TOGETHER: [(&str, &str); 6] = [
+    ("DevicePolicy", "devices"),
+    ("DeviceAllow", "devices"),
+    ("PrivateDevices", "devices"),
+    ("SystemCallFilter", "system calls"),
+    ("SystemCallErrorNumber", "system calls"),
+    ("TemporaryFileSystem", "files"),
+];
+
+/// Groups that the unit adds to its user's: they grant, and a check needs them as programs do.
+const GROUPS: &str = "SupplementaryGroups";
+
+/// A setting of the unit, and the place where an administrator finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub file: String,
+    pub number: usize,
+    pub name: String,
+    pub value: String,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}={}", self.file, self.number, self.name, self.value)
+    }
+}
+
+impl Line {
+    /// As `systemd-run -p` takes it.
+    pub fn property(&self) -> String {
+        format!("{}={}", self.name, self.value)
+    }
+}
+
+/// Lines that hold or are lifted together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub name: String,
+    pub lines: Vec<Line>,
+}
+
+/// The unit as far as it matters to programs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unit {
+    pub rules: Vec<Rule>,
+    pub groups: Vec<Line>,
+}
+
+impl Unit {
+    /// From the output of `systemctl cat`: the unit's files with their drop-ins, each under a comment with its path.
+    pub fn of(cat: &str) -> Unit {
+        let mut unit = Unit::default();
+        for line in in_force(cat) {
+            if line.name == GROUPS {
+                unit.groups.push(line);
+                continue;
+            }
+            let together = TOGETHER.iter().find(|(name, _)| *name == line.name).map(|(_, rule)| *rule);
+            if together.is_none() && !RESTRICTIONS.contains(&line.name.as_str()) {
+                continue;
+            }
+            let name = together.map_or_else(|| line.name.clone(), str::to_owned);
+            match unit.rules.iter_mut().find(|rule| rule.name == name) {
+                Some(rule) => rule.lines.push(line),
+                None => unit.rules.push(Rule { name, lines: vec![line] }),
+            }
+        }
+        unit
+    }
+}
+
+/// Settings of the section `[Service]`. An empty value takes back the lines of that name before it.
+fn in_force(cat: &str) -> Vec<Line> {
+    let (mut lines, mut file, mut number, mut is_service) = (Vec::<Line>::new(), String::new(), 0, false);
+    let mut begun: Option<(usize, String)> = None;
+    for text in cat.lines() {
+        number += 1;
+        if let Some(path) = text.strip_prefix("# /").filter(|path| is_unit_file(path)) {
+            (file, number, is_service) = (format!("/{path}"), 0, false);
+            continue;
+        }
+        let text = text.trim();
+        if text.starts_with(['#', ';']) || (text.is_empty() && begun.is_none()) {
+            continue;
+        }
+        let (first, mut whole) = begun.take().unwrap_or((number, String::new()));
+        if let Some(more) = text.strip_suffix('\\') {
+            whole.push_str(more);
+            begun = Some((first, whole));
+            continue;
+        }
+        whole.push_str(text);
+        if whole.starts_with('[') {
+            is_service = whole == "[Service]";
+            continue;
+        }
+        let Some((name, value)) = whole.split_once('=').filter(|_| is_service) else { continue };
+        let line =
+            Line { file: file.clone(), number: first, name: name.trim().to_owned(), value: value.trim().to_owned() };
+        // Of capabilities nothing is a value: none at all.
+        if line.value.is_empty() && !line.name.ends_with("Capabilities") && line.name != "CapabilityBoundingSet" {
+            lines.retain(|before| before.name != line.name);
+        } else {
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+fn is_unit_file(path: &str) -> bool {
+    !path.contains(' ') && [".service", ".conf"].iter().any(|end| path.ends_with(end))
+}
+
+/// Rules that have to be lifted together so that the check passes, as few as bisection finds. `passes` runs the check under these rules;
+/// under none of them it passes, and under all it does not.
+pub fn blockers<'a, E>(
+    rules: &'a [Rule],
+    passes: &mut impl FnMut(&[&'a Rule]) -> Result<bool, E>,
+) -> Result<Vec<&'a Rule>, E> {
+    let (mut kept, mut found) = (Vec::new(), Vec::new());
+    bisect(rules, &mut kept, &mut found, passes)?;
+    Ok(found)
+}
+
+fn bisect<'a, E>(
+    rules: &'a [Rule],
+    kept: &mut Vec<&'a Rule>,
+    found: &mut Vec<&'a Rule>,
+    passes: &mut impl FnMut(&[&'a Rule]) -> Result<bool, E>,
+) -> Result<(), E> {
+    if rules.is_empty() {
+        return Ok(());
+    }
+    let tried: Vec<&Rule> = kept.iter().copied().chain(rules).collect();
+    if passes(&tried)? {
+        kept.extend(rules);
+        return Ok(());
+    }
+    if let [rule] = rules {
+        found.push(rule);
+        return Ok(());
+    }
+    let (first, second) = rules.split_at(rules.len() / 2);
+    bisect(first, kept, found, passes)?;
+    bisect(second, kept, found, passes)
+}
+
+/// A drop-in that PC Farm documents for this rule: its name and its text.
+pub fn drop_in(rule: &str) -> Option<(&'static str, &'static str)> {
+    match rule {
+        "devices" => Some(("gpu", include_str!("../../../deploy/systemd/drop-ins/gpu.conf"))),
+        "SystemCallArchitectures" => Some(("32-bit", include_str!("../../../deploy/systemd/drop-ins/32-bit.conf"))),
+        "RestrictAddressFamilies" => Some(("netlink", include_str!("../../../deploy/systemd/drop-ins/netlink.conf"))),
+        "RestrictNamespaces" | "system calls" => {
+            Some(("browser-sandbox", include_str!("../../../deploy/systemd/drop-ins/browser-sandbox.conf")))
+        }
+        _ => None,
+    }
+}
+
+/// An instruction for the administrator of this machine.
+pub fn advice(blockers: &[&Rule]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for rule in blockers {
+        let part = match drop_in(&rule.name) {
+            Some((name, text)) => {
+                let settings = text.lines().filter(|line| line.contains('=') && !line.starts_with('#'));
+                let settings: Vec<&str> = settings.collect();
+                format!("the drop-in {name}.conf ({})", settings.join("; "))
+            }
+            None => format!("a drop-in with another {}=", rule.lines.first().map_or("", |line| line.name.as_str())),
+        };
+        if !parts.contains(&part) {
+            parts.push(part);
+        }
+    }
+    format!(
+        "`systemctl edit pcfarm-worker` puts a drop-in in its place: {}. See \"Programs that need more\" in docs/workstations.md",
+        parts.join(", and ")
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+use super::*;
+
+const CAT: &str = "# /lib/systemd/system/pcfarm-worker.service
+# An agent.
+[Unit]
+ProtectHome=no
+[Service]
+User=pcfarm-worker
+StateDirectory=pcfarm-worker
+SupplementaryGroups=input
+DevicePolicy=closed
+DeviceAllow=char-input r
+CapabilityBoundingSet=
+RestrictAddressFamilies=AF_INET \\
+# between
+  AF_UNIX
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+RestrictNamespaces=yes
+
+[Install]
+WantedBy=multi-user.target
+
+# /etc/systemd/system/pcfarm-worker.service.d/more.conf
+[Service]
+RestrictNamespaces=
+RestrictNamespaces=user
+MemoryMax=4G
+SystemCallErrorNumber=EPERM
+";
+
+fn properties(rule: &Rule) -> Vec<String> {
+    rule.lines.iter().map(Line::property).collect()
+}
+
+#[test]
+fn rules_are_the_lines_in_force_with_their_places() {
+    let unit = Unit::of(CAT);
+    let names: Vec<&str> = unit.rules.iter().map(|rule| rule.name.as_str()).collect();
+    let expected = ["devices", "CapabilityBoundingSet", "RestrictAddressFamilies", "SystemCallArchitectures"];
+    assert_eq!(names, [&expected[..], &["system calls", "RestrictNamespaces", "MemoryMax"]].concat());
+    assert_eq!(properties(&unit.rules[0]), ["DevicePolicy=closed", "DeviceAllow=char-input r"]);
+    assert_eq!(properties(&unit.rules[1]), ["CapabilityBoundingSet="]);
+    assert_eq!(unit.rules[2].lines[0].value.split_whitespace().collect::<Vec<_>>(), ["AF_INET", "AF_UNIX"]);
+    let calls = ["SystemCallFilter=@system-service", "SystemCallFilter=~@privileged", "SystemCallErrorNumber=EPERM"];
+    assert_eq!(properties(&unit.rules[4]), calls);
+    assert_eq!(
+        unit.rules[3].lines[0].to_string(),
+        "/lib/systemd/system/pcfarm-worker.service:14: SystemCallArchitectures=native"
+    );
+    let more = "/etc/systemd/system/pcfarm-worker.service.d/more.conf";
+    assert_eq!(unit.rules[5].lines[0].to_string(), format!("{more}:3: RestrictNamespaces=user"));
+    assert_eq!(unit.groups[0].property(), "SupplementaryGroups=input");
+}
+
+#[test]
+fn the_packaged_unit_has_the_rules_that_stop_programs() {
+    let unit = Unit::of(&format!("# /lib/systemd/system/pcfarm-worker.service\n{}", crate::service::system::UNIT_TEXT));
+    for name in [
+        "devices",
+        "SystemCallArchitectures",
+        "RestrictAddressFamilies",
+        "RestrictNamespaces",
+        "system calls",
+        "ProtectHome",
+    ] {
+        assert!(unit.rules.iter().any(|rule| rule.name == name), "{name}");
+    }
+    // Directories of the agent would be given to the check, and taken away after it.
+    assert!(unit.rules.iter().flat_map(|rule| &rule.lines).all(|line| !line.name.ends_with("Directory")));
+}
+
+/// Bisects with a check that fails under each of these rules, and returns the blockers and the number of runs.
+fn found(stop: &[&str]) -> (Vec<String>, usize) {
+    let unit = Unit::of(CAT);
+    let mut runs = 0;
+    let found = blockers(&unit.rules, &mut |rules: &[&Rule]| {
+        runs += 1;
+        Ok::<bool, ()>(!rules.iter().any(|rule| stop.contains(&rule.name.as_str())))
+    });
+    (found.expect("each run has an outcome").iter().map(|rule| rule.name.clone()).collect(), runs)
+}
+
+#[test]
+fn blocking_rules_are_found_in_few_runs() {
+    for stop in [
+        &["SystemCallArchitectures"][..],
+        &["devices"],
+        &["MemoryMax"],
+        // Lifting either of them alone helps nothing.
+        &["devices", "RestrictAddressFamilies"],
+        &["RestrictNamespaces", "system calls"],
+    ] {
+        let (found, runs) = found(stop);
+        assert!(
+            stop.iter().all(|name| found.iter().any(|known| known == name)) && found.len() == stop.len(),
+            "{found:?}"
+        );
+        assert!(runs <= 13, "{runs} runs for {stop:?}");
+    }
+    assert_eq!(found(&[]).0, Vec::<String>::new());
+}
+
+#[test]
+fn a_run_without_an_outcome_ends_the_search() {
+    let unit = Unit::of(CAT);
+    assert_eq!(blockers(&unit.rules, &mut |_: &[&Rule]| Err("no answer")), Err("no answer"));
+}
+
+#[test]
+fn advice_names_the_drop_in_and_its_settings() {
+    let unit = Unit::of(CAT);
+    let rule = |name: &str| unit.rules.iter().find(|rule| rule.name == name).expect("it is there");
+    let says = advice(&[rule("SystemCallArchitectures")]);
+    assert!(says.contains("the drop-in 32-bit.conf (SystemCallArchitectures=native x86)"), "{says}");
+    let says = advice(&[rule("RestrictNamespaces"), rule("system calls")]);
+    assert_eq!(says.matches("browser-sandbox.conf").count(), 1, "{says}");
+    assert!(advice(&[rule("MemoryMax")]).contains("a drop-in with another MemoryMax="));
+}

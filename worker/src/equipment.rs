@@ -1,0 +1,93 @@
+//! GPUs and programs of this machine, which come and go while an agent runs: a driver is updated, a program is removed.
+//!
+//! Owns when the machine is looked at: at each connection and every ten minutes. The look is a function of its own, so that sessions
+//! never wait for it: a program may lie on a network file system that does not answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pcfarm_proto::v1;
+use tokio::sync::{Notify, watch};
+use tracing::{info, warn};
+
+const LOOK_EVERY: Duration = Duration::from_secs(600);
+
+type Look = dyn Fn() -> v1::Equipment + Send + Sync;
+
+/// Sees what the machine has, for all sessions of an agent.
+pub struct Lookout {
+    look: Arc<Look>,
+    known: watch::Sender<v1::Equipment>,
+    again: Notify,
+}
+
+impl Lookout {
+    /// Looks once.
+    pub fn new(look: impl Fn() -> v1::Equipment + Send + Sync + 'static) -> Arc<Lookout> {
+        let known = watch::Sender::new(look());
+        Arc::new(Lookout { look: Arc::new(look), known, again: Notify::new() })
+    }
+
+    /// Has the machine looked at soon.
+    pub fn look_again(&self) {
+        self.again.notify_one();
+    }
+
+    pub fn known(&self) -> watch::Receiver<v1::Equipment> {
+        self.known.subscribe()
+    }
+
+    /// Looks for ever, one look at a time: a look that hangs keeps what was known.
+    pub async fn keep(&self) {
+        loop {
+            let _ = tokio::time::timeout(LOOK_EVERY, self.again.notified()).await;
+            let look = Arc::clone(&self.look);
+            match tokio::task::spawn_blocking(move || look()).await {
+                Ok(seen) => {
+                    let changed = |known: &mut v1::Equipment| {
+                        let changed = *known != seen;
+                        if changed {
+                            info!(gpus = seen.gpus.len(), programs = seen.programs.len(), "equipment changed");
+                            known.clone_from(&seen);
+                        }
+                        changed
+                    };
+                    self.known.send_if_modified(changed);
+                }
+                Err(error) => warn!(%error, "cannot look at GPUs and programs"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    fn with_gpus(count: usize) -> v1::Equipment {
+        let gpu = v1::Gpu { vendor: "amd".to_owned(), name: "card".to_owned() };
+        v1::Equipment { gpus: vec![gpu; count], programs: Vec::new() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_machine_is_looked_at_when_asked_and_every_ten_minutes() {
+        let there = Arc::new(Mutex::new(0));
+        let seen = Arc::clone(&there);
+        let lookout = Lookout::new(move || with_gpus(*seen.lock().expect("a count")));
+        let mut known = lookout.known();
+        let kept = Arc::clone(&lookout);
+        let keeping = tokio::spawn(async move { kept.keep().await });
+        assert_eq!(*known.borrow_and_update(), with_gpus(0));
+        *there.lock().expect("a count") = 1;
+        lookout.look_again();
+        known.changed().await.expect("it looks");
+        assert_eq!(*known.borrow_and_update(), with_gpus(1));
+        *there.lock().expect("a count") = 2;
+        let before = tokio::time::Instant::now();
+        known.changed().await.expect("it looks by itself");
+        assert!(before.elapsed() >= LOOK_EVERY);
+        assert_eq!(*known.borrow_and_update(), with_gpus(2));
+        keeping.abort();
+    }
+}
