@@ -193,9 +193,9 @@ mod tests {
             ("long ago", vec![(1, seen("x11", Ok(100))), (1, None)], vec![]),
         ] {
             let mut helpers = Helpers::default();
-            words
-                .into_iter()
-                .for_each(|(connection, says)| drop(helpers.hear(connection, says, Timestamp::UNIX_EPOCH)));
+            for (connection, says) in words {
+                helpers.hear(connection, says, Timestamp::UNIX_EPOCH);
+            }
             helpers.forget(now, quarter);
             let input = helpers.input(true, now);
             let sources: Vec<&str> = input.iter().map(|reading| &*reading.source).collect();
