@@ -99,7 +99,7 @@ pub enum Manner {
     Forges,
     /// It keeps checkouts that have a time limit until they are revoked.
     Hoards,
-    /// It delivers the first half of a checkout by itself, and then all of it.
+    /// Delivers the first half of a checkout by itself and returns the last quarter, and then delivers the others.
     Repeats,
 }
 
@@ -417,7 +417,7 @@ impl Agent {
     fn receive(&mut self, message: In, pace: Pace, book: &Book) -> Option<Out> {
         match message {
             In::Welcome(welcome) => self.forget(welcome.revoked.iter().map(|r| r.checkout_id)),
-            In::Slots(_) | In::Presence(_) | In::DeliveryKept(_) => {}
+            In::Slots(_) | In::Presence(_) | In::DeliveryKept(_) | In::GiveBack(_) => {}
             In::Revoke(_) if self.manner == Manner::Dawdles => {}
             In::Revoke(revoke) => {
                 self.forget(revoke.revoked.iter().map(|r| r.checkout_id));
@@ -566,6 +566,7 @@ impl Agent {
                     give_back_reason: String::new(),
                     busy: (BUSY * u32::try_from(held.problems.len()).unwrap_or(u32::MAX)).try_into().ok(),
                     worked: None,
+                    given_back: Vec::new(),
                 }
             })
             .collect();
@@ -574,7 +575,10 @@ impl Agent {
     }
 }
 
-fn half(held: &Held) -> Option<Out> {
+/// Half of the results. A quarter of the problems is returned unbegun with them.
+fn half(held: &mut Held) -> Option<Out> {
+    let kept = held.problems.len() - (held.problems.len() / 4).max(usize::from(held.problems.len() > 1));
+    let given_back: Vec<i64> = held.problems.drain(kept..).map(|(problem_id, _)| problem_id).collect();
     let some = held.problems.len() / 2;
     let result = |(problem_id, outcome): &(i64, Outcome)| v1::ProblemResult {
         problem_id: *problem_id,
@@ -585,7 +589,10 @@ fn half(held: &Held) -> Option<Out> {
         checkout_id: held.checkout_id,
         token: held.token,
         results: held.problems[..some].iter().map(result).collect(),
+        give_back_reason: if given_back.is_empty() { String::new() } else { "not begun".to_owned() },
+        given_back,
         ..v1::CheckoutResults::default()
     };
-    (some > 0).then(|| Out::Delivery(v1::Delivery { delivery_id: HALF, checkouts: vec![part] }))
+    let is_something = some > 0 || !part.given_back.is_empty();
+    is_something.then(|| Out::Delivery(v1::Delivery { delivery_id: HALF, checkouts: vec![part] }))
 }

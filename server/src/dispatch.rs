@@ -19,6 +19,7 @@ mod refused;
 pub mod requirement;
 mod send;
 pub mod size;
+pub mod spread;
 mod unreadable;
 
 use crate::farm::Farm;

@@ -6,6 +6,7 @@ use crate::deliver::aside::Troubles;
 use crate::deliver::{self, Delivered};
 use crate::dispatch;
 use crate::dispatch::offers::Offers;
+use crate::dispatch::spread::IdleElsewhere;
 use crate::members::Members;
 use crate::outgoing::Traffic;
 use crate::registrar;
@@ -67,6 +68,7 @@ pub struct Farm {
     pub dispatcher: mpsc::Sender<dispatch::Event>,
     /// Whom the dispatcher has nothing for.
     pub offers: Offers,
+    pub idle_elsewhere: IdleElsewhere,
     /// Checkouts on their way to agents.
     pub traffic: Arc<Traffic>,
     pub acceptor: mpsc::Sender<Delivered>,
@@ -161,6 +163,7 @@ impl Farm {
             rhythm: parts.rhythm,
             dispatcher: parts.dispatcher,
             offers: Offers::default(),
+            idle_elsewhere: IdleElsewhere::default(),
             traffic: Arc::default(),
             acceptor: parts.acceptor,
             troubles: Troubles::default(),

@@ -146,6 +146,7 @@ async fn serve(
 
     let mut parts = JoinSet::new();
     parts.spawn(dispatch::run(farm.clone(), events));
+    parts.spawn(dispatch::spread::run(farm.clone()));
     parts.spawn(deliver::run(farm.clone(), inbox));
     parts.spawn(registrar::run(farm.clone(), entries));
     parts.spawn(watch::pulse(farm.clone()));

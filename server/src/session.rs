@@ -1,14 +1,16 @@
 //! One agent's connection, as the rest of the server sees it: what it may be given, what it has been sent, when it
 //! was last heard. Never touches the database or the wire itself.
 
+mod holding;
 mod selecting;
 
 pub use selecting::Chosen;
 
 use crate::dispatch::choose::Selection;
 use crate::dispatch::requirement::{Facts, Requirements};
-use crate::dispatch::size::{self, Speed};
+use crate::dispatch::size::{self, Ahead, Speed};
 use crate::outgoing::{self, Unread};
+use holding::Holding;
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::{idle_heartbeat, v1};
 use pcfarm_sql::json::RawJson;
@@ -47,6 +49,8 @@ pub struct Session {
     selecting: RwLock<Selecting>,
     /// Checkouts that it always wants beside the one in the works. None: it has not said, and means its credit.
     pub prefetch: Option<usize>,
+    /// The agent can return problems that it has not begun.
+    gives_back: bool,
     pub out: outgoing::Sender,
     /// Checkouts on their way to it.
     pub unread: Arc<Unread>,
@@ -143,6 +147,8 @@ struct State {
     alone: HashSet<CheckoutId>,
     /// What the agent's last heartbeat said it holds.
     reported: Option<Report>,
+    /// Problems left in its unfinished checkouts.
+    holding: Holding,
     /// Results so far of checkouts that are not finished, and the cores' time that they took.
     measuring: HashMap<CheckoutId, (usize, Duration)>,
     speeds: HashMap<String, Speed>,
@@ -179,6 +185,7 @@ impl Session {
             apart: hello.apart.iter().cloned().collect(),
             selecting: RwLock::new(selecting),
             prefetch: hello.prefetch.and_then(|prefetch| usize::try_from(prefetch).ok()),
+            gives_back: hello.gives_back,
             out,
             unread: Arc::default(),
             ended,
@@ -203,6 +210,7 @@ impl Session {
                 aside: HashSet::new(),
                 alone: HashSet::new(),
                 reported: None,
+                holding: Holding::new(hello.cores.max(1), Instant::now()),
                 measuring: HashMap::new(),
                 speeds: HashMap::new(),
                 newest_speed: None,
@@ -378,7 +386,10 @@ impl Session {
     }
 
     pub fn set_suspended(&self, suspended: bool) {
-        self.state().suspended = suspended;
+        let mut state = self.state();
+        if std::mem::replace(&mut state.suspended, suspended) && !suspended {
+            state.holding.resumes(Instant::now());
+        }
     }
 
     pub fn set_leaving(&self, leaving: bool) {
@@ -430,6 +441,11 @@ impl Session {
         }
     }
 
+    /// Whether problems of this controller wait for a pool of their own and not for the cores.
+    pub fn is_apart(&self, controller: &str) -> bool {
+        self.apart.contains(controller)
+    }
+
     /// Do problems of both wait for the same?
     pub fn are_counted_together(&self, one: &str, other: &str) -> bool {
         one == other || !(self.apart.contains(one) || self.apart.contains(other))
@@ -464,7 +480,66 @@ impl Session {
         if state.sent.contains_key(&checkout) {
             state.aside.insert(checkout);
             state.alone.remove(&checkout);
+            state.holding.ends(checkout, Instant::now());
         }
+    }
+
+    /// Notes the problems of a checkout that is on its way.
+    pub fn begins(&self, checkout: CheckoutId, job_type: &str, controller: &str, problems: usize) {
+        let is_apart = self.apart.contains(controller);
+        self.state().holding.begins(checkout, job_type, is_apart, problems, Instant::now());
+    }
+
+    /// Notes that so many problems of a checkout have results.
+    pub fn progresses(&self, checkout: CheckoutId, problems: usize) {
+        self.state().holding.progresses(checkout, problems, Instant::now());
+    }
+
+    /// Notes that so many problems of a checkout were returned unbegun.
+    pub fn returns(&self, checkout: CheckoutId, problems: usize) {
+        self.state().holding.returns(checkout, problems, Instant::now());
+    }
+
+    /// Work of its cores before they begin a problem of this controller. None: such a problem does not wait for the cores.
+    pub fn ahead(&self, controller: &str) -> Option<Ahead> {
+        let state = self.state();
+        let speed = |job_type: &str| state.speeds.get(job_type).copied();
+        (!self.apart.contains(controller)).then(|| state.holding.ahead(speed, Instant::now()))
+    }
+
+    /// Whether a core has become free since the last call.
+    pub fn take_freed(&self) -> bool {
+        self.state().holding.take_freed()
+    }
+
+    /// Whether some of its cores have nothing to do.
+    pub fn is_free(&self) -> bool {
+        self.state().holding.is_free()
+    }
+
+    /// Whether it wants work and some of its cores have had nothing to do for that long.
+    pub fn is_idle_for(&self, time: Duration) -> bool {
+        let state = self.state();
+        state.wants_work() && state.holding.is_free_for(time, Instant::now()) && !self.ended.is_cancelled()
+    }
+
+    /// Returns checkouts that may have unbegun problems, and how many problems the workstation holds beyond those that it
+    /// computes. None: it has none to spare, was asked a moment ago, or cannot return any.
+    pub fn surplus(&self, time: Duration) -> Option<(Vec<CheckoutId>, usize)> {
+        if !self.gives_back || self.ended.is_cancelled() {
+            return None;
+        }
+        let state = self.state();
+        // A problem that must run alone is never moved.
+        if !state.alone.is_empty() {
+            return None;
+        }
+        state.holding.surplus(time, Instant::now())
+    }
+
+    /// Notes a request to return problems, or that the server found none that an idle workstation could take.
+    pub fn asked(&self) {
+        self.state().holding.asked(Instant::now());
     }
 
     /// Its last part, the message of this number, is on its way.
@@ -485,7 +560,9 @@ impl Session {
 
     /// A checkout that it held when it connected.
     pub fn brought(&self, checkout: CheckoutId) {
-        self.state().sent.insert(checkout, Some(Sent { at: Instant::now(), sequence: 0 }));
+        let mut state = self.state();
+        state.sent.insert(checkout, Some(Sent { at: Instant::now(), sequence: 0 }));
+        state.holding.brings(checkout, Instant::now());
     }
 
     /// It is on its way or in its hands.
@@ -499,6 +576,7 @@ impl Session {
         state.alone.remove(&checkout);
         state.aside.remove(&checkout);
         state.measuring.remove(&checkout);
+        state.holding.ends(checkout, Instant::now());
         state.sent_apart.remove(&checkout);
         state.sent.remove(&checkout).is_some()
     }

@@ -3,6 +3,7 @@
 //! Liveness costs one row a server: a workstation's own row is written only when it falls silent or is heard again.
 
 use crate::dispatch;
+use crate::dispatch::spread;
 use crate::farm::Farm;
 use crate::session::{Drained, Limits, Listened, Session};
 use crate::traces::path;
@@ -94,7 +95,9 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
     let client = line.client().await.context("getting a connection")?;
     let refused = farm.refused_results.load(Ordering::Relaxed);
     let stall = pulse_limit(farm.rhythm.lease).as_secs_f64();
-    presence::pulse(client, farm.server_id, stall, refused, stalled).await?;
+    let idle = spread::idle_here(farm);
+    let elsewhere = presence::pulse(client, farm.server_id, stall, refused, stalled, &idle).await?;
+    farm.idle_elsewhere.set(elsewhere);
     crash_point(CrashPoint::Pulsed);
     let limits = Limits::of(farm.rhythm.heartbeat, farm.rhythm.lease);
     let listened = Instant::now();

@@ -9,7 +9,8 @@ at_places as (
         count(*) filter (where p.batch_order < q.next_extraction and exists (
             select from pcfarm.checkout c
             where c.job_id = p.job_id and c.lane_id = p.lane_id and c.ended_at is null
-                and c.from_order <= p.batch_order and p.batch_order < c.to_order)) as held
+                and c.from_order <= p.batch_order and p.batch_order < c.to_order
+                and (c.given_back is null or p.problem_id <> all (c.given_back)))) as held
     from place p
     join pcfarm.queue_pointer q on q.job_id = p.job_id and q.lane_id = p.lane_id
     where q.job_state <> 'cancelled'

@@ -267,6 +267,8 @@ create table pcfarm.server (
     -- Since when it has heard agents and written without a gap.
     hearing_since   timestamptz not null default clock_timestamp(),
     refused_results bigint not null default 0,
+    -- Some of its workstations that have been idle for more than a second, as of its last pulse.
+    idle            bigint[] not null default '{}',
     stopped_at      timestamptz
 );
 create index server_running on pcfarm.server (server_id) where stopped_at is null;
@@ -391,6 +393,9 @@ create table pcfarm.checkout (
     problems       integer not null,
     -- Of these, how many have a result that came under this checkout.
     delivered      integer not null default 0,
+    -- Problems of the range that the workstation returned unbegun while it went on with the others; problems does not count
+    -- them. Null: none.
+    given_back     bigint[],
     workstation_id bigint not null,
     -- With the id, what lets a result in. Ids can repeat after a restore, these 64 random bits do not.
     token          bigint not null,

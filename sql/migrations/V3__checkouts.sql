@@ -4,7 +4,7 @@
 -- checkouts in ascending id, results by key, the user's tables. A statement that has waited for a lock sees an
 -- older snapshot than the row it got, so what is unfinished is always read by the statement after it.
 
--- What checkouts hold: rows of a load lane, or what came back to a retry lane. Immutable once handed out. Each
+-- Problems that checkouts hold: rows of a load lane or of a retry lane, without those that were given back meanwhile. Each
 -- checkout's range is read by itself and in order, which leaves the planner no choice but the index that it is a range
 -- of: with old statistics it would read the whole table, or a whole job's retries.
 create view pcfarm.held_problem as
@@ -16,6 +16,7 @@ cross join lateral (
     where p.job_id = c.job_id and p.lane_id = c.lane_id and p.batch_order >= c.from_order and p.batch_order < c.to_order
     order by p.batch_order, p.problem_id
     offset 0) p
+where c.given_back is null or p.problem_id <> all (c.given_back)
 union all
 select c.checkout_id, c.job_id, r.problem_id, r.home_lane, r.home_order,
     r.batch_order, r.attempts, r.losses, r.alone, true
@@ -24,7 +25,8 @@ cross join lateral (
     select r.batch_order, r.problem_id, r.home_lane, r.home_order, r.attempts, r.losses, r.alone from pcfarm.requeued r
     where r.job_id = c.job_id and r.lane_id = c.lane_id and r.batch_order >= c.from_order and r.batch_order < c.to_order
     order by r.batch_order, r.problem_id
-    offset 0) r;
+    offset 0) r
+where c.given_back is null or r.problem_id <> all (c.given_back);
 
 -- Write-back --------------------------------------------------------------------------------------------------
 
@@ -200,6 +202,8 @@ declare
     alike     bigint[];
     -- Of live ones.
     closed    boolean[];
+    -- Some problems of some checkouts were given back.
+    is_cut    boolean;
 begin
     if more is not null then
         -- Jobs come before checkouts: whoever cancels one has it locked when it closes those.
@@ -213,12 +217,14 @@ begin
     end if;
     -- What is read here of a row is of the time when it has been locked; what the statement sees of others may be older.
     select array_agg(coalesce(c.token = t.token and c.ended_at is null and c.job_type = type, false) order by t.n),
-        array_agg(c.job_id order by t.n)
-    into live, jobs
+        array_agg(c.job_id order by t.n), coalesce(bool_or(c.given_back is not null), false)
+    into live, jobs, is_cut
     from unnest(checkout_ids, tokens) with ordinality as t(checkout_id, token, n)
     left join (
-        select c.checkout_id, c.token, c.ended_at, c.job_type, c.job_id from pcfarm.checkout c
+        select c.checkout_id, c.token, c.ended_at, c.job_type, c.job_id, c.given_back from pcfarm.checkout c
         where c.checkout_id = any (checkout_ids) order by c.checkout_id for update) c on c.checkout_id = t.checkout_id;
+    -- Results of problems that were given back are refused below: the caller may not know yet that they were.
+    careful := careful or is_cut;
     select t.* into job_type from pcfarm.job_type t where t.name = type;
     if job_type.write_back is not null
         and (cardinality(keys) <> cardinality(positions) or array_position(keys, null) is not null)
@@ -260,7 +266,9 @@ begin
             select distinct on (s.position, s.problem_id) s.*
             from unnest(positions, problem_ids, attempts, solutions) with ordinality
                 as s(position, problem_id, attempts, solution, n)
-            where live[s.position]
+            where live[s.position] and not (is_cut and exists (
+                select from pcfarm.checkout c
+                where c.checkout_id = checkout_ids[s.position] and s.problem_id = any (c.given_back)))
             order by s.position, s.problem_id, s.n),
         inserted as (
             insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, solution)
@@ -288,6 +296,9 @@ begin
             select distinct on (f.position, f.problem_id) f.*, f.attempts + 1 >= job_type.max_attempts as ends
             from unnest(failed_positions, failed_ids, failed_attempts, failed_home_lanes, failed_home_orders, messages)
                 with ordinality as f(position, problem_id, attempts, home_lane, home_order, message, n)
+            where not (is_cut and exists (
+                select from pcfarm.checkout c
+                where c.checkout_id = checkout_ids[f.position] and f.problem_id = any (c.given_back)))
             order by f.position, f.problem_id, f.n),
         ended as (
             insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, message, home_lane,
@@ -588,6 +599,79 @@ begin
     if cardinality(closed) > 0 then
         perform pg_notify('pcfarm', case how when 'finished' then 'work' else 'revoked' end);
     end if;
+end $$;
+
+-- Giving back unbegun problems -----------------------------------------------------------------------------------
+
+-- Puts problems of a live checkout into the retry lane, at no cost to them, while its workstation goes on with the others.
+-- The workstation has not begun them and will not begin them. Passed over are problems with a result or a failed attempt, problems that
+-- run alone, and dependent problems of a convoy of which something else is unsolved: such a convoy is never cut. Problems of
+-- a convoy that is cut come back each by itself, so that several workstations can share them. A checkout without anything
+-- left to solve is closed. Repetition has no effect: the checkout holds returned problems no longer. Returns how many came back.
+create function pcfarm.give_back(checkout bigint, secret bigint, problem_ids bigint[], why text)
+returns integer language plpgsql set enable_seqscan = off as $$
+declare
+    -- Limit for one checkout: readers of held problems compare each problem with each that was given back.
+    most       constant integer := 5000;
+    its        pcfarm.checkout;
+    retry_lane bigint;
+    given      bigint[];
+    is_all     boolean;
+begin
+    -- In the order of close_checkouts: retry lanes before checkouts.
+    perform pcfarm.lock_retry_lanes(array(
+        select (l.job_id, l.job_type, l.priority)::pcfarm.retry_lane
+        from pcfarm.checkout c join pcfarm.lane l on l.job_id = c.job_id and l.lane_id = c.lane_id
+        where c.checkout_id = checkout and c.token = secret and c.ended_at is null));
+    select c.* into its from pcfarm.checkout c
+    where c.checkout_id = checkout and c.token = secret and c.ended_at is null for update;
+    if not found or coalesce(cardinality(its.given_back), 0) + cardinality(problem_ids) > most then
+        return 0;
+    end if;
+    select r.lane_id into strict retry_lane
+    from pcfarm.lane l join pcfarm.lane r on r.job_id = l.job_id and r.job_type = l.job_type and r.priority = l.priority
+        and r.kind = 'retry'
+    where l.job_id = its.job_id and l.lane_id = its.lane_id;
+
+    with unsolved as materialized (
+        select h.problem_id, h.home_lane, h.home_order, h.batch_order, h.attempts, h.losses, hl.grouped,
+            h.problem_id = any (problem_ids) and not h.alone and not exists (
+                select from pcfarm.failed_attempt f
+                where f.job_id = h.job_id and f.checkout_id = h.checkout_id and f.problem_id = h.problem_id) as is_wanted
+        from pcfarm.held_problem h
+        cross join lateral (
+            select l.grouped from pcfarm.lane l where l.job_id = h.job_id and l.lane_id = h.home_lane offset 0) hl
+        where h.checkout_id = checkout and not exists (
+            select from pcfarm.result r where r.job_id = h.job_id and r.problem_id = h.problem_id)),
+    judged as (
+        select u.*, bool_and(u.is_wanted) over (partition by u.batch_order) as is_whole from unsolved u),
+    returned as materialized (
+        select j.*, dense_rank() over (order by j.batch_order, case when j.is_whole then 0 else j.problem_id end) - 1 as rank
+        from judged j where j.is_wanted and (j.is_whole or not j.grouped)),
+    summary as materialized (
+        select array_agg(r.problem_id) as problems, count(*) = (select count(*) from unsolved) as is_all from returned r),
+    lane_end as materialized (select pcfarm.end_of_retry_lane(its.job_id, retry_lane) as base),
+    back as (
+        insert into pcfarm.requeued
+            (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped, message)
+        select its.job_id, retry_lane, e.base + r.rank, r.problem_id, r.home_lane, r.home_order, r.attempts, r.losses, false,
+            r.grouped, why
+        from returned r cross join lane_end e cross join summary s
+        where not s.is_all)
+    select s.problems, s.is_all into given, is_all from summary s;
+
+    if given is null then
+        return 0;
+    end if;
+    if is_all then
+        perform pcfarm.close_checkouts(array[checkout], 'finished', why);
+        return cardinality(given);
+    end if;
+    update pcfarm.checkout c set problems = c.problems - cardinality(given), given_back = c.given_back || given
+    where c.checkout_id = checkout;
+    insert into pcfarm.progress (job_id, job_type, requeued) values (its.job_id, its.job_type, cardinality(given));
+    perform pg_notify('pcfarm', 'work');
+    return cardinality(given);
 end $$;
 
 -- Coming due --------------------------------------------------------------------------------------------------------

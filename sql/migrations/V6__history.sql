@@ -304,9 +304,11 @@ begin
         select c.checkout_id, count(*)::integer as problems, count(r.problem_id)::integer as delivered
         from came_back b
         join lateral (
-            select c.checkout_id, c.to_order from pcfarm.checkout c
+            select c.checkout_id, c.to_order, c.given_back from pcfarm.checkout c
             where c.job_id = job and c.lane_id = b.lane_id and c.from_order <= b.batch_order
             order by c.from_order desc limit 1) c on b.batch_order < c.to_order
+                -- Its counts leave out problems that were given back.
+                and (c.given_back is null or b.problem_id <> all (c.given_back))
         left join result r on r.problem_id = b.problem_id and r.checkout_id = c.checkout_id
         group by c.checkout_id),
     less as (

@@ -14,6 +14,8 @@ with live as (
         and c.xmin = (select d.xmin from pcfarm.checkout d where d.checkout_id = $1)
         and (c.token, c.job_type, c.ended_at) is not distinct from ($2::bigint, $3::text, null::timestamptz)
         and c.delivered + $5 <= c.problems
+        -- Some of the solutions may be of problems that were given back.
+        and c.given_back is null
         and exists (select from pcfarm.job_type t where t.name = $3 and t.write_back is null)
         -- Those of problems that are solved after all are to be forgotten. Asked so that it is not made a join, for whose
         -- sake another index would be read from end to end.

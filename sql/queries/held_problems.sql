@@ -1,4 +1,4 @@
--- What checkouts hold, for a server that did not hand them out itself. Never changes while they exist.
+-- Problems of checkouts, for a server that did not hand them out itself. The list only shrinks while they live.
 select h.checkout_id, h.problem_id, h.attempts, h.home_lane, h.home_order, p.key
 from pcfarm.held_problem h
 cross join lateral (

@@ -358,6 +358,44 @@ pub async fn close(
         .collect()
 }
 
+/// Puts unbegun problems of a live checkout back into the queue, at no cost, and leaves the others to its workstation. Returns
+/// how many came back. Problems that the checkout does not hold are passed over.
+pub async fn give_back(
+    client: &impl Queries,
+    checkout: CheckoutId,
+    token: i64,
+    problems: &[ProblemId],
+    why: &str,
+) -> Result<i32, Error> {
+    let ids: Vec<i64> = problems.iter().map(|problem| problem.0).collect();
+    let rows = client.run(include_str!("../queries/give_back.sql"), &[&checkout, &token, &ids, &why]).await?;
+    rows[0].try_get(0)
+}
+
+/// A checkout of which an idle workstation could take problems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Returnable {
+    pub checkout_id: CheckoutId,
+    /// Problems of one convoy depend on each other.
+    pub whole_convoys: bool,
+}
+
+/// Returns those of these live checkouts whose problems one of these idle workstations could take, in ascending id.
+pub async fn returnable(
+    client: &impl Queries,
+    idle: &[WorkstationId],
+    checkouts: &[CheckoutId],
+) -> Result<Vec<Returnable>, Error> {
+    let idle: Vec<i64> = idle.iter().map(|workstation| workstation.0).collect();
+    let ids: Vec<i64> = checkouts.iter().map(|checkout| checkout.0).collect();
+    let rows = client.run(include_str!("../queries/returnable_checkouts.sql"), &[&idle, &ids]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Returnable { checkout_id: row.try_get("checkout_id")?, whole_convoys: row.try_get("whole_convoys")? })
+        })
+        .collect()
+}
+
 /// A connection or a transaction on one: the recycler closes checkouts inside its own.
 #[expect(async_fn_in_trait, reason = "used with the two types below and nothing else")]
 pub trait Queries {
@@ -434,7 +472,8 @@ pub struct HeldProblem {
     pub key: String,
 }
 
-/// What checkouts hold; immutable, so it may be kept as long as they live.
+/// Problems that checkouts hold. The list only shrinks, by problems that are given back, and the database refuses results of
+/// those. So a copy may be kept while the checkouts live.
 pub async fn held_problems(client: &ClientWrapper, checkouts: &[CheckoutId]) -> Result<Vec<HeldProblem>, Error> {
     let ids: Vec<i64> = checkouts.iter().map(|c| c.0).collect();
     let rows = client.run(include_str!("../queries/held_problems.sql"), &[&ids]).await?;

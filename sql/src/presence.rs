@@ -14,18 +14,22 @@ pub async fn start_server(client: &ClientWrapper, name: &str, address: &str, ver
 }
 
 /// Says that this server runs. `gap_seconds`: a longer silence than this means that it has not been hearing;
-/// `stalled`: it knows so itself.
+/// `stalled`: it knows so itself. `idle`: some of its idle workstations. Returns those of the other servers.
 pub async fn pulse(
     client: &ClientWrapper,
     server_id: ServerId,
     gap_seconds: f64,
     refused_results: i64,
     stalled: bool,
-) -> Result<(), Error> {
-    client
-        .run(include_str!("../queries/pulse.sql"), &[&server_id, &gap_seconds, &refused_results, &stalled])
-        .await
-        .map(drop)
+    idle: &[WorkstationId],
+) -> Result<Vec<WorkstationId>, Error> {
+    let idle: Vec<i64> = idle.iter().map(|workstation| workstation.0).collect();
+    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+        [&server_id, &gap_seconds, &refused_results, &stalled, &idle];
+    let rows = client.run(include_str!("../queries/pulse.sql"), &parameters).await?;
+    let Some(row) = rows.first() else { return Ok(Vec::new()) };
+    let others: Vec<i64> = row.try_get("idle")?;
+    Ok(others.into_iter().map(WorkstationId).collect())
 }
 
 pub async fn stop_server(client: &ClientWrapper, server_id: ServerId) -> Result<(), Error> {

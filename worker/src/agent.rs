@@ -559,6 +559,7 @@ fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<S
         controllers,
         labels: settings.labels.clone(),
         prefetch: Some(settings.prefetch),
+        gives_back: true,
         ..v1::Hello::default()
     }
 }

@@ -17,6 +17,7 @@
 //! - `session`: from Hello to the end of a session; `hearing`: what the server says in it.
 //! - `telling`: what the server is told, and when; `asking`: what it is asked for.
 //! - `stopping`: how it comes to its end; `leaving`: how it gives way to the workstation's person.
+//! - `returning`: problems that it returns unbegun because another workstation is idle.
 //! - `stuck`: what it does when controllers do not return from revoked work.
 
 mod asking;
@@ -24,6 +25,7 @@ mod hearing;
 pub mod held;
 mod leaving;
 pub mod outbox;
+mod returning;
 mod session;
 mod stopping;
 mod stuck;
@@ -193,6 +195,9 @@ pub struct Inventory {
     /// Time that checkouts of each kind take this workstation, as a moving average.
     typical_checkout: BTreeMap<Kind, Duration>,
     held_up: BTreeMap<String, String>,
+    paces: returning::Paces,
+    /// Unanswered request of the server to return problems.
+    to_return: Option<v1::GiveBack>,
     pockets_emptied: Duration,
     /// GPUs and programs as the server was told last.
     equipment_told: v1::Equipment,
@@ -290,6 +295,8 @@ impl Inventory {
             revoked: 0,
             typical_checkout: BTreeMap::new(),
             held_up: BTreeMap::new(),
+            paces: returning::Paces::default(),
+            to_return: None,
             pockets_emptied: now,
             equipment_told: v1::Equipment::default(),
             stuck: stuck::Stuck::default(),
@@ -324,6 +331,7 @@ impl Inventory {
         self.end_drain();
         self.give_way(now, revoked_cores);
         self.notice_stuck(now, revoked_cores);
+        self.return_unbegun(now);
         if matches!(self.session, Session::Open(_)) {
             self.deliver(now);
             self.tell_state(now);
@@ -399,7 +407,10 @@ impl Inventory {
             Drain::Server { gives_back, .. } => gives_back,
             Drain::No => false,
         };
-        let wanted = last_moment || self.lets_go_now() || now >= self.pockets_emptied + PARTIAL_DELIVERY_EVERY;
+        let wanted = last_moment
+            || self.lets_go_now()
+            || self.to_return.is_some()
+            || now >= self.pockets_emptied + PARTIAL_DELIVERY_EVERY;
         if wanted {
             self.pockets_emptied = now;
         }
@@ -431,6 +442,8 @@ impl Inventory {
     fn started(&mut self, now: Duration, key: CheckoutKey) {
         if let Some(held) = self.held_mut(key) {
             held.start(now);
+            let controller = held.checkout.controller.clone();
+            self.paces.started(kind_of(&self.profile, &controller), now);
         }
     }
 
@@ -438,11 +451,13 @@ impl Inventory {
         crash_point(CrashPoint::ProblemsSolved);
         let cores = self.profile.hello.cores.max(1);
         let Some(held) = self.held_mut(batch.key).filter(|held| held.is_computing()) else { return };
+        let (problems, busy) = (batch.results.len(), batch.busy);
         held.add(batch, now);
-        if let Some(took) = held.took() {
+        let (took, checkout) = (held.took(), Arc::clone(&held.checkout));
+        let kind = kind_of(&self.profile, &checkout.controller);
+        self.paces.solved(kind.clone(), &checkout.job_type, problems, busy, now);
+        if let Some(took) = took {
             let took = took / cores;
-            let checkout = Arc::clone(&held.checkout);
-            let kind = kind_of(&self.profile, &checkout.controller);
             let typical = self.typical_checkout.entry(kind).or_insert(took);
             *typical = (*typical * 3 + took) / 4;
         }

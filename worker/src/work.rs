@@ -4,7 +4,8 @@
 //! its results are delivered.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -47,9 +48,7 @@ pub struct Checkout {
     pub time_limit: Option<Duration>,
     related_reads: Mutex<Vec<v1::RelatedRead>>,
     related: OnceLock<Related>,
-    next: AtomicUsize,
-    /// Problems before this one may be taken.
-    released: AtomicUsize,
+    taking: Taking,
     cancelled: AtomicBool,
     store: OnceLock<Arc<dyn Store>>,
     pulse: OnceLock<Pulse>,
@@ -80,8 +79,46 @@ pub struct Taken<'a> {
     pub first: bool,
 }
 
-/// What `next` is moved to when a checkout is withdrawn: behind any problem, and far from overflow.
-const WITHDRAWN: usize = usize::MAX / 2;
+/// Place of the next problem to be taken, and end of the problems that may be taken. Both are in one word, so that no problem
+/// is taken and returned at the same time.
+struct Taking(AtomicU64);
+
+/// Value of `next` in a withdrawn checkout: behind any problem, and far from overflow.
+const WITHDRAWN: u32 = u32::MAX / 2;
+
+/// Both numbers.
+#[derive(Clone, Copy)]
+struct Extent {
+    next: u32,
+    released: u32,
+}
+
+impl Taking {
+    fn new(released: usize) -> Taking {
+        let released = u32::try_from(released).unwrap_or(WITHDRAWN).min(WITHDRAWN);
+        Taking(AtomicU64::new(Extent { next: 0, released }.word()))
+    }
+
+    fn now(&self) -> Extent {
+        Extent::of(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Changes both numbers, unless `change` returns none. Returns the numbers before the change.
+    fn change(&self, change: impl Fn(Extent) -> Option<Extent>) -> Option<Extent> {
+        let changed = |word| change(Extent::of(word)).map(Extent::word);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed).ok().map(Extent::of)
+    }
+}
+
+impl Extent {
+    fn of(word: u64) -> Extent {
+        Extent { next: word as u32, released: (word >> 32) as u32 }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.released) << 32 | u64::from(self.next)
+    }
+}
 
 impl Checkout {
     pub fn new(message: v1::Checkout) -> Checkout {
@@ -99,14 +136,13 @@ impl Checkout {
             info: message.info,
             files: message.files,
             problem_files: message.problem_files,
-            released: AtomicUsize::new(if message.one_by_one { 1 } else { message.problems.len() }),
+            taking: Taking::new(if message.one_by_one { 1 } else { message.problems.len() }),
             one_by_one: message.one_by_one,
             traced: message.traced,
             time_limit: message.time_limit.and_then(|limit| Duration::try_from(limit).ok()),
             problems: message.problems,
             related_reads: Mutex::new(message.related),
             related: OnceLock::new(),
-            next: AtomicUsize::new(0),
             cancelled: AtomicBool::new(false),
             store: OnceLock::new(),
             pulse: OnceLock::new(),
@@ -147,47 +183,61 @@ impl Checkout {
         if self.is_cancelled() {
             return None;
         }
-        let released = self.released.load(Ordering::Relaxed);
-        let following = |next: usize| (next < released).then(|| next + 1);
-        let index = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()?;
+        let following = |now: Extent| (now.next < now.released).then(|| Extent { next: now.next + 1, ..now });
+        let index = self.taking.change(following)?.next as usize;
         let problem = self.problems.get(index)?;
         Some(Taken { problem, index, first: index == 0 })
     }
 
     /// Takes the whole checkout out of the hands of all cores, unless one of them was quicker.
     pub fn withdraw(&self) -> bool {
-        self.next.compare_exchange(0, WITHDRAWN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        self.taking.change(|now| (now.next == 0).then_some(Extent { next: WITHDRAWN, ..now })).is_some()
+    }
+
+    /// Withdraws the problems from a place on, and returns their places. No core has taken any of them, and none will. `keep`
+    /// chooses the place, given the number of problems that have been taken.
+    pub fn let_go(&self, keep: impl Fn(usize) -> usize) -> Range<usize> {
+        let end = |now: Extent| u32::try_from(keep(now.next as usize)).unwrap_or(u32::MAX).max(now.next);
+        let cut = |now: Extent| (end(now) < now.released).then(|| Extent { released: end(now), ..now });
+        let Some(before) = self.taking.change(cut) else { return 0..0 };
+        end(before) as usize..before.released as usize
     }
 
     /// Lets nobody take another problem, and says how many have been taken.
     pub fn stop_taking(&self) -> usize {
-        match self.next.swap(WITHDRAWN, Ordering::Relaxed) {
-            // It was withdrawn before.
-            WITHDRAWN.. => 0,
-            taken => taken.min(self.problems.len()),
-        }
+        // None: it was withdrawn before.
+        let before = self.taking.change(|now| (now.next < WITHDRAWN).then_some(Extent { next: WITHDRAWN, ..now }));
+        before.map_or(0, |before| (before.next as usize).min(self.problems.len()))
+    }
+
+    /// Number of problems that have been taken.
+    pub fn taken(&self) -> usize {
+        let next = self.taking.now().next;
+        if next >= WITHDRAWN { 0 } else { (next as usize).min(self.problems.len()) }
     }
 
     /// How many problems may be taken and nobody has.
     pub fn untaken(&self) -> usize {
-        let released = self.released.load(Ordering::Relaxed).min(self.problems.len());
-        released.saturating_sub(self.next.load(Ordering::Relaxed))
+        let Extent { next, released } = self.taking.now();
+        (released as usize).min(self.problems.len()).saturating_sub(next as usize)
     }
 
     /// Of the next problem that somebody will take, if there is one.
     #[cfg(feature = "wasm")]
     pub fn next_batch_order(&self) -> Option<i64> {
-        self.problems.get(self.next.load(Ordering::Relaxed)).map(|problem| problem.batch_order)
+        self.problems.get(self.taking.now().next as usize).map(|problem| problem.batch_order)
     }
 
     /// Whether a problem was taken.
     pub fn is_begun(&self) -> bool {
-        self.next.load(Ordering::Relaxed) > 0
+        self.taking.now().next > 0
     }
 
     /// Lets so many more problems be taken.
     pub fn release(&self, problems: usize) {
-        self.released.fetch_add(problems, Ordering::Relaxed);
+        let problems = u32::try_from(problems).unwrap_or(u32::MAX);
+        let more = |now: Extent| Some(Extent { released: now.released.saturating_add(problems).min(WITHDRAWN), ..now });
+        self.taking.change(more);
     }
 
     /// Lets nobody take another problem, and tells those who compute one.
@@ -251,5 +301,37 @@ mod tests {
             checkout.release(1);
         }
         assert!(checkout.take().is_none() && checkout.untaken() == 0);
+    }
+
+    fn of(problems: i64) -> Checkout {
+        let problems = (1..=problems).map(|problem_id| v1::Problem { problem_id, ..Default::default() }).collect();
+        Checkout::new(v1::Checkout { problems, ..Default::default() })
+    }
+
+    #[test]
+    fn what_is_let_go_was_not_taken_and_will_not_be() {
+        let checkout = of(5);
+        assert!(checkout.take().is_some() && checkout.take().is_some());
+        assert_eq!(checkout.let_go(|taken| taken + 1), 3..5);
+        assert_eq!(checkout.let_go(|_| 0), 2..3, "never what was taken");
+        assert_eq!((checkout.let_go(|_| 0), checkout.untaken()), (0..0, 0));
+        assert!(checkout.take().is_none());
+        assert_eq!(checkout.stop_taking(), 2);
+        let withdrawn = of(5);
+        assert!(withdrawn.withdraw() && withdrawn.let_go(|_| 0) == (0..0) && withdrawn.stop_taking() == 0);
+    }
+
+    #[test]
+    fn each_problem_is_taken_or_let_go_whoever_is_quicker() {
+        for _ in 0..200 {
+            let checkout = of(64);
+            let (taken, let_go) = std::thread::scope(|scope| {
+                let takers: Vec<_> =
+                    (0..2).map(|_| scope.spawn(|| std::iter::from_fn(|| checkout.take()).count())).collect();
+                let let_go = checkout.let_go(|taken| taken + 3);
+                (takers.into_iter().map(|taker| taker.join().expect("took")).sum::<usize>(), let_go)
+            });
+            assert_eq!(taken + let_go.len(), 64);
+        }
     }
 }

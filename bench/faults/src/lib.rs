@@ -84,6 +84,7 @@ named! {
         ResultsCommitted = "results-committed",
         HalfOfResultsCommitted = "half-of-results-committed",
         CheckoutHandedBack = "checkout-handed-back",
+        ProblemsHandedBack = "problems-handed-back",
         ResultsAcknowledged = "results-acknowledged",
         UnreceivedTakenBack = "unreceived-taken-back",
         LanesExhausted = "lanes-exhausted",

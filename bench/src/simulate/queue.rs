@@ -333,6 +333,32 @@ impl Queue {
         Verdict::Accepted { closed: finished }
     }
 
+    /// Problems that a checkout's agent has not begun come back, while it goes on with the others.
+    pub fn give_back(&mut self, id: i64, token: u64, problems: &[i64]) {
+        self.changed = true;
+        let Some(checkout) = self.checkouts.get_mut(&id).filter(|checkout| checkout.live && checkout.token == token)
+        else {
+            return;
+        };
+        let comes_back = |row: &Row| {
+            problems.contains(&row.problem)
+                && !row.alone
+                && !self.results.contains_key(&row.problem)
+                && !checkout.failed.contains(&row.problem)
+        };
+        let (back, kept): (Vec<Row>, Vec<Row>) = checkout.rows.iter().cloned().partition(comes_back);
+        if kept.iter().all(|row| self.results.contains_key(&row.problem)) {
+            return self.close(id, Closing::Finished);
+        }
+        // A result of one of them is from here on one that the checkout has not got.
+        checkout.rows = kept;
+        let retry = &mut self.lanes.last_mut().expect("the retry lane").rows;
+        for row in back {
+            let order = retry.last().map_or(0, |row| row.order + 1);
+            retry.push(Row { order, ..row });
+        }
+    }
+
     /// An agent was told that what it delivered is stored.
     pub fn told(&mut self, id: i64, results: &[(i64, bool)]) {
         self.changed = true;

@@ -20,6 +20,8 @@ use super::queue::{Away, Queue, Verdict};
 use super::{Connection, HEARTBEAT, Happening, LEASE, World};
 
 const TICK: Duration = Duration::from_secs(1);
+/// A server asks a workstation to return problems in one of so many ticks.
+const ASKS: u32 = 8;
 const STALL: Duration = Duration::from_secs(4);
 const CREDIT_LIMIT: u32 = 32;
 const RESTART_MS: std::ops::Range<u64> = 500..30_000;
@@ -264,6 +266,12 @@ impl World {
                     .collect();
                 let (id, token, finished) = (part.checkout_id, part.token, part.finished);
                 let Ok(verdict) = self.queue.call(|queue| queue.accept(id, token, &results, finished)) else { return };
+                if !part.given_back.is_empty() && verdict == (Verdict::Accepted { closed: false }) {
+                    let back = &part.given_back;
+                    if self.queue.call(|queue| queue.give_back(id, token, back)).is_err() {
+                        return;
+                    }
+                }
                 verdicts.push((part.clone(), results, verdict));
             }
             self.servers[server].inbox.pop_front();
@@ -319,7 +327,23 @@ impl World {
         }
         self.accept(server);
         self.dispatch(server);
+        self.ask_for_unbegun(server);
         self.later(TICK, Happening::Tick { server, life });
+    }
+
+    /// Asks some of its workstations to return problems, as if others were idle.
+    fn ask_for_unbegun(&mut self, server: usize) {
+        let sessions = self.servers[server].sessions.values();
+        let held: Vec<(usize, Vec<i64>)> =
+            sessions.map(|session| (session.connection, session.sent.keys().copied().collect())).collect();
+        for (connection, checkouts) in held {
+            if !checkouts.is_empty() && self.one_in(ASKS) {
+                let whole_convoys = self.one_in(2);
+                let returnable = |checkout_id| v1::Returnable { checkout_id, whole_convoys };
+                let checkouts = checkouts.into_iter().map(returnable).collect();
+                self.send_down(connection, In::GiveBack(v1::GiveBack { checkouts, problems: 20 }));
+            }
+        }
     }
 
     fn beat(&mut self, server: usize) -> Result<(), Away> {
@@ -436,8 +460,10 @@ impl World {
             cores: session.cores,
             measured: session.speed,
             remaining: lane.problems,
+            elsewhere: 0,
             workstations,
             time_limit: None,
+            ahead: None,
         };
         let wanted = size::wanted(&situation);
         let in_hand = session.sent.len();

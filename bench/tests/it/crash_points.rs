@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::receiver::{self, Receiver};
 use pcfarm_bench::asking::Asked;
 use pcfarm_bench::farm::{Farm, LEASE, LONG, SOON, Server};
-use pcfarm_bench::light::{Delivered, Herd, Pace, Work};
+use pcfarm_bench::light::{Delivered, Herd, Manner, Pace, Work};
 use pcfarm_bench::program::Program;
 use pcfarm_bench::schedules::{self, Due};
 use pcfarm_faults::CrashPoint;
@@ -51,6 +51,7 @@ crashes! {
     a_server_after_it_has_stored_results: ResultsCommitted by a_server;
     a_server_after_it_has_stored_some_of_the_results: HalfOfResultsCommitted by a_server;
     a_server_after_it_has_closed_what_was_handed_back: CheckoutHandedBack by a_server;
+    a_server_after_it_has_taken_unbegun_problems_back: ProblemsHandedBack by a_server;
     a_server_after_it_has_acknowledged_results: ResultsAcknowledged by a_server;
     a_server_after_it_has_marked_lanes_as_exhausted: LanesExhausted by a_server;
     a_server_after_it_has_ended_a_job: JobEnded by a_server;
@@ -129,6 +130,10 @@ struct Strange;
 impl Work for Strange {
     fn controller(&self) -> &'static str {
         "strange"
+    }
+
+    fn manner(&self, agent: usize) -> Manner {
+        if agent.is_multiple_of(2) { Manner::Repeats } else { Manner::Honest }
     }
 
     fn solve(&self, _author: &str, _checkout_id: i64, problem: &v1::Problem) -> Outcome {

@@ -38,3 +38,4 @@ mod herd;
 mod hostile;
 mod outage;
 mod poison;
+mod spread;

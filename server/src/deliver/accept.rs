@@ -254,6 +254,7 @@ async fn try_accept_all(farm: &Arc<Farm>, deliveries: &[Delivered], place: Place
                 verdict.refused += strangers;
             }
         }
+        take_back_returned(farm, &batch, &accepted).await?;
         finish(farm, &batch, &mut accepted).await?;
         verdicts.extend(accepted.into_iter().map(|v| ((v.checkout_id, batch.token(v.checkout_id)), v)));
     }
@@ -313,6 +314,20 @@ async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result
             members: Members::listed(members.remove(&fact.checkout_id).unwrap_or_default()),
         };
         farm.remember(fact.checkout_id, held);
+    }
+    Ok(())
+}
+
+/// Puts problems back into the queue that agents return unbegun while they go on with the others of a checkout. A repetition
+/// has no effect: problems that the checkout does not hold are passed over.
+async fn take_back_returned(farm: &Farm, batch: &Batch, verdicts: &[Verdict]) -> anyhow::Result<()> {
+    let is_live = |verdict: &&Verdict| verdict.kind == VerdictKind::Accepted && !verdict.closed;
+    for verdict in verdicts.iter().filter(is_live) {
+        let Some((token, problems, why)) = batch.returned(verdict.checkout_id) else { continue };
+        let client = farm.pool.get().await?;
+        let requeued = checkout::give_back(&*client, verdict.checkout_id, token, problems, why).await?;
+        debug!(checkout_id = %verdict.checkout_id, requeued, why, "problems handed back unbegun");
+        crash_point(CrashPoint::ProblemsHandedBack);
     }
     Ok(())
 }
@@ -382,6 +397,7 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
             let id = CheckoutId(results.checkout_id);
             let Some(verdict) = verdicts.get(&(id, results.token.cast_signed())) else { continue };
             measure(farm, &session, results);
+            note_progress(&session, id, results);
             if let Some(call) = &call {
                 path::delivered(farm, results, verdict, came, call);
             }
@@ -406,6 +422,9 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                     drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
                 }
             }
+            if session.take_freed() && session.wants_work() {
+                drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
+            }
             answers.push(v1::CheckoutVerdict {
                 checkout_id: id.0,
                 verdict: match verdict.kind {
@@ -428,6 +447,13 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                 session.end(tonic::Status::resource_exhausted("the agent does not read its acknowledgements"));
             }
         }
+    }
+}
+
+fn note_progress(session: &Session, id: CheckoutId, results: &v1::CheckoutResults) {
+    session.progresses(id, results.results.len());
+    if !results.given_back.is_empty() || (results.finished && !results.give_back_reason.is_empty()) {
+        session.returns(id, results.given_back.len());
     }
 }
 

@@ -32,6 +32,9 @@ struct Gathered {
     failed: Vec<Failed>,
     /// Results for problems that are not of this checkout.
     strangers: i32,
+    /// Problems that its agent returns unbegun, and the reason.
+    returned: Vec<ProblemId>,
+    why: String,
     /// The agent is done with it, and why it gives back what is left.
     finished: Option<String>,
     busy: Duration,
@@ -91,6 +94,10 @@ impl Batch {
         // What an agent says; no more than would fit a day of a thousand cores, so that a sum stays a sum.
         let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok()).unwrap_or_default();
         gathered.busy = gathered.busy.saturating_add(busy.min(BUSY_LIMIT)).min(BUSY_LIMIT);
+        if !results.given_back.is_empty() {
+            gathered.returned.extend(results.given_back.iter().copied().map(ProblemId));
+            gathered.why = storable(&results.give_back_reason);
+        }
         if results.finished {
             gathered.finished = Some(storable(&results.give_back_reason));
         }
@@ -134,6 +141,12 @@ impl Batch {
 
     pub(super) fn refused(&self, id: CheckoutId) -> i32 {
         self.checkouts.get(&id).map_or(0, |gathered| gathered.strangers)
+    }
+
+    /// Token of a checkout of which problems come back while it goes on, these problems, and the reason.
+    pub(super) fn returned(&self, id: CheckoutId) -> Option<(i64, &[ProblemId], &str)> {
+        let gathered = self.checkouts.get(&id).filter(|gathered| !gathered.returned.is_empty())?;
+        Some((gathered.token, &gathered.returned, &gathered.why))
     }
 
     pub(super) fn finished(&self, id: CheckoutId) -> Option<&str> {

@@ -53,6 +53,8 @@ struct InHand {
     all: usize,
     /// What waits for something else takes no room from it.
     of_its_kind: usize,
+    /// Problems for its cores that were decided on and not sent.
+    decided: usize,
 }
 
 impl Dispatcher {
@@ -112,7 +114,7 @@ impl Dispatcher {
         let job_type = self.lanes.get_mut(&key).and_then(|lane| self.farm.job_type(&lane.open.job_type));
         let Some(job_type) = job_type else { return Ok(Turn::NothingThere) };
         let in_hand = in_hand(session, &job_type, decided);
-        let Some(wanted) = self.wanted(session, &choice, &job_type, in_hand.of_its_kind) else {
+        let Some(wanted) = self.wanted(session, &choice, &job_type, &in_hand) else {
             return Ok(Turn::Full);
         };
         if self.lanes.get_mut(&key).is_some_and(|lane| !lane.has_ahead(wanted)) {
@@ -156,30 +158,36 @@ impl Dispatcher {
     }
 
     /// How many problems this workstation should have of that lane. None: it has no room for more.
-    fn wanted(&mut self, session: &Session, choice: &Choice, job_type: &JobType, in_hand: usize) -> Option<usize> {
+    fn wanted(&mut self, session: &Session, choice: &Choice, job_type: &JobType, in_hand: &InHand) -> Option<usize> {
         let remaining = self.lanes.get_mut(&choice.lane())?.remaining();
+        let controller = announced(&job_type.controller);
+        let measured = session.speed(&job_type.name);
         let situation = size::Situation {
             aim: self.farm.rhythm.checkout,
             limit: self.farm.rhythm.checkout_problems,
             cores: session.cores,
-            measured: session.speed(&job_type.name),
+            measured,
             remaining,
-            workstations: self.workstations(choice, announced(&job_type.controller)),
+            elsewhere: self.lanes.in_sight().saturating_sub(1),
+            workstations: self.workstations(choice, controller),
             time_limit: job_type.time_limit,
+            ahead: session.ahead(controller).map(|ahead| ahead.and(in_hand.decided, measured)),
         };
         let wanted = size::wanted(&situation);
         let most = self.lanes.room(choice).and_then(|room| usize::try_from(room.problems).ok());
         let wanted = most.map_or(wanted, |most| wanted.min(most));
-        if in_hand > 0 && !self.lanes.may_be_prefetched(choice) {
+        if in_hand.of_its_kind > 0 && !self.lanes.may_be_prefetched(choice) {
             return None;
         }
-        size::has_room(&situation, in_hand, session.prefetch, wanted).then_some(wanted)
+        size::has_room(&situation, in_hand.of_its_kind, session.prefetch, wanted).then_some(wanted)
     }
 
     /// How many share what is left of a lane.
     fn workstations(&self, choice: &Choice, controller: &str) -> usize {
         let able = choice.candidate.requirement.and_then(|id| self.able.get(&id).copied());
-        self.farm.workstations_with(controller).min(able.unwrap_or(usize::MAX))
+        // Idle workstations of other servers share the lane, too.
+        let here = self.farm.workstations_with(controller).min(able.unwrap_or(usize::MAX));
+        here + self.farm.idle_elsewhere.count()
     }
 }
 
@@ -188,7 +196,9 @@ fn in_hand(session: &Session, job_type: &JobType, decided: &[Decision]) -> InHan
     let its_own = || decided.iter().filter(|decision| decision.session.workstation_id == session.workstation_id);
     let is_of_its_kind =
         |decision: &&Decision| session.are_counted_together(&decision.choice.candidate.controller, controller);
+    let for_cores = |decision: &&Decision| !session.is_apart(&decision.choice.candidate.controller);
     InHand {
+        decided: its_own().filter(for_cores).map(|decision| decision.taken.problems.len()).sum(),
         all: session.holds_unfinished() + its_own().count(),
         of_its_kind: session.holds_beside(controller) + its_own().filter(is_of_its_kind).count(),
     }

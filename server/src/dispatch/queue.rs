@@ -2,7 +2,8 @@
 //!
 //! Workstations that can run the same are one line: who waits for what there is none of costs the others nothing, and
 //! each step costs as much as there are lines, however many wait in them. Where there is something for those alone who hold
-//! nothing, the first of them is looked for along its line.
+//! nothing, the first of them is looked for along its line. A workstation with free cores is served before one that would keep
+//! the problems for later.
 
 use super::requirement::Requirements;
 use crate::session::Session;
@@ -11,6 +12,9 @@ use std::sync::Arc;
 
 /// Those of a line who are asked whether they hold nothing, when somebody is looked for who may be handed something.
 const LOOKED_AT: usize = 16;
+
+/// Sessions of a line that are checked for free cores before a session without free cores is served.
+const FREE_LOOKED_AT: usize = 1024;
 
 /// A session is in it once: its own mark says whether it is.
 #[derive(Debug, Default)]
@@ -35,9 +39,24 @@ pub struct Round {
     nothing: HashSet<Arc<str>>,
     /// For each line the ticket before which nobody was idle and wanted work: who is idle is looked for from there on.
     busy: HashMap<Arc<str>, u64>,
+    /// For each line the ticket before which no session has free cores.
+    full: HashMap<Arc<str>, u64>,
 }
 
 impl Round {
+    /// Place of the first session in this line that wants work and has free cores, unless many stand before it.
+    fn first_free(&mut self, kind: &Arc<str>, line: &VecDeque<Waiting>) -> Option<usize> {
+        let full = self.full.get(kind).copied().unwrap_or_default();
+        let begin = line.partition_point(|waiting| waiting.ticket < full);
+        let is_free = |waiting: &Waiting| waiting.session.is_free() && waiting.session.wants_work();
+        let place = line.range(begin..).take(FREE_LOOKED_AT).position(is_free).map(|place| begin + place);
+        let reached = place.or_else(|| line.len().checked_sub(1).map(|last| last.min(begin + FREE_LOOKED_AT)));
+        if let Some(ticket) = reached.and_then(|reached| line.get(reached)).map(|waiting| waiting.ticket) {
+            self.full.insert(kind.clone(), ticket);
+        }
+        place
+    }
+
     /// Does anybody wait for whom there is nothing?
     pub fn left_somebody(&self) -> bool {
         !self.nothing.is_empty()
@@ -138,7 +157,8 @@ impl Queue {
             .any(|first| first.session.selection().controllers.contains(controller))
     }
 
-    /// Takes out the first for whom there is something, and says what. It stays marked, to be put back or to leave. With
+    /// Takes out the first for whom there is something, those with free cores first, and says what. It stays marked, to be put
+    /// back or to leave. With
     /// `for_idle_ones`, there may be something for those who hold nothing and not for those before them.
     pub fn next<C>(
         &mut self,
@@ -148,14 +168,27 @@ impl Queue {
     ) -> Option<(Waiting, C)> {
         self.lines.retain(|_, line| has_first(line));
         loop {
-            let lines = self.lines.iter_mut().filter(|(kind, _)| !round.nothing.contains(*kind));
-            let (kind, line) = lines.min_by_key(|(_, line)| line.front().map(|first| first.ticket))?;
-            let first = line.front()?;
+            let mut best: Option<(bool, u64, usize, Arc<str>)> = None;
+            for (kind, line) in &self.lines {
+                if round.nothing.contains(kind) {
+                    continue;
+                }
+                let free = round.first_free(kind, line);
+                let place = free.unwrap_or_default();
+                let Some(first) = line.get(place) else { continue };
+                let rank = (free.is_none(), first.ticket);
+                if best.as_ref().is_none_or(|(is_busy, ticket, ..)| rank < (*is_busy, *ticket)) {
+                    best = Some((rank.0, rank.1, place, kind.clone()));
+                }
+            }
+            let (_, _, place, kind) = best?;
+            let line = self.lines.get_mut(&kind)?;
+            let first = line.get(place)?;
             if let Some(choice) = choose(&first.session) {
-                return Some((line.pop_front()?, choice));
+                return Some((line.remove(place)?, choice));
             }
             if for_idle_ones && first.session.holds_unfinished() > 0 {
-                let busy = round.busy.get(kind).copied().unwrap_or_default();
+                let busy = round.busy.get(&kind).copied().unwrap_or_default();
                 let begin = line.partition_point(|waiting| waiting.ticket < busy);
                 let idles = |waiting: &Waiting| waiting.session.holds_unfinished() == 0 && waiting.session.wants_work();
                 let place = line.range(begin..).position(idles).map(|place| begin + place);
@@ -273,6 +306,22 @@ mod tests {
         queue.put_back(third);
         let order: Vec<i64> = std::iter::from_fn(|| next(&mut queue, &["a"]).map(|(id, _)| id)).collect();
         assert_eq!(order, [1, 2, 3, 4], "all keep their places");
+    }
+
+    #[test]
+    fn workstations_with_free_cores_are_served_before_those_that_would_keep_it_for_later() {
+        let sessions = [session(1, &["a"]), session(2, &["a", "b"]), session(3, &["a"]), session(4, &["a"])];
+        let mut queue = queue(&sessions);
+        for (busy, problems) in [(0, 1), (1, 2), (2, 3)] {
+            sessions[busy].begins(CheckoutId(7), "t", "a", problems);
+        }
+        let mut round = Round::default();
+        let mut order: Vec<i64> = Vec::new();
+        while let Some((waiting, _)) = queue.next(&mut round, false, with(&["a"])) {
+            order.push(waiting.session.workstation_id.0);
+        }
+        assert_eq!(order, [4, 1, 2, 3], "whatever line they stand in");
+        assert!(queue.is_empty() || next(&mut queue, &["a"]).is_none());
     }
 
     #[test]

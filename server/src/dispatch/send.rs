@@ -73,7 +73,9 @@ impl Shipment {
 
     /// Makes the checkout known to those who will ask about it, before anything can come back.
     pub fn announce(&self, farm: &Farm) {
-        self.session.sending(self.checkout_id, announced(&self.job_type.controller));
+        let controller = announced(&self.job_type.controller);
+        self.session.sending(self.checkout_id, controller);
+        self.session.begins(self.checkout_id, &self.job_type.name, controller, self.problems.len());
         if self.suspect {
             self.session.alone(self.checkout_id);
         }
@@ -229,6 +231,7 @@ async fn fail(farm: &Farm, shipment: &Shipment, related: &Related, all: bool) {
             give_back_reason: String::new(),
             busy: None,
             worked: None,
+            given_back: Vec::new(),
         }],
     };
     let delivered = Delivered::new(farm, shipment.session.clone(), delivery, false);

@@ -11,6 +11,38 @@ const NOT_SPLIT: Duration = Duration::from_millis(100);
 /// What a workstation holds beside the usual should be done within this, or a quarter of the time limit.
 const AHEAD: Duration = Duration::from_secs(1);
 
+/// Work that begins within this time is handed out in advance, even while another workstation is free: the wait is too short
+/// to matter.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Work of a workstation's cores before they begin something new.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// Problems without a result.
+    pub problems: usize,
+    /// Time that they take by the workstation's speed, and at least the time since its last result. None: the speed is unknown.
+    pub takes: Option<Duration>,
+    /// The workstation returned problems that it would not have begun soon, and has had no result since.
+    pub gave_back: bool,
+}
+
+impl Ahead {
+    /// Adds problems that were decided on and have not been sent.
+    pub fn and(self, problems: usize, speed: Option<Speed>) -> Ahead {
+        if problems == 0 {
+            return self;
+        }
+        let more =
+            speed.and_then(|speed| Duration::try_from_secs_f64(problems as f64 / speed.problems_per_second).ok());
+        let takes = self.takes.zip(more).map(|(takes, more)| takes.saturating_add(more));
+        Ahead { problems: self.problems.saturating_add(problems), takes, ..self }
+    }
+
+    fn begins_soon(&self) -> bool {
+        self.takes.is_some_and(|takes| takes <= SOON)
+    }
+}
+
 /// What is known when a workstation asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
@@ -22,9 +54,30 @@ pub struct Situation {
     pub measured: Option<Speed>,
     /// Problems of the lane that are still to be handed out.
     pub remaining: usize,
+    /// Problems that other lanes have at least.
+    pub elsewhere: usize,
     /// Workstations that share what remains.
     pub workstations: usize,
     pub time_limit: Option<Duration>,
+    /// None: the lane's problems wait for a pool of their own and not for the cores.
+    pub ahead: Option<Ahead>,
+}
+
+impl Situation {
+    fn cores(&self) -> usize {
+        usize::try_from(self.cores).unwrap_or(usize::MAX)
+    }
+
+    /// Cores that have nothing to do.
+    fn free_cores(&self) -> usize {
+        self.ahead.map_or(0, |ahead| self.cores().saturating_sub(ahead.problems))
+    }
+
+    /// Whether so little is left that some workstation will soon have nothing to do.
+    fn is_scarce(&self) -> bool {
+        let enough = self.workstations.saturating_mul(2).saturating_mul(self.cores());
+        self.workstations > 1 && self.remaining.saturating_add(self.elsewhere) < enough
+    }
 }
 
 /// A workstation's speed on one job type.
@@ -38,7 +91,8 @@ pub struct Speed {
 /// How many problems the next checkout should hold; the hand-out then goes to the convoy boundary before that, or
 /// to the first one.
 ///
-/// Some seconds of work for that workstation; a problem a core before anything is known of it; less as the lane
+/// Some seconds of work for that workstation, and at least a problem for each free core; a problem a core before anything is
+/// known of it; less as the lane
 /// nears its end, so that all finish together, unless what is left is done in no time; and no more than a quarter of the
 /// time limit.
 pub fn wanted(situation: &Situation) -> usize {
@@ -50,7 +104,7 @@ pub fn wanted(situation: &Situation) -> usize {
                 None => situation.aim,
             };
             let worth = speed.problems_per_second * aim.as_secs_f64();
-            worth.min(speed.problems as f64 * GROWTH_LIMIT) as usize
+            (worth.min(speed.problems as f64 * GROWTH_LIMIT) as usize).max(situation.free_cores())
         }
     };
     // Half of what is left: there is a next time, at which more is known.
@@ -59,9 +113,22 @@ pub fn wanted(situation: &Situation) -> usize {
     by_speed.min(share.max(small)).clamp(1, situation.limit.max(1))
 }
 
-/// May a workstation that holds `in_hand` checkouts be given one more, of so many problems? It gave credit for many when
-/// they were short: those that are long, or nobody knows, would pile up there while others have nothing to do.
+/// May a workstation that holds `in_hand` checkouts be given one more, of so many problems?
+///
+/// Yes while it has free cores, however many checkouts keep the others busy. Work that it would not begin soon stays in the
+/// queue near the end of a lane, for the workstation that is free first. A workstation gave credit for many checkouts when they were short: long ones, or those of an unknown length, would
+/// pile up there while others have nothing to do.
 pub fn has_room(situation: &Situation, in_hand: usize, prefetch: Option<usize>, problems: usize) -> bool {
+    if let Some(ahead) = situation.ahead
+        && in_hand > 0
+    {
+        if ahead.problems < situation.cores() {
+            return true;
+        }
+        if ahead.gave_back || (situation.is_scarce() && !ahead.begins_soon()) {
+            return false;
+        }
+    }
     if prefetch.is_none_or(|prefetch| in_hand <= prefetch) {
         return true;
     }
@@ -98,8 +165,10 @@ mod tests {
             cores: 4,
             measured: Some(Speed { problems_per_second: 100.0, problems: 1000 }),
             remaining: 1_000_000,
+            elsewhere: 0,
             workstations: 10,
             time_limit: None,
+            ahead: None,
         }
     }
 
@@ -144,6 +213,51 @@ mod tests {
         assert!(!has_room(&tight, 31, Some(1), 1000));
         let unknown = Situation { measured: None, ..situation() };
         assert!(has_room(&unknown, 1, Some(1), 4) && !has_room(&unknown, 2, Some(1), 4));
+    }
+
+    /// Prefetch follows the length of problems.
+    #[test]
+    fn long_work_is_handed_out_in_advance_only_while_there_is_enough_for_all() {
+        let ahead = |problems, takes: Option<u64>, gave_back| {
+            Some(Ahead { problems, takes: takes.map(Duration::from_millis), gave_back })
+        };
+        let (plenty, scarce) = (80, 79);
+        for (what, ahead, in_hand, remaining, workstations, has_room) in [
+            ("free cores", ahead(3, None, false), 3, scarce, 10, true),
+            ("free cores of one that returned problems", ahead(3, Some(90_000), true), 3, scarce, 10, true),
+            ("nothing in hand", ahead(0, None, false), 0, scarce, 10, true),
+            ("begins soon", ahead(4, Some(1000), false), 1, scarce, 10, true),
+            ("does not", ahead(4, Some(1001), false), 1, scarce, 10, false),
+            ("of unknown length", ahead(4, None, false), 1, scarce, 10, false),
+            ("enough for all", ahead(4, None, false), 1, plenty, 10, true),
+            ("enough for all, but it returned problems", ahead(4, None, true), 1, plenty, 10, false),
+            ("nobody else", ahead(4, None, false), 1, scarce, 1, true),
+            ("more than it prefetches", ahead(4, None, false), 2, plenty, 1, false),
+            ("a pool", None, 1, scarce, 10, true),
+        ] {
+            let situation = Situation { ahead, remaining, workstations, measured: None, ..situation() };
+            assert_eq!(super::has_room(&situation, in_hand, Some(1), 1), has_room, "{what}");
+        }
+        let many_jobs =
+            Situation { ahead: ahead(4, None, false), remaining: 1, elsewhere: 79, measured: None, ..situation() };
+        assert!(super::has_room(&many_jobs, 1, Some(1), 1), "many jobs of one problem");
+    }
+
+    #[test]
+    fn long_problems_fill_the_free_cores() {
+        let measured = Some(Speed { problems_per_second: 0.1, problems: 4 });
+        let ahead = |problems| Some(Ahead { problems, ..Ahead::default() });
+        let wanted = |problems| wanted(&Situation { measured, ahead: ahead(problems), ..situation() });
+        assert_eq!([0, 1, 3, 4, 9].map(wanted), [4, 3, 1, 1, 1]);
+    }
+
+    #[test]
+    fn what_was_decided_on_counts_as_ahead() {
+        let speed = Some(Speed { problems_per_second: 2.0, problems: 4 });
+        let one = Ahead { problems: 1, takes: Some(Duration::from_secs(1)), gave_back: false };
+        assert_eq!(one.and(4, speed), Ahead { problems: 5, takes: Some(Duration::from_secs(3)), gave_back: false });
+        assert_eq!(one.and(4, None).takes, None);
+        assert_eq!(one.and(0, None), one);
     }
 
     #[test]

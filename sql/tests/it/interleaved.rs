@@ -34,9 +34,10 @@ const GATES: &str = "
 /// More than any function has.
 const MOST_GATES: i32 = 24;
 
-const STEPPED: [&str; 9] = [
+const STEPPED: [&str; 10] = [
     "pcfarm.accept",
     "pcfarm.close_checkouts",
+    "pcfarm.give_back",
     "pcfarm.end_job_if_empty",
     "pcfarm.cancel_job",
     "pcfarm.hold_job",
@@ -108,6 +109,10 @@ enum Act {
     CloseLost,
     CloseFinished,
     CloseAnother,
+    /// A problem, while the checkout goes on with another one.
+    ReturnOfAnother,
+    /// All that is left.
+    ReturnRest,
     End,
     Cancel,
     Hold,
@@ -140,7 +145,7 @@ async fn scene(queue: &Queue) -> Scene {
 }
 
 impl Act {
-    const ALL: [Act; 14] = [
+    const ALL: [Act; 16] = [
         Act::CheckOut,
         Act::CheckOutWhatCameBack,
         Act::AcceptSome,
@@ -150,6 +155,8 @@ impl Act {
         Act::CloseLost,
         Act::CloseFinished,
         Act::CloseAnother,
+        Act::ReturnOfAnother,
+        Act::ReturnRest,
         Act::End,
         Act::Cancel,
         Act::Hold,
@@ -167,6 +174,10 @@ impl Act {
         let closing = |held: &Held, how| {
             let id = held.checkout_id;
             async move { checkout::close(&**client, &[id], how, "because").await.map(drop) }
+        };
+        let returning = |held: &Held| {
+            let (id, token, problems) = (held.checkout_id, held.token, [held.problems[1].problem_id]);
+            async move { checkout::give_back(&**client, id, token, &problems, "because").await.map(drop) }
         };
         let accept = |told: Vec<(usize, Told<'static>)>, closing| async move {
             checkout::accept(client, "t", &acceptance_with_homes(&[(held, &told[..], closing)])).await.map(drop)
@@ -203,6 +214,8 @@ impl Act {
             Act::CloseLost => closing(held, Closing::Lost).await,
             Act::CloseFinished => closing(held, Closing::Finished).await,
             Act::CloseAnother => closing(another, Closing::Lost).await,
+            Act::ReturnOfAnother => returning(another).await,
+            Act::ReturnRest => returning(held).await,
             Act::End => upkeep::end_jobs_if_empty(&**client, &[*job]).await.map(drop),
             Act::Cancel => call(format!("select pcfarm.cancel_job({job})")).await,
             Act::Hold => call(format!("select pcfarm.hold_job({job})")).await,
@@ -476,6 +489,8 @@ interleaved! {
     a_lost_checkout: CloseLost;
     a_checkout_handed_back: CloseFinished;
     another_lost_checkout: CloseAnother;
+    a_problem_that_is_returned: ReturnOfAnother;
+    the_rest_that_is_returned: ReturnRest;
     an_end: End;
     a_cancellation: Cancel;
     a_hold: Hold;

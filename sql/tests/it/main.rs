@@ -19,6 +19,7 @@ mod bringing;
 mod ordering;
 mod plainly;
 mod requirements;
+mod returning;
 mod transitions;
 
 // Limits and settings.

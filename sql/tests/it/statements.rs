@@ -407,6 +407,15 @@ async fn accepting_and_closing_go_by_index_on_stale_statistics() {
         reads_by_index("close_checkouts", &plans, &["problem_in_dispatch_order"]);
         assert!(most_in_vain(&plans) < 2_000, "{how} reads {} rows in vain:\n{plans}", most_in_vain(&plans));
     }
+    let live = eight_live(&queue, job).await;
+    let give_back = format!(
+        "select pcfarm.give_back(c.checkout_id, c.token, array(
+             select h.problem_id from pcfarm.held_problem h where h.checkout_id = c.checkout_id order by 1 desc limit 20), 'why')
+         from pcfarm.checkout c where c.checkout_id = ({live})[1]"
+    );
+    let plans = inner_plans(&queue, &give_back).await;
+    reads_by_index("give_back", &plans, &["problem_in_dispatch_order"]);
+    assert!(most_in_vain(&plans) < 2_000, "{} rows read in vain:\n{plans}", most_in_vain(&plans));
     // And of what had come back already.
     queue
         .run(&format!(

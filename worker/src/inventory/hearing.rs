@@ -30,6 +30,7 @@ impl Inventory {
             In::Revoke(revoke) => self.revoke(revoke.revoked),
             // The driver's: they are sessions of their own.
             In::Slots(_) | In::Presence(_) => {}
+            In::GiveBack(request) => self.asked_to_return(request),
             In::Drain(drain) => {
                 self.drained_by_server(Some(drain.reason));
                 if let Drain::Server { over, gives_back, .. } = &mut self.drain {

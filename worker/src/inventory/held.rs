@@ -6,6 +6,7 @@
 //! acknowledged before the next one starts. So if a problem kills the agent, the server knows which it was:
 //! the first one without a result.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,10 @@ pub struct Held {
     /// Results that are in no delivery yet.
     pending: Vec<v1::ProblemResult>,
     pending_bytes: usize,
+    /// Returned problems that are in no delivery yet, the reason, and the number of all returned problems.
+    returning: Vec<i64>,
+    return_reason: String,
+    returned: usize,
     /// When results were cut off last, or the checkout arrived.
     cut_at: Duration,
     busy: Duration,
@@ -77,6 +82,9 @@ impl Held {
             unsolved,
             pending: Vec::new(),
             pending_bytes: 0,
+            returning: Vec::new(),
+            return_reason: String::new(),
+            returned: 0,
             cut_at: now,
             busy: Duration::ZERO,
             spent: Duration::ZERO,
@@ -104,12 +112,15 @@ impl Held {
 
     /// From when on the time counts until results of this unfinished checkout are delivered.
     pub fn partial_since(&self) -> Option<Duration> {
-        (self.is_computing() && !self.pending.is_empty() && !self.kept).then_some(self.cut_at)
+        let has_news = !self.pending.is_empty() || !self.returning.is_empty();
+        (self.is_computing() && has_news && !self.kept).then_some(self.cut_at)
     }
 
     pub fn partial_is_due(&self, now: Duration, part_bytes_target: usize) -> bool {
         let full = self.pending_bytes >= part_bytes_target || self.checkout.one_by_one;
-        self.partial_since().is_some_and(|since| full || now >= since + PARTIAL_DELIVERY_EVERY)
+        // An idle workstation waits for returned problems.
+        let is_urgent = full || !self.returning.is_empty();
+        self.partial_since().is_some_and(|since| is_urgent || now >= since + PARTIAL_DELIVERY_EVERY)
     }
 
     pub fn start(&mut self, now: Duration) {
@@ -136,8 +147,38 @@ impl Held {
     }
 
     pub fn has_finished_begun(&self) -> bool {
-        let solved = self.checkout.problems.len() - self.unsolved;
-        self.taken.is_some_and(|taken| solved >= taken)
+        self.taken.is_some_and(|taken| self.solved() >= taken)
+    }
+
+    fn solved(&self) -> usize {
+        self.checkout.problems.len().saturating_sub(self.unsolved + self.returned)
+    }
+
+    /// Number of problems that have begun and have no result.
+    pub fn running(&self) -> usize {
+        self.checkout.taken().saturating_sub(self.solved())
+    }
+
+    /// Time of one of its problems, if some are solved.
+    pub fn pace(&self) -> Option<Duration> {
+        self.spent.checked_div(u32::try_from(self.solved()).ok()?)
+    }
+
+    /// Whether some of its problems may be returned while others are computed.
+    pub fn may_return(&self) -> bool {
+        self.is_computing() && !self.checkout.one_by_one && !self.kept
+    }
+
+    /// Returns the problems at these places, which no core has taken.
+    pub fn return_problems(&mut self, places: Range<usize>, reason: &str) {
+        let problems = self.checkout.problems.get(places).unwrap_or_default();
+        self.returning.extend(problems.iter().map(|problem| problem.problem_id));
+        self.return_reason = reason.to_owned();
+        self.returned += problems.len();
+        self.unsolved = self.unsolved.saturating_sub(problems.len());
+        if self.unsolved == 0 && self.is_computing() {
+            self.stage = Stage::Ready { give_back_reason: String::new() };
+        }
     }
 
     /// Results that come after it was given back are too late.
@@ -200,12 +241,18 @@ impl Held {
             give_back_reason: String::new(),
             busy: prost_types::Duration::try_from(busy).ok(),
             worked: None,
+            given_back: std::mem::take(&mut self.returning),
         };
+        if !part.given_back.is_empty() {
+            part.give_back_reason = std::mem::take(&mut self.return_reason);
+        }
         if self.pending.is_empty()
             && let Stage::Ready { give_back_reason } = &mut self.stage
         {
             part.finished = true;
-            part.give_back_reason = std::mem::take(give_back_reason);
+            if !give_back_reason.is_empty() {
+                part.give_back_reason = std::mem::take(give_back_reason);
+            }
             self.stage = Stage::Closing;
             part.worked = self.checkout.traced.then(|| self.worked(now));
         }
@@ -214,7 +261,7 @@ impl Held {
 
     fn worked(&self, now: Duration) -> v1::Worked {
         let ago = |at: Duration| prost_types::Duration::try_from(now.saturating_sub(at)).ok();
-        let problems = self.checkout.problems.len() - self.unsolved;
+        let problems = self.solved();
         v1::Worked {
             arrived_ago: ago(self.times.arrived),
             began_ago: self.times.began.and_then(ago),

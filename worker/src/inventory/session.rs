@@ -98,6 +98,7 @@ impl Inventory {
             info!(checkouts = open.arriving.len(), "dropped checkouts that had not arrived whole");
         }
         self.session = Session::None;
+        self.to_return = None;
         self.contact.lost_since.get_or_insert(now);
         self.outbox.resend_all();
         self.held.values_mut().for_each(|held| held.kept = false);

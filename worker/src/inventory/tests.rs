@@ -6,6 +6,7 @@ use pcfarm_proto::v1::problem_result::Outcome;
 use super::*;
 
 mod leaving;
+mod returning;
 mod worked;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -105,8 +106,10 @@ fn held(held: &[v1::HeldCheckout]) -> String {
 fn part(part: &v1::CheckoutResults) -> String {
     let ids: Vec<i64> = part.results.iter().map(|result| result.problem_id).collect();
     let finished = if part.finished { " finished" } else { "" };
-    let reason = if part.give_back_reason.is_empty() { "" } else { " given back" };
-    format!("{} {ids:?}{finished}{reason}", part.checkout_id)
+    let reason = if part.finished && !part.give_back_reason.is_empty() { " given back" } else { "" };
+    let returned = if part.given_back.is_empty() { String::new() } else { format!(" returns {:?}", part.given_back) };
+    assert!(part.given_back.is_empty() || !part.give_back_reason.is_empty(), "whatever comes back has a reason");
+    format!("{} {ids:?}{returned}{finished}{reason}", part.checkout_id)
 }
 
 fn welcome() -> Event {

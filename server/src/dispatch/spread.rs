@@ -1,0 +1,196 @@
+//! Requests to return unbegun problems while another workstation is idle.
+//!
+//! A workstation has been idle for a second, so the queue has nothing for it, and another workstation holds more problems than
+//! it computes. The server asks the holder to return problems that it would not begin soon. Returned problems are handed out
+//! like any others. Agents choose the problems, by their own speed; the database decides which of them come back. Servers tell
+//! each other with their pulse which workstations are idle. A statement is sent only while a workstation is idle anywhere and
+//! one of this server has problems to spare.
+
+use crate::farm::Farm;
+use crate::session::Session;
+use anyhow::Context;
+use pcfarm_proto::ids::{CheckoutId, WorkstationId};
+use pcfarm_proto::v1::{self, server_message};
+use pcfarm_sql::checkout::{self, Returnable};
+use rand::seq::SliceRandom;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::MissedTickBehavior;
+use tracing::{debug, warn};
+
+/// A workstation that has had free cores for longer is idle. Checkouts that are younger are not asked for: they may be on their
+/// way.
+const IDLE: Duration = Duration::from_secs(1);
+
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Idle workstations that a server names to the others, and considers itself.
+const NAMED_LIMIT: usize = 16;
+
+/// Most workstations that one look asks, and most checkouts that it names to each.
+const ASKED_LIMIT: usize = 16;
+const CHECKOUTS_LIMIT: usize = 64;
+
+/// Most problems that one workstation returns at a time: each is a row in the retry lane.
+const PROBLEMS_LIMIT: u32 = 1000;
+
+/// Longest that the database may take; the next look tries again.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Workstations that are idle at other servers, as of the last pulse.
+#[derive(Debug, Default)]
+pub struct IdleElsewhere {
+    workstations: Mutex<Vec<WorkstationId>>,
+    count: AtomicUsize,
+}
+
+impl IdleElsewhere {
+    pub fn set(&self, workstations: Vec<WorkstationId>) {
+        self.count.store(workstations.len(), Ordering::Relaxed);
+        *self.workstations.lock().unwrap_or_else(PoisonError::into_inner) = workstations;
+    }
+
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn get(&self) -> Vec<WorkstationId> {
+        self.workstations.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Returns some idle workstations of this server, one of each kind first.
+pub fn idle_here(farm: &Farm) -> Vec<WorkstationId> {
+    let mut idle: Vec<Arc<Session>> = farm.sessions();
+    idle.retain(|session| session.is_idle_for(IDLE));
+    if idle.len() > NAMED_LIMIT {
+        idle.shuffle(&mut rand::rng());
+    }
+    let mut kinds = HashSet::new();
+    let (firsts, others): (Vec<_>, Vec<_>) = idle.into_iter().partition(|session| kinds.insert(session.kind()));
+    firsts.into_iter().chain(others).take(NAMED_LIMIT).map(|session| session.workstation_id).collect()
+}
+
+/// A workstation that holds more problems than it computes.
+#[derive(Clone, Debug)]
+struct Holder<W> {
+    who: W,
+    /// In the order in which it got them.
+    checkouts: Vec<CheckoutId>,
+    surplus: usize,
+}
+
+/// Holders that this look asks: those with the most to spare, and no more than workstations are idle.
+fn candidates<W>(mut holders: Vec<Holder<W>>, idle: usize) -> Vec<Holder<W>> {
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.surplus));
+    holders.truncate(idle.min(ASKED_LIMIT));
+    holders.iter_mut().for_each(|holder| holder.checkouts.truncate(CHECKOUTS_LIMIT));
+    holders
+}
+
+/// Requests to these holders. A holder without a returnable checkout gets none.
+fn requests<W>(holders: Vec<Holder<W>>, returnable: &[Returnable]) -> Vec<(W, v1::GiveBack)> {
+    let whole_convoys: HashMap<CheckoutId, bool> =
+        returnable.iter().map(|one| (one.checkout_id, one.whole_convoys)).collect();
+    let request = |holder: Holder<W>| {
+        let returnable = holder.checkouts.iter().filter_map(|checkout| {
+            let whole_convoys = *whole_convoys.get(checkout)?;
+            Some(v1::Returnable { checkout_id: checkout.0, whole_convoys })
+        });
+        let checkouts: Vec<_> = returnable.collect();
+        (!checkouts.is_empty()).then_some((holder.who, v1::GiveBack { checkouts, problems: PROBLEMS_LIMIT }))
+    };
+    holders.into_iter().filter_map(request).collect()
+}
+
+/// Asks workstations to return problems while others are idle, until the server stops.
+pub async fn run(farm: Arc<Farm>) {
+    let mut tick = tokio::time::interval(LOOK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = farm.stopping.cancelled() => return,
+            _ = tick.tick() => {}
+        }
+        let looking = tokio::time::timeout(DEADLINE, look(&farm));
+        let outcome = looking.await.unwrap_or_else(|_| Err(anyhow::anyhow!("the database does not answer")));
+        if let Err(error) = outcome {
+            warn!(error = format!("{error:#}"), "cannot look for problems to return: trying again");
+        }
+    }
+}
+
+async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
+    let mut idle = idle_here(farm);
+    idle.extend(farm.idle_elsewhere.get());
+    if idle.is_empty() {
+        return Ok(());
+    }
+    let holder = |who: Arc<Session>| {
+        let (checkouts, surplus) = who.surplus(IDLE)?;
+        Some(Holder { who, checkouts, surplus })
+    };
+    let holders = candidates(farm.sessions().into_iter().filter_map(holder).collect(), idle.len());
+    if holders.is_empty() {
+        return Ok(());
+    }
+    // Also a holder that turns out to have nothing returnable waits for its next turn.
+    holders.iter().for_each(|holder| holder.who.asked());
+    let checkouts: Vec<CheckoutId> = holders.iter().flat_map(|holder| holder.checkouts.iter().copied()).collect();
+    let client = farm.pool.get().await.context("getting a connection")?;
+    let returnable =
+        checkout::returnable(&*client, &idle, &checkouts).await.context("reading what others could take")?;
+    for (session, request) in requests(holders, &returnable) {
+        debug!(workstation_id = %session.workstation_id, checkouts = request.checkouts.len(), "asked to return problems");
+        let message = v1::ServerMessage { message: Some(server_message::Message::GiveBack(request)) };
+        // Full: a later look asks again.
+        drop(session.out.try_send(Ok(message).into()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(who: &'static str, checkouts: std::ops::Range<i64>, surplus: usize) -> Holder<&'static str> {
+        Holder { who, checkouts: checkouts.map(CheckoutId).collect(), surplus }
+    }
+
+    /// (idle workstations, what others hold, what idle ones could take) → who is asked for what.
+    #[test]
+    fn those_with_the_most_to_spare_are_asked_for_what_idle_workstations_could_take() {
+        let holders = || vec![holder("a", 1..3, 1), holder("b", 3..5, 7), holder("c", 5..6, 3)];
+        let all: Vec<i64> = (1..6).collect();
+        for (idle, takes, expected) in [
+            (1, &all[..], "b[3, 4]"),
+            (2, &all[..], "b[3, 4] c[5]"),
+            (9, &all[..], "b[3, 4] c[5] a[1, 2]"),
+            (9, &[2, 5], "c[5] a[2]"),
+            // The next look asks the next one.
+            (1, &[2, 5], ""),
+            (9, &[], ""),
+        ] {
+            let returnable: Vec<Returnable> =
+                takes.iter().map(|&id| Returnable { checkout_id: CheckoutId(id), whole_convoys: id == 5 }).collect();
+            let asked: Vec<String> = requests(candidates(holders(), idle), &returnable)
+                .into_iter()
+                .map(|(who, request)| {
+                    assert!(request.checkouts.iter().all(|one| one.whole_convoys == (one.checkout_id == 5)));
+                    let ids: Vec<i64> = request.checkouts.iter().map(|one| one.checkout_id).collect();
+                    format!("{who}{ids:?}")
+                })
+                .collect();
+            assert_eq!(asked.join(" "), expected, "{idle} idle, {takes:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_asked_at_a_time_is_bounded() {
+        let many = (0..100).map(|_| holder("a", 0..1000, 9)).collect();
+        let asked = candidates(many, 1000);
+        assert!(asked.len() == ASKED_LIMIT && asked.iter().all(|one| one.checkouts.len() == CHECKOUTS_LIMIT));
+    }
+}

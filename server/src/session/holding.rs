@@ -1,0 +1,251 @@
+//! Work in a workstation's hands: how many problems are left, when the last result came, whether it has free cores, and when
+//! it may be asked to return problems. Pure: the caller supplies the time.
+
+use crate::dispatch::size::{Ahead, Speed};
+use pcfarm_proto::ids::CheckoutId;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Shortest and longest time between two requests to one workstation to return problems. It doubles while requests return
+/// nothing.
+const ASK_PAUSE: Duration = Duration::from_secs(1);
+const ASK_PAUSE_LIMIT: Duration = Duration::from_secs(16);
+
+/// Unfinished checkouts of one workstation.
+#[derive(Debug)]
+pub struct Holding {
+    cores: usize,
+    work: HashMap<CheckoutId, Work>,
+    /// Problems without a result, for the cores and for pools. A workstation may hold thousands of checkouts, so none of this
+    /// is summed up when it is asked for.
+    left: usize,
+    left_of_pools: usize,
+    /// Those for the cores by job type.
+    left_by_type: HashMap<String, usize>,
+    /// Last result, or the moment from which all cores were busy.
+    progressed: Instant,
+    /// From when on some core is free and nothing new has come.
+    free_since: Instant,
+    /// A core has become free since [`Holding::take_freed`].
+    freed: bool,
+    ask_from: Instant,
+    ask_pause: Duration,
+    /// The workstation returned problems and has had no result since: it is given nothing in advance.
+    gave_back: bool,
+}
+
+#[derive(Debug)]
+struct Work {
+    job_type: String,
+    /// Its problems wait for a pool of their own and not for the cores.
+    is_apart: bool,
+    left: usize,
+    since: Instant,
+}
+
+impl Holding {
+    pub fn new(cores: u32, now: Instant) -> Holding {
+        Holding {
+            cores: usize::try_from(cores).unwrap_or(usize::MAX),
+            work: HashMap::new(),
+            left: 0,
+            left_of_pools: 0,
+            left_by_type: HashMap::new(),
+            progressed: now,
+            free_since: now,
+            freed: false,
+            ask_from: now,
+            ask_pause: ASK_PAUSE,
+            gave_back: false,
+        }
+    }
+
+    /// Notes the problems of a checkout that is on its way.
+    pub fn begins(&mut self, checkout: CheckoutId, job_type: &str, is_apart: bool, problems: usize, now: Instant) {
+        self.ends(checkout, now);
+        if self.is_free() {
+            self.progressed = now;
+        }
+        self.free_since = now;
+        self.ask_pause = ASK_PAUSE;
+        let work = Work { job_type: job_type.to_owned(), is_apart, left: problems, since: now };
+        self.work.insert(checkout, work);
+        if is_apart {
+            self.left_of_pools += problems;
+            return;
+        }
+        self.left += problems;
+        match self.left_by_type.get_mut(job_type) {
+            Some(left) => *left += problems,
+            None => drop(self.left_by_type.insert(job_type.to_owned(), problems)),
+        }
+    }
+
+    /// Notes a checkout that the workstation had when it connected. It counts as work for all cores: its problems are unknown.
+    pub fn brings(&mut self, checkout: CheckoutId, now: Instant) {
+        self.begins(checkout, "", false, self.cores, now);
+    }
+
+    /// Notes results of some problems.
+    pub fn progresses(&mut self, checkout: CheckoutId, problems: usize, now: Instant) {
+        if problems > 0 {
+            self.progressed = now;
+            self.gave_back = false;
+        }
+        self.lessen(checkout, problems, now);
+    }
+
+    /// Notes returned problems. For a checkout that was returned as a whole, [`Holding::ends`] follows.
+    pub fn returns(&mut self, checkout: CheckoutId, problems: usize, now: Instant) {
+        self.gave_back = true;
+        (self.ask_pause, self.ask_from) = (ASK_PAUSE, now + ASK_PAUSE);
+        self.lessen(checkout, problems, now);
+    }
+
+    /// Forgets a checkout that is over.
+    pub fn ends(&mut self, checkout: CheckoutId, now: Instant) {
+        self.lessen(checkout, usize::MAX, now);
+        self.work.remove(&checkout);
+        self.gave_back &= !self.work.is_empty();
+    }
+
+    fn lessen(&mut self, checkout: CheckoutId, problems: usize, now: Instant) {
+        let was_busy = !self.is_free();
+        let Some(work) = self.work.get_mut(&checkout) else { return };
+        let fewer = problems.min(work.left);
+        work.left -= fewer;
+        if work.is_apart {
+            self.left_of_pools -= fewer;
+            return;
+        }
+        self.left -= fewer;
+        if let Some(left) = self.left_by_type.get_mut(&work.job_type) {
+            *left -= fewer;
+            if *left == 0 {
+                self.left_by_type.remove(&work.job_type);
+            }
+        }
+        if was_busy && self.is_free() {
+            (self.free_since, self.freed) = (now, true);
+        }
+    }
+
+    /// Notes that the workstation works again after a pause.
+    pub fn resumes(&mut self, now: Instant) {
+        self.free_since = now;
+    }
+
+    /// Whether a core has become free since the last call.
+    pub fn take_freed(&mut self) -> bool {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Whether some core has nothing to do.
+    pub fn is_free(&self) -> bool {
+        self.left < self.cores
+    }
+
+    pub fn is_free_for(&self, time: Duration, now: Instant) -> bool {
+        self.is_free() && now >= self.free_since + time
+    }
+
+    /// Work of the cores before they begin something new.
+    pub fn ahead(&self, speed: impl Fn(&str) -> Option<Speed>, now: Instant) -> Ahead {
+        let problems = self.left;
+        let takes = self.left_by_type.iter().try_fold(0.0, |seconds, (job_type, left)| {
+            let speed = speed(job_type)?;
+            Some(seconds + *left as f64 / speed.problems_per_second)
+        });
+        let silent =
+            if problems >= self.cores { now.saturating_duration_since(self.progressed) } else { Duration::ZERO };
+        let takes = takes.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        Ahead { problems, takes: takes.map(|takes| takes.max(silent)), gave_back: self.gave_back }
+    }
+
+    /// Returns checkouts that have been here for `time` and may have unbegun problems, and the number of problems beyond those
+    /// that the cores compute. None: there is nothing to spare, or the workstation was asked a moment ago.
+    pub fn surplus(&self, time: Duration, now: Instant) -> Option<(Vec<CheckoutId>, usize)> {
+        let surplus = self.left.saturating_sub(self.cores).saturating_add(self.left_of_pools);
+        if surplus == 0 || now < self.ask_from {
+            return None;
+        }
+        let is_settled = |work: &Work| work.left > 0 && now >= work.since + time;
+        let mut checkouts: Vec<CheckoutId> =
+            self.work.iter().filter(|(_, work)| is_settled(work)).map(|(id, _)| *id).collect();
+        checkouts.sort_unstable();
+        (!checkouts.is_empty()).then_some((checkouts, surplus))
+    }
+
+    /// Notes a request to return problems. The next one comes later while requests return nothing.
+    pub fn asked(&mut self, now: Instant) {
+        self.ask_from = now + self.ask_pause;
+        self.ask_pause = (self.ask_pause * 2).min(ASK_PAUSE_LIMIT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn id(n: i64) -> CheckoutId {
+        CheckoutId(n)
+    }
+
+    #[test]
+    fn cores_are_free_while_fewer_problems_than_cores_are_left() {
+        let now = Instant::now();
+        let mut holding = Holding::new(2, now);
+        assert!(holding.is_free_for(SECOND, now + SECOND));
+        holding.begins(id(1), "t", false, 1, now + SECOND);
+        assert!(holding.is_free() && !holding.is_free_for(SECOND, now + SECOND), "something has just come");
+        holding.begins(id(2), "t", false, 3, now + SECOND);
+        assert!(!holding.is_free());
+        holding.progresses(id(2), 2, now + 2 * SECOND);
+        assert!(!holding.is_free() && !holding.take_freed(), "two are left for two cores");
+        holding.ends(id(1), now + 3 * SECOND);
+        assert!(holding.take_freed() && !holding.take_freed());
+        assert!(!holding.is_free_for(SECOND, now + 3 * SECOND) && holding.is_free_for(SECOND, now + 4 * SECOND));
+        holding.begins(id(3), "t", true, 9, now + 4 * SECOND);
+        assert!(holding.is_free(), "what waits for a pool needs no core");
+    }
+
+    #[test]
+    fn the_time_ahead_is_known_by_speed_and_by_silence() {
+        let now = Instant::now();
+        let mut holding = Holding::new(1, now);
+        let speed = |job_type: &str| (job_type == "fast").then_some(Speed { problems_per_second: 10.0, problems: 100 });
+        assert_eq!(holding.ahead(speed, now).takes, Some(Duration::ZERO));
+        holding.begins(id(1), "fast", false, 5, now);
+        assert_eq!(holding.ahead(speed, now).takes, Some(SECOND / 2));
+        assert_eq!(holding.ahead(speed, now + 9 * SECOND).takes, Some(9 * SECOND), "one of them takes long");
+        holding.progresses(id(1), 1, now + 9 * SECOND);
+        assert_eq!(holding.ahead(speed, now + 9 * SECOND).takes, Some(Duration::from_millis(400)));
+        holding.begins(id(2), "new", false, 1, now + 9 * SECOND);
+        assert_eq!(holding.ahead(speed, now + 9 * SECOND).takes, None);
+    }
+
+    #[test]
+    fn a_workstation_is_asked_for_what_it_has_to_spare_at_growing_intervals() {
+        let now = Instant::now();
+        let mut holding = Holding::new(2, now);
+        holding.begins(id(1), "t", false, 2, now);
+        assert_eq!(holding.surplus(SECOND, now + SECOND), None, "its cores compute both");
+        holding.begins(id(2), "t", false, 1, now);
+        assert_eq!(holding.surplus(SECOND, now), None, "it may still be on its way");
+        let both = Some((vec![id(1), id(2)], 1));
+        let mut at = now + SECOND;
+        for pause in [1, 2, 4, 8, 16, 16] {
+            assert_eq!(holding.surplus(SECOND, at), both);
+            holding.asked(at);
+            assert_eq!(holding.surplus(SECOND, at + Duration::from_millis(pause * 1000 - 1)), None);
+            at += Duration::from_secs(pause);
+        }
+        holding.returns(id(2), 1, at);
+        holding.ends(id(2), at);
+        assert!(holding.ahead(|_| None, at).gave_back && holding.surplus(SECOND, at + SECOND).is_none());
+        holding.progresses(id(1), 1, at);
+        assert!(!holding.ahead(|_| None, at).gave_back, "it has had a result since");
+    }
+}
