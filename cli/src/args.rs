@@ -124,6 +124,11 @@ pub enum Verb {
     /// What is handed out at all: suspend and resume, park and unpark
     #[command(subcommand)]
     Queue(QueueVerb),
+    /// The database's clock: whether it is proven, and accepting it
+    Clock {
+        #[command(subcommand)]
+        verb: Option<ClockVerb>,
+    },
     /// Let workstations finish what they hold and take no more
     Drain(DrainArgs),
     /// Let drained workstations work again
@@ -162,6 +167,12 @@ pub enum Verb {
     Up(UpArgs),
     /// Print a completion script for a shell
     Completions { shell: Shell },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ClockVerb {
+    /// Say that the database's clock is right: what is old is removed again
+    Accept,
 }
 
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@
 mod access;
 mod alerts;
 mod args;
+mod clock;
 mod events;
 mod exit;
 mod explain;
@@ -58,7 +59,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 
-use args::{Cli, ExplainVerb, JobVerb, SlotsVerb, UsersVerb, Verb};
+use args::{Cli, ClockVerb, ExplainVerb, JobVerb, SlotsVerb, UsersVerb, Verb};
 use exit::Exit;
 use farm::Farm;
 use output::Output;
@@ -145,6 +146,8 @@ async fn run(cli: Cli) -> Result<Exit> {
         Verb::Slots(SlotsVerb::List) => slots::list(&farm, output).await?,
         Verb::Slots(SlotsVerb::Start(args)) => slots::set(&farm, args, true, output).await?,
         Verb::Slots(SlotsVerb::Stop(args)) => slots::set(&farm, args, false, output).await?,
+        Verb::Clock { verb: None } => clock::show(&farm, output).await?,
+        Verb::Clock { verb: Some(ClockVerb::Accept) } => clock::accept(&farm, output).await?,
         Verb::Drain(args) => fleet::drain(&farm, args, output).await?,
         Verb::Undrain(args) => fleet::undrain(&farm, args, output).await?,
         Verb::Note(args) => fleet::note(&farm, args, output).await?,

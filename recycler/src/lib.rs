@@ -9,6 +9,7 @@ use deadpool_postgres::{Pool, PoolError};
 use pcfarm_faults::{CrashPoint, crash_point};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_sql::checkout::{self, Closing};
+use pcfarm_sql::clock;
 use pcfarm_sql::upkeep::{self, Loss, LostCheckout};
 use std::time::Duration;
 use tokio_postgres::error::SqlState;
@@ -58,6 +59,7 @@ pub async fn recycle(pool: &Pool, lease: Duration) -> Result<Recycled, Error> {
         return Ok(Recycled { passed: true, ..Recycled::default() });
     }
     let client = pool.get().await?;
+    clock::put_leases_right(&*client).await?;
     let mut recycled = Recycled::default();
     for (workstation_id, hostname) in
         upkeep::declare_dead(&*client, lease.as_secs_f64(), pulse_limit(lease).as_secs_f64()).await?

@@ -8,6 +8,7 @@
 //! - who comes and goes: [`registrar`]; watching over who is there: [`watch`]; ending jobs and recycling: [`upkeep`]; waking those
 //!   that sleep: `waking`
 //! - what is measured: [`instruments`]; what became of a submission: [`traces`]; what the service manager is told: [`watchdog`]
+//! - whether the database's clock is right: [`clock`]
 //! - what is stored before it is loaded: [`originals`], and where: [`s3`]; files by their hashes: [`files`]
 //! - telling people what they asked to be told: [`alerts`]; others by HTTP: [`outward`]; what is to be done when: [`schedules`]
 //! - who may do what: [`access`]; certificates: [`authority`], [`init`]; who connects: [`accept`]; the edges: [`grpc`], and
@@ -17,6 +18,7 @@ pub mod accept;
 pub mod access;
 pub mod alerts;
 pub mod authority;
+pub mod clock;
 pub mod deliver;
 pub mod descriptors;
 pub mod dispatch;

@@ -12,8 +12,8 @@ use crate::reads::Reads;
 use crate::settings::{Database, HttpListen, Settings};
 use crate::traces::Traces;
 use crate::{
-    alerts, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, waking, watch,
-    watchdog,
+    alerts, clock, deliver, descriptors, dispatch, grpc, instruments, registrar, rest, schedules, upkeep, waking,
+    watch, watchdog,
 };
 use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
@@ -140,6 +140,12 @@ async fn serve(
         stopping: stopping.clone(),
     });
     patiently(&stopping, async || farm.reload_job_types().await.context("reading the job types")).await?;
+    let watch = patiently(&stopping, async || clock::watch::Watch::begin(farm.clone()).await).await?;
+    let mut facts = facts;
+    for warning in clock::data::warnings(&farm.pool).await {
+        warn!("{warning}");
+        facts.warnings.push(warning);
+    }
     info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
         checkout = ?settings.rhythm.checkout, recycler = settings.recycler, tls = farm.tls.is_some(), asks = ?settings.asks, mail = ?settings.mailer, proxy = ?settings.outward.proxies,
         traces = settings.traces.as_ref().map_or("none", |traces| traces.endpoint.as_str()), "serving");
@@ -149,6 +155,7 @@ async fn serve(
     parts.spawn(dispatch::spread::run(farm.clone()));
     parts.spawn(deliver::run(farm.clone(), inbox));
     parts.spawn(registrar::run(farm.clone(), entries));
+    parts.spawn(watch.run());
     parts.spawn(watch::pulse(farm.clone()));
     parts.spawn(watch::sessions(farm.clone()));
     parts.spawn(access::lasting::watch(farm.access.clone(), stopping.clone()));

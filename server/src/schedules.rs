@@ -3,9 +3,11 @@
 //! - when a recurrence comes: [`recurrence`]; what that means for a schedule at a given time: [`plan`]. Both are pure.
 //! - taking what is due, and writing what becomes of it: [`ticker`]
 //! - loading what made jobs wait for: [`loads`]
+//! - finding those that sleep for longer than their recurrence says: [`far`]
 //!
 //! Nothing here holds a schedule's state: a server that dies between two statements has changed nothing.
 
+pub mod far;
 pub mod loads;
 pub mod plan;
 pub mod recurrence;

@@ -415,6 +415,9 @@ begin
     update pcfarm.file f set touched_at = clock_timestamp()
     where f.sha256 in (select l.sha256 from let_go l)
         and not exists (select from pcfarm.output o where o.sha256 = f.sha256);
+    if not pcfarm.clock_is_proven() then
+        return 0;
+    end if;
     -- An agent may still have a checkout from before.
     delete from pcfarm.job_type_module m where m.replaced_at < clock_timestamp() - interval '1 day';
     update pcfarm.file f set touched_at = clock_timestamp()

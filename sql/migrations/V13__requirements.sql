@@ -356,7 +356,7 @@ comment on view pcfarm.job_without_workstation is
 -- Writes an event when a job comes to be one of these, and another when it is not any more. Of several servers one is at it.
 -- Returns how many events there are.
 create function pcfarm.note_nowhere()
-returns bigint language plpgsql as $$
+returns bigint language plpgsql set enable_nestloop = off set jit = off as $$
 declare
     noted bigint;
 begin
@@ -377,11 +377,12 @@ begin
         'reasons', to_jsonb(array(select pcfarm.why_nowhere(p.controller, p.requirement))))
     from came c
     join present p on p.job_id = c.job_id and p.job_type = c.job_type
-    join pcfarm.job j on j.job_id = c.job_id
+    cross join lateral (select j.job_id, j.name from pcfarm.job j where j.job_id = c.job_id offset 0) j
     union all
     select 'job with workstation', j.job_id, j.name, jsonb_build_object('job_type', w.job_type)
     from went w
-    join pcfarm.job j on j.job_id = w.job_id and j.ended_at is null
+    cross join lateral (
+        select j.job_id, j.name from pcfarm.job j where j.job_id = w.job_id and j.ended_at is null offset 0) j
     order by 2, 1;
     get diagnostics noted = row_count;
     return noted;

@@ -1,4 +1,16 @@
 -- Loading with SQL: what people call. Job types, jobs, loads, and a job's life.
+--
+-- Bulk statements run when the planner's statistics do not include the rows that they are about: the planner expects one row
+-- and finds a million. Their cost grows with the number of rows under every estimate, by these rules:
+--
+--   * Rows of one set that belong together are found by window functions, not by a join of the set with itself.
+--   * Rows of two sets are matched by hash: the function has `set enable_nestloop = off`.
+--   * A row of a table is looked up by its key, with `cross join lateral (select … offset 0)` or a scalar subquery: the planner
+--     can neither reorder nor flatten these. The function has `set enable_seqscan = off`. A join or EXISTS would, without nested
+--     loops, read the whole table with its history.
+--   * Switched-off plan nodes have enormous costs, for which the compiler would start: `set jit = off`.
+--
+-- sql/tests/it/growth.rs counts the rows and blocks that each of them touches.
 
 -- Job types -------------------------------------------------------------------------------------------------
 
@@ -357,12 +369,14 @@ begin
     return locked;
 end $$;
 
--- Greedy packing: groups in order, as many as fit, never split. A group above the size is a convoy by itself. It is
--- called once for each group of a load, so its state is one number: convoy * 2^20 + how full that one is.
+-- Greedy packing: groups in order, as many as fit, never split. A group above the size is a convoy by itself. The state is
+-- one number, since there is a call for each group of a load: convoy * 2^20 + the number of problems in it. A null number of
+-- members belongs to a group that was packed before.
 create function pcfarm.pack_step(state bigint, members bigint, size bigint)
 returns bigint language plpgsql immutable as $$
 begin
     return case
+        when members is null then state
         when state is null then least(members, 1048575)
         when (state & 1048575) + members <= size then state + members
         else (((state >> 20) + 1) << 20) + least(members, 1048575)
@@ -775,13 +789,15 @@ begin
                 deadline float8, not_before float8, weight integer, "group" text)) with ordinality
                 as g(key, payload, job_type, priority, deadline, not_before, weight, "group", n)
             where (g."group" is not null) = is_group),
-        lane as materialized (
-            select k.*, nextval('pcfarm.lane_number') as lane_id
-            from (select g.own_type, g.priority, g.due_at is not null as later from given g group by 1, 2, 3) k),
+        ordered as (
+            select g.*, row_number() over (partition by g.own_type, g.priority, g.due_at is not null
+                order by g.deadline nulls last, g.n) as place
+            from given g),
+        -- The first of each job type, priority and kind takes the number of their lane.
+        laned as (
+            select o.*, case when o.place = 1 then nextval('pcfarm.lane_number') end as new_lane from ordered o),
         placed as (
-            select g.*, l.lane_id, row_number() over (partition by l.lane_id order by g.deadline nulls last, g.n) as place
-            from given g
-            join lane l on l.own_type = g.own_type and l.priority = g.priority and l.later = (g.due_at is not null)),
+            select l.*, max(l.new_lane) over (partition by l.own_type, l.priority, l.due_at is not null) as lane_id from laned l),
         convoy as (
             select p.*, min(p.place) over (partition by p.lane_id, p."group", case when p."group" is null then p.n end) as first
             from placed p),
@@ -798,11 +814,12 @@ begin
             insert into pcfarm.delayed (job_id, problem_id, due_at, home_lane, home_order, grouped)
             select job, n.problem_id, max(n.due_at) over (partition by n.lane_id, n.batch_order), n.lane_id, n.batch_order, is_group
             from numbered n where n.due_at is not null)
-        select array_agg((l.lane_id, l.own_type, l.priority, l.later, n.problems, n.orders)::pcfarm.packed_lane order by l.lane_id)
+        select array_agg((l.lane_id, l.own_type, l.priority, l.later, l.problems, l.orders)::pcfarm.packed_lane order by l.lane_id)
         into packed
-        from lane l
-        join (select n.lane_id, count(*) as problems, max(n.batch_order) + 1 as orders from numbered n group by 1) n
-            on n.lane_id = l.lane_id;
+        from (
+            select n.lane_id, n.own_type, n.priority, n.due_at is not null as later, count(*) as problems,
+                max(n.batch_order) + 1 as orders
+            from numbered n group by 1, 2, 3, 4) l;
         if packed is not null then
             perform pcfarm.register_lanes(job, packed, is_group);
         end if;
@@ -885,12 +902,13 @@ end $$;
 create trigger own_order_while_loading after insert or update on pcfarm.problem
     for each row when (new.lane_id = 0) execute function pcfarm.check_own_order();
 
+-- Runs right after a COPY, when the planner's statistics do not include the new rows. Therefore the new rows are never joined
+-- with each other: window functions cost the same under every estimate. The only join finds each row by its ctid.
 create function pcfarm.assign_batch_order(job bigint, convoy integer default 100, group_by text default null)
-returns bigint language plpgsql as $$
+returns bigint language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
     assigned bigint;
-    member   text := coalesce('coalesce(''g'' || (' || nullif(btrim(group_by), '') || ')::text, ''r'' || p.problem_id)',
-                              'p.problem_id');
+    member   text := nullif(btrim(group_by), '');
 begin
     perform pcfarm.convoy_must_be_sensible(convoy);
     if (pcfarm.lock_for_loading(job)).state <> 'loading' then
@@ -898,15 +916,23 @@ begin
             using errcode = 'object_not_in_prerequisite_state',
                   hint = 'pcfarm.rerun_job(job, convoy, group_by) makes a new job of the same problems.';
     end if;
-    -- Physical order, so that a convoy's rows share blocks; a group is where its first row is.
+    -- Physical order, so that the rows of a convoy share blocks. A group takes the place of its first row.
     execute format($q$
-        with row_of as materialized (
-            select p.ctid as place, %s as member_of from pcfarm.problem p where p.job_id = $1 and p.lane_id = 0),
-        groups as (select member_of, min(place) as first, count(*) as members from row_of group by member_of),
-        packed as (select member_of, first, pcfarm.pack(members, $2) over (order by first) >> 20 as batch_order from groups),
-        ordered as materialized (
-            select r.place, p.batch_order from row_of r join packed p using (member_of) order by p.first, r.place)
-        update pcfarm.problem p set batch_order = o.batch_order from ordered o where p.ctid = o.place$q$, member)
+        with ordered as materialized (%s)
+        update pcfarm.problem p set batch_order = o.batch_order from ordered o where p.ctid = o.place$q$,
+        case when member is null then $q$
+            select p.ctid as place, (row_number() over (order by p.ctid) - 1) / $2 as batch_order
+            from pcfarm.problem p where p.job_id = $1 and p.lane_id = 0$q$
+        else format($q$
+            select m.place, pcfarm.pack(case when m.place = m.first then m.members end, $2) over (order by m.first, m.place) >> 20
+                as batch_order
+            from (
+                select r.place, min(r.place) over member as first, count(*) over member as members
+                from (
+                    -- A row without a group is a group of one.
+                    select p.ctid as place, coalesce('g' || (%s)::text, 'r' || p.problem_id) collate "C" as member_of
+                    from pcfarm.problem p where p.job_id = $1 and p.lane_id = 0) r
+                window member as (partition by r.member_of)) m$q$, member) end)
         using job, convoy::bigint;
     get diagnostics assigned = row_count;
     return assigned;
@@ -1051,20 +1077,26 @@ create type pcfarm.retry_lane as (job_id bigint, job_type text, priority integer
 
 -- Locks these lanes, in ascending id, and makes those that are not there: the lock orders what is appended.
 create function pcfarm.lock_retry_lanes(wanted pcfarm.retry_lane[])
-returns void language plpgsql as $$
+returns void language plpgsql set enable_seqscan = off set jit = off as $$
 begin
     insert into pcfarm.lane (job_id, lane_id, kind, job_type, priority, parked)
     select w.job_id, nextval('pcfarm.lane_number'), 'retry', w.job_type, w.priority, coalesce((
         -- Of a job that is parked as a whole, what comes back is.
         select bool_and(o.parked) from pcfarm.lane o where o.job_id = w.job_id), false)
     from (select distinct w.* from unnest(wanted) w order by w.job_id, w.job_type, w.priority) w
-    where not exists (
-        select from pcfarm.lane l
-        where l.job_id = w.job_id and l.job_type = w.job_type and l.priority = w.priority and l.kind = 'retry')
+    where (
+        select l.lane_id from pcfarm.lane l
+        where l.job_id = w.job_id and l.job_type = w.job_type and l.priority = w.priority and l.kind = 'retry') is null
     on conflict (job_id, job_type, priority) where kind = 'retry' do nothing;
-    perform from pcfarm.lane l
-    where l.kind = 'retry' and (l.job_id, l.job_type, l.priority) in (select w.job_id, w.job_type, w.priority from unnest(wanted) w)
-    order by l.job_id, l.lane_id for update;
+    perform from (
+        select w.job_id, l.lane_id
+        from (select distinct w.* from unnest(wanted) w) w
+        cross join lateral (
+            select l.lane_id from pcfarm.lane l
+            where l.job_id = w.job_id and l.job_type = w.job_type and l.priority = w.priority and l.kind = 'retry' offset 0) l
+        order by w.job_id, l.lane_id) o
+    cross join lateral (
+        select from pcfarm.lane l where l.job_id = o.job_id and l.lane_id = o.lane_id for update) l;
 end $$;
 
 -- The next batch order to assign there.
@@ -1079,7 +1111,8 @@ returns bigint language sql stable as $$
 $$;
 
 create function pcfarm.retry_job(job bigint)
-returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_nestloop = off set jit = off as $$
 declare
     locked  pcfarm.job;
     retried bigint;
@@ -1090,32 +1123,40 @@ begin
     end if;
     perform pcfarm.lock_retry_lanes(array(
         select (l.job_id, l.job_type, l.priority)::pcfarm.retry_lane
-        from pcfarm.result r join pcfarm.lane l on l.job_id = r.job_id and l.lane_id = r.home_lane
-        where r.job_id = job and r.failed));
+        from (select distinct r.home_lane from pcfarm.result r where r.job_id = job and r.failed) h
+        cross join lateral (
+            select l.* from pcfarm.lane l where l.job_id = retry_job.job and l.lane_id = h.home_lane offset 0) l));
     with again as (
         -- Those under a live checkout would be handed out twice: they can be retried once it has ended.
         delete from pcfarm.result r where r.job_id = job and r.failed and not exists (
-            select from pcfarm.checkout c where c.checkout_id = r.checkout_id and c.ended_at is null)
+            select from pcfarm.checkout c where c.job_id = job and c.ended_at is null and c.checkout_id = r.checkout_id)
         returning r.problem_id, r.home_lane, r.home_order, r.message),
+    -- Home lanes, each with its retry lane.
+    home as materialized (
+        select h.home_lane, l.job_type, l.grouped, q.lane_id
+        from (select distinct a.home_lane from again a) h
+        cross join lateral (
+            select l.* from pcfarm.lane l where l.job_id = retry_job.job and l.lane_id = h.home_lane offset 0) l
+        cross join lateral (
+            select q.lane_id from pcfarm.lane q
+            where q.job_id = retry_job.job and q.job_type = l.job_type and q.priority = l.priority and q.kind = 'retry' offset 0) q),
     noted as (
         insert into pcfarm.progress (job_id, job_type, failed)
-        select job, l.job_type, -count(*) from again a
-        join pcfarm.lane l on l.job_id = retry_job.job and l.lane_id = a.home_lane
-        group by l.job_type),
-    retry_lane as materialized (
-        select l.lane_id, l.job_type, l.priority, pcfarm.end_of_retry_lane(job, l.lane_id) as base
-        from pcfarm.lane l where l.job_id = retry_job.job and l.kind = 'retry'),
+        select job, h.job_type, -count(*) from again a join home h on h.home_lane = a.home_lane
+        group by h.job_type),
+    lane_end as materialized (
+        select l.lane_id, pcfarm.end_of_retry_lane(job, l.lane_id) as base from (select distinct h.lane_id from home h) l),
     back as (
         insert into pcfarm.requeued
             (job_id, lane_id, batch_order, problem_id, home_lane, home_order, attempts, losses, alone, grouped, message)
         -- Dependent problems of one convoy together, others each alone.
-        select job, q.lane_id, q.base + dense_rank() over (
-                partition by q.lane_id order by a.home_lane, case when l.grouped then a.home_order end,
-                case when not l.grouped then a.problem_id end) - 1,
-            a.problem_id, a.home_lane, a.home_order, 0, 0, false, l.grouped, a.message
+        select job, h.lane_id, e.base + dense_rank() over (
+                partition by h.lane_id order by a.home_lane, case when h.grouped then a.home_order end,
+                case when not h.grouped then a.problem_id end) - 1,
+            a.problem_id, a.home_lane, a.home_order, 0, 0, false, h.grouped, a.message
         from again a
-        join pcfarm.lane l on l.job_id = retry_job.job and l.lane_id = a.home_lane
-        join retry_lane q on q.job_type = l.job_type and q.priority = l.priority
+        join home h on h.home_lane = a.home_lane
+        join lane_end e on e.lane_id = h.lane_id
         returning 1)
     select count(*) into retried from back;
     if retried > 0 then
@@ -1130,7 +1171,7 @@ comment on function pcfarm.retry_job is
     'Returns how many.';
 
 create function pcfarm.rerun_job(job bigint, convoy integer default 100, group_by text default null)
-returns bigint language plpgsql as $$
+returns bigint language plpgsql set enable_seqscan = off set jit = off as $$
 declare
     again bigint;
     -- More than one job type or priority.
@@ -1152,7 +1193,8 @@ begin
         'order by p.lane_id, p.batch_order, p.problem_id',
         coalesce(', (' || nullif(btrim(group_by), '') || ')::text as group_key', ''),
         case when mixed then ', l.job_type, l.priority' else '' end,
-        case when mixed then ' join pcfarm.lane l using (job_id, lane_id)' else '' end, job), convoy);
+        case when mixed then ' cross join lateral (select l.job_type, l.priority from pcfarm.lane l '
+            'where l.job_id = p.job_id and l.lane_id = p.lane_id offset 0) l' else '' end, job), convoy);
     perform pcfarm.open_job(again);
     return again;
 end $$;

@@ -454,15 +454,17 @@ end $$;
 -- Checkouts that are not live any more are passed over. Returns those that were closed.
 create function pcfarm.close_checkouts(checkout_ids bigint[], how text, why text)
 returns table (checkout_id bigint, workstation_id bigint, job_id bigint, requeued integer, failed integer)
-language plpgsql set enable_seqscan = off as $$
+language plpgsql set enable_seqscan = off set enable_nestloop = off set jit = off as $$
 declare
     closed    bigint[];
     closed_at timestamptz;
 begin
     -- Requeueing appends to retry lanes: their locks come before the checkouts', and order the appending.
     perform pcfarm.lock_retry_lanes(array(
-        select (l.job_id, l.job_type, l.priority)::pcfarm.retry_lane
-        from pcfarm.checkout c join pcfarm.lane l on l.job_id = c.job_id and l.lane_id = c.lane_id
+        select (c.job_id, l.job_type, l.priority)::pcfarm.retry_lane
+        from pcfarm.checkout c
+        cross join lateral (
+            select l.job_type, l.priority from pcfarm.lane l where l.job_id = c.job_id and l.lane_id = c.lane_id offset 0) l
         where c.checkout_id = any (checkout_ids) and c.ended_at is null and c.delivered < c.problems));
     perform from pcfarm.checkout c where c.checkout_id = any (checkout_ids) and c.ended_at is null
     order by c.checkout_id for update;
@@ -478,11 +480,14 @@ begin
         select c.checkout_id, c.job_id, c.job_type, c.problems, c.workstation_id, r.lane_id as retry_lane, t.max_attempts,
             t.retry_delay, t.retry_delay_limit, j.state = 'cancelled' as cancelled
         from pcfarm.checkout c
-        join pcfarm.lane l on l.job_id = c.job_id and l.lane_id = c.lane_id
-        left join pcfarm.lane r on r.job_id = l.job_id and r.job_type = l.job_type and r.priority = l.priority
-            and r.kind = 'retry'
-        join pcfarm.job_type t on t.name = c.job_type
-        join pcfarm.job j on j.job_id = c.job_id
+        cross join lateral (
+            select l.job_type, l.priority from pcfarm.lane l where l.job_id = c.job_id and l.lane_id = c.lane_id offset 0) l
+        left join lateral (
+            select r.lane_id from pcfarm.lane r
+            where r.job_id = c.job_id and r.job_type = l.job_type and r.priority = l.priority and r.kind = 'retry' offset 0) r on true
+        cross join lateral (
+            select t.max_attempts, t.retry_delay, t.retry_delay_limit from pcfarm.job_type t where t.name = c.job_type offset 0) t
+        cross join lateral (select j.state from pcfarm.job j where j.job_id = c.job_id offset 0) j
         where c.checkout_id = any (closed)),
     left_over as materialized (
         select h.*, c.job_type, c.retry_lane, c.retry_delay, c.retry_delay_limit, c.cancelled, hl.grouped,
@@ -498,8 +503,8 @@ begin
         from closing c
         cross join lateral (
             select h.* from pcfarm.held_problem h
-            where h.checkout_id = c.checkout_id and not exists (
-                select from pcfarm.result r where r.job_id = h.job_id and r.problem_id = h.problem_id)
+            where h.checkout_id = c.checkout_id and (
+                select r.problem_id from pcfarm.result r where r.job_id = h.job_id and r.problem_id = h.problem_id) is null
             offset 0) h
         cross join lateral (
             select l.grouped from pcfarm.lane l where l.job_id = h.job_id and l.lane_id = h.home_lane offset 0) hl
@@ -582,9 +587,12 @@ begin
               union all select b.job_id, b.job_type, 0, 1 from coming_back b where not b.cancelled) n
         group by n.job_id, n.job_type),
     forgotten as (
-        delete from pcfarm.failed_attempt f
-        using pcfarm.checkout c
-        where c.checkout_id = any (closed) and f.job_id = c.job_id and f.checkout_id = c.checkout_id),
+        delete from pcfarm.failed_attempt f where f.ctid = any (array(
+            select f.ctid from pcfarm.checkout c
+            cross join lateral (
+                select f.ctid from pcfarm.failed_attempt f
+                where f.job_id = c.job_id and f.checkout_id = c.checkout_id offset 0) f
+            where c.checkout_id = any (closed)))),
     ended as (
         update pcfarm.checkout c set ended_at = closed_at, reason = why,
             ending = case when how <> 'finished' then 'revoked'
@@ -679,7 +687,7 @@ end $$;
 -- Moves problems whose time has come to their retry lanes, at most so many. Those of one convoy that are due and depend on
 -- each other, or were never tried, share a batch order. Returns how many.
 create function pcfarm.move_due(most integer)
-returns integer language plpgsql set enable_seqscan = off as $$
+returns integer language plpgsql set enable_seqscan = off set enable_nestloop = off set jit = off as $$
 declare
     jobs     bigint[];
     problems bigint[];
@@ -692,22 +700,40 @@ begin
         return 0;
     end if;
     perform pcfarm.lock_retry_lanes(array(
-        select (l.job_id, l.job_type, l.priority)::pcfarm.retry_lane
-        from unnest(jobs, problems) as u(job_id, problem_id)
-        join pcfarm.delayed d on d.job_id = u.job_id and d.problem_id = u.problem_id
-        join pcfarm.lane l on l.job_id = d.job_id and l.lane_id = d.home_lane));
+        select (h.job_id, l.job_type, l.priority)::pcfarm.retry_lane
+        from (
+            select distinct u.job_id, d.home_lane
+            from unnest(jobs, problems) as u(job_id, problem_id)
+            cross join lateral (
+                select d.home_lane from pcfarm.delayed d
+                where d.job_id = u.job_id and d.problem_id = u.problem_id offset 0) d) h
+        cross join lateral (
+            select l.job_type, l.priority from pcfarm.lane l
+            where l.job_id = h.job_id and l.lane_id = h.home_lane offset 0) l));
     -- Others may have moved them while this one waited.
     with due as (
-        delete from pcfarm.delayed d using unnest(jobs, problems) as u(job_id, problem_id)
-        where d.job_id = u.job_id and d.problem_id = u.problem_id and d.due_at <= clock_timestamp()
+        delete from pcfarm.delayed d
+        where d.ctid = any (array(
+            select d.ctid from unnest(jobs, problems) as u(job_id, problem_id)
+            cross join lateral (
+                select d.ctid from pcfarm.delayed d
+                where d.job_id = u.job_id and d.problem_id = u.problem_id offset 0) d))
+            and d.due_at <= clock_timestamp()
         returning d.*),
+    home as materialized (
+        select h.job_id, h.home_lane, q.lane_id
+        from (select distinct d.job_id, d.home_lane from due d) h
+        cross join lateral (
+            select l.job_type, l.priority from pcfarm.lane l
+            where l.job_id = h.job_id and l.lane_id = h.home_lane offset 0) l
+        cross join lateral (
+            select q.lane_id from pcfarm.lane q
+            where q.job_id = h.job_id and q.job_type = l.job_type and q.priority = l.priority and q.kind = 'retry' offset 0) q),
     placed as materialized (
-        select d.*, q.lane_id,
-            dense_rank() over (partition by q.job_id, q.lane_id order by d.home_lane, d.home_order,
+        select d.*, h.lane_id,
+            dense_rank() over (partition by h.job_id, h.lane_id order by d.home_lane, d.home_order,
                 case when d.grouped or d.message is null then 0 else d.problem_id end) - 1 as rank
-        from due d
-        join pcfarm.lane l on l.job_id = d.job_id and l.lane_id = d.home_lane
-        join pcfarm.lane q on q.job_id = l.job_id and q.job_type = l.job_type and q.priority = l.priority and q.kind = 'retry'),
+        from due d join home h on h.job_id = d.job_id and h.home_lane = d.home_lane),
     lane_end as materialized (
         select l.job_id, l.lane_id, pcfarm.end_of_retry_lane(l.job_id, l.lane_id) as base
         from (select distinct p.job_id, p.lane_id from placed p) l)

@@ -67,7 +67,13 @@ $$;
 -- What no limit looks at any more goes, at most 10,000 rows of it: what is older than `since` has gone, unless a clock that was
 -- ahead said so. Returns until when it came.
 create function pcfarm.forget_hand_outs(since timestamptz)
-returns timestamptz language sql set enable_seqscan = off as $$
+returns timestamptz language plpgsql set enable_seqscan = off as $$
+declare
+    came_to timestamptz;
+begin
+    if not pcfarm.clock_is_proven() then
+        return null;
+    end if;
     with old as materialized (
         select h.profile_id, h.at from pcfarm.handed_out h
         where h.at >= coalesce((select since where since < clock_timestamp() - 2 * pcfarm.hour()), '-infinity')
@@ -77,8 +83,9 @@ returns timestamptz language sql set enable_seqscan = off as $$
     gone as (
         delete from pcfarm.handed_out h using old o where h.profile_id = o.profile_id and h.at = o.at
         returning h.at)
-    select max(g.at) from gone g
-$$;
+    select max(g.at) into came_to from gone g;
+    return came_to;
+end $$;
 
 -- What was handed out by a clock that was ahead counts from now on, when it has been put right: it would count until that moment
 -- comes again. What is handed out waits meanwhile, or this does until the next time.

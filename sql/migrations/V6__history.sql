@@ -148,6 +148,9 @@ declare
     part  record;
     gone  bigint;
 begin
+    if not pcfarm.clock_is_proven() then
+        return 0;
+    end if;
     select f.job_id into job from pcfarm.forgotten f order by f.job_id limit 1 for update skip locked;
     if not found then
         -- Of each job type the first, by its index.
@@ -206,15 +209,23 @@ end $$;
 create function pcfarm.forget_old_problems(
     after_job bigint default 0, after_lane bigint default 0, batch integer default 10000,
     out to_job bigint, out to_lane bigint, out gone bigint)
-language plpgsql set enable_seqscan = off as $$
+language plpgsql set enable_seqscan = off set jit = off as $$
 declare
     old      record;
     newest   pcfarm.checkout;
+    -- Start of the checkout that went last: those behind it are dead entries of the index, not to be read again.
+    ends     bigint;
     starts   bigint;
     problems bigint[];
     ended    bigint;
+    -- Problems of the lane that are gone.
+    taken    bigint;
+    is_empty boolean;
 begin
     gone := 0;
+    if not pcfarm.clock_is_proven() then
+        return;
+    end if;
     for old in
         select l.job_id, l.lane_id, l.job_type, l.kind,
             -- Whoever repeats a delivery is told for an hour that it was accepted.
@@ -241,41 +252,59 @@ begin
         -- Of several servers one is at it.
         perform from pcfarm.lane l where l.job_id = old.job_id and l.lane_id = old.lane_id for update skip locked;
         continue when not found;
+        ends := 9223372036854775807;
+        taken := 0;
+        is_empty := false;
         loop
             newest := null;
             if old.kind = 'later' then
                 select min(p.batch_order), array_agg(p.problem_id) into starts, problems
                 from (select p.batch_order, p.problem_id from pcfarm.problem p where p.job_id = old.job_id and p.lane_id = old.lane_id
+                        and p.batch_order < ends
                     order by p.batch_order desc, p.problem_id desc limit 1000) p;
+                -- Whole convoys, so that what is left ends before one.
+                select array_agg(p.problem_id) into problems from pcfarm.problem p
+                where p.job_id = old.job_id and p.lane_id = old.lane_id and p.batch_order >= starts and p.batch_order < ends;
             else
                 select c.* into newest from pcfarm.checkout c
-                where c.job_id = old.job_id and c.lane_id = old.lane_id order by c.from_order desc limit 1;
+                where c.job_id = old.job_id and c.lane_id = old.lane_id and c.from_order < ends
+                order by c.from_order desc limit 1;
                 exit when newest.ended_at >= old.before or newest.checkout_id is not null and newest.ended_at is null;
                 select newest.from_order, array_agg(p.problem_id) into starts, problems
                 from pcfarm.problem p
                 where p.job_id = old.job_id and p.lane_id = old.lane_id and p.batch_order >= newest.from_order
                     and p.batch_order < newest.to_order;
             end if;
-            if problems is null then
-                delete from pcfarm.lane l where l.job_id = old.job_id and l.lane_id = old.lane_id and l.problems = 0;
-                exit;
-            end if;
+            is_empty := problems is null;
+            exit when is_empty;
             select count(*) into ended
-            from pcfarm.result r
-            where r.job_id = old.job_id and r.problem_id = any (problems) and r.accepted_at < old.before
-                and not exists (
-                    select from pcfarm.checkout c
-                    where c.checkout_id = r.checkout_id and (c.ended_at is null or c.ended_at >= old.before));
+            from unnest(problems) as u(problem_id)
+            cross join lateral (
+                select r.accepted_at, r.checkout_id from pcfarm.result r
+                where r.job_id = old.job_id and r.problem_id = u.problem_id offset 0) r
+            left join lateral (
+                select coalesce(c.ended_at, 'infinity') as ended_at from pcfarm.checkout c
+                where c.checkout_id = r.checkout_id offset 0) c on true
+            where r.accepted_at < old.before and coalesce(c.ended_at, '-infinity') < old.before;
             exit when ended < cardinality(problems);
-            perform pcfarm.forget_problems(old.job_id, old.lane_id, old.job_type, starts, problems);
+            perform pcfarm.forget_problems(old.job_id, old.lane_id, old.job_type, starts, ends, problems);
+            ends := starts;
             if newest.checkout_id is not null then
                 delete from pcfarm.checkout c where c.checkout_id = newest.checkout_id;
-                update pcfarm.lane l set next_insertion = newest.from_order
-                where l.job_id = old.job_id and l.lane_id = old.lane_id;
             end if;
-            gone := gone + ended;
-            exit when gone >= batch;
+            taken := taken + ended;
+            exit when gone + taken >= batch;
         end loop;
+        -- Once for all of them: each version of this row would be stepped over by the next.
+        if taken > 0 then
+            update pcfarm.lane l set problems = l.problems - taken,
+                next_insertion = case when old.kind = 'later' then l.next_insertion else ends end
+            where l.job_id = old.job_id and l.lane_id = old.lane_id;
+        end if;
+        if is_empty then
+            delete from pcfarm.lane l where l.job_id = old.job_id and l.lane_id = old.lane_id and l.problems = 0;
+        end if;
+        gone := gone + taken;
     end loop;
     -- Not cut short: from the start again.
     if gone < batch and (to_job is null or not exists (
@@ -287,18 +316,26 @@ begin
     end if;
 end $$;
 
--- Removes problems of one lane, from a batch order on, all of which ended, and what is known of them. Checkouts in which some
+-- Removes problems of one lane, all that there are between two batch orders, and what is known of them; all of them have ended. The
+-- caller counts them in the lane's row. Checkouts in which some
 -- of them came back hold so many less, and are gone when they hold nothing, unless they are their lane's pointer.
-create function pcfarm.forget_problems(job bigint, lane bigint, type text, from_order bigint, problems bigint[])
-returns void language plpgsql set enable_seqscan = off as $$
+create function pcfarm.forget_problems(
+    job bigint, lane bigint, type text, from_order bigint, to_order bigint, problems bigint[])
+returns void language plpgsql set enable_seqscan = off set enable_nestloop = off set jit = off as $$
 declare
     fewer bigint[];
 begin
     with result as (
-        delete from pcfarm.result r where r.job_id = job and r.problem_id = any (forget_problems.problems)
+        delete from pcfarm.result r where r.ctid = any (array(
+            select r.ctid from unnest(forget_problems.problems) as u(problem_id)
+            cross join lateral (
+                select r.ctid from pcfarm.result r where r.job_id = job and r.problem_id = u.problem_id offset 0) r))
         returning r.problem_id, r.checkout_id, r.failed),
     came_back as (
-        delete from pcfarm.requeued q where q.job_id = job and q.problem_id = any (forget_problems.problems)
+        delete from pcfarm.requeued q where q.ctid = any (array(
+            select q.ctid from unnest(forget_problems.problems) as u(problem_id)
+            cross join lateral (
+                select q.ctid from pcfarm.requeued q where q.job_id = job and q.problem_id = u.problem_id offset 0) q))
         returning q.lane_id, q.batch_order, q.problem_id),
     held as (
         select c.checkout_id, count(*)::integer as problems, count(r.problem_id)::integer as delivered
@@ -313,20 +350,26 @@ begin
         group by c.checkout_id),
     less as (
         update pcfarm.checkout c set problems = c.problems - h.problems, delivered = c.delivered - h.delivered
-        from held h where c.checkout_id = h.checkout_id
+        -- Named twice, so that only these checkouts are read.
+        from held h where c.checkout_id = h.checkout_id and c.checkout_id = any (array(select i.checkout_id from held i))
         returning c.checkout_id),
     noted as (
         insert into pcfarm.progress (job_id, job_type, done, failed, counted)
         select job, type, -count(*) filter (where not r.failed), -count(*) filter (where r.failed), true from result r)
     select array_agg(l.checkout_id) into fewer from less l;
     delete from pcfarm.checkout c
-    where c.checkout_id = any (fewer) and c.problems = 0 and exists (
-        select from pcfarm.checkout n where n.job_id = c.job_id and n.lane_id = c.lane_id and n.from_order > c.from_order);
+    where c.checkout_id = any (fewer) and c.problems = 0 and (
+        select n.checkout_id from pcfarm.checkout n
+        where n.job_id = c.job_id and n.lane_id = c.lane_id and n.from_order > c.from_order limit 1) is not null;
     delete from pcfarm.problem p
     where p.job_id = job and p.lane_id = lane and p.batch_order >= forget_problems.from_order
-        and p.problem_id = any (forget_problems.problems);
-    delete from pcfarm.output o where o.job_id = job and o.problem_id = any (forget_problems.problems);
-    delete from pcfarm.problem_file f where f.job_id = job and f.problem_id = any (forget_problems.problems);
-    update pcfarm.lane l set problems = l.problems - cardinality(forget_problems.problems)
-    where l.job_id = job and l.lane_id = lane;
+        and p.batch_order < forget_problems.to_order;
+    delete from pcfarm.output o where o.ctid = any (array(
+        select o.ctid from unnest(forget_problems.problems) as u(problem_id)
+        cross join lateral (
+            select o.ctid from pcfarm.output o where o.job_id = job and o.problem_id = u.problem_id offset 0) o));
+    delete from pcfarm.problem_file f where f.ctid = any (array(
+        select f.ctid from unnest(forget_problems.problems) as u(problem_id)
+        cross join lateral (
+            select f.ctid from pcfarm.problem_file f where f.job_id = job and f.problem_id = u.problem_id offset 0) f));
 end $$;

@@ -525,6 +525,9 @@ declare
     alerts bigint;
     others bigint;
 begin
+    if not pcfarm.clock_is_proven() then
+        return 0;
+    end if;
     delete from pcfarm.alert a where a.ctid = any (array(
         select o.ctid from pcfarm.alert o
         where o.created_at < now() - interval '30 days'

@@ -4,7 +4,7 @@ create view pcfarm.queue_pointer as
 select l.job_id, j.name as job_name, j.state as job_state, l.lane_id, l.kind, l.job_type,
     case l.kind when 'later' then l.next_insertion else coalesce(p.to_order, 0) end as next_extraction,
     case l.kind when 'retry' then greatest(r.batch_order + 1, p.to_order, 0) else l.next_insertion end as next_insertion,
-    l.problems, l.priority
+    l.problems, l.priority, l.parked
 from pcfarm.lane l
 join pcfarm.job j on j.job_id = l.job_id
 left join lateral (select c.to_order from pcfarm.checkout c
@@ -90,9 +90,8 @@ with job as (
         and not exists (select from pcfarm.waits_for(j.job_id))
         and exists (
             select from pcfarm.queue_pointer q
-            join pcfarm.lane l on l.job_id = q.job_id and l.lane_id = q.lane_id and not l.parked
-            join pcfarm.job_type o on o.name = l.job_type and o.suspended_since is null
-            where q.job_id = j.job_id and q.next_extraction < q.next_insertion)),
+            join pcfarm.job_type o on o.name = q.job_type and o.suspended_since is null
+            where q.job_id = j.job_id and not q.parked and q.next_extraction < q.next_insertion)),
 turn as (
     select j.*, row_number() over (partition by j.priority, j.owner, j.place order by j.deadline nulls last, j.job_id) - 1 as turn
     from job j where j.allocation > 0)
@@ -108,24 +107,33 @@ comment on view pcfarm.jobs_ordered is
 -- says so.
 create view pcfarm.problems_ordered as
 with lane as (
-    select o.position as job_position, p.job_id, l.priority, p.lane_id, p.job_type, p.next_extraction,
+    select o.position as job_position, p.job_id, p.priority, p.lane_id, p.job_type, p.next_extraction, p.next_insertion,
         case when p.kind = 'retry' then case when t.retry_first then 0 else 2 end else 1 end as lane_rank
     from pcfarm.queue_pointer p
     join pcfarm.jobs_ordered o on o.job_id = p.job_id
-    join pcfarm.lane l on l.job_id = p.job_id and l.lane_id = p.lane_id and not l.parked
     join pcfarm.job_type t on t.name = p.job_type and t.suspended_since is null
-    where p.next_extraction < p.next_insertion)
+    where not p.parked and p.next_extraction < p.next_insertion)
 select l.job_position, l.priority, l.lane_rank, l.job_id, l.lane_id, p.batch_order, p.problem_id, p.key, l.job_type,
     0 as attempts
 from lane l
-join pcfarm.problem p on p.job_id = l.job_id and p.lane_id = l.lane_id and p.batch_order >= l.next_extraction
+cross join lateral (
+    select p.* from pcfarm.problem p
+    where p.job_id = l.job_id and p.lane_id = l.lane_id
+        and p.batch_order >= l.next_extraction and p.batch_order < l.next_insertion
+    order by p.batch_order, p.problem_id offset 0) p
 union all
 select l.job_position, l.priority, l.lane_rank, l.job_id, l.lane_id, r.batch_order, r.problem_id, p.key, l.job_type,
     r.attempts
 from lane l
-join pcfarm.requeued r on r.job_id = l.job_id and r.lane_id = l.lane_id and r.batch_order >= l.next_extraction
-join pcfarm.problem p on p.job_id = r.job_id and p.lane_id = r.home_lane and p.batch_order = r.home_order
-    and p.problem_id = r.problem_id;
+cross join lateral (
+    select r.* from pcfarm.requeued r
+    where r.job_id = l.job_id and r.lane_id = l.lane_id
+        and r.batch_order >= l.next_extraction and r.batch_order < l.next_insertion
+    order by r.batch_order, r.problem_id offset 0) r
+cross join lateral (
+    select p.key from pcfarm.problem p
+    where p.job_id = r.job_id and p.lane_id = r.home_lane and p.batch_order = r.home_order and p.problem_id = r.problem_id
+    offset 0) p;
 comment on view pcfarm.problems_ordered is
     'Problems that wait and may be handed out, with what orders them: order by job_position, priority desc, lane_rank, '
     'lane_id, batch_order, problem_id.';
@@ -143,17 +151,26 @@ select p.job_id, p.problem_id, p.key, coalesce(l.job_type, j.job_type) as job_ty
     p.payload, r.solution as result
 from pcfarm.problem p
 join pcfarm.job j on j.job_id = p.job_id
-left join pcfarm.lane l on l.job_id = p.job_id and l.lane_id = p.lane_id
-left join pcfarm.result r on r.job_id = p.job_id and r.problem_id = p.problem_id
-left join pcfarm.checkout rc on rc.checkout_id = r.checkout_id
+-- Each is looked up by its key, whatever the planner expects: the statistics may not know the job yet.
+left join lateral (
+    select l.job_type from pcfarm.lane l where l.job_id = p.job_id and l.lane_id = p.lane_id offset 0) l on true
+left join lateral (
+    select r.* from pcfarm.result r where r.job_id = p.job_id and r.problem_id = p.problem_id offset 0) r on true
+left join lateral (
+    select c.workstation_id from pcfarm.checkout c where c.checkout_id = r.checkout_id offset 0) rc on true
 left join lateral (
     select q.lane_id, q.batch_order, q.attempts, q.message from pcfarm.requeued q
     where q.job_id = p.job_id and q.problem_id = p.problem_id
     order by q.batch_order desc limit 1) q on true
-left join pcfarm.delayed d on d.job_id = p.job_id and d.problem_id = p.problem_id
-left join pcfarm.checkout c on r.problem_id is null and c.ended_at is null and c.job_id = p.job_id
-    and c.lane_id = coalesce(q.lane_id, p.lane_id)
-    and c.from_order <= coalesce(q.batch_order, p.batch_order) and coalesce(q.batch_order, p.batch_order) < c.to_order;
+left join lateral (
+    select d.* from pcfarm.delayed d where d.job_id = p.job_id and d.problem_id = p.problem_id offset 0) d on true
+-- Checkouts of a lane do not overlap: the last one that begins at the problem or before it is the only one that may hold it.
+left join lateral (
+    select c.* from pcfarm.checkout c
+    where c.job_id = p.job_id and c.lane_id = coalesce(q.lane_id, p.lane_id)
+        and c.from_order <= coalesce(q.batch_order, p.batch_order)
+    order by c.from_order desc limit 1) c
+    on r.problem_id is null and c.ended_at is null and coalesce(q.batch_order, p.batch_order) < c.to_order;
 comment on view pcfarm.job_problems is
     'Every problem of every job, with its state, attempts, message and result. Name a job_id: the view is as long as '
     'the job.';
@@ -164,9 +181,8 @@ create function pcfarm.job_obstacles(job bigint)
 returns setof text language sql stable as $$
     with of_job as (select j.* from pcfarm.job j where j.job_id = job and j.ended_at is null),
     lane as (
-        select q.lane_id, q.job_type, l.parked, q.next_extraction, q.next_extraction < q.next_insertion as has_work
+        select q.lane_id, q.job_type, q.parked, q.next_extraction, q.next_extraction < q.next_insertion as has_work
         from pcfarm.queue_pointer q
-        join pcfarm.lane l on l.job_id = q.job_id and l.lane_id = q.lane_id
         where q.job_id = job),
     -- Limits of its problems' types and of its own hold.
     job_type as (
@@ -179,7 +195,9 @@ returns setof text language sql stable as $$
         cross join lateral (
             select f.batch_order from pcfarm.problem f where f.job_id = job and f.lane_id = l.lane_id
                 and f.batch_order >= l.next_extraction order by f.batch_order limit 1) f
-        join pcfarm.problem p on p.job_id = job and p.lane_id = l.lane_id and p.batch_order = f.batch_order
+        cross join lateral (
+            select p.weight from pcfarm.problem p
+            where p.job_id = job and p.lane_id = l.lane_id and p.batch_order = f.batch_order offset 0) p
         where l.has_work and not l.parked
         group by l.job_type, l.lane_id
         union all
@@ -188,9 +206,13 @@ returns setof text language sql stable as $$
         cross join lateral (
             select f.batch_order from pcfarm.requeued f where f.job_id = job and f.lane_id = l.lane_id
                 and f.batch_order >= l.next_extraction order by f.batch_order limit 1) f
-        join pcfarm.requeued r on r.job_id = job and r.lane_id = l.lane_id and r.batch_order = f.batch_order
-        join pcfarm.problem p on p.job_id = r.job_id and p.lane_id = r.home_lane and p.batch_order = r.home_order
-            and p.problem_id = r.problem_id
+        cross join lateral (
+            select r.home_lane, r.home_order, r.problem_id from pcfarm.requeued r
+            where r.job_id = job and r.lane_id = l.lane_id and r.batch_order = f.batch_order offset 0) r
+        cross join lateral (
+            select p.weight from pcfarm.problem p
+            where p.job_id = job and p.lane_id = r.home_lane and p.batch_order = r.home_order
+                and p.problem_id = r.problem_id offset 0) p
         where l.has_work and not l.parked
         group by l.job_type, l.lane_id),
     convoy as (

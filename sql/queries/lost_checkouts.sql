@@ -23,7 +23,7 @@ with lost as materialized (
     where g.forgotten_at > statement_timestamp() - interval '1 hour'
     union
     (select c.checkout_id from pcfarm.checkout c
-    where c.ended_at is null and c.deadline < statement_timestamp() and c.checkout_id > $1
+    where c.ended_at is null and c.deadline < statement_timestamp() and c.checkout_id > $1 and (select pcfarm.clock_is_proven())
     order by c.deadline
     limit 1000))
 select c.checkout_id, c.workstation_id, coalesce(w.hostname, g.hostname) as hostname,

@@ -3,7 +3,7 @@
 -- every one that has ended.
 with handed_out as materialized (
     select j.job_id from unnest($1::bigint[]) as o(job_id)
-    join pcfarm.job j on j.job_id = o.job_id
+    cross join lateral (select j.* from pcfarm.job j where j.job_id = o.job_id offset 0) j
     where j.ended_at is null and j.state = 'open' and not j.standing
         and not exists (
             select from pcfarm.lane l

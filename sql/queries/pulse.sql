@@ -3,7 +3,9 @@
 --
 -- Each pulse tells the other servers which workstations are idle here ($5), and returns theirs.
 update pcfarm.server s set heard_at = clock_timestamp(), refused_results = $3, idle = $5,
-    hearing_since = case when s.heard_at < clock_timestamp() - $2 * interval '1 second' or $4 then clock_timestamp()
+    hearing_since = case when s.heard_at < clock_timestamp() - $2 * interval '1 second' or $4
+        -- A clock that was ahead wrote these times: silence counts from now.
+        or greatest(s.heard_at, s.hearing_since) > clock_timestamp() then clock_timestamp()
                          else s.hearing_since end
 where s.server_id = $1
 returning coalesce((

@@ -5,13 +5,14 @@
 //! - handing out: [`lanes`], [`job_types`]; accepting and closing: [`checkout`]
 //! - who works: [`presence`]; what administrators do with many workstations: [`fleet`]; what runs now and then: [`upkeep`]
 //! - what people are told: [`alerts`]; what is to be done when: [`schedules`]
-//! - who may come: [`access`]
+//! - who may come: [`access`]; whether the database's clock is right: [`clock`]
 //! - what must hold at every moment: [`checks`]
 
 pub mod access;
 pub mod alerts;
 pub mod checkout;
 pub mod checks;
+pub mod clock;
 pub mod events;
 pub mod farm;
 pub mod files;

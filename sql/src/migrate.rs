@@ -19,6 +19,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V13__requirements", include_str!("../migrations/V13__requirements.sql")),
     ("V14__fleet", include_str!("../migrations/V14__fleet.sql")),
     ("V15__waking", include_str!("../migrations/V15__waking.sql")),
+    ("V17__clock", include_str!("../migrations/V17__clock.sql")),
 ];
 
 /// Held while migrating, so that servers which start together take turns.

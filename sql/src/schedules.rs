@@ -295,6 +295,67 @@ pub struct Due {
     pub due_at: Option<SystemTime>,
 }
 
+/// A schedule that waits, by what its row says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Waiting {
+    pub schedule_id: ScheduleId,
+    pub sequence: i64,
+    pub due_at: Option<SystemTime>,
+    pub wake_at: SystemTime,
+}
+
+/// Schedules that wait the longest, before a place in that order, and the database's time.
+pub async fn waiting_longest(
+    client: &impl Queries,
+    before: Option<(SystemTime, ScheduleId)>,
+    limit: i64,
+) -> Result<(SystemTime, Vec<Waiting>), Error> {
+    let (wake, id) = before.map_or((None, None), |(wake, id)| (Some(wake), Some(id)));
+    let rows = client.run(include_str!("../queries/schedules_waiting_longest.sql"), &[&wake, &id, &limit]).await?;
+    let now = match rows.first() {
+        Some(row) => row.try_get("now")?,
+        None => return Ok((SystemTime::now(), Vec::new())),
+    };
+    let waiting = rows.iter().map(|row| {
+        Ok(Waiting {
+            schedule_id: row.try_get("schedule_id")?,
+            sequence: row.try_get("sequence")?,
+            due_at: row.try_get("due_at")?,
+            wake_at: row.try_get("wake_at")?,
+        })
+    });
+    Ok((now, waiting.collect::<Result<_, Error>>()?))
+}
+
+/// Definitions outside a tick.
+pub async fn definitions_of(client: &impl Queries, of: &[ScheduleId]) -> Result<Vec<Schedule>, Error> {
+    let rows = client.run(include_str!("../queries/schedule_definitions.sql"), &[&of]).await?;
+    rows.iter().map(schedule).collect()
+}
+
+/// Due times in the future that have been triggered, of each of these schedules.
+pub async fn triggered_early(
+    client: &impl Queries,
+    of: &[ScheduleId],
+) -> Result<Vec<(ScheduleId, Vec<SystemTime>)>, Error> {
+    let rows = client.run(include_str!("../queries/schedules_triggered_early.sql"), &[&of]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// Writes other times, unless a schedule was triggered or changed meanwhile. Returns how many were written.
+pub async fn wake_sooner(
+    client: &impl Queries,
+    sooner: &[(Waiting, Option<SystemTime>, SystemTime)],
+) -> Result<usize, Error> {
+    let ids: Vec<ScheduleId> = sooner.iter().map(|(of, _, _)| of.schedule_id).collect();
+    let sequences: Vec<i64> = sooner.iter().map(|(of, _, _)| of.sequence).collect();
+    let seen: Vec<SystemTime> = sooner.iter().map(|(of, _, _)| of.wake_at).collect();
+    let dues: Vec<Option<SystemTime>> = sooner.iter().map(|(_, due, _)| *due).collect();
+    let wakes: Vec<SystemTime> = sooner.iter().map(|(_, _, wake)| *wake).collect();
+    let text = include_str!("../queries/wake_schedules_sooner.sql");
+    Ok(client.run(text, &[&ids, &sequences, &seen, &dues, &wakes]).await?.len())
+}
+
 /// A look at what is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Looked {

@@ -31,6 +31,7 @@ mod waking;
 
 // Faults.
 mod aside;
+mod clock;
 mod crash_points;
 mod deaths;
 mod failover;

@@ -65,6 +65,7 @@ pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.FarmService/ListEvents", SUBMIT),
     ("/pcfarm.v1.FarmService/ListStatistics", SUBMIT),
     ("/pcfarm.v1.FarmService/ListUsage", SUBMIT),
+    ("/pcfarm.v1.FarmService/GetClock", SUBMIT),
     ("/pcfarm.v1.QueueService/ListUsers", SUBMIT),
     // A look at the farm, in which nothing of others is.
     ("/pcfarm.v1.FarmService/GetStatus", SUBMIT),
@@ -88,6 +89,8 @@ pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.QueueService/Suspend", OPERATE),
     ("/pcfarm.v1.QueueService/Park", OPERATE),
     ("/pcfarm.v1.QueueService/SetSignal", OPERATE),
+    // From when on what is old is removed again.
+    ("/pcfarm.v1.FarmService/AcceptClock", ADMINISTER),
     // Who may have how much.
     ("/pcfarm.v1.QueueService/SetLimits", ADMINISTER),
     ("/pcfarm.v1.QueueService/SetResource", ADMINISTER),
@@ -184,6 +187,8 @@ pub const ROUTES: &[(&str, &str, Need)] = &[
     ("GET", "/api/v1/statistics", SUBMIT),
     ("GET", "/api/v1/usage", SUBMIT),
     ("GET", "/api/v1/status", SUBMIT),
+    ("GET", "/api/v1/clock", SUBMIT),
+    ("POST", "/api/v1/clock/accept", ADMINISTER),
     ("GET", "/api/v1/users", SUBMIT),
     ("GET", "/api/v1/users/{name}", SUBMIT),
     ("GET", "/api/v1/users/{name}/quota", SUBMIT),

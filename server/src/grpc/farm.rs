@@ -6,8 +6,9 @@ use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_proto::v1::farm_service_server::FarmService;
 use pcfarm_proto::v1::{
-    Event, ExplainRequest, ExplainResponse, FarmStatus, GetStatusRequest, ListEventsRequest, ListEventsResponse,
-    ListStatisticsRequest, ListStatisticsResponse, ListUsageRequest, ListUsageResponse, ServerStatus, Statistic, Usage,
+    AcceptClockRequest, Clock, Event, ExplainRequest, ExplainResponse, FarmStatus, GetClockRequest, GetStatusRequest,
+    ListEventsRequest, ListEventsResponse, ListStatisticsRequest, ListStatisticsResponse, ListUsageRequest,
+    ListUsageResponse, ServerStatus, Statistic, Usage,
 };
 use pcfarm_recycler::pulse_limit;
 use pcfarm_sql::{events, farm, statistics, usage};
@@ -136,7 +137,25 @@ impl FarmService for FarmApi {
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<FarmStatus>, Status> {
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
         let status = farm::status(&client, pulse_limit(self.lease)).await.map_err(status_code::of)?;
-        Ok(Response::new(message(status, self.warnings.clone())))
+        let clock = pcfarm_sql::clock::read(&*client).await.map_err(status_code::of)?;
+        let mut warnings = self.warnings.clone();
+        warnings.extend(clock_warning(&clock));
+        Ok(Response::new(message(status, warnings)))
+    }
+
+    async fn get_clock(&self, _: Request<GetClockRequest>) -> Result<Response<Clock>, Status> {
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        let clock = pcfarm_sql::clock::read(&*client).await.map_err(status_code::of)?;
+        Ok(Response::new(clock_message(clock)))
+    }
+
+    async fn accept_clock(&self, request: Request<AcceptClockRequest>) -> Result<Response<Clock>, Status> {
+        let caller = Caller::of(&request)?;
+        let client = self.pool.get().await.map_err(status_code::of_pool)?;
+        caller.act(&client).await?;
+        pcfarm_sql::clock::accept(&*client).await.map_err(status_code::of)?;
+        let clock = pcfarm_sql::clock::read(&*client).await.map_err(status_code::of)?;
+        Ok(Response::new(clock_message(clock)))
     }
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
@@ -175,6 +194,51 @@ fn event(event: events::Event) -> Event {
         workstation_id: event.workstation_id.map_or(0, |id| id.0),
         subject: event.subject.unwrap_or_default(),
         details: event.details.0,
+    }
+}
+
+/// Warning for administrators while the clock is unproven.
+fn clock_warning(clock: &pcfarm_sql::clock::Clock) -> Option<String> {
+    clock.unproven_since?;
+    let reasons = clock_reasons(clock).join("; ");
+    Some(format!(
+        "the clock is unproven: {reasons}. Nothing is removed for its age until it is proven; see `pcfarm clock`"
+    ))
+}
+
+fn clock_reasons(clock: &pcfarm_sql::clock::Clock) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if clock.step_until.is_some() {
+        let step = clock.step_seconds.unwrap_or_default();
+        let to = if step > 0.0 { "ahead" } else { "back" };
+        reasons.push(format!("the database's clock stepped {:.0} s {to}", step.abs()));
+    }
+    if clock.difference_until.is_some() {
+        let difference = clock.difference_seconds.unwrap_or_default();
+        let how = if difference > 0.0 { "ahead of" } else { "behind" };
+        let server = clock.difference_server.map_or(0, |server| server.0);
+        reasons.push(format!("the database's clock is {:.0} s {how} the clock of server {server}", difference.abs()));
+    }
+    if let (Some(_), Some(newest)) = (clock.stored_until, clock.newest) {
+        let newest = jiff::Timestamp::try_from(newest).map_or_else(|_| "another age".to_owned(), |at| at.to_string());
+        reasons.push(format!(
+            "the newest stored time, {newest}, was a day or more away from the time of a server's start"
+        ));
+    }
+    reasons
+}
+
+fn clock_message(clock: pcfarm_sql::clock::Clock) -> Clock {
+    let until = [clock.step_until, clock.difference_until, clock.stored_until];
+    Clock {
+        proven: clock.unproven_since.is_none(),
+        reasons: clock_reasons(&clock),
+        now: Some(clock.now.into()),
+        checked_at: clock.checked_at.map(Into::into),
+        unproven_since: clock.unproven_since.map(Into::into),
+        proven_at: until.into_iter().flatten().max().map(Into::into),
+        accepted_by: clock.accepted_by.unwrap_or_default(),
+        accepted_at: clock.accepted_at.map(Into::into),
     }
 }
 

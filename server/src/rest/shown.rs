@@ -460,6 +460,21 @@ shown! {
         /// Things an administrator should know
         warnings: Vec<String>,
     }
+    /// The database's clock. Nothing is removed for its age while it is unproven
+    Clock of v1::Clock {
+        proven: bool,
+        now: Option<Time>,
+        /// The newest look of a server
+        checked_at: Option<Time>,
+        unproven_since: Option<Time>,
+        /// When it is proven again, if nothing else happens
+        proven_at: Option<Time>,
+        /// Why it is unproven
+        reasons: Vec<String>,
+        /// Who accepted it last
+        accepted_by: String,
+        accepted_at: Option<Time>,
+    }
     /// Who is told of what
     Subscription of v1::Subscription {
         subscription_id: Id,

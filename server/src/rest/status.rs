@@ -4,7 +4,7 @@ use super::Api;
 use super::extract::{Params, Who};
 use super::paging::Page;
 use super::problem_details::{Answer, Refusal};
-use super::shown::{FarmStatus, Show, Statistic, Time};
+use super::shown::{Clock, FarmStatus, Show, Statistic, Time};
 use axum::Json as Body;
 use axum::extract::State;
 use pcfarm_proto::v1;
@@ -15,7 +15,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::new().routes(routes!(show)).routes(routes!(statistics))
+    OpenApiRouter::new()
+        .routes(routes!(show))
+        .routes(routes!(statistics))
+        .routes(routes!(clock))
+        .routes(routes!(accept_clock))
 }
 
 /// The farm at a glance
@@ -23,6 +27,20 @@ pub fn routes() -> OpenApiRouter<Api> {
 async fn show(State(api): State<Api>, who: Who) -> Answer<Body<FarmStatus>> {
     let status = api.status.get_status(who.ask(v1::GetStatusRequest {})).await?.into_inner();
     Ok(Body(FarmStatus::show(status)))
+}
+
+/// The database's clock, and whether it is proven
+#[utoipa::path(get, path = "/api/v1/clock", tag = "farm", responses((status = 200, body = Clock)))]
+async fn clock(State(api): State<Api>, who: Who) -> Answer<Body<Clock>> {
+    let clock = api.status.get_clock(who.ask(v1::GetClockRequest {})).await?.into_inner();
+    Ok(Body(Clock::show(clock)))
+}
+
+/// Say that the database's clock is right: what is old is removed again
+#[utoipa::path(post, path = "/api/v1/clock/accept", tag = "farm", responses((status = 200, body = Clock)))]
+async fn accept_clock(State(api): State<Api>, who: Who) -> Answer<Body<Clock>> {
+    let clock = api.status.accept_clock(who.ask(v1::AcceptClockRequest {})).await?.into_inner();
+    Ok(Body(Clock::show(clock)))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -141,6 +141,25 @@ impl Definition {
         }
     }
 
+    /// What a schedule waits for instead, if it waits for longer than its recurrence says: a clock that was ahead has written its
+    /// times. `triggered`: due times in the future that were triggered by that clock, which are not triggered again.
+    pub fn sooner(
+        &self,
+        due: Option<Timestamp>,
+        wake: Timestamp,
+        now: Timestamp,
+        triggered: &[Timestamp],
+    ) -> Option<(Option<Timestamp>, Timestamp)> {
+        let Some(due) = due else { return (wake > now).then_some((None, now)) };
+        let mut next = if due > now { self.series.after(now) } else { None };
+        while let Some(passed) = next.filter(|next| *next < due && triggered.contains(next)) {
+            next = self.series.after(passed);
+        }
+        let due = next.map_or(due, |next| next.min(due));
+        let expected = self.wake(due).max(now);
+        (wake > expected).then_some((Some(due), expected))
+    }
+
     fn next(&self, triggers: Vec<Timestamp>, due: Option<Timestamp>) -> Plan {
         Plan { triggers, due, wake: due.map(|due| self.wake(due)) }
     }

@@ -2,6 +2,7 @@
 //! statements at most, however many schedules are due. It sleeps until the next due time, and never for long; a schedule
 //! that is created or moved nearer wakes it by a notification.
 
+use super::far::Far;
 use super::plan::{Definition, Plan, timestamp};
 use crate::farm::Farm;
 use crate::traces::{Span, SpanKind};
@@ -67,6 +68,7 @@ pub async fn run(farm: Arc<Farm>) {
         seen: Seen::default(),
         epoch: farm.epoch.number(),
         forgot: Instant::now(),
+        far: Far::default(),
     };
     loop {
         farm.rounds.ticker.came();
@@ -78,6 +80,10 @@ pub async fn run(farm: Arc<Farm>) {
                 farm.ticking.ticked();
                 if let Err(error) = ticker.forget().await {
                     warn!(error = format!("{error:#}"), "old triggers were not forgotten: trying again");
+                    ticker.line.let_go();
+                }
+                if let Err(error) = ticker.far.look(&mut ticker.line).await {
+                    warn!(error = format!("{error:#}"), "cannot look for schedules that sleep too long: trying again");
                     ticker.line.let_go();
                 }
                 pause
@@ -113,6 +119,7 @@ struct Ticker {
     /// Of the database that this is about.
     epoch: u64,
     forgot: Instant,
+    far: Far,
 }
 
 /// Up to when everything that was due has been looked at.

@@ -6,6 +6,7 @@ mod queue;
 
 // All statements, and the queries behind the API.
 mod api;
+mod growth;
 mod jobs;
 mod statements;
 
@@ -34,6 +35,7 @@ mod waking;
 
 // Background work.
 mod alerts;
+mod clock;
 mod history;
 mod schedules;
 

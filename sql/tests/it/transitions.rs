@@ -802,7 +802,7 @@ async fn a_deadlock_or_a_lock_is_not_the_problems_fault() {
     ours.batch_execute("set lock_timeout = '50ms'").await.expect("set");
     assert_eq!(code_of(&ours, &accept).await, "55P03");
     // The other one wants what the acceptance has locked: it does not matter who of them is told.
-    ours.batch_execute("set lock_timeout = '20s'; set deadlock_timeout = '20ms'").await.expect("set");
+    ours.batch_execute("set lock_timeout = '20s'; set deadlock_timeout = '1s'").await.expect("set");
     other.batch_execute("set deadlock_timeout = '10s'").await.expect("set");
     let waits = backend(&ours).await;
     let close = format!("select pcfarm.close_checkouts('{{{}}}', 'lost', 'x')", held.checkout_id);

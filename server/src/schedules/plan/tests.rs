@@ -159,3 +159,46 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_time_of_a_clock_that_was_ahead_gives_way_to_the_next_due_time() {
+    // Daily at midnight; now is noon of the first day. Due time, wake time, due times triggered early, expected times.
+    type Case<'a> = (Option<&'a str>, &'a str, &'a [&'a str], Option<(Option<&'a str>, &'a str)>);
+    let now = "2026-01-01T12:00:00Z";
+    let cases: &[Case<'_>] = &[
+        (Some("2026-01-02T00:00:00Z"), "2026-01-02T00:00:00Z", &[], None),
+        // Three years ahead.
+        (
+            Some("2029-01-02T00:00:00Z"),
+            "2029-01-02T00:00:00Z",
+            &[],
+            Some((Some("2026-01-02T00:00:00Z"), "2026-01-02T00:00:00Z")),
+        ),
+        // Only the time of looking is wrong.
+        (
+            Some("2026-01-02T00:00:00Z"),
+            "2029-01-02T00:00:00Z",
+            &[],
+            Some((Some("2026-01-02T00:00:00Z"), "2026-01-02T00:00:00Z")),
+        ),
+        // Due already, but the ticker would not look.
+        (Some("2026-01-01T00:00:00Z"), "2029-01-01T00:00:00Z", &[], Some((Some("2026-01-01T00:00:00Z"), now))),
+        // Without a due time, the ticker computes one now.
+        (None, "2029-01-01T00:00:00Z", &[], Some((None, now))),
+        (None, now, &[], None),
+        // A day ahead for a moment: what was triggered then is not triggered again.
+        (Some("2026-01-03T00:00:00Z"), "2026-01-03T00:00:00Z", &["2026-01-02T00:00:00Z"], None),
+        (
+            Some("2029-01-03T00:00:00Z"),
+            "2029-01-03T00:00:00Z",
+            &["2026-01-02T00:00:00Z"],
+            Some((Some("2026-01-03T00:00:00Z"), "2026-01-03T00:00:00Z")),
+        ),
+    ];
+    let definition = definition("@daily", CatchUp::Once);
+    for (due, wake, triggered, expected) in cases {
+        let triggered: Vec<Timestamp> = triggered.iter().map(|text| at(text)).collect();
+        let found = definition.sooner(due.map(at), at(wake), at(now), &triggered);
+        assert_eq!(found, expected.map(|(due, wake)| (due.map(at), at(wake))), "{due:?} {wake}");
+    }
+}

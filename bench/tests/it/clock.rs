@@ -1,0 +1,147 @@
+//! A PostgreSQL whose clock steps, under real servers and agents.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pcfarm_bench::farm::{Farm, LONG, SOON};
+use pcfarm_sql::cluster::{Cluster, ClusterOptions};
+use pcfarm_sql::testing;
+use serde_json::json;
+
+const PROVEN: &str = "select unproven_since is null from pcfarm.clock";
+const UNPROVEN: &str = "select unproven_since is not null from pcfarm.clock";
+/// A server looks every 5 s.
+const LOOKED: Duration = Duration::from_secs(30);
+
+/// A private PostgreSQL whose clock is moved by writing to a file.
+struct Stepping {
+    farm: Farm,
+    clock: PathBuf,
+    _cluster: Cluster,
+    _directory: tempfile::TempDir,
+}
+
+impl Stepping {
+    async fn start() -> Stepping {
+        let library = library().expect("libfaketime: `apt-get install faketime`");
+        let directory = tempfile::Builder::new()
+            .prefix("pcfarm-clock-")
+            .permissions(fs::Permissions::from_mode(0o711))
+            .tempdir()
+            .expect("a directory");
+        let clock = directory.path().join("clock");
+        fs::write(&clock, "+0").expect("written");
+        let plain = testing::test_cluster_options();
+        let programs = directory.path().join("bin");
+        wrap(&programs, &library, &clock);
+        let cluster = Cluster::start(ClusterOptions { programs: Some(programs), ..plain }).await.expect("a cluster");
+        let farm = Farm::of(testing::database_on(cluster.config()).await);
+        Stepping { farm, clock, _cluster: cluster, _directory: directory }
+    }
+
+    /// Moves the database's clock by so much from the real time.
+    fn step(&self, to: &str) {
+        fs::write(&self.clock, to).expect("written");
+    }
+}
+
+/// A schedule whose triggers are problems of a standing job.
+async fn schedule(farm: &Farm, recurrence: &str) {
+    let job = farm.number("select pcfarm.create_job('standing', 'digest', '{\"standing\": true}')").await;
+    farm.run(&format!(
+        "select pcfarm.open_job({job}); select pcfarm.create_schedule('s', '{recurrence}', '{{\"job\": {job}}}')"
+    ))
+    .await;
+}
+
+fn library() -> Option<PathBuf> {
+    let directories = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
+    directories.map(|directory| directory.join("faketime/libfaketimeMT.so.1")).find(|path| path.exists())
+}
+
+/// PostgreSQL's programs, which read their clock from a file. Deadlines go by the monotonic clock, which is left alone.
+fn wrap(programs: &Path, library: &Path, clock: &Path) {
+    let real = PathBuf::from(format!("/usr/lib/postgresql/{}/bin", newest()));
+    fs::create_dir(programs).expect("made");
+    fs::set_permissions(programs, fs::Permissions::from_mode(0o755)).expect("open to PostgreSQL's account");
+    for name in ["initdb", "postgres", "pg_ctl"] {
+        let script = format!(
+            "#!/bin/sh\nexport LD_PRELOAD={} FAKETIME_TIMESTAMP_FILE={} FAKETIME_NO_CACHE=1\n\
+             export FAKETIME_DONT_FAKE_MONOTONIC=1 DONT_FAKE_MONOTONIC=1\nexec {} \"$@\"\n",
+            library.display(),
+            clock.display(),
+            real.join(name).display()
+        );
+        let path = programs.join(name);
+        fs::write(&path, script).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
+    }
+}
+
+fn newest() -> u32 {
+    let installed =
+        (15..=18).rev().find(|major| Path::new(&format!("/usr/lib/postgresql/{major}/bin/postgres")).exists());
+    installed.expect("a PostgreSQL of the distribution")
+}
+
+/// A job of a type that is kept for an hour has ended. Ahead by two hours for some seconds, the clock removes nothing.
+#[tokio::test]
+async fn a_clock_that_is_ahead_for_seconds_removes_nothing_and_keeps_nobody_alive() {
+    let stepping = Stepping::start().await;
+    let farm = &stepping.farm;
+    farm.job_type("digest", "digest", json!({"retention": "1 hour"})).await;
+    let server = farm.serving("a", &[]).await;
+    let mut agent = farm.working("desk", &[&server]);
+    let kept = farm.submit_sleeps("digest", 20, 1, 10).await;
+    assert_eq!(farm.ended(kept, LONG).await, "done");
+    farm.until(LOOKED, PROVEN).await;
+    schedule(farm, "every 1 hour").await;
+
+    stepping.step("+7200");
+    farm.until(LOOKED, UNPROVEN).await;
+    // A sweep by the wrong clock.
+    farm.until(LOOKED, "select hearing_since > heard_at - interval '1 minute' from pcfarm.server").await;
+    assert_eq!(farm.number("select pcfarm.forget_old_job()").await, 0);
+    stepping.step("+0");
+    farm.until(LOOKED, "select step_seconds < -7000 from pcfarm.clock").await;
+
+    assert_eq!(farm.number(&format!("select count(*) from pcfarm.result where job_id = {kept}")).await, 20);
+    farm.until(SOON, "select hearing_since <= clock_timestamp() from pcfarm.server").await;
+    farm.until(LOOKED, "select wake_at < clock_timestamp() + interval '61 minutes' from pcfarm.schedule_next").await;
+    agent.kill();
+    farm.until(SOON, "select state = 'dead' from pcfarm.workstation where hostname = 'desk'").await;
+    farm.until(SOON, "select count(*) = 1 from pcfarm.event where what = 'clock unproven'").await;
+
+    farm.run("select pcfarm.accept_clock()").await;
+    farm.until(SOON, PROVEN).await;
+    farm.until(SOON, "select count(*) = 1 from pcfarm.event where what = 'clock accepted'").await;
+    farm.run("update pcfarm.job set ended_at = ended_at - interval '2 hours'").await;
+    farm.until(LOOKED, &format!("select count(*) = 0 from pcfarm.job where job_id = {kept}")).await;
+}
+
+/// The states of a clock that was ahead while nobody looked, as they are found by a server that starts.
+#[tokio::test]
+async fn states_that_a_step_leaves_behind_are_recovered_by_a_server_that_starts() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({})).await;
+    let mut gone = farm.serving("gone", &[]).await;
+    let mut agent = farm.working("desk", &[&gone]);
+    farm.until(SOON, "select count(*) = 1 from pcfarm.workstation").await;
+    schedule(&farm, "@daily").await;
+    farm.until(SOON, "select due_at is not null from pcfarm.schedule_next").await;
+    gone.program.kill();
+    agent.kill();
+    farm.run(
+        "update pcfarm.server set hearing_since = now() + interval '2 hours', heard_at = now() + interval '2 days';
+         update pcfarm.workstation set silent_since = now() + interval '2 hours';
+         update pcfarm.schedule_next set wake_at = now() + interval '3 years', due_at = now() + interval '3 years'",
+    )
+    .await;
+    let _server = farm.serving("next", &[]).await;
+    // A stored time of the day after tomorrow cannot be.
+    farm.until(LOOKED, "select stored_until is not null from pcfarm.clock").await;
+    farm.until(SOON, "select state = 'dead' from pcfarm.workstation").await;
+    farm.until(LOOKED, "select wake_at < now() + interval '25 hours' from pcfarm.schedule_next").await;
+}

@@ -1,0 +1,96 @@
+//! Data that the server and PostgreSQL each have a copy of: rules of time zones, and collations. Differences are told at start.
+
+use deadpool_postgres::Pool;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use pcfarm_sql::clock::{self, ChangedCollation, ZoneOffset};
+use std::collections::BTreeMap;
+
+/// Instants of this year and the next: each falls into another season, and each month has one.
+const INSTANTS: i64 = 24;
+const BETWEEN_SECONDS: i64 = 30 * 86_400 + 43_200;
+
+/// Warnings for administrators, one of them if the comparison fails.
+pub async fn warnings(pool: &Pool) -> Vec<String> {
+    match found(pool).await {
+        Ok(warnings) => warnings,
+        Err(error) => vec![format!("cannot compare time zone rules and collations with PostgreSQL's: {error:#}")],
+    }
+}
+
+async fn found(pool: &Pool) -> anyhow::Result<Vec<String>> {
+    let client = pool.get().await?;
+    let zones = clock::zones_in_use(&*client).await?;
+    let now = Timestamp::now().as_second();
+    let instants: Vec<i64> = (0..INSTANTS).map(|n| now + n * BETWEEN_SECONDS).collect();
+    let mut warnings = zone_warnings(&clock::zone_offsets(&*client, &zones, &instants).await?);
+    warnings.extend(clock::changed_collations(&*client).await?.iter().map(collation_warning));
+    Ok(warnings)
+}
+
+/// One warning for each zone of which the server has other rules than PostgreSQL.
+fn zone_warnings(of_database: &[ZoneOffset]) -> Vec<String> {
+    let mut warnings = BTreeMap::new();
+    for ZoneOffset { zone, at, seconds } in of_database {
+        let own = TimeZone::get(zone).ok().zip(Timestamp::from_second(*at).ok());
+        let own = own.map(|(zone, at)| i64::from(zone.to_offset(at).seconds()));
+        if own == *seconds {
+            continue;
+        }
+        let told =
+            |offset: Option<i64>| offset.map_or_else(|| "no such zone".to_owned(), |s| format!("{s} s from UTC"));
+        warnings.entry(zone).or_insert_with(|| {
+            format!(
+                "time zone {zone}: this server has other rules than PostgreSQL (at {at} s since 1970: {}; PostgreSQL: {}): \
+                 update the package tzdata on both machines and restart both, or schedules and digests come at different times",
+                told(own),
+                told(*seconds)
+            )
+        });
+    }
+    warnings.into_values().collect()
+}
+
+fn collation_warning(of: &ChangedCollation) -> String {
+    let version = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());
+    format!(
+        "{} has version {} now, and indexes were built with version {}: indexes of text may be in the wrong order; run \
+         `reindex database`, and then `{}`",
+        of.name,
+        version(&of.actual),
+        version(&of.recorded),
+        of.refresh
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_with_other_rules_are_told_once() {
+        let offset = |zone: &str, at, seconds| ZoneOffset { zone: zone.to_owned(), at, seconds };
+        let same =
+            [offset("Europe/Vienna", 1_700_000_000, Some(3600)), offset("Europe/Vienna", 1_720_000_000, Some(7200))];
+        assert_eq!(zone_warnings(&same), Vec::<String>::new());
+        let other = [offset("Europe/Vienna", 1_700_000_000, Some(0)), offset("Europe/Vienna", 1_720_000_000, Some(0))];
+        let told = zone_warnings(&other);
+        assert_eq!(told.len(), 1);
+        assert!(told[0].contains("Europe/Vienna") && told[0].contains("tzdata"), "{told:?}");
+        assert!(zone_warnings(&[offset("Europe/Vienna", 1_720_000_000, None)])[0].contains("PostgreSQL: no such zone"));
+    }
+
+    #[test]
+    fn a_changed_collation_says_what_to_run() {
+        let told = collation_warning(&ChangedCollation {
+            name: "the default collation of database farm".to_owned(),
+            recorded: Some("2.31".to_owned()),
+            actual: Some("2.36".to_owned()),
+            refresh: "alter database farm refresh collation version".to_owned(),
+        });
+        assert!(
+            told.contains("2.36 now") && told.contains("version 2.31") && told.contains("alter database farm"),
+            "{told}"
+        );
+    }
+}

@@ -1,0 +1,129 @@
+use super::*;
+
+const SERVER: ServerId = ServerId(1);
+const OTHER: ServerId = ServerId(2);
+const MINUTE: i64 = 60;
+const HOUR: i64 = 3600;
+const DAY: i64 = 86_400;
+
+fn at(seconds: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(10_000_000 + seconds).expect("after 1970"))
+}
+
+/// A look at which nothing is wrong.
+fn calm(seconds: i64) -> Observation {
+    Observation {
+        server: SERVER,
+        now: at(seconds),
+        is_first: false,
+        step: 0.0,
+        difference: 0.0,
+        difference_server_runs: true,
+        newest: None,
+    }
+}
+
+fn stepped(seconds: i64, step: f64) -> Observation {
+    Observation { step, ..calm(seconds) }
+}
+
+fn first(seconds: i64, newest: Option<i64>) -> Observation {
+    Observation { is_first: true, newest: newest.map(at), ..calm(seconds) }
+}
+
+fn differs(seconds: i64, difference: f64) -> Observation {
+    Observation { difference, ..calm(seconds) }
+}
+
+fn after(looks: &[Observation]) -> State {
+    looks.iter().fold(State::default(), |state, look| decide(&state, look))
+}
+
+#[test]
+fn looks_prove_the_clock_or_do_not() {
+    let cases: &[(&str, &[Observation], bool)] = &[
+        ("nothing wrong", &[first(0, None), calm(5)], true),
+        ("a small correction", &[stepped(0, 4.9), stepped(5, -4.9)], true),
+        ("a step ahead", &[stepped(0, 5.1)], false),
+        ("a step back", &[stepped(0, -5.1)], false),
+        ("ten minutes after a step", &[stepped(0, 7200.0), calm(9 * MINUTE)], false),
+        ("more than ten minutes after a step", &[stepped(0, 7200.0), calm(10 * MINUTE)], true),
+        ("a step ahead and back", &[stepped(7200, 7200.0), stepped(10, -7200.0), calm(9 * MINUTE)], false),
+        ("well after a step ahead and back", &[stepped(7200, 7200.0), stepped(10, -7200.0), calm(11 * MINUTE)], true),
+        // The step back was not seen: the server had stopped.
+        ("a deadline of a clock that was ahead", &[stepped(7200, 7200.0), first(10, Some(5)), calm(9 * MINUTE)], false),
+        ("well after it", &[stepped(7200, 7200.0), first(10, Some(5)), calm(11 * MINUTE)], true),
+        ("a deadline that ended unwatched", &[stepped(0, 9.0), first(HOUR, Some(HOUR - 5))], false),
+        ("clocks a minute apart", &[differs(0, 60.0), differs(5, -60.0)], true),
+        ("clocks that differ", &[differs(0, -61.0)], false),
+        ("clocks that differ no more", &[differs(0, 61.0), calm(5)], true),
+        ("clocks that differ for an hour", &[differs(0, 61.0), differs(59 * MINUTE, 61.0)], false),
+        ("clocks that differ for longer", &[differs(0, 61.0), differs(HOUR, 61.0), differs(HOUR + 5, 62.0)], true),
+        (
+            "clocks that differ more than was tolerated",
+            &[differs(0, 61.0), differs(HOUR, 61.0), differs(HOUR + 5, 122.0)],
+            false,
+        ),
+        (
+            "another hour after a step while clocks differ",
+            &[differs(0, 61.0), Observation { step: 9.0, ..differs(30 * MINUTE, 61.0) }, differs(HOUR + 5, 61.0)],
+            false,
+        ),
+        ("a fresh database", &[first(0, None)], true),
+        ("a farm that was off for a night", &[first(0, Some(-DAY + 1))], true),
+        ("a farm that was off for a week", &[first(0, Some(-7 * DAY)), calm(59 * MINUTE)], false),
+        ("an hour later", &[first(0, Some(-7 * DAY)), calm(HOUR)], true),
+        ("a step within that hour", &[first(0, Some(-7 * DAY)), stepped(30 * MINUTE, 9.0), calm(HOUR)], false),
+        (
+            "another hour after that step",
+            &[first(0, Some(-7 * DAY)), stepped(30 * MINUTE, 9.0), calm(90 * MINUTE)],
+            true,
+        ),
+        ("stored times of tomorrow", &[first(0, Some(DAY))], false),
+        ("stored times of this evening", &[first(0, Some(DAY - 1))], true),
+        (
+            "stored times of tomorrow, accepted by an hour",
+            &[first(0, Some(DAY)), calm(HOUR), first(HOUR + 5, Some(DAY))],
+            true,
+        ),
+        ("stored times of the day after", &[first(0, Some(DAY)), calm(HOUR), first(HOUR + 5, Some(3 * DAY))], false),
+    ];
+    for (name, looks, is_proven) in cases {
+        let state = after(looks);
+        assert_eq!(state.is_proven(), *is_proven, "{name}: {state:?}");
+    }
+}
+
+#[test]
+fn a_difference_is_its_own_servers_to_find_gone() {
+    let found = after(&[differs(0, 90.0)]);
+    let other = Observation { server: OTHER, ..calm(5) };
+    assert!(!decide(&found, &other).is_proven());
+    assert!(decide(&found, &Observation { difference_server_runs: false, ..other }).is_proven());
+    assert!(decide(&found, &calm(5)).is_proven());
+}
+
+#[test]
+fn slow_answers_are_no_steps() {
+    let look = |database: i64, asked: u64, answered: u64| Look {
+        database: at(database),
+        asked: Duration::from_secs(asked),
+        answered: Duration::from_secs(answered),
+    };
+    let cases: &[(Look, Look, f64)] = &[
+        (look(0, 0, 0), look(5, 5, 5), 0.0),
+        (look(0, 0, 0), look(7205, 5, 5), 7200.0),
+        (look(0, 0, 0), look(-7195, 5, 5), -7200.0),
+        // The first answer took half a minute, and may be of any moment of it.
+        (look(0, 0, 30), look(5, 35, 35), 0.0),
+        (look(0, 0, 30), look(35, 35, 35), 0.0),
+        (look(0, 0, 30), look(40, 35, 35), 5.0),
+        (look(0, 0, 30), look(0, 35, 35), -5.0),
+        // A pause of the server is none of the database's.
+        (look(0, 0, 0), look(900, 5, 1000), 0.0),
+    ];
+    for (before, after, expected) in cases {
+        let found = step(before, after);
+        assert!((found - expected).abs() < 0.01, "{before:?} {after:?}: {found}");
+    }
+}

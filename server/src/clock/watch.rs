@@ -1,0 +1,101 @@
+//! Looks at the database's clock every few seconds, writes what that means, and has wrong times computed again.
+
+use super::verdict::{Look, Observation, decide, signed_seconds, step};
+use crate::farm::Farm;
+use anyhow::Context;
+use pcfarm_sql::clock::{self, Looked};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::time::MissedTickBehavior;
+use tracing::{info, warn};
+
+/// Between two looks. A tenth of what a look vouches for (pcfarm.clock_is_proven).
+const LOOK: Duration = Duration::from_secs(5);
+/// A look that takes longer is given up; the next one compares with the last that came to its end.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How often wrong times are looked for without a step: another server may have seen it, and stopped.
+const PUT_RIGHT: Duration = Duration::from_secs(60);
+
+pub struct Watch {
+    farm: Arc<Farm>,
+    /// The monotonic clock counts from here.
+    began: Instant,
+    last: Option<Look>,
+    put_right_at: Option<Instant>,
+    was_proven: bool,
+}
+
+impl Watch {
+    /// Takes the first look before the server accepts connections: rows stored afterwards say nothing about the time before.
+    pub async fn begin(farm: Arc<Farm>) -> anyhow::Result<Watch> {
+        let mut watch = Watch { farm, began: Instant::now(), last: None, put_right_at: None, was_proven: true };
+        watch.look().await.context("looking at the database's clock")?;
+        Ok(watch)
+    }
+
+    /// Looks until the server stops.
+    pub async fn run(mut self) {
+        let mut tick = tokio::time::interval(LOOK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let stopping = self.farm.stopping.clone();
+        loop {
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                _ = tick.tick() => {}
+            }
+            let look = tokio::time::timeout(PATIENCE, self.look()).await;
+            if let Err(error) = look.unwrap_or_else(|_| Err(anyhow::anyhow!("the database does not answer"))) {
+                warn!(error = format!("{error:#}"), "cannot look at the database's clock: trying again");
+            }
+        }
+    }
+
+    async fn look(&mut self) -> anyhow::Result<()> {
+        let server = self.farm.server_id;
+        let mut client = self.farm.pool.get().await.context("getting a connection")?;
+        let transaction = client.transaction().await.context("beginning a look")?;
+        let asked = self.began.elapsed();
+        let looked = clock::look(&transaction, server, self.last.is_none()).await.context("reading the clock")?;
+        let look = Look { database: looked.now, asked, answered: self.began.elapsed() };
+        let seen = self.observation(&looked, &look);
+        let state = decide(&looked.state, &seen);
+        clock::set(&transaction, &state).await.context("writing what is known of the clock")?;
+        transaction.commit().await.context("ending a look")?;
+        self.last = Some(look);
+        if seen.step != 0.0 && state.step_seconds == Some(seen.step) {
+            warn!(seconds = seen.step, "the database's clock has stepped");
+            // Due times that were computed by the clock before.
+            self.farm.ticking.wake.notify_one();
+        }
+        self.tell(state.is_proven());
+        if seen.is_first || seen.step != 0.0 || self.put_right_at.is_none_or(|at| at.elapsed() > PUT_RIGHT) {
+            self.put_right_at = Some(Instant::now());
+            let changed = clock::put_right(&*client).await.context("computing wrong times again")?;
+            if changed > 0 {
+                warn!(changed, "times that a wrong clock had written were computed again");
+            }
+        }
+        Ok(())
+    }
+
+    fn observation(&self, looked: &Looked, look: &Look) -> Observation {
+        Observation {
+            server: self.farm.server_id,
+            now: looked.now,
+            is_first: self.last.is_none(),
+            step: self.last.as_ref().map_or(0.0, |last| step(last, look)),
+            difference: signed_seconds(SystemTime::now(), looked.now),
+            difference_server_runs: looked.difference_server_runs,
+            newest: looked.newest,
+        }
+    }
+
+    fn tell(&mut self, is_proven: bool) {
+        match (self.was_proven, is_proven) {
+            (true, false) => warn!("the clock is unproven: nothing is removed for its age; see `pcfarm clock`"),
+            (false, true) => info!("the clock is proven"),
+            (true, true) | (false, false) => {}
+        }
+        self.was_proven = is_proven;
+    }
+}

@@ -1,0 +1,85 @@
+//! Schedules that sleep for longer than their recurrence says: a clock that was ahead has written their times. Found by going through
+//! those that wait the longest, some at a time, however many there are.
+
+use super::plan::{Definition, timestamp};
+use anyhow::Context;
+use pcfarm_proto::ids::ScheduleId;
+use pcfarm_sql::pool::Kept;
+use pcfarm_sql::schedules::{self, Waiting};
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
+use tracing::warn;
+
+const LOOK: Duration = Duration::from_secs(5);
+const LOOKED_AT_ONCE: i64 = 500;
+
+#[derive(Default)]
+pub struct Far {
+    looked: Option<Instant>,
+    /// The place to go on from.
+    place: Option<(SystemTime, ScheduleId)>,
+}
+
+impl Far {
+    /// Looks at the next ones, unless that was done just now.
+    pub async fn look(&mut self, line: &mut Kept) -> anyhow::Result<()> {
+        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return Ok(());
+        }
+        self.looked = Some(Instant::now());
+        let client = line.client().await.context("getting a connection")?;
+        let (now, waiting) = schedules::waiting_longest(&**client, self.place, LOOKED_AT_ONCE).await?;
+        // From the longest again, once all have been looked at.
+        self.place = waiting
+            .last()
+            .filter(|_| waiting.len() as i64 == LOOKED_AT_ONCE)
+            .map(|last| (last.wake_at, last.schedule_id));
+        let ids: Vec<ScheduleId> = waiting.iter().map(|of| of.schedule_id).collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let read = schedules::definitions_of(&**client, &ids).await.context("reading definitions")?;
+        let definitions: HashMap<ScheduleId, Definition> =
+            read.iter().filter_map(|schedule| Some((schedule.schedule_id, Definition::of(schedule).ok()?))).collect();
+        let suspects = sooner(&waiting, &definitions, &HashMap::new(), now)?;
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<ScheduleId> = suspects.iter().map(|(of, _, _)| of.schedule_id).collect();
+        let early = schedules::triggered_early(&**client, &ids).await.context("reading what was triggered early")?;
+        let sooner = sooner(&waiting, &definitions, &early.into_iter().collect(), now)?;
+        let changed = schedules::wake_sooner(&**client, &sooner).await.context("writing their times")?;
+        if changed > 0 {
+            warn!(
+                changed,
+                "schedules slept until a time that a wrong clock had written: they wait for their next due time"
+            );
+        }
+        Ok(())
+    }
+}
+
+type Sooner = (Waiting, Option<SystemTime>, SystemTime);
+
+fn sooner(
+    waiting: &[Waiting],
+    definitions: &HashMap<ScheduleId, Definition>,
+    early: &HashMap<ScheduleId, Vec<SystemTime>>,
+    now: SystemTime,
+) -> anyhow::Result<Vec<Sooner>> {
+    let now = timestamp(now)?;
+    let mut found = Vec::new();
+    for of in waiting {
+        let Some(definition) = definitions.get(&of.schedule_id) else { continue };
+        let due = of.due_at.and_then(|due| timestamp(due).ok());
+        // Times after the year 9999 cannot be computed with.
+        let Ok(wake) = timestamp(of.wake_at) else { continue };
+        let triggered: Vec<_> =
+            early.get(&of.schedule_id).into_iter().flatten().filter_map(|due| timestamp(*due).ok()).collect();
+        if let Some((due, wake)) = definition.sooner(due, wake, now, &triggered) {
+            found.push((*of, due.map(SystemTime::from), SystemTime::from(wake)));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,1 @@
+select pcfarm.accept_clock()

@@ -1,0 +1,9 @@
+-- State of the clock, locked until the transaction ends, and whether the server whose clock differs runs. The newest stored time,
+-- but for the row of this server ($1), is read at its first look ($2).
+select c.*, clock_timestamp() as now, coalesce(d.stopped_at is null and d.server_id is not null, false) as difference_server_runs,
+    case when $2::boolean then greatest(
+        (select max(s.heard_at) from pcfarm.server s where s.server_id <> $1::bigint),
+        (select e.happened_at from pcfarm.event e order by e.happened_at desc limit 1)) end as newest_now
+from pcfarm.clock c
+left join pcfarm.server d on d.server_id = c.difference_server
+for update of c

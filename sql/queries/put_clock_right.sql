@@ -1,0 +1,1 @@
+select pcfarm.put_clock_right()

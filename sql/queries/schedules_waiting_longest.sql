@@ -1,0 +1,7 @@
+-- Schedules that are not due, those that wait the longest first: $3 of them that come behind a place ($1, $2).
+select clock_timestamp() as now, x.schedule_id, x.sequence, x.due_at, x.wake_at
+from pcfarm.schedule_next x
+where x.wake_at > clock_timestamp() and x.wake_at <= coalesce($1::timestamptz, 'infinity')
+    and ($1 is null or (x.wake_at, x.schedule_id) < ($1, $2::bigint))
+order by x.wake_at desc, x.schedule_id desc
+limit $3

@@ -1,0 +1,187 @@
+//! State of the database's clock, and repair of the times that a wrong clock wrote.
+
+use crate::checkout::Queries;
+use pcfarm_proto::ids::ServerId;
+use std::time::SystemTime;
+use tokio_postgres::{Error, Row};
+
+/// Decision of the servers about the clock, which is unproven while any of the three deadlines is set.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    pub step_until: Option<SystemTime>,
+    pub difference_until: Option<SystemTime>,
+    pub stored_until: Option<SystemTime>,
+    /// The last step, and the last difference from a server's clock, for people.
+    pub step_seconds: Option<f64>,
+    pub difference_seconds: Option<f64>,
+    pub difference_server: Option<ServerId>,
+    /// The newest stored time that a server found at its first look.
+    pub newest: Option<SystemTime>,
+    /// A difference up to this, and a newest time up to that, have been accepted.
+    pub tolerated_seconds: f64,
+    pub accepted_newest: Option<SystemTime>,
+}
+
+impl State {
+    pub fn is_proven(&self) -> bool {
+        self.step_until.is_none() && self.difference_until.is_none() && self.stored_until.is_none()
+    }
+}
+
+/// One look at the clock.
+#[derive(Clone, Debug)]
+pub struct Looked {
+    pub state: State,
+    /// The database's time.
+    pub now: SystemTime,
+    pub difference_server_runs: bool,
+    /// The newest stored time, if it was asked for and anything is stored.
+    pub newest: Option<SystemTime>,
+}
+
+/// Reads the state and the time, and locks the state's row until the transaction ends.
+pub async fn look(client: &impl Queries, server: ServerId, with_newest: bool) -> Result<Looked, Error> {
+    let rows = client.run(include_str!("../queries/clock_state.sql"), &[&server, &with_newest]).await?;
+    let row = &rows[0];
+    Ok(Looked {
+        state: state(row)?,
+        now: row.try_get("now")?,
+        difference_server_runs: row.try_get("difference_server_runs")?,
+        newest: row.try_get("newest_now")?,
+    })
+}
+
+fn state(row: &Row) -> Result<State, Error> {
+    Ok(State {
+        step_until: row.try_get("step_until")?,
+        difference_until: row.try_get("difference_until")?,
+        stored_until: row.try_get("stored_until")?,
+        step_seconds: row.try_get("step_seconds")?,
+        difference_seconds: row.try_get("difference_seconds")?,
+        difference_server: row.try_get("difference_server")?,
+        newest: row.try_get("newest")?,
+        tolerated_seconds: row.try_get("tolerated_seconds")?,
+        accepted_newest: row.try_get("accepted_newest")?,
+    })
+}
+
+/// Writes the state and the time of the look.
+pub async fn set(client: &impl Queries, state: &State) -> Result<(), Error> {
+    let State { step_until, difference_until, stored_until, .. } = state;
+    client
+        .run(
+            include_str!("../queries/set_clock_state.sql"),
+            &[
+                step_until,
+                difference_until,
+                stored_until,
+                &state.step_seconds,
+                &state.difference_seconds,
+                &state.difference_server,
+                &state.newest,
+                &state.tolerated_seconds,
+                &state.accepted_newest,
+            ],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Computes times again that a clock that was ahead has written. Returns how many.
+pub async fn put_right(client: &impl Queries) -> Result<i64, Error> {
+    client.run(include_str!("../queries/put_clock_right.sql"), &[]).await?[0].try_get(0)
+}
+
+/// Bounds the times of heartbeats and of silence by the present time.
+pub async fn put_leases_right(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/put_leases_right.sql"), &[]).await?;
+    Ok(())
+}
+
+/// The clock as people see it.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    pub now: SystemTime,
+    pub checked_at: Option<SystemTime>,
+    pub unproven_since: Option<SystemTime>,
+    pub step_until: Option<SystemTime>,
+    pub difference_until: Option<SystemTime>,
+    pub stored_until: Option<SystemTime>,
+    pub step_seconds: Option<f64>,
+    pub difference_seconds: Option<f64>,
+    pub difference_server: Option<ServerId>,
+    pub newest: Option<SystemTime>,
+    pub accepted_by: Option<String>,
+    pub accepted_at: Option<SystemTime>,
+}
+
+pub async fn read(client: &impl Queries) -> Result<Clock, Error> {
+    let rows = client.run(include_str!("../queries/read_clock.sql"), &[]).await?;
+    let row = &rows[0];
+    Ok(Clock {
+        now: row.try_get("now")?,
+        checked_at: row.try_get("checked_at")?,
+        unproven_since: row.try_get("unproven_since")?,
+        step_until: row.try_get("step_until")?,
+        difference_until: row.try_get("difference_until")?,
+        stored_until: row.try_get("stored_until")?,
+        step_seconds: row.try_get("step_seconds")?,
+        difference_seconds: row.try_get("difference_seconds")?,
+        difference_server: row.try_get("difference_server")?,
+        newest: row.try_get("newest")?,
+        accepted_by: row.try_get("accepted_by")?,
+        accepted_at: row.try_get("accepted_at")?,
+    })
+}
+
+pub async fn accept(client: &impl Queries) -> Result<(), Error> {
+    client.run(include_str!("../queries/accept_clock.sql"), &[]).await?;
+    Ok(())
+}
+
+/// Offset of a zone from UTC at an instant, in seconds, by PostgreSQL's rules; none for an unknown zone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZoneOffset {
+    pub zone: String,
+    pub at: i64,
+    pub seconds: Option<i64>,
+}
+
+/// Time zones of schedules and digests.
+pub async fn zones_in_use(client: &impl Queries) -> Result<Vec<String>, Error> {
+    let rows = client.run(include_str!("../queries/zones_in_use.sql"), &[]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+pub async fn zone_offsets(client: &impl Queries, zones: &[String], instants: &[i64]) -> Result<Vec<ZoneOffset>, Error> {
+    let rows = client.run(include_str!("../queries/time_zone_offsets.sql"), &[&zones, &instants]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(ZoneOffset { zone: row.try_get("name")?, at: row.try_get("at")?, seconds: row.try_get("seconds")? })
+        })
+        .collect()
+}
+
+/// A collation whose version is not the one that indexes were built with.
+#[derive(Clone, Debug)]
+pub struct ChangedCollation {
+    pub name: String,
+    pub recorded: Option<String>,
+    pub actual: Option<String>,
+    /// The statement that records the new version.
+    pub refresh: String,
+}
+
+pub async fn changed_collations(client: &impl Queries) -> Result<Vec<ChangedCollation>, Error> {
+    let rows = client.run(include_str!("../queries/changed_collations.sql"), &[]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(ChangedCollation {
+                name: row.try_get("name")?,
+                recorded: row.try_get("recorded")?,
+                actual: row.try_get("actual")?,
+                refresh: row.try_get("refresh")?,
+            })
+        })
+        .collect()
+}

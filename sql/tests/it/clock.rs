@@ -1,0 +1,105 @@
+//! While the clock is unproven nothing is removed for its age; times of a clock that was ahead are computed again.
+
+use crate::queue::queue;
+
+const OLD: &str = "
+    update pcfarm.job_type t set retention = '1 hour';
+    update pcfarm.job j set ended_at = now() - interval '2 hours' where j.ended_at is not null;
+    insert into pcfarm.statistic (hour, job_type, owner, done, failed, requeued)
+    values (now() - interval '900 days', 't', 'pcfarm', 1, 0, 0);
+    insert into pcfarm.schedule_tick (ticked_at, schedule_ids, sequences, due_ats, previous, job_ids, problem_ids, refusals)
+    values (now() - interval '9 days', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";
+
+/// Rows that are older than they are kept.
+const LEFT: &str = "select (select count(*) from pcfarm.job j where j.ended_at < now() - interval '1 hour')
+    + (select count(*) from pcfarm.statistic) + (select count(*) from pcfarm.schedule_tick)";
+
+fn query(name: &str) -> String {
+    let path = format!("{}/queries/{name}.sql", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).expect("a query")
+}
+
+async fn removal(queue: &crate::queue::Queue) {
+    queue.run("do $$ begin for i in 1 .. 20 loop perform pcfarm.forget_old_job(); end loop; end $$").await;
+    queue.run(&query("forget_statistics")).await;
+    queue.run(&query("forget_schedule_ticks").replace("$1", "604800")).await;
+}
+
+#[tokio::test]
+async fn nothing_is_removed_while_the_clock_is_unproven() {
+    let queue = queue().await;
+    let job = queue.job(3, 1).await;
+    queue.run(&format!("select pcfarm.cancel_job({job})")).await;
+    queue.run(OLD).await;
+    assert_eq!(queue.number(LEFT).await, 3);
+    for unproven in [
+        "update pcfarm.clock set unproven_since = now(), step_until = now() + interval '10 minutes', checked_at = clock_timestamp()",
+        // A step that no server has seen yet: the last look is of another time.
+        "update pcfarm.clock set unproven_since = null, step_until = null, checked_at = clock_timestamp() - interval '2 hours'",
+        "update pcfarm.clock set checked_at = clock_timestamp() + interval '2 hours'",
+    ] {
+        queue.run(unproven).await;
+        removal(&queue).await;
+        assert_eq!(queue.number(LEFT).await, 3, "{unproven}");
+    }
+    queue.run("update pcfarm.clock set checked_at = clock_timestamp()").await;
+    removal(&queue).await;
+    assert_eq!(queue.number(LEFT).await, 0);
+}
+
+#[tokio::test]
+async fn an_accepted_clock_is_proven_and_only_administrators_accept() {
+    let queue = queue().await;
+    queue
+        .run("update pcfarm.clock set unproven_since = now(), stored_until = now() + interval '1 hour', newest = now() + interval '9 days'")
+        .await;
+    assert_eq!(queue.number("select pcfarm.clock_is_proven()::integer::bigint").await, 0);
+    queue.run("create role stranger_to_the_clock; grant usage on schema pcfarm to stranger_to_the_clock").await;
+    let (state, _) = queue.refused("set role stranger_to_the_clock; select pcfarm.accept_clock()").await;
+    assert_eq!(state, "42501");
+    queue.run("reset role; drop owned by stranger_to_the_clock; drop role stranger_to_the_clock").await;
+    queue.run("select pcfarm.accept_clock()").await;
+    assert_eq!(queue.number("select pcfarm.clock_is_proven()::integer::bigint").await, 1);
+    let events = queue
+        .text("select string_agg(e.what, ', ' order by e.event_id) from pcfarm.event e where e.what ~ '^clock'")
+        .await;
+    assert_eq!(events, "clock unproven, clock accepted");
+}
+
+#[tokio::test]
+async fn waits_of_a_clock_that_was_ahead_are_as_long_as_they_can_be_from_now() {
+    let queue = queue().await;
+    queue.run("update pcfarm.job_type t set retry_delay = '1 second', retry_delay_limit = '1 minute'").await;
+    let job = queue.job(4, 1).await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.delayed (job_id, problem_id, due_at, home_lane, home_order, grouped, attempts, message)
+             select p.job_id, p.problem_id, now() + interval '3 years', p.lane_id, p.batch_order, false, p.batch_order,
+                 case when p.batch_order > 0 then 'failed' end
+             from pcfarm.problem p where p.job_id = {job};
+             insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token,
+                 checked_out_at, deadline)
+             select l.job_id, l.lane_id, 0, 1, 't', 1, 1, 7, now() + interval '2 hours', now() + interval '3 hours'
+             from pcfarm.lane l where l.job_id = {job};
+             update pcfarm.workstation w set woken_at = now() + interval '2 hours', silent_since = now() + interval '2 hours';
+             update pcfarm.server s set heard_at = now() + interval '2 hours', hearing_since = now() + interval '2 hours'"
+        ))
+        .await;
+    queue.run("select pcfarm.put_clock_right()").await;
+    queue.run(&query("put_leases_right")).await;
+    // A problem that was loaded with a time of its own keeps its time.
+    assert_eq!(
+        queue.number("select count(*) from pcfarm.delayed where due_at > now() + interval '2 minutes'").await,
+        1
+    );
+    let late =
+        "select count(*) from pcfarm.checkout where deadline > now() + interval '61 minutes' or checked_out_at > now()";
+    assert_eq!(queue.number(late).await, 0);
+    for late in [
+        "select count(*) from pcfarm.workstation where woken_at > now() or silent_since > now()",
+        "select count(*) from pcfarm.server where heard_at > now() or hearing_since > now()",
+    ] {
+        assert_eq!(queue.number(late).await, 0, "{late}");
+    }
+    assert_eq!(queue.number("select pcfarm.put_clock_right()").await, 0);
+}
