@@ -120,6 +120,16 @@ ensure_faketime() {
     compgen -G "/usr/lib/*/faketime/libfaketimeMT.so.1" >/dev/null || want faketime "Without faketime no fault moves a clock."
 }
 
+# Programs of scripts/desk-vm. mkfs.ext4 fills an image from a directory, without a mount.
+ensure_desk_vm() {
+    local package missing=
+    for package in qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils debootstrap:debootstrap mkfs.ext4:e2fsprogs \
+        ssh:openssh-client python3:python3; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "${package%%:*}" >/dev/null || missing+=" ${package#*:}"
+    done
+    [ -z "$missing" ] || install_packages "$missing" "" "QEMU, debootstrap, mkfs.ext4 and ssh"
+}
+
 # systemd-analyze checks the units.
 ensure_systemd() {
     command -v systemd-analyze >/dev/null || want systemd "Without systemd-analyze its units are not checked."

@@ -45,6 +45,7 @@ def steps(amounts, target, features, ignored, nextest):
              [build, api], api_figures, environment={"PCFARM_BIN": f"{target}/debug"}),
         Step("slim", "programs and SDK without features and with each alone", 120, "ensure_tools",
              slim(features), slim_figures, all_commands=True),
+        Step("desk", "the agent on a virtual desktop", 120, "ensure_desk_vm", [["scripts/desk-vm"]], desk_figures),
         Step("planted", "planted bugs that scripts/chaos must find", 180, "ensure_faketime", [planted], planted_figures),
         Step("fuzz", "parsers of outside input, fuzzed by coverage", 180, "ensure_cxx", [fuzz], fuzz_figures),
         # It leaves no programs; the build links the ordinary ones again.
@@ -114,6 +115,13 @@ def planted_figures(_, report):
     alarms = [str(run["seed"]) for run in report.get("runs", []) if run["found"] and not run["planted"]]
     details = {"missed": " ".join(missed), "seeds of false alarms": " ".join(alarms)}
     return {**{text: report[name] for name, text in names.items() if name in report}, **{k: v for k, v in details.items() if v}}
+
+
+def desk_figures(log, _):
+    outcomes = re.findall(r"^(ok    |FAILED) (\w+) \(\d+ s\)$", log, re.M)
+    failed = [name for outcome, name in outcomes if outcome == "FAILED"]
+    nothing = {} if outcomes else {"problem": "no check was run"}
+    return {"checks": len(outcomes), "failed": len(failed), **nothing, **({"names": " ".join(failed)} if failed else {})}
 
 
 def fuzz_figures(log, _):

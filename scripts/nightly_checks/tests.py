@@ -59,6 +59,9 @@ class Figures(unittest.TestCase):
         score = {"caught": 1, "planted": 2, "false_alarms": 1, "clean": 2, "runs": runs}
         figures = {"caught": 1, "of planted": 2, "false alarms": 1, "in clean runs": 2, "missed": "a", "seeds of false alarms": "9"}
         self.assertEqual(steps.planted_figures("", score), figures)
+        desk = "ok     begins (12 s)\nnot within 60 s: the agent works\nFAILED sleeps (60 s)\n"
+        self.assertEqual(steps.desk_figures(desk, {}), {"checks": 2, "failed": 1, "names": "sleeps"})
+        self.assertEqual(steps.desk_figures("", {})["problem"], "no check was run")
         self.assertEqual(steps.fuzz_figures("== a::fuzz::b\n12 inputs\n== c\n3 inputs\n", {}), {"targets": 2, "inputs": 15})
         api = "API Operations:\n  Selected: 79/80\n  Tested: 78\n\nTest cases:\n  1,234 generated, 9 skipped\n"
         self.assertEqual(steps.api_figures(api, {}), {"operations": 80, "tested by round": "78", "requests": 1234})

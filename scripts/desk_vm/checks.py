@@ -1,0 +1,187 @@
+"""Checks on a virtual desktop. Each is one function of a Desk; they run in this order and leave the agent idle."""
+
+import time
+
+from machine import Failed
+
+
+def expect(condition, what):
+    if not condition:
+        raise Failed(what)
+
+
+def package_installs_and_joins(desk):
+    """The package starts the service, and the farm lists the workstation."""
+    expect(desk.machine.out("systemctl is-active pcfarm-worker") == "active", "the service is not active")
+    expect(any(w["hostname"] == "desk" for w in desk.farm.workstations()), "the farm does not list the workstation")
+    expect(desk.machine.ssh("test -e /etc/pcfarm/join-token", check=False).returncode != 0, "the join token was left behind")
+
+
+def idle_terminal_lets_the_agent_begin(desk):
+    """An idle pts and listings of /dev/pts do not stop the agent; typing does."""
+    terminal = desk.machine.begin("cat", user="ada", terminal=True)
+    try:
+        desk.wait_works()
+        desk.machine.ssh("for i in $(seq 40); do ls /dev/pts /dev/input /dev >/dev/null; done")
+        desk.stays(desk.works, "listings of devices let the agent work")
+        terminal.stdin.write("typed\n")
+        terminal.stdin.flush()
+        desk.wait_rests()
+    finally:
+        terminal.kill()
+    desk.wait_works()
+
+
+def idle_agent_sleeps(desk):
+    """At most 8 wake-ups in 5 s while nobody is there and there is nothing to do."""
+    count = "cat /proc/$(systemctl show -P MainPID pcfarm-worker)/task/*/status | awk '/^voluntary_ctxt/ { n += $2 } END { print n }'"
+    rates = []
+    for _ in range(3):
+        first, second = map(int, desk.machine.out(f"{count}; sleep 5; {count}").split())
+        rates.append(second - first)
+    print(f"    wake-ups in 5 s: {rates}")
+    expect(min(rates) <= 8, f"more than 8 wake-ups in 5 s: {rates}")
+
+
+def console_keyboard_stops_work(desk):
+    desk.wait_works()
+    with desk.device("keyboard", "console keyboard") as keyboard:
+        desk.wait_works()
+        keyboard.does("key")
+        desk.wait_rests()
+        # The removal of the device is no activity: the agent begins again after the usual time.
+    desk.wait_works()
+
+
+def x11_session_is_seen(desk):
+    session(desk, "desk-x11", "x11")
+
+
+def wayland_session_is_seen(desk):
+    session(desk, "desk-sway", "wayland")
+
+
+def session(desk, unit, kind):
+    """The helper starts with the session; a keyboard stops the work; the agent works in an idle session."""
+    desk.machine.ssh(f"systemctl start {unit}")
+    helper = lambda: desk.machine.ssh("pgrep -u ada -f '[p]cfarm-worker session'", check=False).stdout.strip()
+    desk.wait(helper, f"the session helper runs in {kind}", 120)
+    desk.wait_works()
+    desk.machine.screenshot(kind)
+    with desk.device("keyboard", f"{kind} keyboard") as keyboard:
+        desk.wait_works()
+        keyboard.does("key")
+        desk.wait_rests()
+    desk.wait_works()
+
+
+def frozen_helper_counts_as_unknown(desk):
+    """A helper that freezes stops the work within 10 s, and `explain` names it."""
+    desk.wait_works()
+    desk.machine.ssh("pkill -STOP -u ada -f '[p]cfarm-worker session'")
+    try:
+        desk.wait_rests(60)
+        desk.wait(lambda: "has not answered since" in desk.machine.out("pcfarm-worker explain"), "explain names the silent helper")
+    finally:
+        desk.machine.ssh("pkill -CONT -u ada -f '[p]cfarm-worker session'")
+    desk.wait_works()
+
+
+def ended_helper_is_named(desk):
+    desk.machine.ssh("pkill -KILL -u ada -f '[p]cfarm-worker session'")
+    """`explain` names a helper that ended, with its user's number."""
+    uid = desk.machine.out("id -u ada")
+    ended = lambda: any(uid in line for line in desk.machine.out("pcfarm-worker explain").splitlines() if "helper" in line)
+    desk.wait(ended, "explain names the helper that ended, and its user")
+
+
+def stopped_agent_does_not_disturb(desk):
+    """With the agent stopped, its supervisor stops its programs."""
+    desk.farm.load("long", 100, 60)
+    desk.wait_works()
+    desk.wait(desk.computes, "a program computes")
+    desk.machine.ssh("kill -STOP $(systemctl show -P MainPID pcfarm-worker)")
+    try:
+        desk.wait(lambda: not desk.computes(), "programs stand still while the agent is stopped")
+    finally:
+        desk.machine.ssh("kill -CONT $(systemctl show -P MainPID pcfarm-worker) || true")
+    desk.wait(desk.computes, "programs compute again", 120)
+    desk.farm.pcfarm("job", "cancel", "long", check=False)
+
+
+def inhibitor_counts_as_presence(desk):
+    desk.wait_works()
+    inhibitor = desk.machine.begin("systemd-inhibit --what=idle --who=cinema --why=film sleep 600")
+    try:
+        desk.wait_rests()
+        desk.wait(lambda: "cinema" in desk.machine.out("pcfarm-worker explain"), "explain names the inhibitor")
+    finally:
+        inhibitor.kill()
+        desk.machine.ssh("pkill -f 'systemd-inhibit' || true")
+    desk.wait_works()
+
+
+def session_without_a_terminal_counts(desk):
+    """A remote session that uses the CPU counts until the time of the setting is over."""
+    busy = "python3 -c 'import time\nend = time.time() + 30\nwhile time.time() < end: pass\ntime.sleep(600)'"
+    remote = desk.machine.begin(busy, user="ada")
+    try:
+        desk.wait_rests(120)
+        said = desk.machine.out("pcfarm-worker explain")
+        expect("ada" in said and "ssh" in said, f"explain does not name the session:\n{said}")
+    finally:
+        remote.kill()
+        desk.machine.ssh("pkill -u ada python3 || true")
+    desk.wait_works()
+
+
+def noise_is_recognised(desk):
+    """A mouse that jitters by one count and a joystick that drifts do not keep the agent from working."""
+    for kind, command in (("mouse", "jitter 400 0.2"), ("joystick", "drift 400 0.2")):
+        with desk.device(kind, f"noisy {kind}") as device:
+            device.begins(command)
+            desk.wait_works()
+            desk.wait(lambda: f"noisy {kind}" in desk.machine.out("pcfarm-worker explain"), f"explain names the noisy {kind}")
+            device.ended()
+    desk.wait_works()
+
+
+def moved_mouse_stops_work(desk):
+    desk.wait_works()
+    with desk.device("mouse", "real mouse") as mouse:
+        desk.wait_works()
+        mouse.does("move 40 25")
+        desk.wait_rests()
+    desk.wait_works()
+
+
+def suspended_machine_goes_on(desk):
+    """After suspend and resume the agent is connected and works; no problem is lost."""
+    desk.farm.load("night", 20, 5)
+    desk.wait(desk.computes, "a program computes")
+    desk.machine.ssh("systemd-run --no-block --on-active=1 systemctl suspend")
+    desk.machine.wait_until(lambda: desk.machine.qmp("query-status")["status"] == "suspended", "the machine is suspended")
+    time.sleep(30)
+    desk.machine.qmp("system_wakeup")
+    desk.machine.wait_until(lambda: desk.machine.ssh("true", check=False, seconds=20).returncode == 0, "the machine wakes up")
+    desk.wait_works()
+    jobs = lambda: [job for job in desk.farm.json("jobs", "--all")["jobs"] if job["name"] == "night"]
+    desk.wait(lambda: jobs() and jobs()[0]["done"] == 20, "every problem of the night is solved", 300)
+
+
+def upgrade_keeps_the_workstation(desk, package):
+    """An upgrade keeps identity and settings, and the new program runs."""
+    before = desk.explain()["agent"]["identity"]
+    settings = desk.machine.out("sha256sum /etc/pcfarm/worker.toml")
+    desk.machine.put(package, "/root/next.deb")
+    desk.machine.ssh("dpkg -i /root/next.deb")
+    desk.wait(lambda: desk.explain().get("agent", {}).get("identity") == before, "the agent keeps its identity")
+    expect(desk.machine.out("sha256sum /etc/pcfarm/worker.toml") == settings, "the upgrade changed the settings")
+    desk.wait_works()
+
+
+def removal_leaves_nothing(desk):
+    desk.machine.ssh("dpkg --purge pcfarm-worker")
+    left = desk.machine.out("ls -d /usr/bin/pcfarm-worker /etc/pcfarm /var/lib/pcfarm-worker /etc/xdg/autostart/*pcfarm* 2>/dev/null || true")
+    expect(not left, f"the package left {left}")
+    expect(not desk.machine.ssh("pgrep -f [p]cfarm-worker", check=False).stdout, "a program of the package still runs")
