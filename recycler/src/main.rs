@@ -3,6 +3,8 @@
 use anyhow::Context;
 use clap::Parser;
 use pcfarm_recycler::{DEFAULT_LEASE, recycle};
+use pcfarm_sql::connect::pooler::{self, PoolerError};
+use pcfarm_sql::connect::{ConnectError, Target};
 use pcfarm_sql::pool;
 use pcfarm_sql::settings::DatabaseSettings;
 use sd_notify::NotifyState;
@@ -55,7 +57,8 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pcfarm-recycler: {error:#}");
-            let unreachable = error.chain().any(|cause| cause.is::<deadpool_postgres::PoolError>());
+            let unreachable =
+                error.chain().any(|cause| cause.is::<deadpool_postgres::PoolError>() || cause.is::<ConnectError>());
             ExitCode::from(if unreachable { 3 } else { 1 })
         }
     }
@@ -64,9 +67,15 @@ async fn main() -> ExitCode {
 async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let located = DatabaseSettings::resolve(arguments.database_url.as_deref()).context("finding the database")?;
     info!(database = %located, lease_seconds = arguments.lease, "recycling");
-    let pool = pool::pool(located.config, CONNECTIONS, "pcfarm-recycler");
+    for warning in &located.warnings {
+        warn!("{warning}");
+    }
+    let target = pool::session_config(located.target.clone(), "pcfarm-recycler");
+    let pool = pool::pool(located.target, CONNECTIONS, "pcfarm-recycler");
+    let mut is_checked = false;
     let lease = Duration::from_secs_f64(arguments.lease);
     let Some(every) = arguments.every else {
+        pooler::refuse_transaction_pooling(&target).await?;
         info!(result = ?recycle(&pool, lease).await?, "recycled once");
         return Ok(());
     };
@@ -90,12 +99,32 @@ async fn run(arguments: &Arguments) -> anyhow::Result<()> {
             }
             _ = tick.tick() => {}
         }
+        // Once, as soon as the database answers.
+        match pooler_checked(&target, &mut is_checked).await {
+            Ok(()) => (),
+            Err(error) if error.is_lasting() => return Err(error.into()),
+            Err(error) => {
+                warn!(
+                    error = format!("{:#}", anyhow::Error::from(error)),
+                    "the database does not answer: trying again"
+                );
+                continue;
+            }
+        }
         match recycle(&pool, lease).await {
             Ok(recycled) => info!(?recycled, "recycled"),
             Err(error) => warn!(error = format!("{:#}", anyhow::Error::from(error)), "recycling failed: trying again"),
         }
     }
     tell(NotifyState::Stopping);
+    Ok(())
+}
+
+async fn pooler_checked(target: &Target, is_checked: &mut bool) -> Result<(), PoolerError> {
+    if !*is_checked {
+        pooler::refuse_transaction_pooling(target).await?;
+        *is_checked = true;
+    }
     Ok(())
 }
 

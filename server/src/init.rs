@@ -4,14 +4,16 @@
 use crate::access::Role;
 use crate::authority;
 use crate::run::{database, prepare_database};
-use crate::settings::Init;
+use crate::settings::{Database, Init};
 use anyhow::Context;
 use pcfarm_proto::secrets::Token;
 use pcfarm_sql::access::{self, FreshToken};
+use pcfarm_sql::connect::Target;
+use pcfarm_sql::migrate::rights;
 use pcfarm_sql::pool;
+use pcfarm_sql::settings::DatabaseSettings;
 use rand::RngExt;
 use sha2::{Digest, Sha256};
-use tokio_postgres::Config;
 use tokio_util::sync::CancellationToken;
 
 /// For the first steps: people log in, and make tokens for programs.
@@ -19,12 +21,13 @@ const LIFETIME: std::time::Duration = std::time::Duration::from_secs(30 * 24 * 3
 
 pub async fn run(init: Init) -> anyhow::Result<()> {
     let Init { tls, names, administrator, database: located } = init;
+    let Some(tls) = tls else { return print_sql(&located) };
     let made = authority::init(&tls, &names)?;
     let what = if made.authority { "An authority and a certificate" } else { "A certificate" };
     eprintln!("{what} for {} are in {}.", names.join(", "), tls.display());
     let Some(user) = administrator else { return Ok(()) };
-    let (cluster, config, _) = database(&located).await?;
-    let token = first_administrator(&config, &user).await;
+    let (cluster, target, _) = database(&located).await?;
+    let token = first_administrator(&target, &user).await;
     if let Some(cluster) = cluster {
         cluster.stop().await.context("stopping the embedded database")?;
     }
@@ -35,9 +38,19 @@ pub async fn run(init: Init) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn first_administrator(config: &Config, user: &str) -> anyhow::Result<Token> {
-    prepare_database(config, &CancellationToken::new()).await?;
-    let pool = pool::pool(config.clone(), 1, "pcfarm-server init");
+/// For a database server that others administer: it is not connected to.
+fn print_sql(located: &Database) -> anyhow::Result<()> {
+    let Database::Url { flag, .. } = located else { anyhow::bail!("a private database needs no administrator") };
+    let settings = DatabaseSettings::resolve(flag.as_deref()).context("finding the database")?;
+    let config = settings.target.config();
+    let user = config.get_user().context("no user is named")?;
+    print!("{}", rights::setup(user, config.get_dbname().unwrap_or(user)));
+    Ok(())
+}
+
+async fn first_administrator(target: &Target, user: &str) -> anyhow::Result<Token> {
+    prepare_database(target, &CancellationToken::new()).await?;
+    let pool = pool::pool(target.clone(), 1, "pcfarm-server init");
     let client = pool.get().await.context("connecting to the database")?;
     let role = Role::Administrator;
     if access::account(&client, user).await?.is_none() {

@@ -8,15 +8,15 @@ use bytes::Bytes;
 use deadpool_postgres::{Pool, PoolError};
 use futures_util::TryStreamExt;
 use pcfarm_proto::v1;
+use pcfarm_sql::connect::Target;
 use pcfarm_sql::job_types::JobType;
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio_postgres::config::Host;
+use tokio_postgres::CancelToken;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Config, NoTls};
 use tracing::warn;
 
 /// Connections per role: reads of this many checkouts at once.
@@ -50,7 +50,7 @@ pub type Passwords = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// Runs related reads.
 pub struct Reads {
-    server: Config,
+    server: Target,
     passwords: Passwords,
     roles: Mutex<HashMap<String, Role>>,
 }
@@ -58,6 +58,7 @@ pub struct Reads {
 /// Who reads.
 #[derive(Clone)]
 struct Role {
+    login: Target,
     pool: Pool,
     /// Who waits for a connection keeps its place: the pool lets nobody wait for long.
     turns: Arc<Semaphore>,
@@ -81,16 +82,17 @@ enum ReadError {
 
 impl Reads {
     /// Reads go to the server's own database, as other roles.
-    pub fn new(server: Config, passwords: Passwords) -> Reads {
+    pub fn new(server: Target, passwords: Passwords) -> Reads {
         Reads { server, passwords, roles: Mutex::default() }
     }
 
     fn role(&self, name: &str) -> Role {
         let mut roles = self.roles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let role = || {
-            let config = self.login(name);
+            let login = self.login(name);
             Role {
-                pool: pcfarm_sql::pool::pool_for_queries(config, CONNECTIONS_PER_ROLE, "pcfarm related reads"),
+                login: login.clone(),
+                pool: pcfarm_sql::pool::pool_for_queries(login, CONNECTIONS_PER_ROLE, "pcfarm related reads"),
                 turns: Arc::new(Semaphore::new(CONNECTIONS_PER_ROLE)),
             }
         };
@@ -102,29 +104,17 @@ impl Reads {
         self.role(role).pool.get().await
     }
 
+    /// Cancels the statement of a connection that [`Reads::connection`] gave.
+    pub async fn cancel(&self, running: &CancelToken) {
+        self.server.cancel(running).await;
+    }
+
     /// The same database as another role; the server's own password is not for it.
-    fn login(&self, role: &str) -> Config {
-        let mut config = Config::new();
-        for (n, host) in self.server.get_hosts().iter().enumerate() {
-            match host {
-                Host::Tcp(name) => config.host(name),
-                Host::Unix(directory) => config.host_path(directory),
-            };
-            config.port(self.server.get_ports().get(n).or(self.server.get_ports().first()).copied().unwrap_or(5432));
-        }
-        for address in self.server.get_hostaddrs() {
-            config.hostaddr(*address);
-        }
-        // Their own time limit is kept from outside.
-        config.options("-c statement_timeout=0");
-        config.user(role).target_session_attrs(self.server.get_target_session_attrs());
-        if let Some(database) = self.server.get_dbname() {
-            config.dbname(database);
-        }
-        if let Some(password) = (self.passwords)(role) {
-            config.password(password);
-        }
-        config
+    fn login(&self, role: &str) -> Target {
+        // The reads' own time limit is kept from outside.
+        self.server.for_login(role, (self.passwords)(role).as_deref()).with(|config| {
+            config.options("-c statement_timeout=0");
+        })
     }
 
     /// Runs all reads of the job type for these problems. What they bring goes with that load.
@@ -214,7 +204,7 @@ impl Role {
         let mut tries = 0_u32;
         loop {
             let turn = self.turns.acquire().await.expect("it is never closed");
-            let outcome = run(&self.pool, query, keys, room).await;
+            let outcome = run(self, query, keys, room).await;
             drop(turn);
             match outcome {
                 // Nobody's problem pays for a database that is away: the caller stops when its agent is gone.
@@ -241,8 +231,8 @@ fn halves<'k, 's>(keys: &'k [&'s str]) -> [&'k [&'s str]; 2] {
 }
 
 /// Rows are dropped as they come where there is no room for them.
-async fn run(pool: &Pool, query: &Query<'_>, keys: &[&str], room: usize) -> Result<Vec<v1::RelatedRow>, ReadError> {
-    let mut client = pool.get().await.map_err(|error| match error {
+async fn run(role: &Role, query: &Query<'_>, keys: &[&str], room: usize) -> Result<Vec<v1::RelatedRow>, ReadError> {
+    let mut client = role.pool.get().await.map_err(|error| match error {
         PoolError::Backend(error) => classify(error),
         other => ReadError::Passing(other.into()),
     })?;
@@ -276,7 +266,7 @@ async fn run(pool: &Pool, query: &Query<'_>, keys: &[&str], room: usize) -> Resu
     };
     let outcome = tokio::time::timeout(query.limit, reading).await.unwrap_or(Err(ReadError::Time(query.limit)));
     if let Err(ReadError::Time(_) | ReadError::TooMuch(_)) = outcome {
-        drop(tokio::time::timeout(Duration::from_secs(5), cancel.cancel_query(NoTls)).await);
+        role.login.cancel(&cancel).await;
         // It may still be at work: nobody else gets this connection.
         drop(deadpool_postgres::Object::take(client));
     }

@@ -19,16 +19,17 @@ use anyhow::Context;
 use deadpool_postgres::{Pool, PoolError};
 use pcfarm_proto::ids::ServerId;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
+use pcfarm_sql::connect::{ConnectError, Target, pooler};
+use pcfarm_sql::migrate::rights;
 use pcfarm_sql::pool::ServerFacts;
 use pcfarm_sql::settings::DatabaseSettings;
-use pcfarm_sql::{connect, migrate, pool, presence};
+use pcfarm_sql::{migrate, pool, presence};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_postgres::Config;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -59,15 +60,15 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         warn!("stopping at once");
         std::process::exit(130);
     });
-    let (cluster, config, passwords) = database(&settings.database).await?;
-    let outcome = serve(&settings, config, passwords, stopping).await;
+    let (cluster, target, passwords) = database(&settings.database).await?;
+    let outcome = serve(&settings, target, passwords, stopping).await;
     if let Some(cluster) = cluster {
         cluster.stop().await.context("stopping the embedded database")?;
     }
     outcome
 }
 
-pub(crate) type Located = (Option<Cluster>, Config, crate::reads::Passwords);
+pub(crate) type Located = (Option<Cluster>, Target, crate::reads::Passwords);
 
 pub(crate) async fn database(settings: &Database) -> anyhow::Result<Located> {
     match settings {
@@ -80,7 +81,7 @@ pub(crate) async fn database(settings: &Database) -> anyhow::Result<Located> {
             config.dbname(EMBEDDED_DATABASE);
             info!(directory = %directory.display(), socket = %cluster.socket_directory().display(),
                 adopted = cluster.was_adopted(), "embedded database runs");
-            Ok((Some(cluster), config, Box::new(|_| None)))
+            Ok((Some(cluster), config.into(), Box::new(|_| None)))
         }
         Database::Url { flag, file } => {
             let in_environment =
@@ -91,15 +92,15 @@ pub(crate) async fn database(settings: &Database) -> anyhow::Result<Located> {
                 warn!("{warning}");
             }
             info!(database = %located, "database");
-            let config = located.config.clone();
-            Ok((None, config, Box::new(move |role| located.password_for(role))))
+            let target = located.target.clone();
+            Ok((None, target, Box::new(move |role| located.password_for(role))))
         }
     }
 }
 
 async fn serve(
     settings: &Settings,
-    config: Config,
+    target: Target,
     passwords: crate::reads::Passwords,
     stopping: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -113,12 +114,12 @@ async fn serve(
         return Ok(());
     };
     let uploads = uploads?;
-    let facts = prepare_database(&config, &stopping).await?;
+    let facts = prepare_database(&target, &stopping).await?;
     let mut connections = settings.connections;
     connections.total = descriptors::make_room(connections.total);
     let listeners = Listeners::open(settings)?;
     let address = listeners.grpc.local_addr().context("asking for the port")?;
-    let (pool, epoch) = pool::pool_with_epoch(config.clone(), settings.pool_size, "pcfarm-server");
+    let (pool, epoch) = pool::pool_with_epoch(target.clone(), settings.pool_size, "pcfarm-server");
     let server_id = patiently(&stopping, async || register(settings, &pool, &address.to_string()).await).await?;
     let (traces, sender) = Traces::start(settings.traces.as_ref(), &settings.name, &settings.outward)?;
     let (dispatcher, events) = mpsc::channel(dispatch::EVENTS_LIMIT);
@@ -135,7 +136,7 @@ async fn serve(
         dispatcher,
         acceptor,
         registrar,
-        reads: Reads::new(config.clone(), passwords),
+        reads: Reads::new(target.clone(), passwords),
         traces,
         stopping: stopping.clone(),
     });
@@ -159,7 +160,7 @@ async fn serve(
     parts.spawn(watch::pulse(farm.clone()));
     parts.spawn(watch::sessions(farm.clone()));
     parts.spawn(access::lasting::watch(farm.access.clone(), stopping.clone()));
-    parts.spawn(watch::listen(farm.clone(), pool::session_config(config, "pcfarm-server listening")));
+    parts.spawn(watch::listen(farm.clone(), pool::session_config(target, "pcfarm-server listening")));
     parts.spawn(upkeep::sweep(farm.clone()));
     parts.spawn(waking::run(farm.clone()));
     parts.spawn(alerts::run(farm.clone(), settings.mailer.clone(), settings.outward.clone()));
@@ -298,6 +299,9 @@ async fn patiently<T>(
 
 /// Not reached, lost, starting, stopping, full: another time it may do.
 fn is_away(error: &anyhow::Error) -> bool {
+    if error.chain().any(|cause| cause.downcast_ref().is_some_and(ConnectError::is_lasting)) {
+        return false;
+    }
     // A hook that failed has met a database that is silent, or one that is about to be promoted.
     let busy = error
         .chain()
@@ -310,11 +314,13 @@ fn is_away(error: &anyhow::Error) -> bool {
 }
 
 /// Waits for the database, checks that it keeps what it commits, brings its schema up to date.
-pub(crate) async fn prepare_database(config: &Config, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
-    let config = pool::session_config(config.clone(), "pcfarm-server");
+pub(crate) async fn prepare_database(target: &Target, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
+    let target = pool::session_config(target.clone(), "pcfarm-server");
     patiently(stopping, async || {
-        let (mut client, _connection) = connect::connect(&config).await.context("connecting to the database")?;
+        let (mut client, _connection) = target.connect().await.context("connecting to the database")?;
+        pooler::refuse_transaction_pooling(&target).await.context("checking the way to the database")?;
         let facts = pool::check_server(&client).await.context("checking the database server")?;
+        rights::check(&client).await.context("checking the rights of the login")?;
         let ran = migrate::migrate(&mut client).await.context("bringing the schema up to date")?;
         for warning in &facts.warnings {
             warn!("{warning}");

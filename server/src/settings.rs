@@ -75,8 +75,11 @@ enum Verb {
 #[derive(Debug, Args)]
 struct InitArguments {
     /// Where the certificates and keys are to be
-    #[arg(long, env = "PCFARM_TLS", value_name = "DIR")]
-    tls: PathBuf,
+    #[arg(long, env = "PCFARM_TLS", value_name = "DIR", required_unless_present = "print_sql")]
+    tls: Option<PathBuf>,
+    /// Print the SQL that an administrator of the database server runs before the first start, and do nothing else
+    #[arg(long, conflicts_with_all = ["administrator", "embedded"])]
+    print_sql: bool,
     /// A name or address by which others reach this server, beside the host's own; several by commas or by repeating it
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     name: Vec<String>,
@@ -285,7 +288,8 @@ pub enum HttpListen {
 /// What `pcfarm-server init` is to make, and where.
 #[derive(Clone, Debug)]
 pub struct Init {
-    pub tls: PathBuf,
+    /// Without it nothing is made, and the administrator's SQL is printed.
+    pub tls: Option<PathBuf>,
     pub names: Vec<String>,
     pub administrator: Option<String>,
     pub database: Database,
@@ -325,7 +329,8 @@ impl Asked {
 }
 
 fn prepared(arguments: InitArguments) -> Result<Init, String> {
-    let InitArguments { tls, name, administrator, database_url, embedded } = arguments;
+    let InitArguments { tls, print_sql, name, administrator, database_url, embedded } = arguments;
+    let tls = tls.filter(|_| !print_sql);
     let database = match embedded {
         Some(directory) => Database::Embedded(embedded_directory(&directory)?),
         None => Database::Url { flag: database_url, file: None },

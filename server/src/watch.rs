@@ -14,7 +14,7 @@ use pcfarm_proto::v1::{self, server_message};
 use pcfarm_recycler::pulse_limit;
 use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing};
-use pcfarm_sql::connect;
+use pcfarm_sql::connect::Target;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::pool::Kept;
 use pcfarm_sql::presence;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::time::MissedTickBehavior;
-use tokio_postgres::{AsyncMessage, Config};
+use tokio_postgres::AsyncMessage;
 use tonic::Status;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -374,11 +374,11 @@ async fn take_back_unreceived(
 
 /// Listens for notifications on a connection of its own, and turns them into nudges. They are hints: everything they
 /// hasten is also polled for.
-pub async fn listen(farm: Arc<Farm>, config: Config) {
+pub async fn listen(farm: Arc<Farm>, target: Target) {
     loop {
         tokio::select! {
             () = farm.stopping.cancelled() => return,
-            outcome = listen_once(&farm, &config) => {
+            outcome = listen_once(&farm, &target) => {
                 if let Err(error) = outcome {
                     warn!(error = format!("{error:#}"), "not listening for notifications: trying again");
                 }
@@ -388,8 +388,8 @@ pub async fn listen(farm: Arc<Farm>, config: Config) {
     }
 }
 
-async fn listen_once(farm: &Farm, config: &Config) -> anyhow::Result<()> {
-    let (client, mut messages) = connect::connect(config).await?;
+async fn listen_once(farm: &Farm, target: &Target) -> anyhow::Result<()> {
+    let (client, mut messages) = target.connect().await?;
     client.batch_execute("listen pcfarm").await?;
     let its_own = submit::work_of(farm.server_id);
     // What happened while nobody listened.

@@ -22,13 +22,13 @@ create function pcfarm.bytes_of(size text)
 returns numeric language sql immutable as $$
     select trunc(p[1]::numeric * case p[2] when 'B' then 1 when 'kB' then 1e3 when 'MB' then 1e6 when 'GB' then 1e9 when 'TB' then 1e12
         when 'KiB' then 1024 when 'MiB' then 1048576 when 'GiB' then 1073741824 when 'TiB' then 1099511627776 end)
-    from regexp_match(size, '^([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$') p
+    from regexp_match(size, E'^([0-9]{1,15}(?:\\.[0-9]{1,6})?) ?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$') p
 $$;
 
 create function pcfarm.condition(given text)
 returns jsonb language plpgsql immutable as $$
 declare
-    parts constant text[] := regexp_match(btrim(given), '^([A-Za-z_]+)\s*(?:(<=|>=|!=|<>|==|=|<|>)\s*(.*))?$');
+    parts constant text[] := regexp_match(btrim(given), E'^([A-Za-z_]+)\\s*(?:(<=|>=|!=|<>|==|=|<|>)\\s*(.*))?$');
     fact  constant text := lower(parts[1]);
     op    constant text := case parts[2] when '<>' then '!=' when '==' then '=' else parts[2] end;
     said  text := parts[3];
@@ -59,7 +59,7 @@ begin
     elsif op not in ('=', '!=') then
         perform pcfarm.no_condition(given, format('%s is a name, which is or is not: use = or !=', fact));
     end if;
-    newer := case when fact = 'program' then regexp_match(said, '^(\S+)\s*>=\s*(.*)$') end;
+    newer := case when fact = 'program' then regexp_match(said, E'^(\\S+)\\s*>=\\s*(.*)$') end;
     said := coalesce(newer[1], said);
     if said !~ '^[A-Za-z0-9_][A-Za-z0-9_.:/+@=-]{0,62}$' then
         perform pcfarm.no_condition(given, format('%s is no name: it has at most 63 letters, digits and _ . : / + @ = -', said));
@@ -69,7 +69,7 @@ begin
     elsif newer is not null then
         if op <> '=' then
             perform pcfarm.no_condition(given, 'a version is at least of a program that is there: use =');
-        elsif newer[2] !~ '^[0-9]{1,9}(\.[0-9]{1,9}){0,5}$' then
+        elsif newer[2] !~ E'^[0-9]{1,9}(\\.[0-9]{1,9}){0,5}$' then
             perform pcfarm.no_condition(given, format('%s is no version: it is like 2.8.5', coalesce(nullif(newer[2], ''), 'nothing')));
         end if;
         return jsonb_build_object('fact', fact, 'is', op, 'value', said, 'at_least', newer[2]);
@@ -147,8 +147,8 @@ comment on view pcfarm.workstation_facts is
 -- To be compared; null: that is none.
 create function pcfarm.version_parts(version text)
 returns bigint[] language sql immutable as $$
-    select case when version ~ '^[0-9]{1,9}(\.[0-9]{1,9}){0,5}$'
-        then string_to_array(regexp_replace(version, '(\.0+)+$', ''), '.')::bigint[] end
+    select case when version ~ E'^[0-9]{1,9}(\\.[0-9]{1,9}){0,5}$'
+        then string_to_array(regexp_replace(version, E'(\\.0+)+$', ''), '.')::bigint[] end
 $$;
 
 create function pcfarm.holds(condition jsonb, its pcfarm.workstation_facts)

@@ -80,7 +80,7 @@ begin
                 perform pcfarm.no_presence(one.key, one.value, 'a whole number of cores');
             end if;
         elsif one.key = 'wake_address' then
-            if one.kind <> 'string' or one.said !~ '^[A-Za-z0-9._:\[\]-]{1,255}$' then
+            if one.kind <> 'string' or one.said !~ E'^[A-Za-z0-9._:\\[\\]-]{1,255}$' then
                 perform pcfarm.no_presence(one.key, one.value, 'an address that a network hears, such as 192.0.2.255 or 192.0.2.255:9,');
             end if;
         elsif one.key = 'wake_time_zone' then

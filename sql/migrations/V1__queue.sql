@@ -6,6 +6,25 @@
 create schema pcfarm;
 revoke all on schema pcfarm from public;
 
+-- Refuses transactions in which functions that change jobs cannot keep their promises. After waiting for a lock they look again in
+-- the next statement: with one snapshot for the whole transaction they would see the state from before the wait.
+create function pcfarm.check_transaction()
+returns void language plpgsql as $$
+begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise exception 'PC Farm cannot work in a % transaction', current_setting('transaction_isolation')
+            using errcode = 'feature_not_supported',
+                  hint = 'Begin it with "begin isolation level read committed", or set default_transaction_isolation to '
+                         '"read committed" for this session or role.';
+    elsif current_setting('transaction_read_only')::boolean then
+        raise exception 'PC Farm cannot change jobs in a read-only transaction'
+            using errcode = 'read_only_sql_transaction',
+                  hint = case when pg_is_in_recovery() then 'This is a standby: connect to the primary.'
+                         else 'Begin it with "begin read write", or set default_transaction_read_only to off for this '
+                              'session or role.' end;
+    end if;
+end $$;
+
 -- Who asks: the database role, or the user whom a server acts for. A server says so in settings of its connection, which
 -- count for nothing on connections of roles that may not act as the owner of this schema.
 create function pcfarm.is_server()

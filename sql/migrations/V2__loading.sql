@@ -152,8 +152,15 @@ begin
             set_write_back.job_type);
         -- Only whoever may hand something to that role gets past this line.
         execute format('grant create on schema pcfarm_write_back to %I', role);
-        execute format('alter function pcfarm_write_back.%I(text[], jsonb[]) owner to %I',
-            set_write_back.job_type, role);
+        begin
+            execute format('alter function pcfarm_write_back.%I(text[], jsonb[]) owner to %I',
+                set_write_back.job_type, role);
+        exception
+            when insufficient_privilege then
+                raise exception 'role % may not hand a function to role %', current_user, role
+                    using errcode = 'insufficient_privilege',
+                          hint = format('Let an administrator of that role run: grant %I to %I;', role, current_user);
+        end;
         execute format('revoke create on schema pcfarm_write_back from %I', role);
         execute format('grant execute on function pcfarm_write_back.%I(text[], jsonb[]) to %s',
             set_write_back.job_type, (select nspowner::regrole::text from pg_namespace where nspname = 'pcfarm'));
@@ -193,6 +200,7 @@ declare
     first     pcfarm.job;
     asked_for jsonb;
 begin
+    perform pcfarm.check_transaction();
     if jsonb_typeof(coalesce(options, '{}')) <> 'object' then
         raise exception 'options must be a JSON object' using errcode = 'invalid_parameter_value';
     end if;
@@ -357,6 +365,7 @@ returns pcfarm.job language plpgsql security definer set search_path = pg_catalo
 declare
     locked pcfarm.job;
 begin
+    perform pcfarm.check_transaction();
     select j.* into locked from pcfarm.job j where j.job_id = job and pcfarm.sees(j.owner) for share;
     if not found then
         perform pcfarm.no_such_job(job);
@@ -445,7 +454,7 @@ begin
                    'deadline timestamptz, job_type text, not_before timestamptz, weight integer.';
     end if;
     -- A semicolon at the end, with or without a remark behind it.
-    query := regexp_replace(query, ';(\s|--[^\n'']*(\n|$))*$', '');
+    query := regexp_replace(query, E';(\\s|--[^\\n'']*(\\n|$))*$', '');
     columns := pcfarm.load_columns(query);
     grouped := 'group_key' = any (columns);
     begin
@@ -521,6 +530,7 @@ returns void language plpgsql security definer set search_path = pg_catalog, pg_
 declare
     found_state text;
 begin
+    perform pcfarm.check_transaction();
     select j.state into found_state from pcfarm.job j where j.job_id = job and pcfarm.sees(j.owner);
     if found_state is null or found_state in ('done', 'failed', 'cancelled') then
         perform pcfarm.lock_for_loading(job);
@@ -537,7 +547,7 @@ begin
     execute format(E'create temporary view pcfarm_load_query as select * from (%s\n) q', query);
     select array_agg(a.attname::text),
         string_agg(format('%s is %s, not %s', a.attname, format_type(a.atttypid, a.atttypmod), w.wanted), '; ')
-            filter (where w.wanted is not null and not (format_type(a.atttypid, null) = any (w.accepted)))
+            filter (where w.wanted is not null and not (a.atttypid = any (w.accepted::regtype[]::oid[])))
     into found_columns, wrong
     from pg_attribute a
     left join (values
@@ -950,6 +960,7 @@ returns pcfarm.job language plpgsql as $$
 declare
     locked pcfarm.job;
 begin
+    perform pcfarm.check_transaction();
     select j.* into locked from pcfarm.job j where j.job_id = job for update;
     if not found then
         perform pcfarm.no_such_job(job);

@@ -204,6 +204,8 @@ declare
     closed    boolean[];
     -- Some problems of some checkouts were given back.
     is_cut    boolean;
+    -- Settings that a pooler kept from the startup packet, so that RESET ALL loses them.
+    settings  constant text := current_setting('pcfarm.session', true);
 begin
     if more is not null then
         -- Jobs come before checkouts: whoever cancels one has it locked when it closes those.
@@ -350,6 +352,10 @@ begin
             array(select solutions[n]::jsonb from unnest(alike) n)) f;
         -- The statement's text may have turned durability off, or anything else.
         reset all;
+        if left(settings, 1) = '{' then
+            perform set_config(s.key, s.value, false) from jsonb_each_text(settings::jsonb) s;
+            perform set_config('pcfarm.session', settings, false);
+        end if;
         set local synchronous_commit = on;
     end if;
     if cardinality(failures) > 0 then

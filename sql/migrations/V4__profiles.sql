@@ -350,7 +350,7 @@ begin
         begin
             perform pcfarm.set_signal('database_load', split_part(pg_read_file('/proc/loadavg'), ' ', 1)::float8, '30 seconds');
             perform pcfarm.set_signal('database_free_memory',
-                (regexp_match(pg_read_file('/proc/meminfo'), 'MemAvailable: *(\d+) kB'))[1]::float8 * 1024, '30 seconds');
+                (regexp_match(pg_read_file('/proc/meminfo'), E'MemAvailable: *(\\d+) kB'))[1]::float8 * 1024, '30 seconds');
         exception
             -- Then they are not known, unless somebody else says them.
             when insufficient_privilege or undefined_file then null;

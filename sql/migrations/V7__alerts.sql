@@ -108,7 +108,7 @@ create function pcfarm.check_target(channel text, target text)
 returns void language plpgsql immutable as $$
 begin
     if channel = 'webhook' and (length(target) > 2000
-        or target !~ '^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][!-~]*)?$') then
+        or target !~ E'^https?://([A-Za-z0-9._-]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?([/?#][!-~]*)?$') then
         -- It may have a password, which the log is not to have.
         perform pcfarm.wrong_subscription('what is given is no webhook',
             'It is like https://host.example/path, without a name or password before the host.');

@@ -332,16 +332,15 @@ comment on view pcfarm.alert_status is
 
 do $$
 begin
-    -- Roles belong to the whole cluster: another database may have made them already.
-    begin
-        create role pcfarm_loader nologin;
-    exception
-        when duplicate_object or unique_violation then null;
-        when insufficient_privilege then
-            raise warning 'role pcfarm_loader was not created: the migrating role lacks CREATEROLE'
-                using hint = 'create role pcfarm_loader nologin; as a superuser, then grant as in docs/administration.md.';
-            return;
-    end;
+    -- Roles belong to the whole cluster: another database, or an administrator, may have made this one. A login without CREATEROLE
+    -- may not even try to; the server checks beforehand that it has no need to.
+    if not exists (select from pg_roles where rolname = 'pcfarm_loader') then
+        begin
+            create role pcfarm_loader nologin;
+        exception
+            when duplicate_object or unique_violation then null;
+        end;
+    end if;
     grant usage on schema pcfarm to pcfarm_loader;
     grant select on pcfarm.job_type, pcfarm.related_read, pcfarm.job, pcfarm.lane, pcfarm.problem, pcfarm.requeued,
         pcfarm.result, pcfarm.queue_pointer, pcfarm.in_progress, pcfarm.workstation_status, pcfarm.job_progress,

@@ -1,17 +1,29 @@
-//! One connection outside the pool: for LISTEN and session locks, which need their own, for migrations and for tests.
+//! Connections: a [`Target`] says where, as whom, how encrypted and with which settings; [`Target::connect`] makes one
+//! outside the pool, for LISTEN and session locks, which need their own, for migrations and for tests.
 //! This is the only place that drives a tokio-postgres connection by hand.
 
+pub mod pooler;
+pub(crate) mod session;
+
 use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Socket};
+use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Socket};
+
+use crate::tls::{Connector, Encryption, Mode, Stream, TlsFailure, with_cause};
+use session::Session;
 
 /// For a configuration without a limit of its own: name look-up, connecting and logging in together.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a cancel request to reach the database.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Notifications are hints behind a poll, so a few hundred waiting are as good as all.
 const MESSAGES_HELD: usize = 256;
 
@@ -21,7 +33,255 @@ pub enum ConnectError {
     Postgres { place: String, source: tokio_postgres::Error },
     #[error("{place} did not answer within {} s", within.as_secs())]
     Timeout { place: String, within: Duration },
+    #[error(
+        "cannot connect to {place}: the server does not speak TLS, which sslmode={mode} demands. Set ssl = on in its \
+         postgresql.conf, or use sslmode=prefer on a network that you trust"
+    )]
+    NoTls { place: String, mode: Mode },
+    #[error(
+        "cannot connect to {place}: the server demands a client certificate. Name it and its key by sslcert and sslkey"
+    )]
+    NoClientCertificate { place: String, source: tokio_postgres::Error },
 }
+
+/// A database: hosts and login, encryption, and the settings of its sessions.
+#[derive(Debug, Clone)]
+pub struct Target {
+    config: Config,
+    encryption: Encryption,
+    session: Option<Session>,
+}
+
+/// A private cluster's or a test's, over a Unix socket: without encryption.
+impl From<Config> for Target {
+    fn from(config: Config) -> Target {
+        Target::new(config, Encryption::off())
+    }
+}
+
+impl ConnectError {
+    /// True if trying again cannot help: encryption is missing or refused, on one of the two sides.
+    pub fn is_lasting(&self) -> bool {
+        let source: &(dyn std::error::Error + 'static) = match self {
+            ConnectError::NoTls { .. } | ConnectError::NoClientCertificate { .. } => return true,
+            ConnectError::Timeout { .. } => return false,
+            ConnectError::Postgres { source, .. } => source,
+        };
+        std::iter::successors(Some(source), |error| error.source())
+            .any(|error| error.downcast_ref::<TlsFailure>().is_some_and(|failure| failure.is_lasting))
+    }
+}
+
+impl Target {
+    pub fn new(config: Config, encryption: Encryption) -> Target {
+        Target { config, encryption, session: None }
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub fn encryption(&self) -> &Encryption {
+        &self.encryption
+    }
+
+    /// This server and database for another login.
+    pub fn for_login(&self, user: &str, password: Option<&str>) -> Target {
+        let mut config = without_login(&self.config);
+        config.user(user);
+        if let Some(password) = password {
+            config.password(password);
+        }
+        Target::new(config, self.encryption.clone())
+    }
+
+    /// With a change of its configuration.
+    pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Target {
+        change(&mut self.config);
+        self
+    }
+
+    /// With these settings in place of the configuration's `options`, which they contain.
+    pub(crate) fn with_session(self, session: Session) -> Target {
+        let mut config = without_login(&self.config);
+        if let Some(user) = self.config.get_user() {
+            config.user(user);
+        }
+        if let Some(password) = self.config.get_password() {
+            config.password(password);
+        }
+        if let Some(name) = self.config.get_application_name() {
+            config.application_name(name);
+        }
+        Target { config, encryption: self.encryption, session: Some(session) }
+    }
+
+    /// Connects, starts moving the connection's bytes and settles its settings, within the configuration's `connect_timeout`.
+    pub async fn connect(&self) -> Result<(Client, ConnectionTask), ConnectError> {
+        let each = self.config.get_connect_timeout().copied().unwrap_or(LOGIN_TIMEOUT);
+        // The limit of the configuration is for each host in turn, and covers the socket only.
+        let hosts = self.config.get_hosts().len().max(1) * self.encryption.mode.attempts().len();
+        let within = each.saturating_mul(hosts as u32);
+        let connecting = async {
+            let (client, connection) = self.open().await?;
+            let task = ConnectionTask::spawn(connection);
+            self.settle(&client).await?;
+            Ok((client, task))
+        };
+        match tokio::time::timeout(within, connecting).await {
+            Ok(connected) => connected.map_err(|source| self.explain(source)),
+            Err(_) => Err(ConnectError::Timeout { place: crate::settings::redacted(&self.config), within }),
+        }
+    }
+
+    /// A logged-in connection, whose bytes do not move yet.
+    pub(crate) async fn open(&self) -> Result<(Client, Connection), tokio_postgres::Error> {
+        let Some(session) = &self.session else {
+            return self.open_with(&self.config).await;
+        };
+        let mut config = self.config.clone();
+        config.options(session.options());
+        match self.open_with(&config).await {
+            // A pooler refuses options, since its connections to the server exist already. `settle` sends them later.
+            Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => self.open_with(&self.config).await,
+            opened => opened,
+        }
+    }
+
+    /// See [`Session::settle`].
+    pub(crate) async fn settle(&self, client: &Client) -> Result<Option<String>, tokio_postgres::Error> {
+        match &self.session {
+            Some(session) => session.settle(client).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The mode's ways in turn. Of two failures the one with TLS is reported, which says what to do.
+    async fn open_with(&self, config: &Config) -> Result<(Client, Connection), tokio_postgres::Error> {
+        let mut config = config.clone();
+        let mut failed: Option<(SslMode, tokio_postgres::Error)> = None;
+        for &mode in self.encryption.mode.attempts() {
+            config.ssl_mode(mode);
+            let opened = match mode {
+                SslMode::Disable => config.connect(Connector::off()).await,
+                _ => config.connect(self.encryption.connector().await).await,
+            };
+            let error = match opened {
+                Ok(opened) => return Ok(opened),
+                Err(error) => error,
+            };
+            let again = may_be_encryption(&error);
+            if mode == SslMode::Prefer && again {
+                tracing::warn!(
+                    error = with_cause(&error),
+                    "no TLS to the database: trying without, as sslmode=prefer says"
+                );
+            }
+            failed = match failed {
+                Some((SslMode::Prefer, first)) => Some((SslMode::Prefer, first)),
+                _ => Some((mode, error)),
+            };
+            if !again {
+                break;
+            }
+        }
+        Err(failed.expect("each mode has a way to connect").1)
+    }
+
+    fn explain(&self, source: tokio_postgres::Error) -> ConnectError {
+        let place = crate::settings::redacted(&self.config);
+        let cause = std::error::Error::source(&source).map(ToString::to_string).unwrap_or_default();
+        if cause == "server does not support TLS" {
+            return ConnectError::NoTls { place, mode: self.encryption.mode };
+        }
+        if cause.contains("valid client certificate") {
+            return ConnectError::NoClientCertificate { place, source };
+        }
+        ConnectError::Postgres { place, source }
+    }
+
+    /// Asks the database to cancel the statement of a connection to this target. Best effort, within a few seconds.
+    pub async fn cancel(&self, running: &CancelToken) {
+        let cancelling = async {
+            let connector = match self.encryption.mode {
+                Mode::Disable => Connector::off(),
+                _ => self.encryption.connector().await,
+            };
+            running.cancel_query(connector).await
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(CANCEL_TIMEOUT, cancelling).await {
+            tracing::debug!(error = with_cause(&error), "a cancel request did not reach the database");
+        }
+    }
+}
+
+/// A copy without user, password, application name and options; tokio-postgres can set options, but not unset them.
+fn without_login(given: &Config) -> Config {
+    let mut config = Config::new();
+    for host in given.get_hosts() {
+        match host {
+            Host::Tcp(name) => config.host(name),
+            #[cfg(unix)]
+            Host::Unix(directory) => config.host_path(directory),
+        };
+    }
+    for address in given.get_hostaddrs() {
+        config.hostaddr(*address);
+    }
+    for port in given.get_ports() {
+        config.port(*port);
+    }
+    if let Some(database) = given.get_dbname() {
+        config.dbname(database);
+    }
+    if let Some(limit) = given.get_connect_timeout() {
+        config.connect_timeout(*limit);
+    }
+    if let Some(limit) = given.get_tcp_user_timeout() {
+        config.tcp_user_timeout(*limit);
+    }
+    if let Some(interval) = given.get_keepalives_interval() {
+        config.keepalives_interval(interval);
+    }
+    if let Some(retries) = given.get_keepalives_retries() {
+        config.keepalives_retries(retries);
+    }
+    config
+        .keepalives(given.get_keepalives())
+        .keepalives_idle(given.get_keepalives_idle())
+        .ssl_negotiation(given.get_ssl_negotiation())
+        .channel_binding(given.get_channel_binding())
+        .target_session_attrs(given.get_target_session_attrs())
+        .load_balance_hosts(given.get_load_balance_hosts());
+    config
+}
+
+/// True if encryption, or the lack of it, may be the reason of a failure: a refused login (`pg_hba.conf` tells `hostssl` from
+/// `hostnossl`) or a handshake that failed, but neither a server that is out of reach nor one that says what else is wrong.
+fn may_be_encryption(error: &tokio_postgres::Error) -> bool {
+    if let Some(code) = error.code() {
+        return *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION;
+    }
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    !cause.is_some_and(|cause| {
+        matches!(
+            cause.kind(),
+            io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+                | io::ErrorKind::NotFound
+                | io::ErrorKind::PermissionDenied
+                | io::ErrorKind::TimedOut
+        )
+    })
+}
+
+/// Connects without encryption: to a private cluster, and in tests.
+pub async fn connect(config: &Config) -> Result<(Client, ConnectionTask), ConnectError> {
+    Target::from(config.clone()).connect().await
+}
+
+pub(crate) type Connection = tokio_postgres::Connection<Socket, Stream>;
 
 /// The task that moves a connection's bytes. The connection ends when this is dropped.
 #[derive(Debug)]
@@ -32,6 +292,14 @@ pub struct ConnectionTask {
 }
 
 impl ConnectionTask {
+    fn spawn(connection: Connection) -> ConnectionTask {
+        let (sender, messages) = mpsc::channel(MESSAGES_HELD);
+        let missed = Arc::new(AtomicU64::new(0));
+        let mut task = JoinSet::new();
+        task.spawn(drive(connection, sender, missed.clone()));
+        ConnectionTask { task, messages, missed }
+    }
+
     /// The next notice or notification; `None` once the connection has ended. Cancel-safe, for `select!`.
     pub async fn next(&mut self) -> Option<AsyncMessage> {
         self.messages.recv().await
@@ -53,26 +321,6 @@ impl ConnectionTask {
         }
     }
 }
-
-/// Connects and starts moving the connection's bytes, within the configuration's `connect_timeout`.
-pub async fn connect(config: &Config) -> Result<(Client, ConnectionTask), ConnectError> {
-    let place = || crate::settings::redacted(config);
-    let each = config.get_connect_timeout().copied().unwrap_or(LOGIN_TIMEOUT);
-    // The limit of the configuration is for each host in turn, and covers the socket only.
-    let within = each.saturating_mul(config.get_hosts().len().max(1) as u32);
-    let connecting = tokio::time::timeout(within, config.connect(NoTls)).await;
-    let (client, connection) = connecting
-        .map_err(|_| ConnectError::Timeout { place: place(), within })?
-        .map_err(|source| ConnectError::Postgres { place: place(), source })?;
-
-    let (sender, messages) = mpsc::channel(MESSAGES_HELD);
-    let missed = Arc::new(AtomicU64::new(0));
-    let mut task = JoinSet::new();
-    task.spawn(drive(connection, sender, missed.clone()));
-    Ok((client, ConnectionTask { task, messages, missed }))
-}
-
-type Connection = tokio_postgres::Connection<Socket, tokio_postgres::tls::NoTlsStream>;
 
 async fn drive(
     mut connection: Connection,

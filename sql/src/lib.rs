@@ -1,6 +1,6 @@
 //! The one place that sends SQL: the schema's migrations, and every statement behind a typed function.
 //!
-//! - where the database is and how to reach it: [`settings`], [`connect`], [`pool`], [`cluster`]
+//! - where the database is and how to reach it: [`settings`], [`tls`], [`connect`], [`pool`], [`cluster`]
 //! - its schema: [`migrate`]
 //! - handing out: [`lanes`], [`job_types`]; accepting and closing: [`checkout`]
 //! - who works: [`presence`]; what administrators do with many workstations: [`fleet`]; what runs now and then: [`upkeep`]
@@ -34,6 +34,7 @@ pub mod settings;
 pub mod sharing;
 
 pub mod connect;
+pub mod tls;
 
 pub mod pool;
 pub mod profiles;

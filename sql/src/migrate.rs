@@ -1,5 +1,7 @@
 //! Brings a database's schema to this build's version. Forward only; safe when several servers start at once.
 
+pub mod rights;
+
 use tokio_postgres::Client;
 
 /// The migrations, in order. Each runs once, in a transaction of its own.

@@ -1,20 +1,23 @@
 //! The pool of connections, with a deadline on everything that can wait, and the check of the server behind it.
-//! Session settings that matter go into the startup packet instead of `SET`, so that `RESET ALL`, which every acceptance runs
-//! after an administrator's write-back, returns to them. A pooler that drops startup options (PgBouncer) is therefore no place to
-//! connect to; LISTEN would not work there either.
+//! The settings of its sessions are in [`crate::connect::session`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{
-    ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolBuilder, PoolError, QueueMode,
+    ClientWrapper, Connect, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolBuilder, PoolError, QueueMode,
     RecyclingMethod, Runtime,
 };
+use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio_postgres::config::LoadBalanceHosts;
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::{Client, Config};
 
+use crate::connect::Target;
+pub use crate::connect::session::BY_INDEX;
+use crate::connect::session::Session;
 use crate::upkeep::recognise_database;
 
 /// Longer, and the callers wait for a database that does not keep up: better to refuse and be asked again.
@@ -26,22 +29,6 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 /// A peer that vanished without a word is noticed within about half a minute, from both ends.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Ours, which the URL's `options` or PGOPTIONS may change. Each is known to every version from 15 on; an unknown one would
-/// refuse the connection. `client_connection_check_interval` is missing because servers on Windows refuse it, and
-/// `transaction_timeout` because it is new in 17.
-const DEFAULTS: &str = "-c statement_timeout=30s -c lock_timeout=5s -c idle_in_transaction_session_timeout=10s \
-     -c tcp_user_timeout=30s -c tcp_keepalives_idle=10s -c tcp_keepalives_interval=5s -c tcp_keepalives_count=4 -c jit=off";
-
-/// Ours, which nothing changes, as correctness rests on it: what is acknowledged is on disk, names mean what they say, and
-/// times are read as they were written. Later options win, so these stand last.
-const FIXED: &str = "-c synchronous_commit=on -c search_path=pg_catalog,pg_temp -c default_transaction_isolation=read\\ committed \
-     -c timezone=UTC -c datestyle=ISO,YMD -c intervalstyle=postgres -c bytea_output=hex -c standard_conforming_strings=on";
-
-/// Where nothing runs but our own statements, each of which has its index. A plan is made once for a connection, often while
-/// a table is empty, and reading all of an empty table costs nothing: with a hundred thousand checkouts a night that plan
-/// would be the end of it; and a merge join reads an index from end to end. An administrator's SQL is planned as ever.
-pub const BY_INDEX: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_mergejoin=off";
-
 /// For statements that would be planned anew each time, if what PostgreSQL expects of them depends on their parameters.
 const PLANNED_ONCE: &str = "set plan_cache_mode = force_generic_plan";
 
@@ -52,15 +39,24 @@ const RECYCLE: &str = "select 1 / (pg_catalog.now() operator(pg_catalog.=) pg_ca
      close all; set session authorization default; reset all; unlisten *; \
      select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences";
 
-/// The configuration with our session settings: for the pool, and for connections beside it.
-pub fn session_config(config: Config, application_name: &str) -> Config {
-    with_options(config, application_name, DEFAULTS)
+/// The target with our session settings: for connections beside the pool.
+pub fn session_config(target: impl Into<Target>, application_name: &str) -> Target {
+    with_session(target.into(), application_name, false)
 }
 
-fn with_options(mut config: Config, application_name: &str, defaults: &str) -> Config {
-    let given = config.get_options().unwrap_or("");
-    let options = format!("{defaults} {given} {FIXED}");
-    config.options(options);
+/// The target with settings that the public SQL functions need in a user's own session. It has no others, so that the user's
+/// query means the same as in psql.
+pub fn session_of_user(target: Target) -> Target {
+    let session = Session::of_user(target.config().get_options().unwrap_or(""));
+    target.with_session(session)
+}
+
+fn with_session(target: Target, application_name: &str, by_index: bool) -> Target {
+    let session = Session::new(target.config().get_options().unwrap_or(""), by_index);
+    target.with(|config| tune(config, application_name)).with_session(session)
+}
+
+fn tune(config: &mut Config, application_name: &str) {
     if config.get_application_name().is_none() {
         config.application_name(application_name);
     }
@@ -85,25 +81,25 @@ fn with_options(mut config: Config, application_name: &str, defaults: &str) -> C
         // Not always the same first: it may be a primary that was, which is refused only once it has answered.
         config.load_balance_hosts(LoadBalanceHosts::Random);
     }
-    config
 }
 
 /// For our own statements. Connects lazily: building it never fails for want of a server. Nothing is sent on a connection
 /// before the PostgreSQL at its other end was recognised.
-pub fn pool(config: Config, size: usize, application_name: &str) -> Pool {
-    pool_with_epoch(config, size, application_name).0
+pub fn pool(target: impl Into<Target>, size: usize, application_name: &str) -> Pool {
+    pool_with_epoch(target, size, application_name).0
 }
 
-/// The same, for who remembers what it has read.
-pub fn pool_with_epoch(config: Config, size: usize, application_name: &str) -> (Pool, Epoch) {
-    let config = with_options(config, application_name, &format!("{DEFAULTS} {BY_INDEX}"));
-    let recogniser = Recogniser::default();
+/// A pool like that of [`pool`], and a number for callers that remember results: they compare it before they use them.
+pub fn pool_with_epoch(target: impl Into<Target>, size: usize, application_name: &str) -> (Pool, Epoch) {
+    let target = with_session(target.into(), application_name, true);
+    let late = Late::default();
+    let recogniser = Recogniser { late: late.clone(), ..Recogniser::default() };
     let epoch = recogniser.epoch.clone();
     let recognise = Hook::async_fn(move |client: &mut ClientWrapper, _| {
         let recogniser = recogniser.clone();
         Box::pin(async move { recogniser.look(client).await })
     });
-    (builder(config, size).post_create(recognise).build().expect(RUNTIME_IS_SET), epoch)
+    (builder(target, late, size).post_create(recognise).build().expect(RUNTIME_IS_SET), epoch)
 }
 
 /// Grows when a pool's connections come to lead to another database, before anything is asked of that: what was read from
@@ -118,15 +114,21 @@ impl Epoch {
 }
 
 /// For an administrator's queries, which harm nothing on a standby.
-pub fn pool_for_queries(config: Config, size: usize, application_name: &str) -> Pool {
-    builder(session_config(config, application_name), size).build().expect(RUNTIME_IS_SET)
+pub fn pool_for_queries(target: impl Into<Target>, size: usize, application_name: &str) -> Pool {
+    let target = session_config(target, application_name);
+    builder(target, Late::default(), size).build().expect(RUNTIME_IS_SET)
 }
 
 const RUNTIME_IS_SET: &str = "a runtime is set, which is all that timeouts need";
 
-fn builder(config: Config, size: usize) -> PoolBuilder {
+fn builder(target: Target, late: Late, size: usize) -> PoolBuilder {
     let recycling_method = RecyclingMethod::Custom(RECYCLE.to_owned());
-    let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method });
+    let connector = PoolConnector { target: target.clone(), late: late.clone() };
+    let manager = Manager::from_connect(target.config().clone(), connector, ManagerConfig { recycling_method });
+    let settle_again = Hook::async_fn(move |client: &mut ClientWrapper, _| {
+        let late = late.clone();
+        Box::pin(async move { late.send(client).await.map_err(HookError::Backend) })
+    });
     Pool::builder(manager)
         .max_size(size.max(1))
         // In turn each of them would have been used so long ago that its process has nothing left in the processor's caches.
@@ -135,6 +137,47 @@ fn builder(config: Config, size: usize) -> PoolBuilder {
         .wait_timeout(Some(WAIT_TIMEOUT))
         .create_timeout(Some(CREATE_TIMEOUT))
         .recycle_timeout(Some(RECYCLE_TIMEOUT))
+        .post_recycle(settle_again)
+}
+
+/// Statement of [`Session::settle`], once a connection needed it. Code that resets a connection's settings sends it again.
+#[derive(Clone, Debug, Default)]
+struct Late(Arc<Mutex<Option<String>>>);
+
+impl Late {
+    fn keep(&self, statement: Option<String>) {
+        if statement.is_some() {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = statement;
+        }
+    }
+
+    async fn send(&self, client: &Client) -> Result<(), tokio_postgres::Error> {
+        let statement = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match statement {
+            Some(statement) => client.batch_execute(&statement).await,
+            None => Ok(()),
+        }
+    }
+}
+
+struct PoolConnector {
+    target: Target,
+    late: Late,
+}
+
+impl Connect for PoolConnector {
+    fn connect(&self, _: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
+        Box::pin(async move {
+            let (client, connection) = self.target.open().await?;
+            let task = tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::warn!(error = %error, "a connection to the database ended");
+                }
+            });
+            self.late.keep(self.target.settle(&client).await?);
+            Ok((client, task))
+        })
+    }
 }
 
 /// Which PostgreSQL a pool's connections lead to. Another one, or the same after a promotion, has not got everything that
@@ -144,6 +187,7 @@ struct Recogniser {
     /// System identifier and timeline.
     known: Arc<Mutex<Option<(i64, i64)>>>,
     epoch: Epoch,
+    late: Late,
 }
 
 impl Recogniser {
@@ -164,6 +208,7 @@ impl Recogniser {
             client.batch_execute("set statement_timeout = 0").await.map_err(HookError::Backend)?;
             let revoked = recognise_database(client, identifier, timeline).await.map_err(HookError::Backend)?;
             client.batch_execute("reset statement_timeout").await.map_err(HookError::Backend)?;
+            self.late.send(client).await.map_err(HookError::Backend)?;
             if revoked > 0 {
                 tracing::warn!(
                     revoked,
@@ -363,6 +408,11 @@ pub enum ServerError {
         "the database's encoding is {encoding}: create one with `createdb --encoding=UTF8 --template=template0 NAME`"
     )]
     Encoding { encoding: String },
+    #[error(
+        "{name} is {value} in new sessions, with which PC Farm's functions do something else. A superuser can change it: \
+         `alter database … reset {name}`, or `alter role … reset {name}`"
+    )]
+    Unusual { name: &'static str, value: String },
 }
 
 /// Asks once, at start, on the kind of connection that will be used.
@@ -378,6 +428,8 @@ pub async fn check_server(client: &Client) -> Result<ServerFacts, ServerError> {
         full_page_writes: row.try_get("full_page_writes").map_err(ServerError::Query)?,
         synchronous_commit: row.try_get("synchronous_commit").map_err(ServerError::Query)?,
         max_connections: row.try_get("max_connections").map_err(ServerError::Query)?,
+        session_replication_role: row.try_get("session_replication_role").map_err(ServerError::Query)?,
+        variable_conflict: row.try_get("variable_conflict").map_err(ServerError::Query)?,
         system_identifier: row.try_get("system_identifier").map_err(ServerError::Query)?,
         timeline: row.try_get("timeline").map_err(ServerError::Query)?,
     };
@@ -394,6 +446,8 @@ struct Observed {
     full_page_writes: bool,
     synchronous_commit: String,
     max_connections: i32,
+    session_replication_role: String,
+    variable_conflict: String,
     system_identifier: i64,
     timeline: Option<i64>,
 }
@@ -408,6 +462,14 @@ fn judge(observed: Observed) -> Result<ServerFacts, ServerError> {
     };
     if observed.encoding != "UTF8" {
         return Err(ServerError::Encoding { encoding: observed.encoding });
+    }
+    for (name, value, usual) in [
+        ("session_replication_role", observed.session_replication_role, "origin"),
+        ("plpgsql.variable_conflict", observed.variable_conflict, "error"),
+    ] {
+        if value != usual {
+            return Err(ServerError::Unusual { name, value });
+        }
     }
     let mut warnings = Vec::new();
     if major > NEWEST {
@@ -460,6 +522,8 @@ mod tests {
             full_page_writes: true,
             synchronous_commit: "on".to_owned(),
             max_connections: 100,
+            session_replication_role: "origin".to_owned(),
+            variable_conflict: "error".to_owned(),
             system_identifier: 7,
             timeline: Some(1),
         }
@@ -478,6 +542,8 @@ mod tests {
             (|o| o.synchronous_commit = "remote_apply".to_owned(), ""),
             (|o| o.in_recovery = true, "standby"),
             (|o| o.encoding = "LATIN1".to_owned(), "LATIN1"),
+            (|o| o.session_replication_role = "replica".to_owned(), "reset session_replication_role"),
+            (|o| o.variable_conflict = "use_column".to_owned(), "reset plpgsql.variable_conflict"),
         ];
         for (change, expected) in table {
             let mut observed = good();

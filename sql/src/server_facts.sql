@@ -9,6 +9,8 @@ select current_setting('server_version')              as version,
        current_setting('full_page_writes')::bool      as full_page_writes,
        current_setting('synchronous_commit')          as synchronous_commit,
        current_setting('max_connections')::int        as max_connections,
+       current_setting('session_replication_role')    as session_replication_role,
+       coalesce(nullif(current_setting('plpgsql.variable_conflict', true), ''), 'error') as variable_conflict,
        (select system_identifier from pg_control_system()) as system_identifier,
        case when not pg_is_in_recovery()
             then ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint

@@ -4,7 +4,10 @@
 //! nothing, and never prints a password.
 
 mod conninfo;
+mod encryption;
 mod passfile;
+mod places;
+mod service;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -12,11 +15,15 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs};
+use tokio_postgres::config::Host;
 
 pub use conninfo::ConninfoError;
 use conninfo::Parameters;
 pub use passfile::{Login, Passfile, PassfileError};
+use places::Place;
+
+use crate::connect::Target;
+use crate::tls::{Encryption, Mode, TlsFileError, with_cause};
 
 /// A host that swallows packets must not hold a start for the kernel's two minutes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,11 +64,14 @@ pub enum SettingsError {
     PortCount { hosts: usize, ports: usize },
     #[error("there are {addresses} host addresses for {hosts} hosts: give one for each host")]
     AddressCount { hosts: usize, addresses: usize },
-    #[error(
-        "{name}={value} asks for an encrypted connection, which PC Farm cannot make yet: use sslmode=disable or prefer on a \
-         network you trust, a Unix socket, or a tunnel (ssh -L, stunnel) to the database server"
-    )]
-    Encryption { name: &'static str, value: String },
+    #[error("sslmode={mode} is too weak for {strong}: use sslmode={wanted}")]
+    Weak { mode: Mode, strong: &'static str, wanted: &'static str },
+    #[error("sslmode={0} cannot hold for Unix sockets: name network hosts alone, or use sslmode=prefer")]
+    SocketAndTls(Mode),
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
+    #[error("{name} cannot be used")]
+    Parameter { name: String, source: tokio_postgres::Error },
     #[error("{name}={value} is not supported: leave it out")]
     Unsupported { name: &'static str, value: String },
     #[error("the service {service:?} is defined neither in {}", files_searched(.files))]
@@ -132,20 +142,12 @@ fn os_user() -> Option<String> {
 /// The resolved answer. `Display` gives it for the log: where, as whom, named by what; no password.
 #[derive(Debug, Clone)]
 pub struct DatabaseSettings {
-    pub config: tokio_postgres::Config,
+    pub target: Target,
     pub source: Source,
     /// What was passed over (an open password file); for the log.
     pub warnings: Vec<String>,
     places: Vec<Place>,
     passfile: Option<Passfile>,
-}
-
-/// One host and port with the name that password files know it by.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    host: Host,
-    port: u16,
-    passfile_name: String,
 }
 
 impl DatabaseSettings {
@@ -157,14 +159,14 @@ impl DatabaseSettings {
     pub fn resolve_in(flag: Option<&str>, environment: &Environment) -> Result<DatabaseSettings, SettingsError> {
         let (source, explicit) = choose(flag, environment)?;
         let mut parameters = explicit;
-        add_service(&mut parameters, environment)?;
+        service::add_service(&mut parameters, environment)?;
         add_variables(&mut parameters, environment)?;
         build(source, &parameters, environment)
     }
 
     /// The password file's word for another role on the same server and database: job types' read roles log in so.
     pub fn password_for(&self, user: &str) -> Option<String> {
-        self.look_up(self.config.get_dbname()?, user).ok().flatten()
+        self.look_up(self.target.config().get_dbname()?, user).ok().flatten()
     }
 
     fn look_up(&self, database: &str, user: &str) -> Result<Option<String>, PassfileError> {
@@ -184,7 +186,7 @@ impl DatabaseSettings {
 
 impl fmt::Display for DatabaseSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (from {})", redacted(&self.config), self.source)
+        write!(f, "{} (from {})", redacted(self.target.config()), self.source)
     }
 }
 
@@ -207,7 +209,10 @@ pub fn redacted(config: &tokio_postgres::Config) -> String {
             let port = ports.get(index).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
             match host {
                 Host::Tcp(name) if name.contains(':') => format!("[{name}]:{port}"),
-                Host::Tcp(name) => format!("{name}:{port}"),
+                Host::Tcp(name) => match config.get_hostaddrs().get(index).map(ToString::to_string) {
+                    Some(address) if address != *name => format!("{name}:{port} ({address})"),
+                    _ => format!("{name}:{port}"),
+                },
                 #[cfg(unix)]
                 Host::Unix(directory) => format!("{}/.s.PGSQL.{port}", directory.display()),
             }
@@ -240,66 +245,6 @@ fn choose(flag: Option<&str>, environment: &Environment) -> Result<(Source, Para
     Ok((Source::Defaults, Parameters::new()))
 }
 
-/// A named service fills what was not said outright; it stands above the `PG*` variables.
-fn add_service(parameters: &mut Parameters, environment: &Environment) -> Result<(), SettingsError> {
-    let service = match parameters.get("service") {
-        Some(service) => service.clone(),
-        None => match environment.get("PGSERVICE")? {
-            Some(service) => service.to_owned(),
-            None => return Ok(()),
-        },
-    };
-    let own = match environment.get("PGSERVICEFILE")? {
-        Some(path) => Some(PathBuf::from(path)),
-        None => environment.home.as_ref().map(|home| home.join(".pg_service.conf")),
-    };
-    let system = environment.get("PGSYSCONFDIR")?.unwrap_or("/etc/postgresql-common");
-    let files: Vec<PathBuf> = own.into_iter().chain([PathBuf::from(system).join("pg_service.conf")]).collect();
-    for path in &files {
-        if let Some(found) = service_in(path, &service)? {
-            for (key, value) in found {
-                parameters.entry(key).or_insert(value);
-            }
-            return Ok(());
-        }
-    }
-    Err(SettingsError::NoService { service, files })
-}
-
-fn service_in(path: &PathBuf, service: &str) -> Result<Option<Parameters>, SettingsError> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => {
-            return Err(SettingsError::ServiceFile { path: path.clone(), source });
-        }
-    };
-    let mut found: Option<Parameters> = None;
-    for (index, line) in text.lines().map(str::trim).enumerate() {
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        if let Some(name) = line.strip_prefix('[') {
-            if found.is_some() {
-                break;
-            }
-            found = (name.trim_end_matches(']') == service).then(Parameters::new);
-            continue;
-        }
-        if let Some(parameters) = &mut found {
-            match line.split_once('=') {
-                Some((key, value)) if conninfo::is_known(key) && key != "service" => {
-                    parameters.insert(key.to_owned(), value.to_owned());
-                }
-                _ => {
-                    return Err(SettingsError::ServiceLine { path: path.clone(), line: index + 1 });
-                }
-            }
-        }
-    }
-    Ok(found)
-}
-
 const VARIABLES: &[(&str, &str)] = &[
     ("PGHOST", "host"),
     ("PGHOSTADDR", "hostaddr"),
@@ -314,6 +259,15 @@ const VARIABLES: &[(&str, &str)] = &[
     ("PGTARGETSESSIONATTRS", "target_session_attrs"),
     ("PGLOADBALANCEHOSTS", "load_balance_hosts"),
     ("PGSSLMODE", "sslmode"),
+    ("PGSSLROOTCERT", "sslrootcert"),
+    ("PGSSLCERT", "sslcert"),
+    ("PGSSLKEY", "sslkey"),
+    ("PGSSLCERTMODE", "sslcertmode"),
+    ("PGSSLCRL", "sslcrl"),
+    ("PGSSLCRLDIR", "sslcrldir"),
+    ("PGSSLSNI", "sslsni"),
+    ("PGSSLMINPROTOCOLVERSION", "ssl_min_protocol_version"),
+    ("PGSSLMAXPROTOCOLVERSION", "ssl_max_protocol_version"),
     ("PGSSLNEGOTIATION", "sslnegotiation"),
     ("PGGSSENCMODE", "gssencmode"),
     ("PGCHANNELBINDING", "channel_binding"),
@@ -341,57 +295,106 @@ fn build(
     environment: &Environment,
 ) -> Result<DatabaseSettings, SettingsError> {
     let get = |key: &str| parameters.get(key).map(String::as_str);
-    let places = places(parameters, environment)?;
-    refuse_what_we_cannot_obey(parameters, &places)?;
+    let places = places::places(parameters, environment)?;
+    let encryption = encryption::encryption(parameters, &places, environment)?;
+    let user = get("user").or(environment.os_user.as_deref()).ok_or(SettingsError::NoUser)?;
+    let database = get("dbname").unwrap_or(user);
+    let passfile = match get("passfile") {
+        Some(path) => Some(Passfile::new(PathBuf::from(path))),
+        None => default_passfile(environment),
+    };
+    let mut warnings = Vec::new();
+    check_files(&encryption, &mut warnings)?;
+    let mut config = config(parameters, &places)?;
+    config.user(user).dbname(database);
+    let target = Target::new(config, encryption);
+    let mut settings = DatabaseSettings { target, source, warnings, places, passfile };
+    if get("password").is_some() {
+        return Ok(settings);
+    }
+    match settings.look_up(database, user) {
+        Ok(Some(password)) => {
+            settings.target = settings.target.with(|config| {
+                config.password(password);
+            })
+        }
+        Ok(None) => (),
+        Err(error) => settings.warnings.push(with_cause(&error)),
+    }
+    Ok(settings)
+}
 
-    let mut config = tokio_postgres::Config::new();
-    for place in &places {
+/// Connecting reads the files each time; the first look is now. Without them `allow` and `prefer` go on in plain.
+fn check_files(encryption: &Encryption, warnings: &mut Vec<String>) -> Result<(), SettingsError> {
+    match encryption.check() {
+        Err(error) if encryption.mode < Mode::Require => warnings.push(with_cause(&error)),
+        checked => checked?,
+    }
+    Ok(())
+}
+
+/// Parameters that tokio-postgres reads as libpq does.
+const PASSED: &[&str] = &[
+    "application_name",
+    "channel_binding",
+    "connect_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "load_balance_hosts",
+    "options",
+    "password",
+    "sslnegotiation",
+];
+
+fn config(parameters: &Parameters, places: &[Place]) -> Result<tokio_postgres::Config, SettingsError> {
+    let mut given: Vec<(&str, &str)> = Vec::new();
+    given.extend(parameters.get("fallback_application_name").map(|name| ("application_name", name.as_str())));
+    given.extend(PASSED.iter().filter_map(|name| Some((*name, parameters.get(*name)?.as_str()))));
+    given.extend(parameters.get("keepalives_count").map(|count| ("keepalives_retries", count.as_str())));
+    given.extend(parameters.get("target_session_attrs").map(|wanted| ("target_session_attrs", session_attrs(wanted))));
+    let mut text = String::new();
+    for (name, value) in given {
+        let one = format!("{name}='{}' ", value.replace('\\', "\\\\").replace('\'', "\\'"));
+        one.parse::<tokio_postgres::Config>()
+            .map_err(|source| SettingsError::Parameter { name: name.to_owned(), source })?;
+        text.push_str(&one);
+    }
+    let mut config: tokio_postgres::Config =
+        text.parse().map_err(|source| SettingsError::Parameter { name: "the address".to_owned(), source })?;
+    // Zero and less, which are given, ask for no limit; the pool and `Target::connect` still have theirs.
+    if !parameters.contains_key("connect_timeout") {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    // tokio-postgres takes it for seconds.
+    if let Some(text) = parameters.get("tcp_user_timeout") {
+        let milliseconds: i32 = text.trim().parse().map_err(|_| wrong("tcp_user_timeout", "a whole number"))?;
+        if let Ok(milliseconds @ 1..) = u64::try_from(milliseconds) {
+            config.tcp_user_timeout(Duration::from_millis(milliseconds));
+        }
+    }
+    for place in places {
         match &place.host {
             Host::Tcp(name) => config.host(name),
             #[cfg(unix)]
             Host::Unix(directory) => config.host_path(directory),
         };
+        if let Some(address) = place.address {
+            config.hostaddr(address);
+        }
         config.port(place.port);
     }
-    let user = get("user").or(environment.os_user.as_deref()).ok_or(SettingsError::NoUser)?;
-    let database = get("dbname").unwrap_or(user);
-    config.user(user).dbname(database).ssl_mode(SslMode::Disable);
-    if let Some(options) = get("options") {
-        config.options(options);
-    }
-    if let Some(name) = get("application_name").or(get("fallback_application_name")) {
-        config.application_name(name);
-    }
-    config.target_session_attrs(match get("target_session_attrs") {
-        None | Some("any" | "prefer-standby") => TargetSessionAttrs::Any,
-        Some("read-write" | "primary") => TargetSessionAttrs::ReadWrite,
-        Some("read-only" | "standby") => TargetSessionAttrs::ReadOnly,
-        Some(_) => {
-            return Err(wrong("target_session_attrs", "one of any, read-write, primary"));
-        }
-    });
-    config.load_balance_hosts(match get("load_balance_hosts") {
-        None | Some("disable") => LoadBalanceHosts::Disable,
-        Some("random") => LoadBalanceHosts::Random,
-        Some(_) => return Err(wrong("load_balance_hosts", "disable or random")),
-    });
-    set_timeouts(&mut config, parameters)?;
+    Ok(config)
+}
 
-    let passfile = match get("passfile") {
-        Some(path) => Some(Passfile::new(PathBuf::from(path))),
-        None => default_passfile(environment),
-    };
-    let mut settings = DatabaseSettings { config, source, warnings: Vec::new(), places, passfile };
-    if let Some(password) = get("password") {
-        settings.config.password(password);
-        return Ok(settings);
+/// tokio-postgres knows three of libpq's six.
+fn session_attrs(wanted: &str) -> &str {
+    match wanted {
+        "primary" => "read-write",
+        "standby" => "read-only",
+        "prefer-standby" => "any",
+        other => other,
     }
-    match settings.look_up(database, user) {
-        Ok(Some(password)) => drop(settings.config.password(password)),
-        Ok(None) => (),
-        Err(error) => settings.warnings.push(with_causes(&error)),
-    }
-    Ok(settings)
 }
 
 fn default_passfile(environment: &Environment) -> Option<Passfile> {
@@ -400,148 +403,6 @@ fn default_passfile(environment: &Environment) -> Option<Passfile> {
         _ => environment.home.as_ref()?.join(".pgpass"),
     };
     Some(Passfile::new(path))
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
-}
-
-/// Joins the comma lists of hosts, addresses and ports.
-fn places(parameters: &Parameters, environment: &Environment) -> Result<Vec<Place>, SettingsError> {
-    let list = |key: &str| -> Vec<&str> {
-        let values = parameters.get(key).map(|value| value.split(',').map(str::trim).collect());
-        values.unwrap_or_default()
-    };
-    let addresses = list("hostaddr");
-    let mut hosts = list("host");
-    if hosts.is_empty() {
-        hosts = vec![""; addresses.len().max(1)];
-    }
-    if !addresses.is_empty() && addresses.len() != hosts.len() {
-        return Err(SettingsError::AddressCount { hosts: hosts.len(), addresses: addresses.len() });
-    }
-    let ports = list("port");
-    if ports.len() > 1 && ports.len() != hosts.len() {
-        return Err(SettingsError::PortCount { hosts: hosts.len(), ports: ports.len() });
-    }
-    let mut places = Vec::with_capacity(hosts.len());
-    for (index, name) in hosts.into_iter().enumerate() {
-        let port = match ports.get(index).or(ports.first()).copied().unwrap_or("") {
-            "" => DEFAULT_PORT,
-            text => match text.parse() {
-                Ok(port) if port != 0 => port,
-                _ => return Err(wrong("port", "a number from 1 to 65535")),
-            },
-        };
-        places.push(place(name, addresses.get(index).copied().unwrap_or(""), port, environment)?);
-    }
-    Ok(places)
-}
-
-/// An address replaces the name it stands beside: without TLS nothing but the password file needs the name.
-fn place(name: &str, address: &str, port: u16, environment: &Environment) -> Result<Place, SettingsError> {
-    if !address.is_empty() {
-        let address: std::net::IpAddr = address.parse().map_err(|_| wrong("hostaddr", "a list of IP addresses"))?;
-        let address = address.to_string();
-        let passfile_name = if name.is_empty() { address.clone() } else { name.to_owned() };
-        return Ok(Place { host: Host::Tcp(address), port, passfile_name });
-    }
-    if name.starts_with('@') {
-        return Err(SettingsError::Unsupported { name: "host", value: name.to_owned() });
-    }
-    #[cfg(unix)]
-    if name.is_empty() || name.starts_with('/') {
-        let is_default = name.is_empty() || environment.socket_directory.as_os_str() == name;
-        let directory = match name {
-            "" => environment.socket_directory.clone(),
-            path => PathBuf::from(path),
-        };
-        return Ok(Place {
-            host: Host::Unix(directory),
-            port,
-            passfile_name: if is_default { "localhost" } else { name }.to_owned(),
-        });
-    }
-    #[cfg(not(unix))]
-    let _ = environment;
-    let name = if name.is_empty() { "localhost" } else { name };
-    Ok(Place { host: Host::Tcp(name.to_owned()), port, passfile_name: name.to_owned() })
-}
-
-/// What asks for more protection than we have is refused, not ignored. As in libpq, TLS does not concern Unix sockets.
-fn refuse_what_we_cannot_obey(parameters: &Parameters, places: &[Place]) -> Result<(), SettingsError> {
-    let get = |key: &str| parameters.get(key).map(String::as_str);
-    let over_network = places.iter().any(|place| matches!(place.host, Host::Tcp(_)));
-    let encryption = |name: &'static str, value: &str| Err(SettingsError::Encryption { name, value: value.to_owned() });
-    match get("sslmode") {
-        None | Some("disable" | "allow" | "prefer") => (),
-        Some(mode @ ("require" | "verify-ca" | "verify-full")) => {
-            if over_network {
-                return encryption("sslmode", mode);
-            }
-        }
-        Some(_) => {
-            return Err(wrong("sslmode", "one of disable, allow, prefer, require, verify-ca, verify-full"));
-        }
-    }
-    if let Some(value @ "require") = get("gssencmode")
-        && over_network
-    {
-        return encryption("gssencmode", value);
-    }
-    if let Some(value @ "require") = get("channel_binding") {
-        return encryption("channel_binding", value);
-    }
-    if let Some(value @ "direct") = get("sslnegotiation")
-        && over_network
-    {
-        return encryption("sslnegotiation", value);
-    }
-    for name in ["require_auth", "requirepeer", "replication"] {
-        if let Some(value) = get(name) {
-            return Err(SettingsError::Unsupported { name, value: value.to_owned() });
-        }
-    }
-    Ok(())
-}
-
-fn set_timeouts(config: &mut tokio_postgres::Config, parameters: &Parameters) -> Result<(), SettingsError> {
-    let number = |key: &'static str| match parameters.get(key) {
-        None => Ok(None),
-        Some(text) => match text.trim().parse::<i32>() {
-            Ok(number) => Ok(Some(number)),
-            Err(_) => Err(wrong(key, "a whole number")),
-        },
-    };
-    let positive = |number: i32| u64::try_from(number).ok().filter(|number| *number > 0);
-    match number("connect_timeout")? {
-        None => drop(config.connect_timeout(CONNECT_TIMEOUT)),
-        // Zero and less ask for no limit; the pool and `connect` still have theirs.
-        Some(seconds) => {
-            if let Some(seconds) = positive(seconds) {
-                config.connect_timeout(Duration::from_secs(seconds));
-            }
-        }
-    }
-    if let Some(milliseconds) = number("tcp_user_timeout")?.and_then(positive) {
-        config.tcp_user_timeout(Duration::from_millis(milliseconds));
-    }
-    if let Some(on) = number("keepalives")? {
-        config.keepalives(on != 0);
-    }
-    if let Some(seconds) = number("keepalives_idle")?.and_then(positive) {
-        config.keepalives_idle(Duration::from_secs(seconds));
-    }
-    if let Some(seconds) = number("keepalives_interval")?.and_then(positive) {
-        config.keepalives_interval(Duration::from_secs(seconds));
-    }
-    if let Some(count) = number("keepalives_count")?.and_then(|count| u32::try_from(count).ok()) {
-        config.keepalives_retries(count);
-    }
-    Ok(())
 }
 
 fn wrong(name: &str, expected: &'static str) -> SettingsError {

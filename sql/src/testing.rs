@@ -42,6 +42,12 @@ impl TestDatabase {
         self.config.clone()
     }
 
+    /// With these settings of its sessions, where the database's own are unusual.
+    pub fn with_options(mut self, options: &str) -> TestDatabase {
+        self.config.options(options);
+        self
+    }
+
     /// For programs that are started with `--database-url`.
     pub fn url(&self) -> String {
         url_of(&self.config)
@@ -159,7 +165,9 @@ pub async fn server() -> Config {
     if let Ok(url) = std::env::var(TEST_DATABASE_URL) {
         return crate::settings::DatabaseSettings::resolve(Some(&url))
             .expect("PCFARM_TEST_DATABASE_URL is a connection string")
-            .config;
+            .target
+            .config()
+            .clone();
     }
     // Statics are not dropped: the cluster's guard notices the end of the process.
     static OWN: OnceCell<Cluster> = OnceCell::const_new();
@@ -247,8 +255,8 @@ mod tests {
         assert!(row.get::<_, bool>(0));
 
         let settings = crate::settings::DatabaseSettings::resolve(Some(&first.url())).expect("a URL of ours");
-        assert_eq!(settings.config.get_dbname(), Some(first.name.as_str()));
-        connect(&settings.config).await.expect("reached by URL");
+        assert_eq!(settings.target.config().get_dbname(), Some(first.name.as_str()));
+        settings.target.connect().await.expect("reached by URL");
 
         let gone = first.name.clone();
         drop(first);

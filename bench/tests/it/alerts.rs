@@ -147,7 +147,7 @@ async fn jobs_that_end_are_late_or_have_failures_are_told_of_on_a_channel() {
     farm.job_type("plain", "digest", json!({"max_attempts": 1})).await;
     let server = farm.serving("a", &[]).await;
     let _agent = farm.working("agent", &[&server]);
-    let config = DatabaseSettings::resolve(Some(farm.url())).expect("its own URL").config;
+    let config = DatabaseSettings::resolve(Some(farm.url())).expect("its own URL").target.config().clone();
     let (listener, mut messages) = connect(&config).await.expect("connected");
     listener.batch_execute("listen night").await.expect("listening");
     subscribe(&farm, json!({"notify": "night", "events": ["ended", "late", "failures"], "failed_share": 0.3})).await;

@@ -508,7 +508,7 @@ async fn a_server_without_its_database_is_not_hung() -> Result<()> {
     let running = Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     let manager = tokio::task::spawn_blocking(move || manager.until("READY=1").map(|_| manager)).await??;
     // A database that lets nobody in, asked for from another one.
-    let mut config = DatabaseSettings::resolve(Some(&database.url()))?.config;
+    let mut config = DatabaseSettings::resolve(Some(&database.url()))?.target.config().clone();
     let name = config.get_dbname().context("the database's name")?.to_owned();
     let (eyes, _connection) = connect::connect(config.dbname("postgres")).await?;
     eyes.batch_execute(&format!("alter database \"{name}\" allow_connections false")).await?;

@@ -1,14 +1,20 @@
 //! Integration tests of the CLI, of REST, of the documentation and of `deploy/`, in one binary.
 
 // Shared by the tests.
+#[path = "../../../sql/tests/it/bouncer.rs"]
+mod bouncer;
 mod helps;
 #[path = "../../../bench/src/left_out.rs"]
 mod left_out;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../../sql/tests/it/network.rs"]
+mod network;
 mod real;
 mod script;
 mod swift;
 
 // The CLI: alone, against a scripted server, on a farm.
+mod database;
 mod farm;
 mod modules;
 mod no_server;

@@ -229,10 +229,10 @@ async fn what_is_wrong_with_a_store_is_told_at_start() -> Result<()> {
     let Some(swift) = Swift::start().await? else { return Ok(()) };
     let database = pcfarm_sql::testing::database().await;
     let with = |name: &str, value: &str| {
-        let Extra { flags, mut environment } = swift.extra();
+        let Extra { flags, mut environment, database_url } = swift.extra();
         environment.retain(|(known, _)| known != name);
         environment.push((name.to_owned(), value.to_owned()));
-        Extra { flags, environment }
+        Extra { flags, environment, database_url }
     };
     let elsewhere = Extra { flags: ["--originals", "s3://nobodys"].map(str::to_owned).to_vec(), ..swift.extra() };
     for (extra, said) in [
@@ -255,7 +255,7 @@ async fn what_is_wrong_with_a_store_is_told_at_start() -> Result<()> {
     let address = format!("s3://{BUCKET}");
     let endpoint = swift.endpoint();
     let flags = ["--originals", &address, "--s3-endpoint", &endpoint, "--s3-credentials", path].map(str::to_owned);
-    let farm = Farm::start_with(Extra { flags: flags.to_vec(), environment: Vec::new() }).await?;
+    let farm = Farm::start_with(Extra { flags: flags.to_vec(), ..Extra::default() }).await?;
     let client = Client::of(&farm);
     submit(&client, "{\"key\": \"a\", \"payload\": 1}\n").await?;
     std::fs::write(&file, keys.replace(SECRET, "another-secret"))?;

@@ -38,6 +38,8 @@ pub struct Farm {
 pub struct Extra {
     pub flags: Vec<String>,
     pub environment: Vec<(String, String)>,
+    /// Where servers find the database, if not at its socket.
+    pub database_url: Option<String>,
 }
 
 /// A program that is killed when nobody holds it any more.
@@ -71,7 +73,11 @@ impl Farm {
     }
 
     pub async fn start_with(extra: Extra) -> Result<Farm> {
-        let database = database().await;
+        Farm::start_on(database().await, extra).await
+    }
+
+    /// On this database.
+    pub async fn start_on(database: TestDatabase, extra: Extra) -> Result<Farm> {
         let command = server_of(&database, &extra)?;
         let (server, address, rest) = tokio::task::spawn_blocking(move || start_server(command)).await??;
         let sql = database.client().await;
@@ -272,7 +278,8 @@ fn without_settings(command: &mut Command) {
 
 pub fn server_of(database: &TestDatabase, extra: &Extra) -> Result<Command> {
     let mut command = program("pcfarm-server")?;
-    command.args(["--database-url", &database.url(), "--listen", "127.0.0.1:0", "--heartbeat", "1s"]);
+    let url = extra.database_url.clone().unwrap_or_else(|| database.url());
+    command.args(["--database-url", &url, "--listen", "127.0.0.1:0", "--heartbeat", "1s"]);
     command.args(&extra.flags).envs(extra.environment.iter().cloned());
     Ok(command)
 }

@@ -91,6 +91,7 @@ impl Swift {
         Extra {
             flags: ["--originals".to_owned(), format!("s3://{BUCKET}/farm/uploads")].to_vec(),
             environment: environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
+            ..Extra::default()
         }
     }
 

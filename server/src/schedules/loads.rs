@@ -20,7 +20,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::MissedTickBehavior;
-use tokio_postgres::NoTls;
 use tokio_postgres::types::{ToSql, Type};
 use tracing::{info, warn};
 
@@ -109,7 +108,7 @@ async fn attempt(farm: &Farm, load: &Load) -> anyhow::Result<bool> {
     match outcome {
         Ok(outcome) => outcome.with_context(|| format!("load {} (as role {role})", load.number)),
         Err(_) => {
-            drop(tokio::time::timeout(Duration::from_secs(5), cancel.cancel_query(NoTls)).await);
+            farm.reads.cancel(&cancel).await;
             drop(of_its_own);
             bail!("load {} (as role {role}) took longer than its time limit of {:?}", load.number, load.time_limit)
         }

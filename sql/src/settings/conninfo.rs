@@ -34,62 +34,16 @@ pub enum ConninfoError {
 
 /// Every name libpq (up to 18) knows. What has no meaning here is listed too, so that a string which works with psql is
 /// not refused because of it; what we would have to obey and cannot is refused in `settings`.
-const KNOWN: &[&str] = &[
-    "application_name",
-    "channel_binding",
-    "client_encoding",
-    "connect_timeout",
-    "dbname",
-    "fallback_application_name",
-    "gssdelegation",
-    "gssencmode",
-    "gsslib",
-    "host",
-    "hostaddr",
-    "keepalives",
-    "keepalives_count",
-    "keepalives_idle",
-    "keepalives_interval",
-    "krbsrvname",
-    "load_balance_hosts",
-    "max_protocol_version",
-    "min_protocol_version",
-    "oauth_client_id",
-    "oauth_client_secret",
-    "oauth_issuer",
-    "oauth_scope",
-    "options",
-    "passfile",
-    "password",
-    "port",
-    "replication",
-    "require_auth",
-    "requirepeer",
-    "scram_client_key",
-    "scram_server_key",
-    "service",
-    "servicefile",
-    "sslcert",
-    "sslcertmode",
-    "sslcompression",
-    "sslcrl",
-    "sslcrldir",
-    "sslkey",
-    "sslkeylogfile",
-    "sslmode",
-    "sslnegotiation",
-    "sslpassword",
-    "sslrootcert",
-    "sslsni",
-    "ssl_max_protocol_version",
-    "ssl_min_protocol_version",
-    "target_session_attrs",
-    "tcp_user_timeout",
-    "user",
-];
+const KNOWN: &str = "application_name channel_binding client_encoding connect_timeout dbname fallback_application_name gssdelegation \
+    gssencmode gsslib host hostaddr keepalives keepalives_count keepalives_idle keepalives_interval krbsrvname \
+    load_balance_hosts max_protocol_version min_protocol_version oauth_client_id oauth_client_secret oauth_issuer \
+    oauth_scope options passfile password port replication require_auth requirepeer scram_client_key \
+    scram_server_key service servicefile sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey sslkeylogfile \
+    sslmode sslnegotiation sslpassword sslrootcert sslsni ssl_max_protocol_version ssl_min_protocol_version \
+    target_session_attrs tcp_user_timeout user";
 
 pub(super) fn is_known(key: &str) -> bool {
-    KNOWN.contains(&key)
+    KNOWN.split(' ').any(|known| known == key)
 }
 
 pub(super) fn parse(text: &str) -> Result<Parameters, ConninfoError> {

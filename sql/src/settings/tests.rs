@@ -1,4 +1,7 @@
+use tokio_postgres::config::TargetSessionAttrs;
+
 use super::*;
+use crate::tls::Roots;
 
 fn environment(variables: &[(&str, &str)]) -> Environment {
     Environment {
@@ -26,7 +29,7 @@ fn the_database_is_found_as_libpq_finds_it() {
         (
             None,
             &[("PGHOST", "db"), ("PGHOSTADDR", "10.0.0.7"), ("PGUSER", "ann")],
-            "database ann as ann at 10.0.0.7:5432 (from the PG* variables)",
+            "database ann as ann at db:5432 (10.0.0.7) (from the PG* variables)",
         ),
         (None, &[("PGHOSTADDR", "::1")], "database olga as olga at [::1]:5432 (from the PG* variables)"),
         (
@@ -62,18 +65,25 @@ fn the_database_is_found_as_libpq_finds_it() {
 #[test]
 fn what_cannot_be_obeyed_is_refused() {
     let table = [
-        ("postgresql://h?sslmode=require", "encrypted connection"),
-        ("postgresql://h?sslmode=verify-full", "encrypted connection"),
+        ("postgresql://h?sslmode=verify-full", "name a file by sslrootcert"),
+        ("postgresql://h?sslmode=verify-full&sslrootcert=/nowhere", "cannot read /nowhere"),
+        ("postgresql://h?sslmode=require&sslrootcert=system", "use sslmode=verify-full"),
         ("postgresql://h?sslmode=maybe", "sslmode must be"),
-        ("postgresql://h?channel_binding=require", "encrypted"),
+        ("postgresql://h?sslnegotiation=direct", "use sslmode=require"),
+        ("host=h,/tmp sslmode=require", "cannot hold for Unix sockets"),
+        ("postgresql://h?sslcrl=x", "not supported"),
+        ("postgresql://h?gssencmode=require", "not supported"),
+        ("postgresql://h?ssl_max_protocol_version=TLSv1.1", "ssl_max_protocol_version must be"),
+        ("postgresql://h?channel_binding=maybe", "channel_binding cannot be used"),
         ("postgresql://h?require_auth=scram-sha-256", "not supported"),
         ("postgresql://h:0", "port must be"),
         ("postgresql://h:65536", "port must be"),
         ("host=a,b,c port=1,2", "2 ports for 3 hosts"),
         ("host=a hostaddr=1.1.1.1,2.2.2.2", "2 host addresses for 1 hosts"),
+        ("host=a,b hostaddr=1.1.1.1,", "2 host addresses for 2 hosts"),
         ("hostaddr=name", "hostaddr must be"),
-        ("connect_timeout=soon", "connect_timeout must be"),
-        ("target_session_attrs=fast", "target_session_attrs must be"),
+        ("connect_timeout=soon", "connect_timeout cannot be used"),
+        ("target_session_attrs=fast", "target_session_attrs cannot be used"),
         ("host=@abstract", "not supported"),
         ("service=nowhere", "\"nowhere\""),
     ];
@@ -93,7 +103,7 @@ fn limits_and_names_reach_the_configuration() {
         &environment(&variables),
     )
     .expect("resolved");
-    let config = settings.config;
+    let config = settings.target.config();
     assert_eq!(config.get_application_name(), Some("mine"));
     assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(3)));
     assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
@@ -101,9 +111,32 @@ fn limits_and_names_reach_the_configuration() {
     assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
 
     let without = DatabaseSettings::resolve_in(Some("connect_timeout=0"), &environment(&[])).expect("resolved");
-    assert_eq!(without.config.get_connect_timeout(), None);
+    assert_eq!(without.target.config().get_connect_timeout(), None);
     let default = DatabaseSettings::resolve_in(None, &environment(&[])).expect("resolved");
-    assert_eq!(default.config.get_connect_timeout(), Some(&CONNECT_TIMEOUT));
+    assert_eq!(default.target.config().get_connect_timeout(), Some(&CONNECT_TIMEOUT));
+}
+
+#[test]
+fn encryption_is_read_as_libpq_reads_it() {
+    let mut at_home = environment(&[]);
+    at_home.home = Some(PathBuf::from("/home/olga"));
+    let of = |text: &str, variables: &[(&str, &str)]| {
+        at_home.variables = environment(variables).variables;
+        let settings = DatabaseSettings::resolve_in(Some(text), &at_home).expect(text);
+        settings.target.encryption().clone()
+    };
+    let mut of = of;
+    let default = of("host=h", &[]);
+    assert_eq!((default.mode, default.sni), (Mode::Prefer, true));
+    assert_eq!(default.roots, Roots::Default(PathBuf::from("/home/olga/.postgresql/root.crt")));
+    let identity = default.identity.expect("the default files");
+    assert_eq!((identity.key, identity.by_default), (PathBuf::from("/home/olga/.postgresql/postgresql.key"), true));
+    assert_eq!(of("host=/tmp sslmode=require", &[]).mode, Mode::Disable, "a Unix socket");
+    assert_eq!(of("host=h sslmode=allow", &[("PGSSLMODE", "require")]).mode, Mode::Allow);
+    assert_eq!(of("host=h", &[("PGSSLMODE", "require")]).mode, Mode::Require);
+    assert!(of("host=h sslcertmode=disable sslsni=0", &[]).identity.is_none());
+    assert_eq!(of("host=h ssl_min_protocol_version=TLSv1.3", &[]).versions.len(), 1);
+    assert_eq!(of("host=h sslmode=disable sslrootcert=/nowhere", &[]).roots, Roots::None, "not looked at");
 }
 
 #[cfg(unix)]
@@ -137,7 +170,7 @@ fn the_password_comes_from_the_first_place_that_has_one() {
     ];
     for (flag, variables, expected) in table {
         let settings = DatabaseSettings::resolve_in(Some(flag), &environment(variables)).expect("resolved");
-        assert_eq!(settings.config.get_password(), expected.map(str::as_bytes), "{flag} {variables:?}");
+        assert_eq!(settings.target.config().get_password(), expected.map(str::as_bytes), "{flag} {variables:?}");
         let warns = variables.iter().any(|(_, value)| *value == open);
         assert_eq!(settings.warnings.len(), usize::from(warns), "{flag} {variables:?}");
         assert!(!format!("{settings} {settings:?}").contains("of-second"), "{flag}");
@@ -153,7 +186,7 @@ fn the_password_comes_from_the_first_place_that_has_one() {
     at_home.home = Some(directory.path().to_owned());
     private_file(directory.path(), ".pgpass", text, 0o600);
     let settings = DatabaseSettings::resolve_in(Some("postgresql://ann@second"), &at_home).expect("resolved");
-    assert_eq!(settings.config.get_password(), Some("of-second".as_bytes()));
+    assert_eq!(settings.target.config().get_password(), Some("of-second".as_bytes()));
 }
 
 #[test]

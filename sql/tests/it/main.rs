@@ -2,7 +2,18 @@
 #![cfg(feature = "testing")]
 
 // Shared by the tests.
+mod bouncer;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../../bench/src/left_out.rs"]
+mod left_out;
+mod network;
 mod queue;
+
+// Databases that others administer.
+mod defaults;
+mod pooler;
+mod rights;
+mod tls;
 
 // All statements, and the queries behind the API.
 mod api;
