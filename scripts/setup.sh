@@ -79,6 +79,7 @@ ensure_test_tools() {
     ensure_solver
     ensure_wasi
     ensure_display
+    ensure_links
     ensure_swift
     ensure_pgbouncer
     collecting=
@@ -135,6 +136,12 @@ ensure_desk_vm() {
 # systemd-analyze checks the units.
 ensure_systemd() {
     command -v systemd-analyze >/dev/null || want systemd "Without systemd-analyze its units are not checked."
+}
+
+# Network namespaces, shaped links, lost packets and a NAT that forgets.
+ensure_links() {
+    { [ -x /usr/sbin/tc ] && [ -x /usr/sbin/nft ] && [ -x /usr/sbin/conntrack ]; } ||
+        want "iproute2 nftables conntrack" "Without tc, nft and conntrack no test has a slow or lossy link."
 }
 
 # Lintian checks the package; sshd receives the roll-out.

@@ -136,6 +136,11 @@ impl Farm {
     /// `fault-agent` with two cores, not started yet; it knows these servers.
     pub fn agent(&self, name: &str, servers: &[&Server]) -> Program {
         let servers: Vec<String> = servers.iter().map(|server| server.url()).collect();
+        self.agent_of(name, &servers)
+    }
+
+    /// A fault-agent that knows these addresses, not started yet.
+    pub fn agent_of(&self, name: &str, servers: &[String]) -> Program {
         self.program(name, "fault-agent")
             .arguments(["--server", &servers.join(","), "--cores", "2", "--hostname", name])
             .arguments(["--state-dir".as_ref(), self.path(&format!("{name}.state")).as_os_str()])

@@ -10,6 +10,7 @@
 //! - [`asking`]: a client that submits under a key until it is told that its job is loaded
 //! - [`chaos`]: the fault harness and the bugs that it must find, by `pcfarm-chaos`; [`postgres`]: PostgreSQL's processes,
 //!   to be hurt
+//! - [`links`]: network namespaces whose links are slow, far or lossy
 //! - [`left_out`]: what tests say that are left out on this machine
 //! - `simulate`: the decisions of agents and servers on a clock that jumps, from a seed; only with the feature `faults`
 //!
@@ -35,6 +36,7 @@ pub mod holding;
 pub mod installed;
 pub mod left_out;
 pub mod light;
+pub mod links;
 pub mod machine;
 pub mod night;
 pub mod plot;

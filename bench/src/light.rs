@@ -417,7 +417,12 @@ impl Agent {
     fn receive(&mut self, message: In, pace: Pace, book: &Book) -> Option<Out> {
         match message {
             In::Welcome(welcome) => self.forget(welcome.revoked.iter().map(|r| r.checkout_id)),
-            In::Slots(_) | In::Presence(_) | In::DeliveryKept(_) | In::GiveBack(_) => {}
+            In::Slots(_)
+            | In::Presence(_)
+            | In::DeliveryKept(_)
+            | In::GiveBack(_)
+            | In::PartReceived(_)
+            | In::Stored(_) => {}
             In::Revoke(_) if self.manner == Manner::Dawdles => {}
             In::Revoke(revoke) => {
                 self.forget(revoke.revoked.iter().map(|r| r.checkout_id));
@@ -519,7 +524,7 @@ impl Agent {
             let problem = v1::Problem { problem_id: *problem_id, attempt: u32::MAX, ..v1::Problem::default() };
             let outcome = match outcome {
                 Outcome::Solution(_) => self.work.solve(&author, checkout_id, &problem),
-                Outcome::Failure(_) => outcome.clone(),
+                Outcome::Failure(_) | Outcome::Streamed(_) => outcome.clone(),
             };
             v1::ProblemResult { problem_id: *problem_id, outcome: Some(outcome), more: None }
         };

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::links::namespace::Namespace;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Shorter than anything that a test measures.
@@ -48,6 +49,16 @@ impl Program {
         if let Some(place) = self.arguments.iter().position(|argument| argument == flag) {
             self.arguments[place + 1] = value.into();
         }
+        self
+    }
+
+    /// Runs it in a network namespace.
+    #[must_use]
+    pub fn within(mut self, namespace: &Namespace) -> Program {
+        let entering = namespace.enter().into_iter().map(OsString::from);
+        let own = std::mem::take(&mut self.arguments);
+        self.arguments = entering.chain([self.path.clone().into_os_string()]).chain(own).collect();
+        self.path = "ip".into();
         self
     }
 

@@ -6,6 +6,7 @@ pub mod efficiency;
 pub mod enrolment;
 pub mod fairness;
 pub mod latency;
+pub mod links;
 pub mod load;
 pub mod peers;
 pub mod pools;
@@ -40,6 +41,7 @@ pub const TABLES: &[&str] = &[
     "pools",
     "programs",
     "yields",
+    "links",
 ];
 
 /// Those of the queue itself: the others are of what has been built around it.
@@ -65,6 +67,7 @@ pub async fn run(table: &'static str, context: &Context, report: &mut Report) ->
         "replicas" => replicas::run(context, report).await,
         "pools" => pools::run(context, report).await,
         "programs" => programs::run(context, report).await,
+        "links" => links::run(context, report).await,
         "yields" => yields::run(context, report).await,
         _ => anyhow::bail!("there is no table {table}: there are {}, and all", TABLES.join(", ")),
     }

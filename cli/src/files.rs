@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use pcfarm_proto::files::{FILE_PIECE_BYTES, FileHash};
+use pcfarm_proto::files::FileHash;
 use pcfarm_proto::v1::put_file::{Beginning, Part};
 use pcfarm_proto::v1::{File, GetFile, ListFiles, PutFile, RemoveFile};
 use serde::Serialize;
@@ -22,6 +22,9 @@ use crate::text::{self, cut, plain};
 
 /// Pieces of a file between the disk and the network.
 const PIECES_WAITING: usize = 2;
+
+/// Content of one message. The server measures the rate by whole messages in spans of 30 s, of which this is a fraction at 64 kbit/s.
+const MESSAGE_CONTENT_BYTES: usize = 32 << 10;
 
 /// Longest name that the farm keeps, in characters: the end of a path says more than its beginning.
 const NAME_LIMIT: usize = 255;
@@ -63,8 +66,8 @@ pub async fn upload(farm: &Farm, path: &Path) -> Result<File> {
         let send = |part| pieces.blocking_send(PutFile { part: Some(part) }).is_ok();
         let (mut file, mut digest, mut goes_on) = (opened, Sha256::new(), send(beginning));
         while goes_on {
-            let mut piece = Vec::with_capacity(FILE_PIECE_BYTES);
-            (&mut file).take(FILE_PIECE_BYTES as u64).read_to_end(&mut piece)?;
+            let mut piece = Vec::with_capacity(MESSAGE_CONTENT_BYTES);
+            (&mut file).take(MESSAGE_CONTENT_BYTES as u64).read_to_end(&mut piece)?;
             digest.update(&piece);
             goes_on = !piece.is_empty() && send(Part::Content(piece.into()));
         }

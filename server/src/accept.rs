@@ -1,14 +1,18 @@
 //! Accepting connections: how many there may be, in all and from one address, and what is closed at once; which of two
-//! protocols of a port they speak: [`mod@apart`].
+//! protocols of a port they speak: [`mod@apart`]; which of them have ended without a word: `silence`.
 //!
 //! Never busy: when the process is out of file descriptors it waits, and those who knock wait in the backlog.
 
 mod apart;
+mod silence;
 
 pub use apart::apart;
+pub use silence::{PING_INTERVAL, PONG_WAIT};
 
 use crate::access::Peer;
 use crate::authority::{self, Tls};
+use silence::{SILENCE_LIMIT, Silence};
+use socket2::SockRef;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -33,9 +37,13 @@ const BACKLOG: u32 = 4096;
 /// After an error that the next connection would meet, too: no descriptor is left, or no memory.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// HTTP/2's preface must be here by then, and TLS agreed on before; from there on its keep-alive watches.
+/// HTTP/2's preface must be here by then, and TLS agreed on before; from there on [`silence`] watches.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(10);
 const PREFACE_BYTES: usize = 24;
+
+/// Bytes that the kernel may hold unsent for one connection. With more, pongs and acknowledgements wait behind them on a slow link.
+#[cfg(target_os = "linux")]
+const UNSENT_BYTES: u32 = 256 << 10;
 
 /// A flood of connections is not to become a flood of log lines.
 const LOG_EVERY: Duration = Duration::from_secs(10);
@@ -185,6 +193,8 @@ impl Incoming {
         }
         // A stream that does not take it is about to fail anyway.
         drop(stream.set_nodelay(true));
+        #[cfg(target_os = "linux")]
+        drop(SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES));
         let place = Place { taken: self.taken.clone(), address };
         let info = ConnectInfo { address, proven: Arc::default() };
         let socket = match (&self.tls, self.protocol) {
@@ -193,7 +203,8 @@ impl Incoming {
                 Socket::Agreeing(Box::new(TlsAcceptor::from(tls.config(protocol)).accept(stream)))
             }
         };
-        Some(Connection { socket, info, preface: self.protocol.and_then(Preface::of), _place: place })
+        let (preface, silence) = watched(self.protocol);
+        Some(Connection { socket, info, preface, silence, _place: place })
     }
 
     fn failed(&mut self, error: &io::Error) {
@@ -246,6 +257,12 @@ impl Preface {
     }
 }
 
+/// Watches over a connection of HTTP/2 that does not go on. Requests of HTTP/1.1 are timed where they are served.
+fn watched(protocol: Option<Protocol>) -> (Option<Preface>, Option<Silence>) {
+    let silence = || Silence::new(SILENCE_LIMIT);
+    (protocol.and_then(Preface::of), (protocol == Some(Protocol::Http2)).then(silence))
+}
+
 /// From where a connection comes, and whose certificate was shown on it, once TLS is agreed on.
 #[derive(Clone, Debug)]
 pub struct ConnectInfo {
@@ -273,6 +290,7 @@ pub struct Connection {
     socket: Socket,
     info: ConnectInfo,
     preface: Option<Preface>,
+    silence: Option<Silence>,
     _place: Place,
 }
 
@@ -328,6 +346,13 @@ impl AsyncRead for Connection {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = self.poll_read_some(context, buffer);
+        if let Some(silence) = &mut self.silence {
+            if buffer.filled().len() > before {
+                silence.received();
+            } else if polled.is_pending() && silence.is_over(context) {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "no byte has moved for too long")));
+            }
+        }
         let Some(preface) = &mut self.preface else { return polled };
         preface.missing = preface.missing.saturating_sub(buffer.filled().len() - before);
         if preface.missing == 0 {
@@ -342,11 +367,13 @@ impl AsyncRead for Connection {
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_agreed(context))?;
-        match &mut self.socket {
+        let polled = match &mut self.socket {
             Socket::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
             Socket::Secret(stream) => Pin::new(stream).poll_write(context, bytes),
             Socket::Agreeing(_) | Socket::Over => unreachable!("agreed on just now"),
-        }
+        };
+        self.silence.iter_mut().for_each(|silence| silence.wrote(polled.is_pending()));
+        polled
     }
 
     fn poll_write_vectored(
@@ -355,11 +382,13 @@ impl AsyncWrite for Connection {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_agreed(context))?;
-        match &mut self.socket {
+        let polled = match &mut self.socket {
             Socket::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
             Socket::Secret(stream) => Pin::new(stream).poll_write_vectored(context, slices),
             Socket::Agreeing(_) | Socket::Over => unreachable!("agreed on just now"),
-        }
+        };
+        self.silence.iter_mut().for_each(|silence| silence.wrote(polled.is_pending()));
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {

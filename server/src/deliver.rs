@@ -11,6 +11,7 @@ mod accept;
 pub mod aside;
 mod batch;
 mod store;
+pub mod streamed;
 
 use crate::dispatch;
 use crate::farm::Farm;
@@ -23,7 +24,7 @@ use pcfarm_proto::v1::problem_result::Outcome;
 use prost::Message;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tracing::{info, warn};
@@ -36,6 +37,8 @@ pub struct Delivered {
     /// Made by the server itself (a related read failed): nobody waits for an acknowledgement.
     pub from_agent: bool,
     pub came: SystemTime,
+    /// Arrival by a clock that does not step.
+    arrived: Instant,
     size: Size,
 }
 
@@ -61,7 +64,7 @@ impl Delivered {
                 size.bytes += bytes_of(result);
             }
         }
-        Delivered { session, delivery, from_agent, came: SystemTime::now(), size }
+        Delivered { session, delivery, from_agent, came: SystemTime::now(), arrived: Instant::now(), size }
     }
 }
 
@@ -69,7 +72,8 @@ fn bytes_of(result: &v1::ProblemResult) -> usize {
     let outcome = match &result.outcome {
         Some(Outcome::Solution(solution)) => solution.len(),
         Some(Outcome::Failure(message)) => message.len(),
-        None => 0,
+        // The session has put the solution in its place.
+        Some(Outcome::Streamed(_)) | None => 0,
     };
     size_of::<v1::ProblemResult>() + outcome + result.more.as_ref().map_or(0, Message::encoded_len)
 }

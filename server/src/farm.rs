@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::authority::Tls;
 use crate::deliver::aside::Troubles;
+use crate::deliver::streamed::Room;
 use crate::deliver::{self, Delivered};
 use crate::dispatch;
 use crate::dispatch::offers::Offers;
@@ -72,6 +73,8 @@ pub struct Farm {
     /// Checkouts on their way to agents.
     pub traffic: Arc<Traffic>,
     pub acceptor: mpsc::Sender<Delivered>,
+    /// Room for solutions that come in pieces.
+    pub streamed: Room,
     /// What the acceptor cannot store results of.
     pub troubles: Troubles,
     pub registrar: mpsc::Sender<registrar::Entry>,
@@ -165,6 +168,7 @@ impl Farm {
             offers: Offers::default(),
             idle_elsewhere: IdleElsewhere::default(),
             traffic: Arc::default(),
+            streamed: Room::default(),
             acceptor: parts.acceptor,
             troubles: Troubles::default(),
             registrar: parts.registrar,

@@ -2,6 +2,7 @@
 //! was last heard. Never touches the database or the wire itself.
 
 mod holding;
+pub mod progress;
 mod selecting;
 
 pub use selecting::Chosen;
@@ -15,6 +16,7 @@ use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::{idle_heartbeat, v1};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::presence::Connection;
+use progress::{Progress, piece_deadline};
 use selecting::Selecting;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -56,6 +58,9 @@ pub struct Session {
     pub unread: Arc<Unread>,
     /// Ends the connection.
     pub ended: CancellationToken,
+    /// Bytes that have come, of whole messages and others.
+    progress: Arc<Progress>,
+    piece_deadline: Duration,
     state: Mutex<State>,
 }
 
@@ -93,6 +98,8 @@ impl Limits {
 pub enum Listened {
     /// It is not too long before then.
     Heard { until: Instant },
+    /// Bytes have come since it was marked as silent.
+    HeardAgain { until: Instant },
     /// For so many seconds.
     Silent { age: f64 },
 }
@@ -169,8 +176,9 @@ impl Session {
         connection: &Connection,
         hello: &v1::Hello,
         credential: Option<(Uuid, SystemTime)>,
-        out: outgoing::Sender,
+        (out, progress): (outgoing::Sender, Arc<Progress>),
         ended: CancellationToken,
+        lease: Duration,
     ) -> Session {
         let controllers: BTreeSet<String> = hello.controllers.iter().cloned().collect();
         let facts = Facts::of(hello);
@@ -189,6 +197,8 @@ impl Session {
             out,
             unread: Arc::default(),
             ended,
+            progress,
+            piece_deadline: piece_deadline(lease),
             state: Mutex::new(State {
                 credit: 0,
                 began: Instant::now(),
@@ -315,13 +325,15 @@ impl Session {
     /// Has it been silent for too long? If so, its next word is to be written down.
     pub fn listen(&self, now: Instant, limits: &Limits) -> Listened {
         let mut state = self.state();
-        let holding = state.sent.values().flatten().map(|sent| sent.at.max(state.heard) + limits.holding);
-        let until = holding.fold(state.heard + limits.idle, Instant::min);
+        let heard = self.progress.heard(state.heard, self.piece_deadline);
+        let holding = state.sent.values().flatten().map(|sent| sent.at.max(heard) + limits.holding);
+        let until = holding.fold(heard + limits.idle, Instant::min);
         if now < until {
-            return Listened::Heard { until };
+            let again = std::mem::take(&mut state.silent);
+            return if again { Listened::HeardAgain { until } } else { Listened::Heard { until } };
         }
         state.silent = true;
-        Listened::Silent { age: now.saturating_duration_since(state.heard).as_secs_f64() }
+        Listened::Silent { age: now.saturating_duration_since(heard).as_secs_f64() }
     }
 
     /// That it was heard again could not be written down: to be said with the next word.
@@ -330,7 +342,7 @@ impl Session {
     }
 
     pub fn silence(&self) -> Duration {
-        self.state().heard.elapsed()
+        self.progress.heard(self.state().heard, self.piece_deadline).elapsed()
     }
 
     /// The server itself was standing still, or has no room for what it said: it was not silent.
@@ -672,7 +684,8 @@ impl Session {
             presence: None,
             slots: Vec::new(),
         };
-        Session::new(&connection, hello, None, tokio::sync::mpsc::channel(1).0, CancellationToken::new())
+        let edge = (tokio::sync::mpsc::channel(1).0, Arc::default());
+        Session::new(&connection, hello, None, edge, CancellationToken::new(), Duration::from_secs(20))
     }
 
     /// Asks for one checkout.
@@ -726,6 +739,23 @@ mod tests {
         assert!(one.heard(), "its next word is written down");
         one.forget(CheckoutId(1));
         assert!(!is_silent(in_seconds(14)) && is_silent(in_seconds(15)));
+    }
+
+    #[test]
+    fn bytes_of_a_long_message_are_heard_for_a_while() {
+        let one = session(false);
+        let began = Instant::now();
+        let in_seconds = |seconds| began + Duration::from_secs(seconds);
+        let limits = Limits::of(Duration::from_secs(5), Duration::from_secs(20));
+        assert!(matches!(one.listen(in_seconds(16), &limits), Listened::Silent { .. }));
+        one.progress.came_at(in_seconds(17));
+        assert!(matches!(one.listen(in_seconds(18), &limits), Listened::HeardAgain { .. }));
+        assert!(matches!(one.listen(in_seconds(31), &limits), Listened::Heard { .. }));
+        // Two leases after the last whole message, bytes are no word any more.
+        one.progress.came_at(in_seconds(100));
+        assert!(matches!(one.listen(in_seconds(54), &limits), Listened::Heard { .. }));
+        let Listened::Silent { age } = one.listen(in_seconds(100), &limits) else { panic!("it trickles") };
+        assert!((59.0..61.0).contains(&age), "{age}");
     }
 
     #[test]

@@ -101,7 +101,14 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
     crash_point(CrashPoint::Pulsed);
     let limits = Limits::of(farm.rhythm.heartbeat, farm.rhythm.lease);
     let listened = Instant::now();
-    let silent = who_is_silent(|| farm.sessions(), listened, &limits, listen_at);
+    let Heard { silent, again } = who_is_heard(|| farm.sessions(), listened, &limits, listen_at);
+    if !again.is_empty() {
+        let numbers: Vec<_> = again.iter().map(|session| (session.workstation_id, session.number)).collect();
+        if let Err(error) = presence::mark_heard(client, &numbers).await {
+            again.iter().for_each(|session| session.word_unrecorded());
+            return Err(error).context("taking marks of silence back");
+        }
+    }
     if silent.is_empty() {
         return Ok(());
     }
@@ -121,29 +128,42 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
     Ok(())
 }
 
-/// Who has been silent for too long, and for how many seconds. Nobody is before the moment to which it moves `listen_at`: with
+/// Sessions whose rows change.
+#[derive(Default)]
+struct Heard {
+    /// Silent for too long, with the seconds of silence.
+    silent: Vec<(WorkstationId, i64, f64)>,
+    /// Marked as silent, with bytes since then.
+    again: Vec<Arc<Session>>,
+}
+
+/// Asks every session whether it has been silent for too long. None is before the moment to which it moves `listen_at`: with
 /// thousands of workstations it costs to ask them all.
-fn who_is_silent(
+fn who_is_heard(
     sessions: impl FnOnce() -> Vec<Arc<Session>>,
     now: Instant,
     limits: &Limits,
     listen_at: &mut Instant,
-) -> Vec<(WorkstationId, i64, f64)> {
+) -> Heard {
+    let Heard { mut silent, mut again } = Heard::default();
     if now < *listen_at {
-        return Vec::new();
+        return Heard { silent, again };
     }
     // Who holds nothing now may do so in a moment.
     let mut next = now + limits.holding;
-    let mut silent = Vec::new();
     for session in sessions() {
         match session.listen(now, limits) {
             Listened::Heard { until } => next = next.min(until),
+            Listened::HeardAgain { until } => {
+                next = next.min(until);
+                again.push(session);
+            }
             Listened::Silent { age } => silent.push((session.workstation_id, session.number, age)),
         }
     }
     // All of them with every pulse: one that is marked already is not written again.
     *listen_at = if silent.is_empty() { next } else { now };
-    silent
+    Heard { silent, again }
 }
 
 /// Tells agents what was revoked elsewhere, drains and ends sessions whose rows say so, and takes back what never
@@ -462,8 +482,8 @@ mod tests {
                 is_asked = true;
                 vec![one.clone()]
             };
-            let silent = who_is_silent(sessions, began + Duration::from_secs(seconds), &limits, &mut listen_at);
-            (is_asked, silent.len())
+            let heard = who_is_heard(sessions, began + Duration::from_secs(seconds), &limits, &mut listen_at);
+            (is_asked, heard.silent.len())
         };
         assert_eq!(asked(0), (true, 0));
         // It holds nothing, but may do so at any time.

@@ -491,6 +491,26 @@ pub async fn held_problems(client: &ClientWrapper, checkouts: &[CheckoutId]) -> 
         .collect()
 }
 
+/// A problem that an agent has delivered under a checkout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeliveredProblem {
+    pub checkout_id: CheckoutId,
+    pub token: i64,
+    pub problem_id: ProblemId,
+}
+
+/// Problems among these whose results are stored.
+pub async fn stored(
+    client: &ClientWrapper,
+    delivered: &[DeliveredProblem],
+) -> Result<Vec<(CheckoutId, ProblemId)>, Error> {
+    let checkouts: Vec<i64> = delivered.iter().map(|d| d.checkout_id.0).collect();
+    let tokens: Vec<i64> = delivered.iter().map(|d| d.token).collect();
+    let problems: Vec<i64> = delivered.iter().map(|d| d.problem_id.0).collect();
+    let rows = client.run(include_str!("../queries/stored_results.sql"), &[&checkouts, &tokens, &problems]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
 /// Which of these have been revoked, and why.
 pub async fn revoked(client: &ClientWrapper, checkouts: &[CheckoutId]) -> Result<Vec<(CheckoutId, String)>, Error> {
     let ids: Vec<i64> = checkouts.iter().map(|c| c.0).collect();

@@ -423,6 +423,7 @@ impl Body {
             hello,
             prefetch: self.settings.prefetch,
             grace: self.settings.grace,
+            after_lease: self.settings.after_lease,
             unacknowledged_bytes: self.settings.unacknowledged_bytes,
             apart: self.apart(),
             freezable: self.names.iter().filter(|name| can_stand_still(name)).cloned().collect(),

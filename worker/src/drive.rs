@@ -271,6 +271,9 @@ impl Driver {
     }
 
     fn act(&mut self) -> Option<Ending> {
+        if let Some(stream) = &self.stream {
+            self.inventory.heard(stream.wire.received_at(), stream.wire.received_bytes());
+        }
         if self.inventory.wants_pockets_emptied(clock::now()) {
             for batch in self.pool.empty_pockets() {
                 self.take(Event::Computed(Report::Results(batch)));

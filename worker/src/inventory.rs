@@ -13,18 +13,21 @@
 //! ```
 //!
 //! - [`held`]: one checkout in hand.
-//! - [`outbox`]: deliveries until they are acknowledged.
+//! - [`outbox`]: deliveries until they are acknowledged; [`pace`]: how much of them is on the link at a time.
 //! - `session`: from Hello to the end of a session; `hearing`: what the server says in it.
 //! - `telling`: what the server is told, and when; `asking`: what it is asked for.
 //! - `stopping`: how it comes to its end; `leaving`: how it gives way to the workstation's person.
 //! - `returning`: problems that it returns unbegun because another workstation is idle.
+//! - `contact`: signs of life from the servers, and the end of the lease.
 //! - `stuck`: what it does when controllers do not return from revoked work.
 
 mod asking;
+pub mod contact;
 mod hearing;
 pub mod held;
 mod leaving;
 pub mod outbox;
+pub mod pace;
 mod returning;
 mod session;
 mod stopping;
@@ -47,8 +50,10 @@ use crate::presence::history::Yields;
 use crate::presence::wishes::Setting;
 use crate::presence::{Directive, Signs};
 use crate::work::{Checkout, CheckoutKey};
+use contact::{AfterLease, Contact};
 use held::Held;
 use outbox::Outbox;
+use pace::Pace;
 
 /// What is assumed until the first Welcome says otherwise; the farm's own default.
 const LEASE: Duration = Duration::from_secs(20);
@@ -171,12 +176,14 @@ pub struct Profile {
     pub apart: BTreeSet<String>,
     /// Controllers whose problems can stand still and go on.
     pub freezable: BTreeSet<String>,
+    pub after_lease: AfterLease,
 }
 
 pub struct Inventory {
     profile: Profile,
     held: BTreeMap<CheckoutId, Held>,
     outbox: Outbox,
+    pace: Pace,
     session: Session,
     contact: Contact,
     drain: Drain,
@@ -189,7 +196,9 @@ pub struct Inventory {
     settings: Arc<[Setting]>,
     lease: Duration,
     solution_bytes_limit: usize,
+    /// Bytes of a delivery on a link that is not measured, and the most of one on any link.
     part_bytes_target: usize,
+    delivery_bytes_limit: usize,
     actions: Vec<Action>,
     revoked: u64,
     /// Time that checkouts of each kind take this workstation, as a moving average.
@@ -250,13 +259,6 @@ struct Open {
     arriving: BTreeMap<CheckoutId, v1::Checkout>,
 }
 
-/// Whether the farm can know of this agent.
-struct Contact {
-    lost_since: Option<Duration>,
-    noted: bool,
-    settled_at: Option<Duration>,
-}
-
 enum Drain {
     No,
     /// The server asked for it.
@@ -280,8 +282,9 @@ impl Inventory {
             profile,
             held: BTreeMap::new(),
             outbox: Outbox::default(),
+            pace: Pace::default(),
             session: Session::None,
-            contact: Contact { lost_since: Some(now), noted: false, settled_at: None },
+            contact: Contact::new(now),
             drain: Drain::No,
             leaving: None,
             paused: false,
@@ -291,6 +294,7 @@ impl Inventory {
             lease: LEASE,
             solution_bytes_limit: SOLUTION_BYTES_LIMIT,
             part_bytes_target: PART_BYTES_TARGET,
+            delivery_bytes_limit: PART_BYTES_TARGET,
             actions: Vec::new(),
             revoked: 0,
             typical_checkout: BTreeMap::new(),
@@ -327,6 +331,7 @@ impl Inventory {
     /// work that is cancelled and has not returned yet.
     pub fn settle(&mut self, now: Duration, revoked_cores: u32) -> Vec<Action> {
         self.notice_absence(now);
+        self.notice_end_of_lease(now);
         self.end_grace(now);
         self.end_drain();
         self.give_way(now, revoked_cores);
@@ -368,7 +373,7 @@ impl Inventory {
                 if open.state == self.state() && (open.reason != self.reason() || self.is_news(open)) {
                     due(open.reason_due);
                 }
-                if self.outbox.has_room() {
+                if self.outbox.has_room() && self.pace.has_room() {
                     self.held
                         .values()
                         .filter_map(Held::partial_since)
@@ -378,6 +383,9 @@ impl Inventory {
         }
         if self.held.values().any(Held::is_running) {
             due(self.pockets_emptied + PARTIAL_DELIVERY_EVERY);
+        }
+        if let Some(at) = self.lease_deadline() {
+            due(at);
         }
         if let Some(at) = self.stuck_deadline() {
             due(at);

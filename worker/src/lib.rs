@@ -126,6 +126,7 @@ pub mod wasm;
 /// What an agent decides, without I/O or clock: for simulators.
 #[cfg(feature = "faults")]
 pub mod decisions {
+    pub use crate::inventory::contact::AfterLease;
     pub use crate::inventory::{Action, Ending, Event, Inventory, Profile};
     pub use crate::pool::{Batch, Report};
     pub use crate::work::{Checkout, CheckoutKey};

@@ -3,6 +3,8 @@
 //! Owns which server is tried when, and the stream's two ends. What is said on the stream is none of its
 //! business, but for one thing: a Welcome proves a server good.
 
+pub(crate) mod wire;
+
 use std::time::Duration;
 
 use pcfarm_proto::MESSAGE_BYTES_LIMIT;
@@ -23,13 +25,17 @@ use tracing::{debug, error, info, warn};
 
 use crate::credentials::Credentials;
 use crate::sleep::Wake;
+pub use wire::Wire;
 
 /// A server on the same campus answers in milliseconds: with three, rotating past a dead one stays quick.
 const CONNECT_WAIT: Duration = Duration::from_secs(3);
 
-/// A server that is silent on the wire is left after both of these: well within half a lease.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_WAIT: Duration = Duration::from_secs(5);
+/// A server that says nothing is pinged after the first of these, and left when no byte has moved for the second: half a lease.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Pings never end a connection: [`SILENCE_LIMIT`] does.
+const PONG_WAIT: Duration = Duration::from_secs(86_400);
 
 /// The first retries are quick: when one server of several stops, work moves to another within two seconds.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
@@ -59,6 +65,8 @@ pub struct Stream {
     pub waking: Option<v1::Waking>,
     pub outbound: mpsc::Sender<v1::AgentMessage>,
     pub give_up: CancellationToken,
+    /// The bytes of its connection.
+    pub wire: Arc<Wire>,
 }
 
 /// Another agent has connected with this workstation's identity, and the server prefers it.
@@ -105,9 +113,8 @@ impl Link {
         let tuned = |endpoint: Endpoint| {
             endpoint
                 .connect_timeout(CONNECT_WAIT)
-                .tcp_nodelay(true)
-                .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-                .keep_alive_timeout(KEEPALIVE_WAIT)
+                .http2_keep_alive_interval(PING_INTERVAL)
+                .keep_alive_timeout(PONG_WAIT)
                 .keep_alive_while_idle(true)
                 .initial_stream_window_size(STREAM_WINDOW_BYTES)
                 .initial_connection_window_size(STREAM_WINDOW_BYTES)
@@ -173,26 +180,30 @@ impl Link {
             Ok(endpoint) => endpoint,
             Err(error) => return End::Failed(Cause::Rotate(error)),
         };
-        match timeout(CONNECT_WAIT, endpoint.connect()).await {
-            Ok(Ok(channel)) => {
+        match timeout(CONNECT_WAIT, wire::connect(&endpoint, CONNECT_WAIT)).await {
+            Ok(Ok((channel, wire))) => {
                 info!(server = %endpoint.uri(), "connected");
                 let waking = timeout(CONNECT_WAIT, self.wake.by(endpoint.uri())).await.unwrap_or_default();
-                self.converse(endpoint.uri().to_string(), waking, channel).await
+                self.converse(endpoint.uri().to_string(), waking, channel, wire).await
             }
             Ok(Err(error)) => End::Failed(Cause::Rotate(error.into())),
             Err(_) => End::Failed(Cause::Rotate(anyhow::anyhow!("not connected within {} s", CONNECT_WAIT.as_secs()))),
         }
     }
 
-    async fn converse(&self, server: String, waking: Option<v1::Waking>, channel: Channel) -> End {
+    async fn converse(&self, server: String, waking: Option<v1::Waking>, channel: Channel, wire: Arc<Wire>) -> End {
         let (outbound, requests) = mpsc::channel(OUTBOUND_WAITING);
         let give_up = CancellationToken::new();
-        self.tell(LinkEvent::Opened(Stream { server, waking, outbound, give_up: give_up.clone() })).await;
+        let stream = Stream { server, waking, outbound, give_up: give_up.clone(), wire: wire.clone() };
+        self.tell(LinkEvent::Opened(stream)).await;
         let mut welcomed = false;
-        let cause = give_up
-            .run_until_cancelled(self.listen(channel, requests, &mut welcomed))
-            .await
-            .unwrap_or_else(|| Cause::Rotate(anyhow::anyhow!("given up by this agent")));
+        let cause = tokio::select! {
+            cause = self.listen(channel, requests, &mut welcomed) => cause,
+            () = give_up.cancelled() => Cause::Rotate(anyhow::anyhow!("given up by this agent")),
+            () = wire.silent_for(SILENCE_LIMIT) => {
+                Cause::Rotate(anyhow::anyhow!("no byte has moved for {} s", SILENCE_LIMIT.as_secs()))
+            }
+        };
         self.tell(LinkEvent::Ended).await;
         if welcomed { End::Served(cause) } else { End::Failed(cause) }
     }

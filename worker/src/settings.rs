@@ -17,6 +17,7 @@ use crate::command::Command;
 use crate::credentials::Credentials;
 #[cfg(target_os = "linux")]
 use crate::exec::settings::{ProgramError, ProgramSettings};
+use crate::inventory::contact::AfterLease;
 use crate::missing::{MissingFeature, WASM};
 use crate::platform::{self, SYSTEM_CONFIG};
 use crate::presence::cores::{self, Cores};
@@ -58,6 +59,8 @@ pub struct Settings {
     pub prefetch: u32,
     /// How long a stopping agent goes on with what it has begun.
     pub grace: Duration,
+    /// Fate of programs when no server was heard of for a lease.
+    pub after_lease: AfterLease,
     /// With more bytes unacknowledged than this, of results, payloads and related rows, no more work is asked for.
     pub unacknowledged_bytes: usize,
     /// What lets this workstation into the farm, once.
@@ -99,6 +102,7 @@ impl Default for Settings {
             labels: Vec::new(),
             prefetch: DEFAULT_PREFETCH,
             grace: DEFAULT_GRACE,
+            after_lease: AfterLease::default(),
             unacknowledged_bytes: DEFAULT_UNACKNOWLEDGED_MIB << 20,
             join_token: None,
             ca: None,
@@ -197,6 +201,9 @@ struct Flags {
     /// How long to go on with what was begun when told to stop [default: 10]
     #[arg(long, value_name = "SECONDS", env = "PCFARM_GRACE")]
     grace: Option<u64>,
+    /// Fate of programs when no server was heard of for a lease: other workstations may have their problems by then [default: stop]
+    #[arg(long, value_enum, value_name = "WHAT", env = "PCFARM_AFTER_LEASE")]
+    after_lease: Option<AfterLease>,
     /// Results that may wait for a server, with what they came of, before no more work is asked for [default: 64]
     #[arg(long, value_name = "MIB", env = "PCFARM_UNACKNOWLEDGED_MIB")]
     unacknowledged_mib: Option<usize>,
@@ -277,6 +284,7 @@ struct FileSettings {
     label: Option<OneOrMany>,
     prefetch: Option<u32>,
     grace: Option<u64>,
+    after_lease: Option<AfterLease>,
     unacknowledged_mib: Option<usize>,
     join_token_file: Option<PathBuf>,
     ca: Option<PathBuf>,
@@ -372,6 +380,7 @@ impl Settings {
             labels: if flags.label.is_empty() { file_labels } else { flags.label },
             prefetch: flags.prefetch.or(file.prefetch).unwrap_or(default.prefetch),
             grace: flags.grace.or(file.grace).map_or(default.grace, Duration::from_secs),
+            after_lease: flags.after_lease.or(file.after_lease).unwrap_or(default.after_lease),
             unacknowledged_bytes: unacknowledged
                 .map_or(default.unacknowledged_bytes, |mib| mib.saturating_mul(1 << 20)),
             join_token: join_token(join_token_file)?,

@@ -107,6 +107,32 @@ impl Controller for Poison {
     }
 }
 
+/// `blob`: a solution of so many bytes, from a payload of a few.
+struct Blob;
+
+const BLOCK_BYTES: usize = 1024;
+
+#[derive(serde::Deserialize)]
+struct Bytes {
+    bytes: usize,
+}
+
+impl Controller for Blob {
+    const NAME: &'static str = "blob";
+    type Payload = Bytes;
+    type Solution = String;
+
+    fn solve(&self, problem: &Problem<'_, Bytes>) -> anyhow::Result<String> {
+        let letter = |_| char::from(rand::random_range(b'a'..=b'z'));
+        let block: String = (0..BLOCK_BYTES).map(letter).collect();
+        // Two bytes are quotes.
+        let bytes = problem.payload().bytes.saturating_sub(2);
+        let mut solution = block.repeat(bytes.div_ceil(BLOCK_BYTES));
+        solution.truncate(bytes);
+        Ok(solution)
+    }
+}
+
 /// `related`: the rows of the read `rows` that are for it, and of `all`.
 struct Related(Journal);
 
@@ -170,6 +196,7 @@ fn main() -> ExitCode {
         .controller(Digest(journal.clone()))
         .controller(Poison(Digest(journal.clone())))
         .controller(Related(journal.clone()))
+        .controller(Blob)
         .controller(Bringing(journal))
         .run()
 }

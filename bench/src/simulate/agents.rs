@@ -7,7 +7,7 @@ use std::time::Duration;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
 use pcfarm_proto::v1::server_message::Message as In;
-use pcfarm_worker::decisions::{Action, Batch, Checkout, Event, Inventory, Profile, Report};
+use pcfarm_worker::decisions::{Action, AfterLease, Batch, Checkout, Event, Inventory, Profile, Report};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -60,7 +60,9 @@ fn inventory(number: usize, life: u32, cores: u32, now: Duration, random: &mut S
     };
     let grace = Duration::from_secs(random.random_range(1..10));
     let (apart, freezable) = (BTreeSet::new(), BTreeSet::new());
-    Inventory::new(Profile { hello, prefetch: 1, grace, unacknowledged_bytes: 1 << 20, apart, freezable }, now)
+    let after_lease = AfterLease::Stop;
+    let profile = Profile { hello, prefetch: 1, grace, unacknowledged_bytes: 1 << 20, apart, freezable, after_lease };
+    Inventory::new(profile, now)
 }
 
 impl World {

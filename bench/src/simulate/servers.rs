@@ -189,8 +189,8 @@ impl World {
                 let held = beat.held.iter().map(|held| held.checkout_id).collect();
                 session.report = Some((now, beat.last_sequence, held));
             }
-            // Simulated agents have no pools.
-            Out::Intake(_) | Out::Equipment(_) => {}
+            // Simulated agents have no pools, and the simulated Welcome offers no parts.
+            Out::Intake(_) | Out::Equipment(_) | Out::ResultPart(_) | Out::StoredRequest(_) => {}
             Out::StateChange(change) => session.leaving = change.state() == v1::WorkstationState::Draining,
             Out::Delivery(delivery) => self.servers[server].inbox.push_back((connection, delivery)),
         }
@@ -300,7 +300,7 @@ impl World {
                 }
                 answers.push(v1::CheckoutVerdict { checkout_id: id, verdict: word.into(), ..Default::default() });
             }
-            let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts: answers };
+            let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts: answers, took: None };
             self.send_down(connection, In::DeliveryAck(ack));
         }
     }

@@ -26,6 +26,7 @@ mod desks;
 mod fleet;
 mod idle;
 mod installed;
+mod links;
 mod sources;
 mod waking;
 

@@ -4,7 +4,7 @@
 //! can speak, before anybody is asked for a certificate. Agents and programs of gRPC speak HTTP/2 alone; who can speak HTTP/1.1
 //! is a browser or a script, and is not asked for one.
 
-use super::{Connection, Connections, Incoming, PREFACE_DEADLINE, Preface, Protocol, Socket};
+use super::{Connection, Connections, Incoming, PREFACE_DEADLINE, Protocol, Socket, watched};
 use crate::authority::Tls;
 use rustls::server::Acceptor;
 use std::io;
@@ -83,8 +83,8 @@ async fn tell(connection: Connection, tls: Option<Arc<Tls>>) -> io::Result<(Prot
             (protocol, Socket::Agreeing(Box::new(start.into_stream(tls.config(protocol)))))
         }
     };
-    let preface = Preface::of(protocol);
-    Ok((protocol, Connection { socket, preface, ..connection }))
+    let (preface, silence) = watched(Some(protocol));
+    Ok((protocol, Connection { socket, preface, silence, ..connection }))
 }
 
 async fn begins(stream: &TcpStream) -> io::Result<Protocol> {

@@ -380,7 +380,7 @@ fn acknowledge_unstored(delivered: &Delivered) {
     };
     let Delivered { session, delivery, .. } = delivered;
     let verdicts = delivery.checkouts.iter().map(accepted).collect();
-    let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts };
+    let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts, took: None };
     let message = v1::ServerMessage { message: Some(v1::server_message::Message::DeliveryAck(ack)) };
     drop(session.out.try_send(Ok(message).into()));
 }
@@ -391,7 +391,7 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
         let results = deliveries.iter().flat_map(|delivered| &delivered.delivery.checkouts);
         AcceptCall { database, traced: path::traced(farm, results) }
     });
-    for Delivered { session, delivery, from_agent, came, .. } in deliveries {
+    for Delivered { session, delivery, from_agent, came, arrived, .. } in deliveries {
         let mut answers = Vec::new();
         for results in &delivery.checkouts {
             let id = CheckoutId(results.checkout_id);
@@ -440,7 +440,8 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
             });
         }
         if from_agent {
-            let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts: answers };
+            let took = prost_types::Duration::try_from(arrived.elapsed()).ok();
+            let ack = v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts: answers, took };
             let message = v1::ServerMessage { message: Some(v1::server_message::Message::DeliveryAck(ack)) };
             if session.out.try_send(Ok(message).into()).is_err() {
                 // It will deliver again after reconnecting, and be told the same.

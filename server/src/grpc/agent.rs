@@ -3,6 +3,7 @@
 use crate::access::places::Holder;
 use crate::access::{Caller, Kind, Peer};
 use crate::deliver::Delivered;
+use crate::deliver::streamed::Streamed;
 use crate::dispatch::Event;
 use crate::farm::Farm;
 use crate::files::{self, Coming, Files, For, Pieces};
@@ -11,6 +12,7 @@ use crate::grpc::status_code;
 use crate::outgoing::{self, MESSAGES_LIMIT, Outgoing};
 use crate::registrar::{Entry, Registered};
 use crate::session::Session;
+use crate::session::progress::Progress;
 use crate::traces::path;
 use futures_util::StreamExt;
 use futures_util::stream::Map;
@@ -24,7 +26,7 @@ use pcfarm_proto::v1::{self, WorkstationState, server_message};
 use pcfarm_proto::version::Version;
 use pcfarm_proto::{MESSAGE_BYTES_LIMIT, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT};
 use pcfarm_sql::access;
-use pcfarm_sql::checkout::{self, Closing};
+use pcfarm_sql::checkout::{self, Closing, DeliveredProblem};
 use pcfarm_sql::files::Output;
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::presence::{self, Connection, Introduction, Signs, Waking, Yields};
@@ -105,6 +107,7 @@ impl v1::agent_service_server::AgentService for AgentApi {
 
     async fn work(&self, request: Request<Streaming<v1::AgentMessage>>) -> Result<Response<Self::WorkStream>, Status> {
         let (caller, peer) = (Caller::of(&request)?, Peer::of(&request));
+        let progress = request.extensions().get::<Arc<Progress>>().cloned().unwrap_or_default();
         let mut incoming = request.into_inner();
         let mut hello = match tokio::time::timeout(HELLO_DEADLINE, incoming.message()).await {
             Ok(Ok(Some(v1::AgentMessage { message: Some(Message::Hello(hello)) }))) => hello,
@@ -125,7 +128,7 @@ impl v1::agent_service_server::AgentService for AgentApi {
         let span = info_span!("session", hostname = who.hostname);
         // A cancelled call must not leave registering half done on a pooled connection: it runs in a task of its own.
         let task = async move {
-            match register(&farm, &hello, who, credential, &out).await {
+            match register(&farm, &hello, who, credential, (out.clone(), progress)).await {
                 Ok(session) => converse(&farm, &session, incoming).await,
                 Err(status) => drop(out.send(Err(status).into()).await),
             }
@@ -368,7 +371,7 @@ async fn register(
     hello: &v1::Hello,
     who: Introduction,
     credential: Option<(Uuid, SystemTime)>,
-    out: &outgoing::Sender,
+    (out, progress): (outgoing::Sender, Arc<Progress>),
 ) -> Result<Arc<Session>, Status> {
     let stopping = || Status::unavailable("this server is stopping: connect to another");
     let cores = who.cores;
@@ -379,7 +382,8 @@ async fn register(
     let known = Instant::now();
     let revoked = settle(farm, hello, &connection, &live).await?;
     let ended = farm.stopping.child_token();
-    let session = Arc::new(Session::new(&connection, hello, credential, out.clone(), ended));
+    let edge = (out.clone(), progress);
+    let session = Arc::new(Session::new(&connection, hello, credential, edge, ended, farm.rhythm.lease));
     session.set_slots(&connection.slots);
     session.set_presence(connection.presence.as_ref());
     let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
@@ -418,6 +422,7 @@ async fn register(
         presence: connection.presence.clone().unwrap_or_default().0,
         woken: connection.woken,
         takes_equipment: true,
+        takes_parts: true,
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(out.try_send(Ok(message).into()));
@@ -461,6 +466,7 @@ async fn settle(
 async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Streaming<v1::AgentMessage>) {
     // Waited for once, not anew with each message: with ten thousand agents that is much of what an idle server does.
     let (mut ended, mut gone) = (pin!(session.ended.cancelled()), pin!(session.out.closed()));
+    let mut streamed = Streamed::new(farm.streamed.clone());
     let status = loop {
         let message = tokio::select! {
             () = &mut ended => break Status::unavailable("the server ended the connection"),
@@ -474,7 +480,7 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
                     if session.heard() {
                         drop(farm.registrar.send(Entry::Heard(session.clone())).await);
                     }
-                    handle(farm, session, message).await
+                    handle(farm, session, &mut streamed, message).await
                 });
                 let outcome = loop {
                     tokio::select! {
@@ -510,16 +516,30 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
     drop(farm.registrar.send(Entry::Ended(session.clone())).await);
 }
 
-async fn handle(farm: &Arc<Farm>, session: &Arc<Session>, message: Message) -> Result<(), Status> {
+async fn handle(
+    farm: &Arc<Farm>,
+    session: &Arc<Session>,
+    streamed: &mut Streamed,
+    message: Message,
+) -> Result<(), Status> {
     match message {
         Message::Hello(_) => return Err(Status::invalid_argument("Hello is the first message, and comes once")),
         Message::Credit(credit) => {
             session.add_credit(credit.checkouts);
             drop(farm.dispatcher.send(Event::Credit(session.clone())).await);
         }
-        Message::Delivery(delivery) => {
+        Message::Delivery(mut delivery) => {
+            streamed.fill(&mut delivery)?;
             let delivered = Delivered::new(farm, session.clone(), delivery, true);
             farm.acceptor.send(delivered).await.map_err(|_| Status::unavailable("this server is stopping"))?;
+        }
+        Message::ResultPart(part) => {
+            let received = streamed.take(part).await?;
+            tell(session, server_message::Message::PartReceived(received));
+        }
+        Message::StoredRequest(request) => {
+            let stored = stored(farm, request).await;
+            tell(session, server_message::Message::Stored(stored));
         }
         Message::Heartbeat(heartbeat) => {
             let held = heartbeat.held.iter().map(|h| CheckoutId(h.checkout_id)).collect();
@@ -564,6 +584,40 @@ async fn equip(farm: &Arc<Farm>, session: &Arc<Session>, equipment: &v1::Equipme
     }
     drop(farm.dispatcher.send(Event::Selection).await);
     Ok(())
+}
+
+/// Sends the agent an answer.
+fn tell(session: &Session, message: server_message::Message) {
+    if session.out.try_send(Ok(v1::ServerMessage { message: Some(message) }).into()).is_err() {
+        session.end(Status::resource_exhausted("the agent does not read its answers"));
+    }
+}
+
+/// Which results are stored. An agent that is told of none sends all of them, which has the same effect.
+async fn stored(farm: &Farm, request: v1::StoredRequest) -> v1::Stored {
+    let delivered = |checkout: &v1::DeliveredProblems| {
+        let (checkout_id, token) = (CheckoutId(checkout.checkout_id), checkout.token.cast_signed());
+        let problem = move |id: &i64| DeliveredProblem { checkout_id, token, problem_id: ProblemId(*id) };
+        checkout.problem_ids.iter().map(problem).collect::<Vec<_>>()
+    };
+    let delivered: Vec<DeliveredProblem> = request.checkouts.iter().flat_map(delivered).collect();
+    let found = async {
+        let client = farm.pool.get().await?;
+        anyhow::Ok(checkout::stored(&client, &delivered).await?)
+    };
+    let found = found.await.unwrap_or_else(|error| {
+        warn!(error = format!("{error:#}"), "cannot read which results are stored: the agent sends all of them again");
+        Vec::new()
+    });
+    let mut by_checkout: HashMap<CheckoutId, Vec<i64>> = HashMap::new();
+    for (checkout_id, problem_id) in found {
+        by_checkout.entry(checkout_id).or_default().push(problem_id.0);
+    }
+    let answer = |asked: v1::DeliveredProblems| {
+        let problem_ids = by_checkout.remove(&CheckoutId(asked.checkout_id)).unwrap_or_default();
+        v1::DeliveredProblems { problem_ids, ..asked }
+    };
+    v1::Stored { delivery_id: request.delivery_id, checkouts: request.checkouts.into_iter().map(answer).collect() }
 }
 
 async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::StateChange) -> Result<(), Status> {

@@ -19,6 +19,7 @@ pub enum Template {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
     Text(String),
+    Id,
     Key,
     Attempt,
     Job,
@@ -32,7 +33,7 @@ pub enum TemplateError {
     #[error("a {{ without its }} (a brace of its own is written twice)")]
     Unclosed,
     #[error(
-        "there is no placeholder {{{0}}}: {{key}}, {{attempt}}, {{job}}, {{directory}}, {{payload}}, {{payload.FIELD}}, {{payload.LIST[]}}"
+        "there is no placeholder {{{0}}}: {{id}}, {{key}}, {{attempt}}, {{job}}, {{directory}}, {{payload}}, {{payload.FIELD}}, {{payload.LIST[]}}"
     )]
     Unknown(String),
     #[error("{{payload.LIST[]}} is an argument of its own")]
@@ -41,6 +42,7 @@ pub enum TemplateError {
 
 /// What templates are filled with.
 pub struct Values<'a> {
+    pub id: i64,
     pub key: &'a str,
     pub attempt: u32,
     pub job: &'a str,
@@ -101,6 +103,7 @@ impl Template {
 
 fn placeholder(name: &str) -> Result<Piece, TemplateError> {
     Ok(match name {
+        "id" => Piece::Id,
         "key" => Piece::Key,
         "attempt" => Piece::Attempt,
         "job" => Piece::Job,
@@ -162,6 +165,7 @@ fn one(pieces: &[Piece], values: &Values<'_>) -> Result<String, FillError> {
     for piece in pieces {
         match piece {
             Piece::Text(text) => argument.push_str(text),
+            Piece::Id => argument.push_str(&values.id.to_string()),
             Piece::Key => argument.push_str(values.key),
             Piece::Attempt => argument.push_str(&values.attempt.to_string()),
             Piece::Job => argument.push_str(values.job),
@@ -186,7 +190,7 @@ mod tests {
     fn filled(templates: &[&str], payload: Value) -> Result<Vec<String>, String> {
         let templates: Vec<Template> =
             templates.iter().map(|text| Template::parse(text)).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
-        let values = Values { key: "k-1", attempt: 2, job: "night", directory: "/work", payload: &payload };
+        let values = Values { id: 70, key: "k-1", attempt: 2, job: "night", directory: "/work", payload: &payload };
         fill(&templates, &values).map_err(|error| error.to_string())
     }
 
@@ -201,7 +205,7 @@ mod tests {
                 "-n={payload.n}",
                 "{payload.n}",
                 "{payload.deep}",
-                "{key}:{attempt}",
+                "{id}:{key}:{attempt}",
                 "{job}@{directory}",
                 "{{x}}",
             ],
@@ -213,7 +217,7 @@ mod tests {
             "-n=-3",
             "-3",
             r#"{"x":[1,true]}"#,
-            "k-1:2",
+            "70:k-1:2",
             "night@/work",
             "{x}",
         ];

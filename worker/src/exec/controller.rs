@@ -262,7 +262,7 @@ impl Exec {
         let place = self.area.place(program.user, program.mode).context("the program's directory")?;
         // Text without placeholders: a fed program's arguments are the same for all problems.
         let payload = Value::Null;
-        let nothing = Values { key: "", attempt: 0, job: "", directory: "", payload: &payload };
+        let nothing = Values { id: 0, key: "", attempt: 0, job: "", directory: "", payload: &payload };
         let args = if program.mode == Mode::Fed { fill(&program.args, &nothing)? } else { Vec::new() };
         let plan = Plan {
             path: program.path.clone(),
@@ -311,6 +311,7 @@ impl Exec {
             Mode::OneShot => {
                 let payload: Value = serde_json::from_str(problem.payload().get())?;
                 let values = Values {
+                    id: problem.problem_id().0,
                     key: problem.key(),
                     attempt: problem.attempt(),
                     job: problem.job_name(),

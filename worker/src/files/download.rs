@@ -18,10 +18,14 @@ use tonic::transport::Endpoint;
 use tracing::debug;
 
 use super::{Farm, FileError};
+use crate::link::wire;
 use crate::work::CheckoutKey;
 
 /// A server that does not connect, or does not go on for so long, is left for another.
 const WAIT: Duration = Duration::from_secs(10);
+
+/// A piece of a mebibyte at a quarter of 64 kbit/s.
+const PIECE_WAIT: Duration = Duration::from_secs(520);
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -98,9 +102,8 @@ impl Download {
         make_room: &dyn Fn(u64) -> Result<(), FileError>,
     ) -> Result<(), Stopped> {
         let endpoint = farm.credentials.tune(server.clone()).map_err(Stopped::Here)?;
-        let channel =
-            timeout(WAIT, endpoint.connect()).await.context("not connected in time").map_err(Stopped::Here)?;
-        let channel = channel.map_err(|error| Stopped::Here(error.into()))?;
+        let connected = timeout(WAIT, wire::connect(&endpoint, WAIT)).await.context("not connected in time");
+        let (channel, wire) = connected.map_err(Stopped::Here)?.map_err(|error| Stopped::Here(error.into()))?;
         let mut client = AgentServiceClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_LIMIT);
         let request = FetchRequest {
             sha256: self.hash.0.to_vec().into(),
@@ -110,8 +113,12 @@ impl Download {
         let asked = timeout(WAIT, client.fetch(request)).await.context("no answer in time").map_err(Stopped::Here)?;
         let mut pieces = asked.map_err(|status| self.stopped(status))?.into_inner();
         loop {
-            let piece =
-                timeout(WAIT, pieces.message()).await.context("nothing came for long").map_err(Stopped::Here)?;
+            // A slow link carries a piece for minutes: its bytes show that the server goes on.
+            let piece = tokio::select! {
+                piece = timeout(PIECE_WAIT, pieces.message()) => piece.context("a piece came too slowly"),
+                () = wire.silent_for(WAIT) => Err(anyhow::anyhow!("nothing came for long")),
+            };
+            let piece = piece.map_err(Stopped::Here)?;
             let Some(piece) = piece.map_err(|status| self.stopped(status))? else { break };
             if self.total.is_none() {
                 make_room(piece.total_bytes).map_err(Stopped::ForGood)?;

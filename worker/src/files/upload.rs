@@ -28,8 +28,12 @@ use crate::work::CheckoutKey;
 /// A server that does not connect, or does not answer for so long, is left for another.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Slower lines than this are given up and tried again, so that a server that has frozen does not hold a core for ever.
-const LEAST_BYTES_PER_SECOND: u64 = 8 << 10;
+/// Slower lines than this are given up and tried again, so that a server that has frozen does not hold a core for ever. Half of
+/// 64 kbit/s: servers give up below it, too.
+const LEAST_BYTES_PER_SECOND: u64 = 4 << 10;
+
+/// Content of one message. The server measures the rate by whole messages in spans of 30 s, of which this is a fraction at 64 kbit/s.
+const MESSAGE_CONTENT_BYTES: usize = 32 << 10;
 
 /// Pieces of a file between the disk and the network.
 const PIECES_WAITING: usize = 2;
@@ -169,7 +173,7 @@ fn messages(output: Output, file: File) -> ReceiverStream<PutOutputRequest> {
         let send = |part| sender.blocking_send(PutOutputRequest { part: Some(part) }).is_ok();
         let (mut at, mut goes_on) = (0, send(Part::Output(output)));
         while goes_on {
-            let mut piece = vec![0; FILE_PIECE_BYTES];
+            let mut piece = vec![0; MESSAGE_CONTENT_BYTES];
             let came = file.read_at(&mut piece, at).unwrap_or(0);
             piece.truncate(came);
             at += came as u64;

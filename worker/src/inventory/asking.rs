@@ -61,7 +61,7 @@ impl Inventory {
         let of_checkouts: usize = computed().map(|held| held.checkout.bytes).sum();
         self.unacknowledged_bytes() + of_checkouts >= self.profile.unacknowledged_bytes
             // It has enough to do with what many agents have sent: with more, it would not answer within their patience.
-            || self.outbox.is_unanswered_for(self.lease / 2, now)
+            || self.outbox.is_unanswered_for(self.lease / 2, self.contact.busy_at, now)
             || computed().count() >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
             || computed().map(|held| held.checkout.problems.len()).sum::<usize>() >= UNACKNOWLEDGED_PROBLEMS_LIMIT
     }

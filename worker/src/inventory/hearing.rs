@@ -14,6 +14,7 @@ use pcfarm_proto::v1::server_message::Message as In;
 use tracing::{debug, warn};
 
 use super::held::Held;
+use super::pace::Parcel;
 use super::{Action, Drain, Inventory, Session, key_of};
 use crate::work::{Checkout, CheckoutKey};
 
@@ -25,7 +26,16 @@ impl Inventory {
         match message {
             In::Welcome(welcome) => self.welcomed(now, welcome),
             In::Checkout(part) => self.part(now, part),
-            In::DeliveryAck(ack) => self.acknowledged(ack),
+            In::DeliveryAck(ack) => self.acknowledged(now, ack),
+            In::PartReceived(part) => {
+                let v1::PartReceived { checkout_id, problem_id, received: end } = part;
+                self.pace.carried(Parcel::Part { checkout_id, problem_id, end }, Some(Duration::ZERO), now);
+            }
+            In::Stored(stored) => {
+                for (key, results) in self.outbox.stored(stored) {
+                    self.release_next(key, results);
+                }
+            }
             In::DeliveryKept(kept) => self.kept(now, kept.delivery_id),
             In::Revoke(revoke) => self.revoke(revoke.revoked),
             // The driver's: they are sessions of their own.
@@ -98,12 +108,15 @@ impl Inventory {
     }
 
     fn kept(&mut self, now: Duration, delivery_id: u64) {
+        self.pace.carried(Parcel::Delivery(delivery_id), None, now);
         for key in self.outbox.keep(delivery_id, now) {
             self.held_mut(key).into_iter().for_each(|held| held.kept = true);
         }
     }
 
-    fn acknowledged(&mut self, ack: v1::DeliveryAck) {
+    fn acknowledged(&mut self, now: Duration, ack: v1::DeliveryAck) {
+        let took = ack.took.and_then(|took| Duration::try_from(took).ok());
+        self.pace.carried(Parcel::Delivery(ack.delivery_id), took, now);
         let Some(delivery) = self.outbox.acknowledge(ack.delivery_id) else {
             debug!(delivery_id = ack.delivery_id, "an acknowledgement of nothing that is held");
             return;

@@ -116,8 +116,8 @@ impl Held {
         (self.is_computing() && has_news && !self.kept).then_some(self.cut_at)
     }
 
-    pub fn partial_is_due(&self, now: Duration, part_bytes_target: usize) -> bool {
-        let full = self.pending_bytes >= part_bytes_target || self.checkout.one_by_one;
+    pub fn partial_is_due(&self, now: Duration, bytes_target: usize) -> bool {
+        let full = self.pending_bytes >= bytes_target || self.checkout.one_by_one;
         // An idle workstation waits for returned problems.
         let is_urgent = full || !self.returning.is_empty();
         self.partial_since().is_some_and(|since| is_urgent || now >= since + PARTIAL_DELIVERY_EVERY)
@@ -284,7 +284,8 @@ pub fn bytes_of(result: &v1::ProblemResult) -> usize {
     let outcome = match &result.outcome {
         Some(Outcome::Solution(solution)) => solution.len(),
         Some(Outcome::Failure(message)) => message.len(),
-        None => 0,
+        // The solution went ahead in parts.
+        Some(Outcome::Streamed(_)) | None => 0,
     };
     outcome + result.more.as_ref().map_or(0, Message::encoded_len) + RESULT_FRAME_BYTES
 }

@@ -1,14 +1,19 @@
 //! Deliveries until they are acknowledged.
 //!
 //! Owns their order and their ids: they are sent, and sent again, in the order in which they were made, so
-//! that the one that closes a checkout comes last.
+//! that the one that closes a checkout comes last. On a measured link each is cut to what the link carries in a moment, and a
+//! solution that is larger goes ahead of its delivery in parts. After a reconnection the server is asked which results it has
+//! stored, and only the others are sent again.
 
-use std::collections::VecDeque;
+mod pieces;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
+use pcfarm_proto::v1::problem_result::Outcome;
 
 use super::held::{age, bytes_of};
 use crate::work::CheckoutKey;
@@ -20,6 +25,9 @@ const WINDOW: usize = 4;
 /// What a server keeps because something stands in its way is delivered again after so long, to another if there is one.
 const KEPT_WAIT: Duration = Duration::from_secs(600);
 
+/// A delivery that weighs less is sent again without a question.
+const WORTH_ASKING_BYTES: usize = 4 << 10;
+
 #[derive(Default)]
 pub struct Outbox {
     entries: VecDeque<Entry>,
@@ -29,12 +37,45 @@ pub struct Outbox {
 
 struct Entry {
     delivery: v1::Delivery,
-    /// When it was sent in this session.
-    sent: Option<Duration>,
+    stage: Stage,
+    /// An earlier session has sent it: it may be stored.
+    is_doubtful: bool,
     /// When the server said that it keeps it until it can be stored.
     kept: Option<Duration>,
     /// What it says of times is as of then.
     as_of: Duration,
+}
+
+impl Entry {
+    fn is_worth_asking(&self) -> bool {
+        self.is_doubtful && self.stage == UNSENT && weight(&self.delivery) >= WORTH_ASKING_BYTES
+    }
+}
+
+/// Progress of a delivery in this session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Not sent, but so many bytes of its only solution.
+    Waiting {
+        streamed: usize,
+    },
+    /// The server was asked which of its results are stored.
+    Asking {
+        since: Duration,
+    },
+    Sent {
+        at: Duration,
+    },
+}
+
+const UNSENT: Stage = Stage::Waiting { streamed: 0 };
+
+/// The next message to send; a delivery with its weight in bytes.
+#[derive(Debug)]
+pub enum Next {
+    Ask(v1::StoredRequest),
+    Part(v1::ResultPart),
+    Delivery(v1::Delivery, usize),
 }
 
 impl Outbox {
@@ -46,12 +87,13 @@ impl Outbox {
         self.bytes
     }
 
-    /// The server owes an answer to one that was sent longer ago than this. For what it keeps it may take longer.
-    pub fn is_unanswered_for(&self, wait: Duration, now: Duration) -> bool {
-        self.entries.iter().any(|entry| match (entry.sent, entry.kept) {
-            (Some(sent), None) => now >= sent + wait,
+    /// The server owes an answer to something that was sent longer ago than this. A delivery that the server keeps may take longer.
+    /// The link carried something else until `busy`.
+    pub fn is_unanswered_for(&self, wait: Duration, busy: Duration, now: Duration) -> bool {
+        self.entries.iter().any(|entry| match (entry.stage, entry.kept) {
             (_, Some(kept)) => now >= kept + wait.max(KEPT_WAIT),
-            (None, None) => false,
+            (Stage::Sent { at } | Stage::Asking { since: at }, None) => now >= at.max(busy) + wait,
+            (Stage::Waiting { .. }, None) => false,
         })
     }
 
@@ -61,18 +103,15 @@ impl Outbox {
             return Vec::new();
         };
         entry.kept = Some(now);
-        let key =
-            |part: &v1::CheckoutResults| CheckoutKey { checkout_id: CheckoutId(part.checkout_id), token: part.token };
-        entry.delivery.checkouts.iter().map(key).collect()
+        entry.delivery.checkouts.iter().map(key_of).collect()
     }
 
-    /// Keeps a new delivery, sent now.
-    pub fn add(&mut self, checkouts: Vec<v1::CheckoutResults>, now: Duration) -> v1::Delivery {
+    /// Keeps a new delivery, to be sent.
+    pub fn add(&mut self, checkouts: Vec<v1::CheckoutResults>, now: Duration) {
         self.last_id += 1;
         let delivery = v1::Delivery { delivery_id: self.last_id, checkouts };
         self.bytes += weight(&delivery);
-        self.entries.push_back(Entry { delivery: delivery.clone(), sent: Some(now), kept: None, as_of: now });
-        delivery
+        self.entries.push_back(Entry { delivery, stage: UNSENT, is_doubtful: false, kept: None, as_of: now });
     }
 
     /// The session is a new one: nothing counts as sent.
@@ -80,16 +119,77 @@ impl Outbox {
         if planted(Bug::ForgetsDeliveries) {
             (self.entries, self.bytes) = (VecDeque::new(), 0);
         }
-        self.entries.iter_mut().for_each(|entry| (entry.sent, entry.kept) = (None, None));
+        for entry in &mut self.entries {
+            entry.is_doubtful |= matches!(entry.stage, Stage::Sent { .. });
+            (entry.stage, entry.kept) = (UNSENT, None);
+        }
     }
 
-    /// The first delivery that was not sent in this session; it counts as sent from now on.
-    pub fn next_to_send(&mut self, now: Duration) -> Option<v1::Delivery> {
-        let entry = self.entries.iter_mut().find(|entry| entry.sent.is_none())?;
-        entry.sent = Some(now);
+    /// Returns the next message of the deliveries that this session has not sent. `piece` is the bytes that the link carries in a
+    /// moment; none: the server knows deliveries alone.
+    pub fn next_to_send(&mut self, piece: Option<usize>, now: Duration) -> Option<Next> {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| piece.is_some() && entry.is_worth_asking()) {
+            entry.stage = Stage::Asking { since: now };
+            return Some(Next::Ask(question(&entry.delivery)));
+        }
+        let place = self.entries.iter().position(|entry| !matches!(entry.stage, Stage::Sent { .. }))?;
+        let Stage::Waiting { streamed } = self.entries[place].stage else { return None };
+        if let Some(piece) = piece {
+            self.split(place, piece);
+            let entry = &mut self.entries[place];
+            if let Some(part) = pieces::part(&entry.delivery, streamed, piece) {
+                entry.stage = Stage::Waiting { streamed: streamed + part.content.len() };
+                return Some(Next::Part(part));
+            }
+        }
+        let entry = &mut self.entries[place];
+        entry.stage = Stage::Sent { at: now };
         let by = now.saturating_sub(std::mem::replace(&mut entry.as_of, now));
         entry.delivery.checkouts.iter_mut().filter_map(|part| part.worked.as_mut()).for_each(|worked| age(worked, by));
-        Some(entry.delivery.clone())
+        let mut delivery = entry.delivery.clone();
+        if streamed > 0 {
+            pieces::without_solution(&mut delivery);
+        }
+        let weight = weight(&delivery);
+        Some(Next::Delivery(delivery, weight))
+    }
+
+    /// Leaves of a delivery what the link carries in a moment, at least one result, and puts the rest behind it.
+    fn split(&mut self, place: usize, piece: usize) {
+        let entry = &mut self.entries[place];
+        if let Some(mut first) = pieces::split(&mut entry.delivery, piece) {
+            self.last_id += 1;
+            first.delivery_id = std::mem::replace(&mut entry.delivery.delivery_id, self.last_id);
+            let (is_doubtful, as_of) = (entry.is_doubtful, entry.as_of);
+            self.entries.insert(place, Entry { delivery: first, stage: UNSENT, is_doubtful, kept: None, as_of });
+        }
+    }
+
+    /// Takes out what the server says is stored: how many results of each checkout that were.
+    pub fn stored(&mut self, stored: v1::Stored) -> Vec<(CheckoutKey, usize)> {
+        let is_it = |entry: &Entry| {
+            entry.delivery.delivery_id == stored.delivery_id && matches!(entry.stage, Stage::Asking { .. })
+        };
+        let Some(place) = self.entries.iter().position(is_it) else { return Vec::new() };
+        let entry = &mut self.entries[place];
+        (entry.stage, entry.is_doubtful) = (UNSENT, false);
+        let known: BTreeMap<i64, BTreeSet<i64>> =
+            stored.checkouts.into_iter().map(|of| (of.checkout_id, of.problem_ids.into_iter().collect())).collect();
+        self.bytes -= weight(&entry.delivery);
+        let mut taken = Vec::new();
+        for part in &mut entry.delivery.checkouts {
+            let Some(known) = known.get(&part.checkout_id) else { continue };
+            let before = part.results.len();
+            part.results.retain(|result| !known.contains(&result.problem_id));
+            taken.push((key_of(part), before - part.results.len()));
+        }
+        // A part that closes its checkout stays: its verdict is to come.
+        entry.delivery.checkouts.retain(|part| part.finished || !part.results.is_empty());
+        self.bytes += weight(&entry.delivery);
+        if entry.delivery.checkouts.is_empty() {
+            self.entries.remove(place);
+        }
+        taken
     }
 
     /// Hands out the delivery that the server has judged.
@@ -104,14 +204,42 @@ impl Outbox {
     pub fn strike(&mut self, key: CheckoutKey) {
         for entry in &mut self.entries {
             self.bytes -= weight(&entry.delivery);
-            let of_it = |part: &v1::CheckoutResults| part.checkout_id == key.checkout_id.0 && part.token == key.token;
-            entry.delivery.checkouts.retain(|part| !of_it(part));
+            let before = entry.delivery.checkouts.len();
+            entry.delivery.checkouts.retain(|part| key_of(part) != key);
+            if entry.delivery.checkouts.len() < before && matches!(entry.stage, Stage::Waiting { .. }) {
+                // Parts of a solution may have been of it.
+                entry.stage = UNSENT;
+            }
             self.bytes += weight(&entry.delivery);
         }
         self.entries.retain(|entry| !entry.delivery.checkouts.is_empty());
     }
 }
 
+fn key_of(part: &v1::CheckoutResults) -> CheckoutKey {
+    CheckoutKey { checkout_id: CheckoutId(part.checkout_id), token: part.token }
+}
+
+fn question(delivery: &v1::Delivery) -> v1::StoredRequest {
+    let asked = |part: &v1::CheckoutResults| v1::DeliveredProblems {
+        checkout_id: part.checkout_id,
+        token: part.token,
+        problem_ids: part.results.iter().map(|result| result.problem_id).collect(),
+    };
+    v1::StoredRequest { delivery_id: delivery.delivery_id, checkouts: delivery.checkouts.iter().map(asked).collect() }
+}
+
 fn weight(delivery: &v1::Delivery) -> usize {
     delivery.checkouts.iter().flat_map(|part| &part.results).map(bytes_of).sum()
+}
+
+/// The only result of a delivery, if it is a solution.
+fn only_solution(delivery: &v1::Delivery) -> Option<(i64, &v1::ProblemResult, &bytes::Bytes)> {
+    let mut results =
+        delivery.checkouts.iter().flat_map(|part| part.results.iter().map(|result| (part.checkout_id, result)));
+    let (checkout_id, result) = results.next()?;
+    match (&result.outcome, results.next()) {
+        (Some(Outcome::Solution(solution)), None) => Some((checkout_id, result, solution)),
+        _ => None,
+    }
 }

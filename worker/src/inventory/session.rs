@@ -12,6 +12,7 @@ use pcfarm_proto::{
 };
 use tracing::{info, warn};
 
+use super::pace::Pace;
 use super::{
     Action, FRAME_BYTES, Inventory, LEASE, LEASES_TO_ACKNOWLEDGE, LONGEST, Open, Session, WELCOME_WAIT, held_message,
     settings_message, yields_message,
@@ -86,8 +87,9 @@ impl Inventory {
         let solution = limit(welcome.solution_bytes_limit, SOLUTION_BYTES_LIMIT);
         self.solution_bytes_limit = solution.min(message.saturating_sub(FRAME_BYTES));
         // A part ends with the result that reaches the target: one more solution must fit.
-        self.part_bytes_target =
-            PART_BYTES_TARGET.min(message.saturating_sub(self.solution_bytes_limit + FRAME_BYTES)).max(1);
+        self.delivery_bytes_limit = message.saturating_sub(self.solution_bytes_limit + FRAME_BYTES).max(1);
+        self.part_bytes_target = PART_BYTES_TARGET.min(self.delivery_bytes_limit);
+        self.pace = Pace::of_session(welcome.takes_parts);
         self.actions.push(Action::LimitSolutions(self.solution_bytes_limit));
     }
 
@@ -99,6 +101,7 @@ impl Inventory {
         }
         self.session = Session::None;
         self.to_return = None;
+        self.pace = Pace::default();
         self.contact.lost_since.get_or_insert(now);
         self.outbox.resend_all();
         self.held.values_mut().for_each(|held| held.kept = false);
@@ -136,7 +139,8 @@ impl Inventory {
             Session::Greeting { since, .. } => now >= *since + WELCOME_WAIT,
             Session::Open(_) => {
                 let wait = self.lease * LEASES_TO_ACKNOWLEDGE;
-                self.outbox.is_unanswered_for(wait, now)
+                self.outbox.is_unanswered_for(wait, self.contact.busy_at, now)
+                    || self.pace.oldest().is_some_and(|sent| now >= sent.max(self.contact.busy_at) + wait)
             }
         };
         if silent {

@@ -9,31 +9,56 @@ use pcfarm_proto::v1;
 use pcfarm_proto::v1::agent_message::Message as Out;
 
 use super::held::{Held, Stage};
+use super::outbox::Next;
+use super::pace::Parcel;
 use super::{
-    Action, Drain, EQUIPMENT_CHANGE_EVERY, Inventory, PARTIAL_DELIVERY_EVERY, PROCESSING_TOLD_AFTER,
-    REASON_CHANGE_EVERY, STATE_CHANGE_EVERY, Session, Signs, held_message, key_of, settings_message, yields_message,
+    Drain, EQUIPMENT_CHANGE_EVERY, Inventory, PARTIAL_DELIVERY_EVERY, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY,
+    STATE_CHANGE_EVERY, Session, Signs, held_message, key_of, settings_message, yields_message,
 };
 use crate::work::Checkout;
 
 impl Inventory {
     pub(super) fn deliver(&mut self, now: Duration) {
-        while let Some(delivery) = self.outbox.next_to_send(now) {
-            self.actions.push(Action::Send(Out::Delivery(delivery)));
-        }
-        while self.outbox.has_room() {
-            let parts = self.pack(now);
+        while self.pace.has_room() {
+            if let Some(next) = self.outbox.next_to_send(self.pace.piece(), now) {
+                self.put_on_the_link(next, now);
+                continue;
+            }
+            let parts = if self.outbox.has_room() { self.pack(now) } else { Vec::new() };
             if parts.is_empty() {
                 return;
             }
-            let delivery = self.outbox.add(parts, now);
-            self.send(Out::Delivery(delivery));
+            self.outbox.add(parts, now);
         }
+    }
+
+    fn put_on_the_link(&mut self, next: Next, now: Duration) {
+        let message = match next {
+            Next::Ask(question) => Out::StoredRequest(question),
+            Next::Part(part) => {
+                let end = part.offset + part.content.len() as u64;
+                let parcel = Parcel::Part { checkout_id: part.checkout_id, problem_id: part.problem_id, end };
+                self.pace.sent(parcel, part.content.len(), now);
+                Out::ResultPart(part)
+            }
+            Next::Delivery(delivery, bytes) => {
+                self.pace.sent(Parcel::Delivery(delivery.delivery_id), bytes, now);
+                Out::Delivery(delivery)
+            }
+        };
+        self.send(message);
+    }
+
+    /// Bytes of results that one delivery should have.
+    pub(super) fn delivery_bytes_target(&self) -> usize {
+        self.pace.piece().map_or(self.part_bytes_target, |piece| piece.min(self.delivery_bytes_limit))
     }
 
     /// One delivery's worth of what is due: complete checkouts first. Of one job type, so that what stands in the way of its
     /// results keeps no others from being stored.
     pub(super) fn pack(&mut self, now: Duration) -> Vec<v1::CheckoutResults> {
-        let mut room = self.part_bytes_target;
+        let target = self.delivery_bytes_target();
+        let mut room = target;
         let mut parts = Vec::new();
         let mut first: Option<Arc<Checkout>> = None;
         let late = self.has_waited_long(now);
@@ -41,7 +66,7 @@ impl Inventory {
             for held in self.held.values_mut() {
                 let due = match &held.stage {
                     Stage::Ready { .. } => complete,
-                    Stage::Computing { .. } => !complete && held.partial_is_due(now, self.part_bytes_target),
+                    Stage::Computing { .. } => !complete && held.partial_is_due(now, target),
                     Stage::Closing => false,
                 };
                 // A complete one is not cut in two, if it fits a delivery: the second piece would have to wait for the first.

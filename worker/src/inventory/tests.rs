@@ -6,6 +6,7 @@ use pcfarm_proto::v1::problem_result::Outcome;
 use super::*;
 
 mod leaving;
+mod links;
 mod returning;
 mod worked;
 
@@ -29,6 +30,7 @@ impl Trial {
             unacknowledged_bytes: 1000,
             apart: BTreeSet::new(),
             freezable: BTreeSet::from(["program".to_owned()]),
+            after_lease: AfterLease::Stop,
         };
         let now = 1000 * SECOND;
         Trial { inventory: Inventory::new(profile, now), now, revoked_cores: 0 }
@@ -74,6 +76,10 @@ fn tell(action: &Action) -> Option<String> {
             let parts: Vec<String> = delivery.checkouts.iter().map(part).collect();
             format!("delivery {}: {}", delivery.delivery_id, parts.join(", "))
         }
+        Action::Send(Out::ResultPart(part)) => {
+            format!("part {}:{} {}+{}", part.checkout_id, part.problem_id, part.offset, part.content.len())
+        }
+        Action::Send(Out::StoredRequest(request)) => format!("stored {}?", request.delivery_id),
         Action::Send(Out::Heartbeat(beat)) => {
             format!("heartbeat {} {}", beat.last_sequence, held(&beat.held))
         }
@@ -166,7 +172,11 @@ fn ack(delivery_id: u64, checkouts: &[(i64, v1::Verdict)]) -> Event {
         verdict: verdict.into(),
         ..Default::default()
     };
-    Event::Received(In::DeliveryAck(v1::DeliveryAck { delivery_id, verdicts: checkouts.iter().map(verdict).collect() }))
+    Event::Received(In::DeliveryAck(v1::DeliveryAck {
+        delivery_id,
+        verdicts: checkouts.iter().map(verdict).collect(),
+        took: None,
+    }))
 }
 
 fn revoke(checkout_id: i64) -> Event {
@@ -706,7 +716,7 @@ fn any_message() -> impl proptest::strategy::Strategy<Value = Event> {
         ..Default::default()
     });
     let ack = (0..6_u64, prop::collection::vec(verdict, 0..3)).prop_map(|(delivery_id, verdicts)| {
-        Event::Received(In::DeliveryAck(v1::DeliveryAck { delivery_id, verdicts }))
+        Event::Received(In::DeliveryAck(v1::DeliveryAck { delivery_id, verdicts, took: None }))
     });
     let welcome = (duration(), duration(), any::<(u64, u64, bool)>()).prop_map(
         |(lease, heartbeat, (message, solution, draining))| {

@@ -75,16 +75,20 @@ impl Desk {
     }
 
     async fn agent_of(&mut self, agent: Agent, cores: usize) -> (RunningAgent, Session) {
+        let agent = self.start(agent, cores);
+        let (session, _) = self.server.welcomed().await;
+        (agent, session)
+    }
+
+    fn start(&self, agent: Agent, cores: usize) -> RunningAgent {
         let (programs, work_dir) = (self.programs.clone(), self.work_dir());
-        let agent = RunningAgent::start(agent, &[&self.server], |settings: &mut Settings| {
+        RunningAgent::start(agent, &[&self.server], |settings: &mut Settings| {
             settings.programs = programs;
             settings.work_dir = work_dir;
             settings.cores = cores;
             settings.grace = Duration::from_millis(500);
             settings.supervisor = Some(env!("CARGO_BIN_EXE_pcfarm-worker").into());
-        });
-        let (session, _) = self.server.welcomed().await;
-        (agent, session)
+        })
     }
 
     /// What becomes of these problems, one after the other on one core, and then of the agent.

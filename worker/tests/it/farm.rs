@@ -194,16 +194,25 @@ impl Server {
 
     /// Closes the listener and every connection.
     pub async fn stop(mut self) {
+        self.end().await;
+    }
+
+    pub async fn end(&mut self) {
         self.tasks.shutdown().await;
     }
 }
 
 impl Session {
     pub async fn welcome(&self) {
+        self.welcome_for(20).await;
+    }
+
+    /// With a lease of so many seconds.
+    pub async fn welcome_for(&self, lease: i64) {
         let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
         self.send(ToAgent::Welcome(v1::Welcome {
             workstation_id: 1,
-            lease: seconds(20),
+            lease: seconds(lease),
             heartbeat: seconds(5),
             takes_intake: true,
             ..Default::default()
@@ -293,7 +302,8 @@ impl Session {
             ..Default::default()
         };
         let verdicts = delivery.checkouts.iter().map(verdict).collect();
-        self.send(ToAgent::DeliveryAck(v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts })).await;
+        self.send(ToAgent::DeliveryAck(v1::DeliveryAck { delivery_id: delivery.delivery_id, verdicts, took: None }))
+            .await;
     }
 
     /// What the agent says next; nothing once it has ended its side.
@@ -390,6 +400,7 @@ pub fn outcomes(part: &v1::CheckoutResults) -> Vec<(i64, String)> {
     let text = |result: &v1::ProblemResult| match &result.outcome {
         Some(Outcome::Solution(solution)) => String::from_utf8(solution.to_vec()).expect("solutions are text"),
         Some(Outcome::Failure(message)) => format!("failed: {message}"),
+        Some(Outcome::Streamed(_)) => unreachable!("only measured links stream"),
         None => panic!("a result without an outcome"),
     };
     let mut outcomes: Vec<(i64, String)> =

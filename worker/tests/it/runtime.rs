@@ -375,7 +375,9 @@ async fn echo(checkouts: i64, problems: i64, prefetch: u32) -> Duration {
             | FromAgent::Heartbeat(_)
             | FromAgent::StateChange(_)
             | FromAgent::Intake(_)
-            | FromAgent::Equipment(_) => {}
+            | FromAgent::Equipment(_)
+            | FromAgent::ResultPart(_)
+            | FromAgent::StoredRequest(_) => {}
         }
     }
     let took = began.elapsed();
@@ -447,7 +449,9 @@ async fn overhead_on_problems_of_a_millisecond() {
             | FromAgent::Heartbeat(_)
             | FromAgent::StateChange(_)
             | FromAgent::Intake(_)
-            | FromAgent::Equipment(_) => {}
+            | FromAgent::Equipment(_)
+            | FromAgent::ResultPart(_)
+            | FromAgent::StoredRequest(_) => {}
         }
     }
     let took = began.elapsed();

@@ -23,6 +23,22 @@ async fn a_revoked_problem_is_ended_with_all_it_has_started() {
 }
 
 #[tokio::test]
+async fn programs_are_stopped_when_the_lease_has_ended_without_a_server() {
+    let mut desk = Desk::new("").await;
+    let _agent = desk.start(Agent::new().controller(Echo), 1);
+    let (session, _) = desk.server.greeted().await;
+    session.welcome_for(2).await;
+    session.check_out(1, "exec:puppet", [puppet("loop").to_string()]).await;
+    desk.wait_until("it does not start", || desk.problems_in_hand() == 1).await;
+    // Longer than the lease: a server that is there need not say anything.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(desk.problems_in_hand(), 1);
+    drop(session);
+    desk.server.end().await;
+    desk.wait_until("it goes on", || desk.problems_in_hand() == 0).await;
+}
+
+#[tokio::test]
 async fn a_supervisor_that_is_frozen_holds_no_core() {
     let mut desk = Desk::new("").await;
     let (mut agent, mut session) = desk.agent(1).await;

@@ -1,0 +1,231 @@
+//! Bytes under way to the server, kept to about a second of the link's rate.
+//!
+//! Owns the ledger of what is under way. A server says with each acknowledgement how long it took to store, and the rest of the
+//! round trip is the link's time. When parcels wait for more than about a second before the link carries them, fewer bytes are put
+//! on it, so that heartbeats and pings behind them are never late. When they wait for less, and there was more to send, the limit
+//! grows, as TCP's does at the beginning: from a few kilobytes to what the largest links need within ten round trips.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pcfarm_proto::PART_BYTES_TARGET;
+
+/// A limit that every link carries within seconds: 64 kbit/s in four.
+const FIRST_LIMIT: usize = 32 << 10;
+
+/// Two seconds at 64 kbit/s.
+const LEAST_LIMIT: usize = 16 << 10;
+
+/// Limit on a local network, which carries it at once.
+const NEAR_LIMIT: usize = 4 * PART_BYTES_TARGET;
+
+/// Limit on links whose round trip takes longer than [`FAR`].
+const FAR_LIMIT: usize = 2 * NEAR_LIMIT;
+const FAR: Duration = Duration::from_millis(50);
+
+/// Pieces under way at a time.
+const PIECES: usize = 4;
+
+/// The longest round trip that is taken for distance, and not for a queue.
+const FARTHEST: Duration = Duration::from_millis(700);
+
+/// The limit grows while parcels wait for less than the first, and shrinks to a wait of the second when they wait for more than the last.
+const SHORT_WAIT: Duration = Duration::from_millis(500);
+const WAIT: Duration = Duration::from_millis(1000);
+const LONG_WAIT: Duration = Duration::from_millis(1500);
+
+/// A parcel of so many bytes shows what the link carries, and lets the limit grow so many times.
+const PROVES_BYTES: usize = 8 << 10;
+const GROWTH: usize = 4;
+
+/// A message on its way, of which the server will say that it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parcel {
+    Delivery(u64),
+    /// A part of a solution, up to this byte.
+    Part {
+        checkout_id: i64,
+        problem_id: i64,
+        end: u64,
+    },
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    parcel: Parcel,
+    bytes: usize,
+    sent: Duration,
+}
+
+/// Bytes under way in one session, and their limit.
+#[derive(Debug, Default)]
+pub struct Pace {
+    /// Limit in bytes. None: the server does not say how long it takes, and nothing can be measured.
+    limit: Option<usize>,
+    under_way: VecDeque<UnderWay>,
+    bytes: usize,
+    /// The shortest round trip without the server's time.
+    distance: Option<Duration>,
+    /// When the limit shrank last. Parcels sent before say nothing of the limit that holds now.
+    shrunk: Duration,
+}
+
+impl Pace {
+    /// Starts anew: a new session may have another link.
+    pub fn of_session(is_measured: bool) -> Pace {
+        Pace { limit: is_measured.then_some(FIRST_LIMIT), ..Pace::default() }
+    }
+
+    /// True if the link has room for another message. A piece may exceed the room that is left.
+    pub fn has_room(&self) -> bool {
+        self.limit.is_none_or(|limit| self.bytes < limit)
+    }
+
+    /// Bytes of one piece; none: as many as a message may have.
+    pub fn piece(&self) -> Option<usize> {
+        self.limit.map(|limit| limit / PIECES)
+    }
+
+    pub fn sent(&mut self, parcel: Parcel, bytes: usize, now: Duration) {
+        if self.limit.is_some() {
+            self.bytes += bytes;
+            self.under_way.push_back(UnderWay { parcel, bytes, sent: now });
+        }
+    }
+
+    /// A parcel has come, `took` before this was known; none: how long that was, is not known.
+    pub fn carried(&mut self, parcel: Parcel, took: Option<Duration>, now: Duration) {
+        let Some(place) = self.under_way.iter().position(|under_way| under_way.parcel == parcel) else { return };
+        let Some(UnderWay { bytes, sent, .. }) = self.under_way.remove(place) else { return };
+        let was_full = self.limit.is_some_and(|limit| self.bytes * 2 >= limit);
+        self.bytes -= bytes;
+        if let (Some(limit), Some(took)) = (self.limit, took) {
+            let trip = now.saturating_sub(sent).saturating_sub(took);
+            self.limit = Some(self.adapted(limit, bytes, trip, sent, was_full, now));
+        }
+    }
+
+    fn adapted(
+        &mut self,
+        limit: usize,
+        bytes: usize,
+        trip: Duration,
+        sent: Duration,
+        was_full: bool,
+        now: Duration,
+    ) -> usize {
+        let distance = self.distance.map_or(trip, |before| before.min(trip)).min(FARTHEST);
+        self.distance = Some(distance);
+        let most = if distance > FAR { FAR_LIMIT } else { NEAR_LIMIT };
+        let wait = trip.saturating_sub(distance);
+        if wait > LONG_WAIT && sent >= self.shrunk {
+            self.shrunk = now;
+            let fitting = limit as f64 * (WAIT + distance).as_secs_f64() / trip.as_secs_f64();
+            return (fitting as usize).clamp(limit / 2, limit).max(LEAST_LIMIT);
+        }
+        let grown = if wait < SHORT_WAIT && was_full { limit + bytes } else { limit };
+        grown.max(proven(limit, bytes, trip)).min(most).max(LEAST_LIMIT)
+    }
+
+    /// When the oldest parcel under way was sent.
+    pub fn oldest(&self) -> Option<Duration> {
+        self.under_way.front().map(|under_way| under_way.sent)
+    }
+}
+
+/// Bytes a second that a parcel proves. A parcel of a few kilobytes proves nothing: it may have passed on a burst that the link
+/// allows.
+fn proven(limit: usize, bytes: usize, trip: Duration) -> usize {
+    if bytes < PROVES_BYTES {
+        return 0;
+    }
+    let in_a_second = bytes as f64 * WAIT.as_secs_f64() / trip.max(Duration::from_micros(1)).as_secs_f64();
+    limit.saturating_mul(GROWTH).min(in_a_second as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A link of this rate, in bytes a second, and this delay both ways, on which an agent always has more to send.
+    fn after_a_minute(rate: f64, delay: Duration, server: Duration) -> (Pace, Duration, f64) {
+        let mut pace = Pace::of_session(true);
+        let (mut now, mut free_at) = (Duration::ZERO, Duration::ZERO);
+        let mut arriving: VecDeque<(Duration, Parcel)> = VecDeque::new();
+        let (mut id, mut carried, mut longest) = (0, 0, Duration::ZERO);
+        while now < Duration::from_secs(60) {
+            while pace.has_room() && arriving.len() < PIECES {
+                id += 1;
+                let bytes = pace.piece().expect("it is measured");
+                pace.sent(Parcel::Delivery(id), bytes, now);
+                free_at = free_at.max(now) + Duration::from_secs_f64(bytes as f64 / rate);
+                arriving.push_back((free_at + delay + server, Parcel::Delivery(id)));
+                carried += bytes;
+            }
+            let (at, parcel) = arriving.pop_front().expect("something is under way");
+            now = at;
+            pace.carried(parcel, Some(server), now);
+            if now > Duration::from_secs(20) {
+                longest = longest.max(free_at.saturating_sub(now));
+            }
+        }
+        (pace, longest, carried as f64 / now.as_secs_f64() / rate)
+    }
+
+    #[test]
+    fn the_limit_follows_the_link() {
+        for (kbit, delay_ms) in
+            [(64, 0), (64, 300), (256, 0), (1_000, 0), (1_000, 300), (10_000, 300), (100_000, 0), (100_000, 300)]
+        {
+            let rate = f64::from(kbit) * 125.0;
+            for server_ms in [0, 20] {
+                let (delay, server) = (Duration::from_millis(delay_ms), Duration::from_millis(server_ms));
+                let (pace, queue, used) = after_a_minute(rate, delay, server);
+                let case = format!("{kbit} kbit/s, {delay_ms} ms, {server_ms} ms: {pace:?}");
+                assert!(queue <= Duration::from_millis(2_100), "{queue:?} of data in front of a heartbeat at {case}");
+                assert!(used > 0.85, "{used} of the rate at {case}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_near_link_is_known_by_the_first_pieces() {
+        let mut pace = Pace::of_session(true);
+        for id in 0..4 {
+            pace.sent(Parcel::Delivery(id), 8 << 10, Duration::from_secs(id));
+            pace.carried(
+                Parcel::Delivery(id),
+                Some(Duration::ZERO),
+                Duration::from_secs(id) + Duration::from_millis(1),
+            );
+        }
+        assert_eq!(pace.limit, Some(NEAR_LIMIT));
+    }
+
+    #[test]
+    fn a_slow_server_does_not_slow_the_link() {
+        let (pace, _, _) = after_a_minute(125e6, Duration::ZERO, Duration::from_secs(3));
+        assert_eq!(pace.limit, Some(NEAR_LIMIT));
+    }
+
+    #[test]
+    fn who_sends_little_keeps_the_limit() {
+        let mut pace = Pace::of_session(true);
+        for id in 0..100 {
+            let now = Duration::from_secs(id);
+            pace.sent(Parcel::Delivery(id), 100, now);
+            pace.carried(Parcel::Delivery(id), Some(Duration::ZERO), now + Duration::from_millis(1));
+        }
+        assert_eq!((pace.limit, pace.bytes), (Some(FIRST_LIMIT), 0));
+    }
+
+    #[test]
+    fn an_old_server_is_not_measured() {
+        let mut pace = Pace::of_session(false);
+        pace.sent(Parcel::Delivery(1), 1 << 30, Duration::ZERO);
+        assert!(pace.has_room() && pace.piece().is_none());
+        pace.carried(Parcel::Delivery(1), None, Duration::from_secs(9));
+        pace.carried(Parcel::Delivery(7), None, Duration::from_secs(9));
+        assert!(pace.has_room());
+    }
+}

@@ -1,0 +1,172 @@
+//! Slow links, connections that end in the middle of a delivery, and leases that end without a word.
+
+use super::*;
+
+/// A Welcome of a server that takes solutions in parts.
+fn measured() -> Event {
+    let Event::Received(In::Welcome(welcome)) = welcome() else { unreachable!("it is one") };
+    Event::Received(In::Welcome(v1::Welcome { takes_parts: true, ..welcome }))
+}
+
+fn open() -> Trial {
+    let mut trial = Trial::new();
+    trial.inventory.profile.unacknowledged_bytes = 10 << 20;
+    trial.on(Event::Connected);
+    trial.on(measured());
+    trial
+}
+
+fn received(checkout_id: i64, problem_id: i64, received: u64) -> Event {
+    Event::Received(In::PartReceived(v1::PartReceived { checkout_id, problem_id, received }))
+}
+
+fn stored(delivery_id: u64, checkout_id: i64, problem_ids: &[i64]) -> Event {
+    let problem_ids = problem_ids.to_vec();
+    let checkouts = vec![v1::DeliveredProblems { checkout_id, token: 100, problem_ids }];
+    Event::Received(In::Stored(v1::Stored { delivery_id, checkouts }))
+}
+
+#[test]
+fn a_solution_larger_than_a_piece_goes_in_parts_behind_which_its_delivery_comes() {
+    let mut trial = open();
+    trial.on(checkout(1, &[10]));
+    // A quarter of the first limit each, until that is full.
+    let sent = trial.on(sized(1, &[10], 40 << 10));
+    assert_eq!(sent[..4], ["part 1:10 0+8192", "part 1:10 8192+8192", "part 1:10 16384+8192", "part 1:10 24576+8192"]);
+    assert_eq!(trial.on(received(1, 10, 8192)), ["part 1:10 32768+8192", "delivery 1: 1 [10] finished"]);
+    for end in [16384, 24576, 32768, 40960] {
+        assert_eq!(trial.on(received(1, 10, end)), [""; 0], "a receipt acknowledges nothing");
+    }
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
+    assert!(trial.inventory.held.is_empty());
+}
+
+#[test]
+fn deliveries_are_pieces_of_whole_results() {
+    let mut trial = open();
+    trial.on(checkout(1, &[10, 11, 12, 13, 14, 15]));
+    let sent = trial.on(sized(1, &[10, 11, 12, 13, 14, 15], 7 << 10));
+    assert_eq!(
+        sent[..4],
+        ["delivery 1: 1 [10]", "delivery 2: 1 [11]", "delivery 3: 1 [12]", "delivery 4: 1 [13]"].map(str::to_owned)
+    );
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["delivery 5: 1 [14]", "delivery 6: 1 [15] finished"]);
+}
+
+#[test]
+fn stored_results_are_not_sent_again() {
+    let mut trial = open();
+    trial.on(checkout(1, &[10, 11, 12]));
+    trial.on(sized(1, &[10, 11, 12], 4 << 10));
+    trial.on(Event::Disconnected);
+    trial.on(Event::Connected);
+    let asked = trial.on(measured());
+    assert_eq!(asked[..3], ["stored 1?", "stored 2?", "stored 3?"].map(str::to_owned));
+    assert!(!asked.iter().any(|action| action.contains("delivery")), "{asked:?}");
+    assert_eq!(trial.on(stored(1, 1, &[10])), [""; 0], "the order stays");
+    assert_eq!(trial.on(stored(2, 1, &[])), ["delivery 2: 1 [11]"]);
+    assert_eq!(trial.on(stored(3, 1, &[])), ["delivery 3: 1 [12] finished"]);
+    // A delivery whose results are all stored still closes its checkout.
+    let mut trial = open();
+    trial.on(checkout(1, &[10]));
+    trial.on(sized(1, &[10], 6 << 10));
+    trial.on(Event::Disconnected);
+    trial.on(Event::Connected);
+    trial.on(measured());
+    assert_eq!(trial.on(stored(1, 1, &[10])), ["delivery 1: 1 [] finished"]);
+    trial.on(ack(1, &[(1, AlreadyAccepted)]));
+    assert!(trial.inventory.held.is_empty());
+}
+
+#[test]
+fn parts_begin_anew_with_a_session_and_end_with_their_checkout() {
+    let mut trial = open();
+    trial.on(checkout(1, &[10]));
+    trial.on(sized(1, &[10], 60 << 10));
+    trial.on(Event::Disconnected);
+    trial.on(Event::Connected);
+    let again = trial.on(measured());
+    assert!(again.contains(&"part 1:10 0+8192".to_owned()), "{again:?}");
+    trial.on(revoke(1));
+    for end in [8192, 16384, 24576, 32768] {
+        assert_eq!(trial.on(received(1, 10, end)), [""; 0]);
+    }
+    assert_eq!(trial.inventory.unacknowledged_bytes(), 0);
+}
+
+#[test]
+fn a_server_that_is_sending_may_answer_later() {
+    let mut trial = open();
+    trial.on(checkout(1, &[10]));
+    trial.on(solved(1, &[10]));
+    for second in 1..100 {
+        trial.inventory.heard(trial.now + SECOND, second * 8000);
+        assert!(!trial.after(SECOND).contains(&"reconnect".to_owned()), "its answer may be behind other bytes");
+    }
+    for _ in 0..59 {
+        trial.inventory.heard(trial.now + SECOND, 99 * 8000 + 17);
+        assert!(!trial.after(SECOND).contains(&"reconnect".to_owned()));
+    }
+    assert!(trial.after(2 * SECOND).contains(&"reconnect".to_owned()), "pings are no answer");
+}
+
+fn program(id: i64) -> Event {
+    Event::Received(In::Checkout(v1::Checkout {
+        controller: "exec:solver".to_owned(),
+        ..message(id, &[10 * id, 11 * id])
+    }))
+}
+
+fn with_programs() -> Trial {
+    let mut trial = Trial::new();
+    trial.inventory.profile.hello.controllers.push("exec:solver".to_owned());
+    trial.on(Event::Connected);
+    trial.on(welcome());
+    trial.on(program(1));
+    trial.on(checkout(2, &[20]));
+    trial.on(started(1));
+    trial.on(solved(1, &[10]));
+    trial
+}
+
+#[test]
+fn programs_are_stopped_when_the_lease_has_ended_without_a_word() {
+    let mut trial = with_programs();
+    let heard = trial.now;
+    trial.inventory.heard(heard, 100);
+    // While its connection is there, the server says little.
+    for _ in 0..30 {
+        assert!(!trial.after(SECOND).iter().any(|action| action.starts_with("cancel")));
+    }
+    trial.inventory.heard(trial.now, 117);
+    trial.now += 10 * SECOND;
+    trial.on(Event::Disconnected);
+    assert_eq!(trial.inventory.lease_deadline(), Some(trial.now + 10 * SECOND));
+    assert_eq!(trial.after(9 * SECOND), [""; 0]);
+    assert_eq!(trial.after(SECOND), ["cancel 1"], "what runs inside the agent goes on");
+    trial.on(Event::Connected);
+    let told = trial.on(welcome());
+    assert!(told.iter().any(|action| action.contains("1 [] finished given back")), "{told:?}");
+}
+
+#[test]
+fn a_word_from_any_server_begins_the_lease_anew() {
+    let mut trial = with_programs();
+    trial.on(Event::Disconnected);
+    trial.after(15 * SECOND);
+    trial.on(Event::Connected);
+    trial.inventory.heard(trial.now, 50);
+    trial.on(Event::Disconnected);
+    assert_eq!(trial.after(15 * SECOND), [""; 0]);
+    assert_eq!(trial.after(5 * SECOND), ["cancel 1"]);
+}
+
+#[test]
+fn the_owner_can_let_programs_go_on() {
+    let mut trial = with_programs();
+    trial.inventory.profile.after_lease = AfterLease::Continue;
+    trial.on(Event::Disconnected);
+    for _ in 0..100 {
+        assert_eq!(trial.after(SECOND), [""; 0]);
+    }
+}
