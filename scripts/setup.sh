@@ -227,6 +227,7 @@ ensure_python() {
 ensure_display() {
     { command -v Xvfb && command -v xdotool; } >/dev/null || want "xvfb xdotool" "Without Xvfb and xdotool sessions of X11 are not tested."
     { command -v sway && command -v wtype; } >/dev/null || want "sway wtype" "Without sway and wtype sessions of Wayland are not tested."
+    [ -x /lib/systemd/systemd-logind ] || want systemd "Without systemd-logind sessions without a terminal and inhibitors are not tested."
     { command -v mutter && command -v dbus-daemon; } >/dev/null || want "mutter dbus-daemon" "Without mutter sessions of GNOME are not tested."
 }
 

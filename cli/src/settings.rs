@@ -237,6 +237,7 @@ mod tests {
             token_file: None,
             ca: None,
             insecure: false,
+            proxy: None,
             trace: false,
         }
     }

@@ -493,7 +493,7 @@ impl Body {
             }
             () = starts_anew, if can_be_replaced && platform::REPLACES => unreachable!("it ends with its work"),
             () = local => unreachable!("it serves for ever"),
-            () = self.equipment.keep() => unreachable!("it looks for ever"),
+            () = self.equipment.keep(crate::equipment::LOOK_EVERY) => unreachable!("it looks for ever"),
             never = sleep::run(self.settings.sleep.sleeps.clone(), self.desk.clone()) => match never {},
             () = self.credentials.keep_renewing(&self.endpoints) => unreachable!("it never ends"),
         };

@@ -98,7 +98,11 @@ pub enum Command {
         output: Output,
     },
     /// Tells the agent, from within a person's session, when that person touches something: to be started with the session
-    Session,
+    Session {
+        /// Say nothing, and end where no agent starts with the system: for a desktop that starts this with each session
+        #[arg(long)]
+        autostart: bool,
+    },
 }
 
 impl Command {
@@ -152,7 +156,7 @@ pub fn run(command: &Command, asked: &Asked) -> ExitCode {
         | Command::Pause { .. }
         | Command::Resume
         | Command::History { .. }
-        | Command::Session => {}
+        | Command::Session { .. } => {}
     }
     #[cfg(not(target_os = "linux"))]
     match command {
@@ -165,7 +169,7 @@ pub fn run(command: &Command, asked: &Asked) -> ExitCode {
         | Command::Pause { .. }
         | Command::Resume
         | Command::History { .. }
-        | Command::Session => {}
+        | Command::Session { .. } => {}
     }
     match &asked.settings {
         Ok(settings) => of_desk(command, settings),
@@ -181,9 +185,9 @@ fn of_desk(command: &Command, settings: &Settings) -> ExitCode {
     let sockets = settings.socket.clone().map_or_else(|| local::candidates(&settings.state_dir), |socket| vec![socket]);
     let done = match command {
         #[cfg(not(target_os = "macos"))]
-        Command::Session => return session::run(&sockets),
+        Command::Session { autostart } => return session::run(&sockets, *autostart),
         #[cfg(target_os = "macos")]
-        Command::Session => {
+        Command::Session { .. } => {
             eprintln!("no helper is needed here: an agent of macOS sees by itself when somebody touches something");
             return ExitCode::from(FAILED);
         }

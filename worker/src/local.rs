@@ -27,6 +27,7 @@ use crate::platform::{self, CALLERS, Listener, SYSTEM_SOCKET, Stream};
 use crate::presence::Desk;
 use crate::presence::helper::Helper;
 use crate::presence::history::Entry;
+use crate::presence::inhibitors::{HELD_LIMIT, Held};
 use crate::presence::pause::{Caller, NoPause, Wish};
 
 const CONNECTIONS_LIMIT: usize = 64;
@@ -85,6 +86,7 @@ impl Local {
                     let ended = ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
                     callers.remove(&ended);
                     self.desk.hear(ended, None);
+                    self.desk.hear_inhibitors(ended, None);
                     continue;
                 }
             };
@@ -181,6 +183,10 @@ impl Connection {
                 self.hear(&source, idle_ms, error, full_screen);
                 return Ok(None);
             }
+            Ask::Inhibitors { held } => {
+                self.hear_inhibitors(held);
+                return Ok(None);
+            }
         }
         Ok(Some(Answer::Explanation(Box::new(Explanation::of(&self.desk)))))
     }
@@ -193,8 +199,13 @@ impl Connection {
         read.map_err(|error| error.to_string())
     }
 
+    fn hear_inhibitors(&self, held: Vec<Held>) {
+        let shortened = |held: Held| Held { by: short(&held.by), ..held };
+        let held = held.into_iter().take(HELD_LIMIT).map(shortened).collect();
+        self.desk.hear_inhibitors(self.number, Some((format!("session of {}", self.caller()), held)));
+    }
+
     fn hear(&self, source: &str, idle_ms: Option<u64>, error: Option<String>, full_screen: Option<bool>) {
-        let short = |text: &str| text[..text.floor_char_boundary(TEXT_BYTES_LIMIT)].replace(char::is_control, " ");
         let now = clock::now();
         let unknown = || Err(error.as_deref().map_or_else(|| "it does not say why it cannot tell".to_owned(), short));
         let last = idle_ms.map_or_else(unknown, |idle| Ok(now.saturating_sub(Duration::from_millis(idle))));
@@ -207,6 +218,11 @@ impl Connection {
         };
         self.desk.hear(self.number, Some(helper));
     }
+}
+
+/// As others chose it, for logs and terminals.
+fn short(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_BYTES_LIMIT)].replace(char::is_control, " ")
 }
 
 async fn kept(kept: oneshot::Receiver<io::Result<()>>) -> Result<(), String> {

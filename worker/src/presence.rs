@@ -14,6 +14,7 @@
 //! - [`settings`]: what its owner says, and [`hours`] of the week.
 //! - `sources`: all sources of a machine; `helper`: what people's sessions say. `linux`: `evdev` (with `bump` and `noise`), `terminals`,
 //!   `probes`, `network`. `prober`: asks what takes time. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
+//! - [`remote`]: sessions without a terminal. [`inhibitors`]: programs that keep the screen on.
 //! - [`wishes`]: what the farm wants, within the owner's limits; [`cores`]: of that, what the next process begins with.
 //! - `pulse`: whether the thread still looks, for programs that run on without it.
 //! - `desk`: what is said to it and by it. `pause`: the owner's pause. `history`: what it did in the last week. `disk`: writes both.
@@ -33,6 +34,7 @@ pub(crate) mod helper;
 mod hid;
 pub(crate) mod history;
 pub mod hours;
+pub mod inhibitors;
 #[cfg(target_os = "linux")]
 mod linux;
 mod load;
@@ -49,6 +51,7 @@ mod prober;
 #[cfg(target_os = "linux")]
 mod probes;
 pub(crate) mod pulse;
+pub mod remote;
 pub mod settings;
 pub mod signals;
 mod sources;
@@ -72,6 +75,7 @@ use self::cores::Wish;
 use self::disk::Disk;
 use self::helper::Helpers;
 use self::history::{History, Yields};
+use self::inhibitors::Told;
 use self::pause::Pauses;
 use self::policy::{Activity, Policy, State, decide};
 use self::pulse::Pulse;
@@ -192,6 +196,7 @@ struct Known {
     signals: Option<Signals>,
     pauses: Pauses,
     helpers: Helpers,
+    inhibitors: Told,
     history: History,
     nudged: bool,
     ended: bool,
@@ -228,6 +233,7 @@ impl Presence {
             signals: None,
             pauses: Pauses::open(state_dir, now, &Zoned::now()),
             helpers: Helpers::default(),
+            inhibitors: Told::default(),
             history: History::open(state_dir, Arc::clone(&disk)),
             nudged: false,
             ended: false,
@@ -329,7 +335,14 @@ impl Shared {
             let mut known = self.known();
             let remembers = known.policy.start_after.max(known.policy.resume_after);
             known.helpers.forget(now, remembers);
-            (known.policy.clone(), Heard { helpers: known.helpers.clone(), paused: known.pauses.now(now) })
+            (
+                known.policy.clone(),
+                Heard {
+                    helpers: known.helpers.clone(),
+                    inhibitors: known.inhibitors.clone(),
+                    paused: known.pauses.now(now),
+                },
+            )
         };
         let Look { signals, policy, is_fresh } = sources.read(&policy, &heard, now);
         let mut known = self.known();
@@ -356,7 +369,8 @@ impl Shared {
                 let inputs = signals.input.iter().filter_map(|reading| reading.says.as_ref().ok());
                 inputs.map(|input| input.last).max()
             };
-            let input = if stopped && by_person { last(&signals) } else { None };
+            // A person who works or watches without input ends it as well, and an older input tells nothing of how quickly.
+            let input = last(&signals).filter(|last| stopped && by_person && *last > before.since);
             self.directives.send_if_modified(|directive| {
                 let input = if state.activity == directive.activity { directive.input } else { input };
                 let new = Directive { activity: state.activity, reason, input, asleep: false, ..directive.clone() };

@@ -6,6 +6,10 @@
 //! it.
 
 #[cfg(target_os = "linux")]
+mod autostart;
+#[cfg(target_os = "linux")]
+mod inhibitors;
+#[cfg(target_os = "linux")]
 mod mutter;
 mod retry;
 #[cfg(target_os = "linux")]
@@ -18,6 +22,8 @@ mod x11;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use self::retry::{Loss, Retry};
@@ -45,13 +51,63 @@ pub struct Sight {
 }
 
 /// Runs until the session ends, which ends it. Without an agent it waits for one.
-pub fn run(sockets: &[PathBuf]) -> ExitCode {
+#[cfg(target_os = "linux")]
+pub fn run(sockets: &[PathBuf], is_autostart: bool) -> ExitCode {
+    let inhibited = Arc::new(AtomicBool::new(false));
+    if is_autostart {
+        return accompany(sockets, &inhibited);
+    }
+    inhibitors::start(sockets.to_vec(), Arc::clone(&inhibited));
+    follow(sockets, &inhibited)
+}
+
+#[cfg(windows)]
+pub fn run(sockets: &[PathBuf], _is_autostart: bool) -> ExitCode {
+    follow(sockets, &Arc::new(AtomicBool::new(false)))
+}
+
+fn connect(sockets: &[PathBuf]) -> Option<Connection> {
+    sockets.iter().find_map(|socket| platform::connect(socket, WRITE_WAIT).ok())
+}
+
+/// Runs for a desktop that started the helper with the session: prints nothing and never fails.
+#[cfg(target_os = "linux")]
+fn accompany(sockets: &[PathBuf], inhibited: &Arc<AtomicBool>) -> ExitCode {
+    let (mut wait, mut is_known) = (RETRY_AFTER, false);
+    let mut session = Session { is_quiet: true, ..Session::default() };
+    // An upgrade restarts the agent, and a removal ends it: before each agent the helper looks for its own program.
+    while autostart::follow_upgrade() {
+        let Some(stream) = connect(sockets) else {
+            if !(is_known || autostart::is_enabled()) {
+                break;
+            }
+            std::thread::sleep(wait);
+            wait = autostart::next_wait(wait);
+            continue;
+        };
+        if !std::mem::replace(&mut is_known, true) {
+            inhibitors::start(sockets.to_vec(), Arc::clone(inhibited));
+        }
+        if matches!(watch(&mut session, Agent::new(stream, inhibited)), Ended::Session(..)) {
+            break;
+        }
+        wait = RETRY_AFTER;
+        // Mostly an upgrade or a removal has replaced the file before the agent goes.
+        if autostart::follow_upgrade() {
+            std::thread::sleep(wait);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Runs for a person who started the helper, and prints why it waits or ends.
+fn follow(sockets: &[PathBuf], inhibited: &Arc<AtomicBool>) -> ExitCode {
     let mut complained = false;
     let mut session = Session::default();
     loop {
-        let ended = match sockets.iter().find_map(|socket| platform::connect(socket, WRITE_WAIT).ok()) {
+        let ended = match connect(sockets) {
             None => Ended::NoAgent,
-            Some(stream) => watch(&mut session, Agent { stream, has_told: false }),
+            Some(stream) => watch(&mut session, Agent::new(stream, inhibited)),
         };
         let why = match ended {
             Ended::Session(_, why) => {
@@ -74,6 +130,8 @@ fn watch(session: &mut Session, mut agent: Agent) -> Ended {
     loop {
         agent.has_told = false;
         let (source, Err(ended)) = session.tell(&mut agent);
+        // A compositor that is lost holds nothing any more.
+        agent.inhibited.store(false, Ordering::Relaxed);
         let Ended::Session(loss, why) = ended else { return ended };
         if agent.has_told {
             retry = Retry::default();
@@ -86,7 +144,7 @@ fn watch(session: &mut Session, mut agent: Agent) -> Ended {
             let _ = agent.hear(&sight);
             return Ended::Session(loss, why);
         };
-        if retry.is_first() {
+        if retry.is_first() && !session.is_quiet {
             eprintln!("{why}; trying again");
         }
         if let Err(ended) = agent.hear_until(until, &sight) {
@@ -110,9 +168,21 @@ pub struct Agent {
     stream: Connection,
     /// The session could be seen since the last attempt began.
     has_told: bool,
+    /// The compositor reports a program that keeps the screen on.
+    inhibited: Arc<AtomicBool>,
 }
 
 impl Agent {
+    fn new(stream: Connection, inhibited: &Arc<AtomicBool>) -> Agent {
+        Agent { stream, has_told: false, inhibited: Arc::clone(inhibited) }
+    }
+
+    /// Records whether a program keeps the screen on.
+    #[cfg(target_os = "linux")]
+    pub fn is_inhibited(&self, inhibited: bool) {
+        self.inhibited.store(inhibited, Ordering::Relaxed);
+    }
+
     pub fn hear(&mut self, sight: &Sight) -> Result<(), Ended> {
         let (idle_ms, error) = match &sight.idle {
             Ok(idle) => (Some(u64::try_from(idle.as_millis()).unwrap_or(u64::MAX)), None),
@@ -140,6 +210,8 @@ impl Agent {
 /// State between two attempts to see the session.
 #[derive(Default)]
 struct Session {
+    /// Prints nothing.
+    is_quiet: bool,
     #[cfg(target_os = "linux")]
     wayland: wayland::Opener,
 }

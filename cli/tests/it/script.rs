@@ -380,6 +380,14 @@ fn workstation(workstation_id: i64, hostname: &str) -> Workstation {
 
 #[tonic::async_trait]
 impl FarmService for Script {
+    async fn get_clock(&self, _: Request<pcfarm_proto::v1::GetClockRequest>) -> Answer<pcfarm_proto::v1::Clock> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn accept_clock(&self, _: Request<pcfarm_proto::v1::AcceptClockRequest>) -> Answer<pcfarm_proto::v1::Clock> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
     async fn list_usage(&self, _: Request<ListUsageRequest>) -> Answer<ListUsageResponse> {
         Err(Status::unimplemented("not in this script"))
     }

@@ -790,8 +790,8 @@ fn with_pools() -> Trial {
     trial.inventory.profile.hello.controllers = controllers.to_vec();
     trial.inventory.profile.apart = controllers[1..].iter().cloned().collect();
     assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
-    let Event::Received(In::Welcome(welcome)) = welcome() else { panic!("a welcome") };
-    let welcome = v1::Welcome { takes_intake: true, ..welcome };
+    let Event::Received(In::Welcome(first)) = welcome() else { panic!("a welcome") };
+    let welcome = v1::Welcome { takes_intake: true, ..first };
     assert_eq!(trial.on(Event::Received(In::Welcome(welcome))), ["credit 2"]);
     trial
 }
@@ -846,8 +846,8 @@ fn a_change_of_equipment_is_told_once_and_not_too_often() {
     assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
     // It changes while the server has not answered.
     assert_eq!(trial.on(equipped(2, &["minizinc"])), [""; 0]);
-    let Event::Received(In::Welcome(welcome)) = welcome() else { panic!("a welcome") };
-    let knows = Event::Received(In::Welcome(v1::Welcome { takes_equipment: true, ..welcome }));
+    let Event::Received(In::Welcome(first)) = welcome() else { panic!("a welcome") };
+    let knows = Event::Received(In::Welcome(v1::Welcome { takes_equipment: true, ..first }));
     assert_eq!(trial.on(knows), [r#"equipment 2 ["minizinc"]"#, "credit 2"]);
     assert_eq!(trial.on(equipped(2, &["minizinc"])), [""; 0]);
     assert_eq!(trial.on(equipped(0, &[])), [""; 0]);

@@ -12,8 +12,10 @@ use crate::clock;
 use crate::presence::Desk;
 use crate::presence::history::Entry;
 use crate::presence::hours::gaps;
+use crate::presence::inhibitors::{Held, Inhibitor};
 use crate::presence::policy::{ANSWER_LIMIT, Activity, Kind, OnReturn, Policy, State, span};
-use crate::presence::signals::{Input, Moment, Network, Power, Proves, Reading, Signals};
+use crate::presence::remote::{Remote, Rules as Remotes};
+use crate::presence::signals::{Moment, Network, Power, Proves, Reading, Signals};
 use crate::presence::wishes::Setting;
 
 pub const VERSION: u32 = 1;
@@ -45,6 +47,10 @@ pub enum Ask {
         idle_ms: Option<u64>,
         error: Option<String>,
         full_screen: Option<bool>,
+    },
+    /// A helper tells all programs that keep its session's screen on, and gets no answer.
+    Inhibitors {
+        held: Vec<Held>,
     },
 }
 
@@ -251,6 +257,18 @@ fn rules(policy: &Policy) -> Vec<String> {
     if !policy.programs.is_empty() {
         rules.push(format!("does not work beside {}", policy.programs.join(", ")));
     }
+    if policy.remote.matter() {
+        let Remotes { cpu, after, .. } = &policy.remote;
+        let after = span(*after);
+        rules.push(format!(
+            "takes a session without a terminal for its person until {after} after it used {cpu} s of CPU in a minute"
+        ));
+    }
+    let inhibitors = &policy.inhibitors;
+    if inhibitors.logind || inhibitors.desktop || inhibitors.wayland {
+        let limit = span(inhibitors.limit);
+        rules.push(format!("takes a program that keeps the screen on for its person, for {limit} without input"));
+    }
     if !policy.hours.0.is_empty() {
         rules.push(format!("its hours are {}", policy.hours));
     }
@@ -306,6 +324,8 @@ fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
         let unknown: Reading<bool> = Reading::new("none", now, Err("no helper tells".to_owned()));
         lines.push(line("screen", &unknown, now, |_| String::new()));
     }
+    lines.extend(remote_lines(policy, &signals.remote, now));
+    lines.extend(inhibitor_lines(policy, signals, now));
     lines.push(line("network", &signals.network, now, |network| match network {
         Network::Metered => "metered".to_owned(),
         Network::Unmetered => "not metered".to_owned(),
@@ -324,16 +344,65 @@ fn lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
     lines
 }
 
+/// Sessions without a terminal, one a line.
+fn remote_lines(policy: &Policy, reading: &Reading<Remote>, now: Moment) -> Vec<Signal> {
+    let one = |says: &str| line("remote", reading, now, |_| says.to_owned());
+    match &reading.says {
+        _ if !policy.remote.matter() => Vec::new(),
+        Err(_) => vec![one("")],
+        Ok(Remote { unlisted: Some(why), uses }) if uses.is_empty() => vec![one(why)],
+        Ok(Remote { uses, .. }) if uses.is_empty() => vec![one("no session without a terminal")],
+        Ok(Remote { uses, .. }) => {
+            let says = uses.iter().map(|used| {
+                let last = match &used.last {
+                    Ok(None) => "not used since it is known".to_owned(),
+                    Ok(Some(last)) => format!("used {} ago", about(now.saturating_sub(*last))),
+                    Err(why) => format!("its use is unknown: {why}"),
+                };
+                let counts = if used.counts(now) { "counts" } else { "does not count" };
+                format!("{}: {last}; {counts}", used.what)
+            });
+            says.map(|says| one(&says)).collect()
+        }
+    }
+}
+
+/// Programs that keep the screen on, one a line.
+fn inhibitor_lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
+    let touched = signals.input.iter().filter_map(|reading| Some(reading.says.as_ref().ok()?.last)).max();
+    let lists = std::iter::once(&signals.inhibitors).filter(|_| policy.inhibitors.logind);
+    let mut lines = Vec::new();
+    for reading in lists.chain(&signals.told_inhibitors) {
+        let Ok(all) = &reading.says else {
+            lines.push(line("inhibitor", reading, now, |_| String::new()));
+            continue;
+        };
+        let says = |inhibitor: &Inhibitor| {
+            let Inhibitor { held, since } = inhibitor;
+            let since = about(now.saturating_sub(*since));
+            let counts = if inhibitor.counts(&policy.inhibitors, touched, now) { "counts" } else { "does not count" };
+            format!("{} keeps the screen on for {since} now ({}); {counts}", held.by, held.place.name())
+        };
+        lines.extend(all.iter().map(|inhibitor| line("inhibitor", reading, now, |_| says(inhibitor))));
+    }
+    lines
+}
+
 /// Notes, and since when sources do not answer.
 fn notes(signals: &Signals, now: Moment, wall: &Zoned) -> Vec<String> {
-    let silent =
-        signals.input.iter().filter(|reading| reading.says.is_ok() && reading.fresh(now, ANSWER_LIMIT).is_err());
-    let since = |reading: &Reading<Input>| {
-        let age = now.saturating_sub(reading.at);
+    let input = signals.input.iter().filter_map(|reading| silence(reading, now));
+    let told = signals.told_inhibitors.iter().filter_map(|reading| silence(reading, now));
+    let note = |(source, age): (&str, Duration)| {
         let since = wall.checked_sub(age).map_or_else(|_| about(age), |at| at.strftime("%a %F %T").to_string());
-        format!("{} has not answered since {since}: it counts as a person", reading.source)
+        format!("{source} has not answered since {since}: it counts as a person")
     };
-    silent.map(since).chain(signals.notes.iter().cloned()).collect()
+    input.chain(told).map(note).chain(signals.notes.iter().cloned()).collect()
+}
+
+/// Returns the name of a source that has answered once and is silent, with the age of its last answer.
+fn silence<T>(reading: &Reading<T>, now: Moment) -> Option<(&str, Duration)> {
+    let is_silent = reading.says.is_ok() && reading.fresh(now, ANSWER_LIMIT).is_err();
+    is_silent.then(|| (&*reading.source, now.saturating_sub(reading.at)))
 }
 
 fn line<T>(signal: &str, reading: &Reading<T>, now: Moment, says: impl Fn(&T) -> String) -> Signal {
@@ -361,6 +430,7 @@ pub fn about(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::presence::signals::Input;
 
     #[test]
     fn a_source_that_is_silent_is_named_with_its_time() {
@@ -379,12 +449,16 @@ mod tests {
             programs: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
             full_screen: Vec::new(),
             network: Reading::new("none", Moment::ZERO, unknown()),
+            remote: Reading::new("logind", Moment::ZERO, Err("not asked".to_owned())),
+            inhibitors: Reading::new("logind", Moment::ZERO, Err("not asked".to_owned())),
+            told_inhibitors: vec![Reading::new("session of user 7", Duration::from_secs(970), Ok(Vec::new()))],
             paused: None,
             time: crate::presence::signals::LocalTime { weekday: 0, minute: 0 },
         };
         let wall = "2026-11-30T14:03:12[Europe/Berlin]".parse().expect("a time");
         let expected = [
             "x11 of user 7 has not answered since Mon 2026-11-30 14:02:42: it counts as a person",
+            "session of user 7 has not answered since Mon 2026-11-30 14:02:42: it counts as a person",
             "the session helper mutter of user 8 ended",
         ];
         assert_eq!(notes(&signals, Duration::from_secs(1000), &wall), expected);

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::helper::Helper;
 use super::history::History;
+use super::inhibitors::Held;
 use super::pause::{Caller, NotYours, Pauses, TooMany, Wish};
 use super::policy::{Activity, Policy, State};
 use super::signals::{Moment, Reading, Signals};
@@ -38,6 +39,17 @@ impl Desk {
     pub fn hear(&self, connection: u64, helper: Option<Helper>) {
         // A message that repeats the last one does not wake the looking thread.
         if self.0.known().helpers.hear(connection, helper, Timestamp::now()) {
+            self.nudge();
+        }
+    }
+
+    /// Programs that keep the screen on, as a helper tells on its connection. None: it is gone.
+    pub fn hear_inhibitors(&self, connection: u64, told: Option<(String, Vec<Held>)>) {
+        let is_news = match told {
+            Some((source, held)) => self.0.known().inhibitors.hear(connection, source, held, clock::now()),
+            None => self.0.known().inhibitors.forget(connection),
+        };
+        if is_news {
             self.nudge();
         }
     }

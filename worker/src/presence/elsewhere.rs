@@ -10,6 +10,7 @@ use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 use super::hid::Hid;
 use super::load::{Load, Sample};
 use super::policy::Policy;
+use super::remote::Remote;
 use super::settings::Settings;
 use super::signals::{Input, Memory, Moment, Network, Power, Reading};
 use super::sources::{Machine, not_asked};
@@ -88,6 +89,8 @@ impl Probes {
         let power = if policy.on_battery { not_asked() } else { power() };
         let programs = if policy.programs.is_empty() { not_asked() } else { self.running(&policy.programs) };
         Machine {
+            remote: Reading::new(SOURCE, now, Ok(Remote { unlisted: Some("not known here"), uses: Vec::new() })),
+            inhibitors: Reading::new(SOURCE, now, Ok(Vec::new())),
             load: Reading::new(SOURCE, now, load),
             memory: Reading::new(SOURCE, now, memory),
             power: Reading::new(SOURCE, now, power),

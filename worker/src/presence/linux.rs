@@ -8,10 +8,12 @@ use std::time::Duration;
 use rustix::param::clock_ticks_per_second;
 
 use super::evdev::{Evdev, Places};
+use super::inhibitors::{self, logind::Own as OwnInhibitors};
 use super::load::Load;
 use super::network::{Bus, Network};
 use super::policy::Policy;
 use super::probes::{self, Processes};
+use super::remote::{self, Watch};
 use super::settings::Settings;
 use super::signals::{self, Input, Moment, Proves, Reading};
 use super::sources::{Machine, not_asked};
@@ -98,11 +100,24 @@ pub struct Probes {
     proc: PathBuf,
     sys: PathBuf,
     load: Load,
+    /// Directory of logind's lists.
+    run: PathBuf,
+    remote: Watch,
+    inhibitors: inhibitors::Since,
+    own_inhibitors: OwnInhibitors,
 }
 
 impl Probes {
     pub fn new(settings: &Settings) -> Probes {
-        Probes { proc: settings.proc.clone(), sys: settings.sys.clone(), load: Load::default() }
+        Probes {
+            proc: settings.proc.clone(),
+            sys: settings.sys.clone(),
+            load: Load::default(),
+            run: settings.run.clone(),
+            remote: Watch::new(settings),
+            inhibitors: inhibitors::Since::default(),
+            own_inhibitors: OwnInhibitors { pid: std::process::id(), service: remote::service_account() },
+        }
     }
 
     pub fn machine(&mut self, policy: &Policy, now: Moment) -> Machine {
@@ -122,7 +137,20 @@ impl Probes {
             [] => not_asked(),
             names => processes.as_ref().map_err(Clone::clone).and_then(|processes| processes.running(names)),
         };
+        let remote = if policy.remote.matter() {
+            self.remote.read(&policy.remote, policy.start_after, now)
+        } else {
+            not_asked()
+        };
+        let inhibitors = if policy.inhibitors.logind {
+            let held = inhibitors::logind::held(&self.run, &self.own_inhibitors);
+            held.map(|held| self.inhibitors.read(held, now))
+        } else {
+            not_asked()
+        };
         Machine {
+            remote: Reading::new("logind", now, remote),
+            inhibitors: Reading::new("logind", now, inhibitors),
             load: Reading::new("proc", now, load),
             memory: Reading::new("proc", now, memory),
             power: Reading::new("power_supply", now, power),

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 use super::Signs;
 use super::hours::Hours;
+use super::inhibitors::{self, Inhibitor};
+use super::remote::{self, Remote};
 use super::signals::{Input, Memory, Moment, Network, Power, Proves, Reading, Signals};
 
 /// Age from which on an answer of a source of input is stale. Sources answer every few seconds, helpers included. A source that told
@@ -66,6 +68,9 @@ pub struct Policy {
     pub farm_hours: Hours,
     /// Names of programs beside which it does not work.
     pub programs: Vec<String>,
+    /// Sessions without a terminal.
+    pub remote: remote::Rules,
+    pub inhibitors: inhibitors::Rules,
 }
 
 /// What becomes of problems that are not finished when the person returns.
@@ -260,6 +265,8 @@ fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -
     let found = [
         signals.paused.as_ref().map(|until| (Kind::Paused, format!("paused by its owner {until}"))),
         if policy.unattended { None } else { person(policy, signals, before, now) },
+        remote(policy, &signals.remote, now),
+        watching(policy, signals, now),
         if policy.beside_full_screen { None } else { full_screen().map(|text| (Kind::FullScreen, text)) },
         programs(policy, &signals.programs, now).map(|text| (Kind::Program, text)),
         if policy.on_battery { None } else { battery(&signals.power, now).map(|text| (Kind::Battery, text)) },
@@ -335,6 +342,42 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     // The first in their order and not the latest: which of several is the latest changes with every key.
     let (source, _) = inputs.find(|(_, last)| objects(*last))?;
     Some((Kind::Person, format!("its person is here, or left less than {} ago ({source})", span(needed))))
+}
+
+/// A person who works by a session without a terminal.
+fn remote(policy: &Policy, reading: &Reading<Remote>, now: Moment) -> Option<(Kind, String)> {
+    if !policy.remote.matter() {
+        return None;
+    }
+    match reading.fresh(now, PROBE_AGE_LIMIT) {
+        Ok(remote) => remote.objection(now).map(|text| (Kind::Person, text)),
+        Err(why) => Some((Kind::Unknown, format!("cannot tell who works here without a terminal: {why}"))),
+    }
+}
+
+/// A person who touches nothing, for a program keeps the screen on.
+fn watching(policy: &Policy, signals: &Signals, now: Moment) -> Option<(Kind, String)> {
+    let rules = &policy.inhibitors;
+    let logind = signals.inhibitors.fresh(now, PROBE_AGE_LIMIT);
+    if let Err(why) = &logind
+        && rules.logind
+    {
+        return Some((Kind::Unknown, format!("cannot tell which programs keep the screen on: {why}")));
+    }
+    let touched = signals.input.iter().filter_map(|reading| Some(reading.says.as_ref().ok()?.last)).max();
+    let counts = |inhibitor: &&Inhibitor| inhibitor.counts(rules, touched, now);
+    // A film counts, however stale the answer of its helper is.
+    let told = signals.told_inhibitors.iter().filter_map(|reading| reading.says.as_ref().ok());
+    if let Some(counted) = logind.ok().into_iter().chain(told).flatten().find(counts) {
+        return Some((Kind::Person, counted.objection()));
+    }
+    if !(rules.desktop || rules.wayland) {
+        return None;
+    }
+    let silent = signals.told_inhibitors.iter().find(|reading| reading.fresh(now, ANSWER_LIMIT).is_err())?;
+    let (source, limit) = (&silent.source, span(ANSWER_LIMIT));
+    let reason = format!("no answer for more than {limit} from {source}: which programs keep the screen on is unknown");
+    Some((Kind::Unknown, reason))
 }
 
 fn full_screen(readings: &[Reading<bool>], now: Moment) -> Option<String> {

@@ -10,7 +10,9 @@ use serde::Deserialize;
 
 use super::cores::{self, Cores};
 use super::hours::{Hours, NoHours, Window};
+use super::inhibitors;
 use super::policy::{OnReturn, Policy};
+use super::remote;
 use super::wishes::Limits;
 
 /// Whoever has not touched anything for so long has left.
@@ -49,6 +51,8 @@ pub struct Settings {
     pub dev: PathBuf,
     pub proc: PathBuf,
     pub sys: PathBuf,
+    /// Directory of logind's lists.
+    pub run: PathBuf,
 }
 
 impl Settings {
@@ -69,6 +73,8 @@ impl Settings {
             hours: Hours::default(),
             farm_hours: Hours::default(),
             programs: Vec::new(),
+            remote: remote::Rules::of_a_desk(),
+            inhibitors: inhibitors::Rules::of_a_desk(),
         };
         Settings {
             policy,
@@ -82,6 +88,7 @@ impl Settings {
             dev: "/dev".into(),
             proc: "/proc".into(),
             sys: "/sys".into(),
+            run: "/run".into(),
         }
     }
 
@@ -95,6 +102,8 @@ impl Settings {
             on_battery: true,
             on_metered: true,
             beside_full_screen: true,
+            remote: remote::Rules::unattended(),
+            inhibitors: inhibitors::Rules::unattended(),
             ..desk.policy
         };
         Settings { policy, ..desk }
@@ -123,12 +132,17 @@ pub struct FileSettings {
     trust_sessions: Option<bool>,
     #[serde(default)]
     limits: Limits,
+    #[serde(default)]
+    remote: remote::FileRules,
+    #[serde(default)]
+    inhibitors: inhibitors::FileRules,
     /// Called `ignored_devices` before.
     #[serde(default, alias = "ignored_devices")]
     ignore_devices: Vec<String>,
     dev: Option<PathBuf>,
     proc: Option<PathBuf>,
     sys: Option<PathBuf>,
+    run: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +155,10 @@ pub enum PresenceError {
     FreeMemory,
     #[error("{0} is wrong: it takes what the setting of that name takes")]
     Limit(&'static str),
+    #[error(
+        "{0} is out of range: times are seconds, at most a week; cpu is seconds per minute; services are names or paths of cgroups"
+    )]
+    Rule(&'static str),
     #[error(transparent)]
     Hours(#[from] NoHours),
 }
@@ -182,6 +200,9 @@ impl FileSettings {
         if let Some(wrong) = self.limits.wrong() {
             return Err(PresenceError::Limit(wrong));
         }
+        if let Some(wrong) = self.remote.wrong().or(self.inhibitors.wrong()) {
+            return Err(PresenceError::Rule(wrong));
+        }
         let named = self.named();
         let windows: Result<Vec<Window>, NoHours> = self.hours.iter().map(|text| text.parse()).collect();
         let old = default.policy;
@@ -200,6 +221,8 @@ impl FileSettings {
             hours: Hours(windows?),
             farm_hours: Hours::default(),
             programs: self.programs,
+            remote: self.remote.over(old.remote),
+            inhibitors: self.inhibitors.over(old.inhibitors),
         };
         Ok(Settings {
             policy,
@@ -213,6 +236,7 @@ impl FileSettings {
             dev: self.dev.unwrap_or(default.dev),
             proc: self.proc.unwrap_or(default.proc),
             sys: self.sys.unwrap_or(default.sys),
+            run: self.run.unwrap_or(default.run),
         })
     }
 }
@@ -252,6 +276,9 @@ mod tests {
             ("lod = 0.3", "unknown field"),
             ("[limits]\nlod = 0.3", "unknown field"),
             ("[limits]\nload = -1", "limits.load is wrong"),
+            ("[remote]\nafter = -1", "remote.after is out of range"),
+            ("[inhibitors]\nlimit = 1e9", "inhibitors.limit is out of range"),
+            ("[inhibitors]\nlogin = true", "unknown field"),
         ] {
             let error = parse(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");

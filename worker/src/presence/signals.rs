@@ -6,6 +6,9 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use super::inhibitors::Inhibitor;
+use super::remote::Remote;
+
 /// A moment on [`clock`](crate::clock): the time since the machine's start, sleep included. No change of the wall clock moves it.
 pub type Moment = Duration;
 
@@ -114,6 +117,12 @@ pub struct Signals {
     pub full_screen: Vec<Reading<bool>>,
     /// An error: who can tell has not answered yet.
     pub network: Reading<Network>,
+    /// Sessions without a terminal.
+    pub remote: Reading<Remote>,
+    /// Programs that keep the screen on, by logind.
+    pub inhibitors: Reading<Vec<Inhibitor>>,
+    /// Programs that keep the screen on, by the helpers in people's sessions.
+    pub told_inhibitors: Vec<Reading<Vec<Inhibitor>>>,
     /// The owner's pause, until when, in words.
     pub paused: Option<String>,
     pub time: LocalTime,

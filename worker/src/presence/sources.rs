@@ -10,10 +10,12 @@ use jiff::tz::TimeZone;
 #[cfg(not(target_os = "linux"))]
 use super::elsewhere::{Own, Probes};
 use super::helper::Helpers;
+use super::inhibitors::{Inhibitor, Told};
 #[cfg(target_os = "linux")]
 use super::linux::{Own, Probes};
 use super::policy::Policy;
 use super::prober::Prober;
+use super::remote::Remote;
 use super::settings::Settings;
 use super::signals::{LocalTime, Memory, Moment, Power, Reading, Signals};
 use crate::clock;
@@ -34,6 +36,7 @@ pub struct Sources {
 /// What others have said.
 pub struct Heard {
     pub helpers: Helpers,
+    pub inhibitors: Told,
     pub paused: Option<String>,
 }
 
@@ -53,6 +56,8 @@ pub struct Machine {
     pub memory: Reading<Memory>,
     pub power: Reading<Power>,
     pub programs: Reading<Vec<String>>,
+    pub remote: Reading<Remote>,
+    pub inhibitors: Reading<Vec<Inhibitor>>,
 }
 
 impl Sources {
@@ -79,7 +84,7 @@ impl Sources {
         self.notice_sleep(now, asleep());
         let mut input = self.own.input(now);
         input.extend(heard.helpers.input(self.trust_sessions, now));
-        let Machine { load, memory, power, programs } = machine;
+        let Machine { load, memory, power, programs, remote, inhibitors } = machine;
         Signals {
             input,
             woke: self.woke,
@@ -90,6 +95,9 @@ impl Sources {
             notes: self.own.notes().into_iter().chain(heard.helpers.notes(&TimeZone::system())).collect(),
             full_screen: heard.helpers.full_screen(),
             network: self.own.network(policy, now),
+            remote,
+            inhibitors,
+            told_inhibitors: heard.inhibitors.read(),
             paused: heard.paused.clone(),
             time: local_time(),
         }

@@ -49,6 +49,7 @@ impl Place {
         let mut settings = Settings::of_a_desk();
         (settings.dev, settings.proc) = (self.dir.path().join("dev"), self.dir.path().join("proc"));
         settings.sys = self.dir.path().join("sys");
+        settings.run = self.dir.path().join("run");
         settings.policy.start_after = Duration::from_millis(100);
         settings.policy.resume_after = Duration::from_millis(100);
         (settings.policy.load, settings.policy.on_battery, settings.policy.on_metered) = (None, true, true);

@@ -8,7 +8,10 @@ use crate::missing::DESKTOP;
 /// Wrong usage, as everywhere.
 const WRONG_USAGE: u8 = 2;
 
-pub fn run(_sockets: &[PathBuf]) -> ExitCode {
+pub fn run(_sockets: &[PathBuf], is_autostart: bool) -> ExitCode {
+    if is_autostart {
+        return ExitCode::SUCCESS;
+    }
     eprintln!("{DESKTOP}");
     ExitCode::from(WRONG_USAGE)
 }

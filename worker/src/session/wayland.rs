@@ -2,8 +2,11 @@
 //! KDE that older compositors have).
 //!
 //! Owns the connection to the compositor. The compositor tells that nobody has touched a seat for some seconds, and of the first touch
-//! after that; it is asked only whether it still answers, since from one that hangs nobody ever hears of a touch. A compositor that is told to stay awake, by a film that plays, takes it that somebody is there;
-//! so do we.
+//! after that; the helper only asks whether it still answers, since a compositor that hangs never tells of a touch.
+//!
+//! A program that keeps the screen on (idle-inhibit) holds back the notification of an idle seat. Version 2 of ext-idle-notify also
+//! notifies of input alone: a seat that has no input and is not idle is kept awake by a program. Older compositors do not tell the two
+//! apart: there a film counts as input.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -26,6 +29,9 @@ use super::{ANSWER_WAIT, Agent, Ended, Never, SPEAK_EVERY, Sight};
 use crate::clock;
 
 pub const SOURCE: &str = "wayland";
+
+/// The two notifications of a seat do not come at the same moment.
+const NOTIFIED_WITHIN: Duration = Duration::from_secs(2);
 
 /// After so long somebody has paused. Until then the compositor says nothing, and it is as if there were input all the time.
 const PAUSED: Duration = Duration::from_secs(3);
@@ -57,8 +63,30 @@ enum Notification {
 struct Seat {
     seat: WlSeat,
     notification: Notification,
+    /// Notification of an idle seat, from compositors that notify of input alone as well.
+    idle: Option<ExtIdleNotificationV1>,
     /// Since when nobody has touched it, if that is long enough for the compositor to tell.
     untouched: Option<Duration>,
+    is_idle: bool,
+}
+
+impl Seat {
+    /// Tells whether a program keeps the screen on.
+    fn is_inhibited(&self, now: Duration) -> bool {
+        self.idle.is_some() && is_kept_awake(self.untouched, self.is_idle, now)
+    }
+}
+
+fn is_kept_awake(untouched: Option<Duration>, is_idle: bool, now: Duration) -> bool {
+    !is_idle && untouched.is_some_and(|since| now.saturating_sub(since) >= PAUSED + NOTIFIED_WITHIN)
+}
+
+/// Subject of a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Input,
+    /// Held back by programs that keep the screen on.
+    Idle,
 }
 
 struct Seats {
@@ -113,7 +141,7 @@ impl Compositor {
         let (globals, mut queue) = registry_queue_init::<Seats>(&connection).map_err(|error| lost(&error))?;
         let handle = queue.handle();
         let notifier = globals
-            .bind(&handle, 1..=1, ())
+            .bind(&handle, 1..=2, ())
             .map(Notifier::Ext)
             .or_else(|_| globals.bind(&handle, 1..=1, ()).map(Notifier::Kde))
             .map_err(|_| {
@@ -135,6 +163,7 @@ impl Compositor {
         loop {
             let now = clock::now();
             let idle = if answers { self.seats.idle(now) } else { Err(SILENT.to_owned()) };
+            agent.is_inhibited(answers && self.seats.is_inhibited(now));
             let is_there = idle.as_ref().is_ok_and(Duration::is_zero);
             let rhythm = if is_there { SAY_EVERY } else { SPEAK_EVERY };
             if std::mem::take(&mut self.seats.news) || is_new || now.saturating_sub(spoke) >= rhythm {
@@ -204,13 +233,22 @@ impl Seats {
     fn watch(&mut self, registry: &WlRegistry, name: u32, handle: &QueueHandle<Seats>) {
         let seat: WlSeat = registry.bind(name, 1, handle, ());
         let notification = match &self.notifier {
+            Notifier::Ext(notifier) if notifier.version() >= 2 => {
+                Notification::Ext(notifier.get_input_idle_notification(PAUSED_MS, &seat, handle, (name, Of::Input)))
+            }
             Notifier::Ext(notifier) => {
-                Notification::Ext(notifier.get_idle_notification(PAUSED_MS, &seat, handle, name))
+                Notification::Ext(notifier.get_idle_notification(PAUSED_MS, &seat, handle, (name, Of::Input)))
             }
             Notifier::Kde(idle) => Notification::Kde(idle.get_idle_timeout(&seat, PAUSED_MS, handle, name)),
         };
+        let idle = match &self.notifier {
+            Notifier::Ext(notifier) if notifier.version() >= 2 => {
+                Some(notifier.get_idle_notification(PAUSED_MS, &seat, handle, (name, Of::Idle)))
+            }
+            Notifier::Ext(_) | Notifier::Kde(_) => None,
+        };
         // Whether somebody touched it lately is not known yet: somebody did.
-        self.seats.insert(name, Seat { seat, notification, untouched: None });
+        self.seats.insert(name, Seat { seat, notification, idle, untouched: None, is_idle: false });
         self.news = true;
     }
 
@@ -220,6 +258,9 @@ impl Seats {
             Notification::Ext(notification) => notification.destroy(),
             Notification::Kde(timeout) => timeout.release(),
         }
+        if let Some(idle) = gone.idle {
+            idle.destroy();
+        }
         drop(gone.seat);
         self.news = true;
     }
@@ -228,6 +269,18 @@ impl Seats {
         let Some(seat) = self.seats.get_mut(&name) else { return };
         seat.untouched = (!is_touched).then(|| clock::now().saturating_sub(PAUSED));
         self.news = true;
+    }
+
+    /// Records that the seat is idle, or is not.
+    fn changed_idle(&mut self, name: u32, is_idle: bool) {
+        if let Some(seat) = self.seats.get_mut(&name) {
+            seat.is_idle = is_idle;
+        }
+    }
+
+    /// Tells whether a program keeps the screen on.
+    fn is_inhibited(&self, now: Duration) -> bool {
+        self.seats.values().any(|seat| seat.is_inhibited(now))
     }
 
     /// Since somebody touched any of them.
@@ -256,18 +309,20 @@ impl Dispatch<WlRegistry, GlobalListContents> for Seats {
     }
 }
 
-impl Dispatch<ExtIdleNotificationV1, u32> for Seats {
+impl Dispatch<ExtIdleNotificationV1, (u32, Of)> for Seats {
     fn event(
         seats: &mut Seats,
         _: &ExtIdleNotificationV1,
         event: ext_idle_notification_v1::Event,
-        name: &u32,
+        (name, of): &(u32, Of),
         _: &Connection,
         _: &QueueHandle<Seats>,
     ) {
-        match event {
-            ext_idle_notification_v1::Event::Idled => seats.changed(*name, false),
-            ext_idle_notification_v1::Event::Resumed => seats.changed(*name, true),
+        match (event, of) {
+            (ext_idle_notification_v1::Event::Idled, Of::Input) => seats.changed(*name, false),
+            (ext_idle_notification_v1::Event::Resumed, Of::Input) => seats.changed(*name, true),
+            (ext_idle_notification_v1::Event::Idled, Of::Idle) => seats.changed_idle(*name, true),
+            (ext_idle_notification_v1::Event::Resumed, Of::Idle) => seats.changed_idle(*name, false),
             _ => {}
         }
     }
@@ -306,3 +361,21 @@ impl Dispatch<WlCallback, ()> for Seats {
 delegate_noop!(Seats: ignore WlSeat);
 delegate_noop!(Seats: ExtIdleNotifierV1);
 delegate_noop!(Seats: OrgKdeKwinIdle);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seat_without_input_that_is_not_idle_is_kept_awake() {
+        let now = Duration::from_secs(1000);
+        for (what, untouched, is_idle, expected) in [
+            ("a person", None, false, false),
+            ("the other notification comes in a moment", Some(now - PAUSED), false, false),
+            ("a film", Some(now - Duration::from_secs(60)), false, true),
+            ("nobody, and nothing plays", Some(now - Duration::from_secs(60)), true, false),
+        ] {
+            assert_eq!(is_kept_awake(untouched, is_idle, now), expected, "{what}");
+        }
+    }
+}

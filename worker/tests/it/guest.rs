@@ -5,6 +5,8 @@
 mod conditions;
 mod frozen;
 #[cfg(feature = "desktop")]
+mod logind;
+#[cfg(feature = "desktop")]
 mod sessions;
 mod terminals;
 
@@ -71,6 +73,7 @@ impl Desk {
         let mut presence = Presence::of_a_desk();
         presence.dev = self.dir.path().join("dev");
         presence.sys = self.dir.path().join("sys");
+        presence.run = self.dir.path().join("run");
         presence.policy.start_after = Duration::from_millis(100);
         presence.policy.resume_after = Duration::from_millis(100);
         presence.policy.load = None;
@@ -82,9 +85,10 @@ impl Desk {
     fn config(&self) -> PathBuf {
         let path = self.dir.path().join("worker.toml");
         let text = format!(
-            "[presence]\nstart_after = 0.1\nresume_after = 0.1\nload = inf\nfree_memory = 0\ndev = {:?}\nsys = {:?}\n",
+            "[presence]\nstart_after = 0.1\nresume_after = 0.1\nload = inf\nfree_memory = 0\ndev = {:?}\nsys = {:?}\nrun = {:?}\n",
             self.dir.path().join("dev"),
             self.dir.path().join("sys"),
+            self.dir.path().join("run"),
         );
         fs::write(&path, text).expect("written");
         path

@@ -13,6 +13,10 @@ use super::site::{Ran, Site, has, is_root, ran, url};
 /// How a unit begins that an installation without a package has put there.
 const COPIED: &str = "# Put there, with its program, by `pcfarm-worker install`.\n";
 
+/// The package's entries of desktops, which are settings.
+const AUTOSTART: &str = "etc/xdg/autostart/pcfarm-session.desktop";
+const SWAY: &str = "etc/sway/config.d/60-pcfarm-session.conf";
+
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of the repository").to_owned()
 }
@@ -112,6 +116,12 @@ async fn a_package_is_installed_upgraded_removed_and_purged() {
         .expect("written");
     std::fs::write(&own[1], "an old one").expect("written");
     std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o600)).expect("closed");
+    // Each session of a desktop starts a helper, unless the administrator says otherwise.
+    let autostart = site.at(AUTOSTART);
+    let entry = std::fs::read_to_string(&autostart).expect("an entry");
+    assert!(entry.contains("\nExec=/usr/bin/pcfarm-worker session --autostart\n"), "{entry}");
+    let hidden = format!("{entry}Hidden=true\n");
+    std::fs::write(&autostart, &hidden).expect("written");
     let second = package(&packages, "1.0.1").await;
     site.dpkg(&["--install".as_ref(), second.as_os_str()]).await;
     assert_eq!((site.identity(), site.installed()), (identity, files));
@@ -119,9 +129,11 @@ async fn a_package_is_installed_upgraded_removed_and_purged() {
     assert_eq!(mode & 0o777, 0o640);
     assert_eq!(std::fs::read_to_string(&config).expect("settings"), text);
 
+    assert_eq!(std::fs::read_to_string(&autostart).expect("an entry"), hidden);
+
     // Removed, its settings are left; purged, nothing is.
     site.dpkg(&["--remove", "pcfarm-worker"].map(OsStr::new)).await;
-    assert_eq!(site.installed().into_iter().collect::<Vec<_>>(), ["etc/pcfarm/worker.toml"]);
+    assert_eq!(site.installed().into_iter().collect::<Vec<_>>(), ["etc/pcfarm/worker.toml", SWAY, AUTOSTART]);
     assert!(!site.at("var/lib/pcfarm-worker").exists());
     site.dpkg(&["--purge", "pcfarm-worker"].map(OsStr::new)).await;
     assert!(site.installed().is_empty() && !site.at("etc/pcfarm").exists(), "{:?}", site.installed());

@@ -26,6 +26,8 @@ fn policy() -> Policy {
         hours: Hours::default(),
         farm_hours: Hours::default(),
         programs: vec!["game".to_owned()],
+        remote: remote::Rules::of_a_desk(),
+        inhibitors: inhibitors::Rules::of_a_desk(),
     }
 }
 
@@ -50,6 +52,9 @@ fn quiet(now: Moment) -> Signals {
         programs: Reading::new("proc", now, Ok(Vec::new())),
         full_screen: vec![Reading::new("x11", now, Ok(false))],
         network: Reading::new("network", now, Ok(Network::Untold("unknown".to_owned()))),
+        remote: Reading::new("logind", now, Ok(Remote::default())),
+        inhibitors: Reading::new("logind", now, Ok(Vec::new())),
+        told_inhibitors: Vec::new(),
         paused: None,
         time: LocalTime { weekday: 2, minute: 12 * 60 },
     }
@@ -415,6 +420,82 @@ proptest! {
         let mut state = working(Duration::from_secs(before));
         for step in steps {
             state = decide(&policy(), &signals_of(&step, Duration::from_secs(now)), &state, Duration::from_secs(now));
+        }
+    }
+}
+
+/// A person who works without a terminal, or watches a film.
+#[test]
+fn a_person_without_input_speaks_against_work() {
+    let used = |idle: Duration| remote::Use {
+        what: "session 3 of alice by sshd".to_owned(),
+        by: "session 3 by sshd".to_owned(),
+        last: Ok(Some(NOW - idle)),
+        counts_for: 120 * MINUTE,
+    };
+    let remote = |idle| Ok(Remote { unlisted: None, uses: vec![used(idle)] });
+    let film = |hours: u32| {
+        let held = inhibitors::Held { place: inhibitors::Place::Desktop, by: "a player".to_owned() };
+        Reading::new("session", NOW, Ok(vec![inhibitors::Inhibitor { held, since: NOW - hours * 60 * MINUTE }]))
+    };
+    let told = |seconds| Reading::new("session", NOW - Duration::from_secs(seconds), Ok(Vec::new()));
+    type Change<'a> = &'a dyn Fn(&mut Policy, &mut Signals);
+    let table: &[(&str, Change<'_>, &[Kind])] = &[
+        ("119 minutes", &|_, s| s.remote.says = remote(119 * MINUTE), &[Kind::Person]),
+        ("120 minutes", &|_, s| s.remote.says = remote(120 * MINUTE), &[]),
+        ("no list", &|_, s| s.remote.says = Err("broken".to_owned()), &[Kind::Unknown]),
+        ("an old list", &|_, s| s.remote.at = NOW - 2 * MINUTE, &[Kind::Unknown]),
+        (
+            "no list, and it does not matter",
+            &|p, s| (p.remote.count, s.remote.says) = (false, Err("broken".to_owned())),
+            &[],
+        ),
+        ("a film", &|_, s| s.told_inhibitors.push(film(2)), &[Kind::Person]),
+        ("a film that nobody has touched for long", &|_, s| s.told_inhibitors.push(film(5)), &[Kind::Person]),
+        (
+            "a player that plays on",
+            &|_, s| {
+                s.told_inhibitors.push(film(5));
+                s.input = vec![seen("evdev", NOW, 5 * 60 * MINUTE)];
+            },
+            &[],
+        ),
+        (
+            "a film, and it does not matter",
+            &|p, s| {
+                p.inhibitors.desktop = false;
+                s.told_inhibitors.push(film(2));
+            },
+            &[],
+        ),
+        (
+            "a film whose helper is silent",
+            &|_, s| s.told_inhibitors.push(Reading { at: NOW - MINUTE, ..film(2) }),
+            &[Kind::Person],
+        ),
+        ("a silent helper that told no film", &|_, s| s.told_inhibitors.push(told(11)), &[Kind::Unknown]),
+        ("a helper that told no film", &|_, s| s.told_inhibitors.push(told(10)), &[]),
+        (
+            "a silent helper, and it does not matter",
+            &|p, s| {
+                (p.inhibitors.desktop, p.inhibitors.wayland) = (false, false);
+                s.told_inhibitors.push(told(11));
+            },
+            &[],
+        ),
+        ("no list of inhibitors", &|_, s| s.inhibitors.says = Err("broken".to_owned()), &[Kind::Unknown]),
+        (
+            "the same where it does not matter",
+            &|p, s| (p.inhibitors.logind, s.inhibitors.says) = (false, Err("broken".to_owned())),
+            &[],
+        ),
+    ];
+    for (what, change, expected) in table {
+        let (mut policy, mut signals) = (policy(), quiet(NOW));
+        change(&mut policy, &mut signals);
+        for before in [State::new(NOW - MINUTE), working(NOW - MINUTE)] {
+            let state = decide(&policy, &signals, &before, NOW);
+            assert_eq!(kinds(&state), *expected, "{what}: {:?}", state.objections);
         }
     }
 }

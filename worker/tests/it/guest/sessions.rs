@@ -3,10 +3,13 @@
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pcfarm_proto::v1::WorkstationState as State;
 use tokio::process::{Child, Command};
+use tokio_stream::StreamExt;
 use x11rb::connection::Connection as _;
 use x11rb::protocol::xproto::{AtomEnum, ConnectionExt as _, CreateWindowAux, PropMode, WindowClass};
 use x11rb::wrapper::ConnectionExt as _;
@@ -342,7 +345,7 @@ fn signal(process: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid.expect("it runs"), signal).expect("it may");
 }
 
-/// The bus hangs for longer than an answer may take. The helper connects anew.
+/// The bus hangs for longer than an answer may take. A helper that a desktop started connects anew, and prints nothing.
 #[tokio::test]
 #[ignore = "nightly: waits for deadlines of a bus"]
 async fn a_bus_that_hangs_for_a_while_does_not_end_the_helper() {
@@ -350,7 +353,7 @@ async fn a_bus_that_hangs_for_a_while_does_not_end_the_helper() {
     let desk = Desk::new();
     fs::remove_dir_all(desk.dir.path().join("dev/input")).expect("it is there");
     let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
-    let mut helper = helper_in(&desk, &mutter, &agent.state_dir().join("agent.sock"));
+    let mut helper = autostarted(&desk, &mutter.environment(), &agent.state_dir().join("agent.sock"));
     session.until_state(State::Waiting).await;
     signal(&mutter.bus, rustix::process::Signal::STOP);
     let reason = session.until_state(State::Suspended).await;
@@ -359,6 +362,8 @@ async fn a_bus_that_hangs_for_a_while_does_not_end_the_helper() {
     signal(&mutter.bus, rustix::process::Signal::CONT);
     session.until_state(State::Waiting).await;
     assert!(helper.try_wait().expect("it can be asked").is_none());
+    helper.start_kill().expect("it runs");
+    assert_silent(helper).await;
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");
@@ -475,4 +480,144 @@ async fn beside_a_program_that_fills_the_screen_of_x11_it_does_not_work() {
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");
+}
+
+/// Plays the session manager of GNOME: a program keeps the session from idleness while `held` says so.
+async fn session_manager(address: &str, held: Arc<AtomicBool>) -> (zbus::Connection, tokio::task::JoinSet<()>) {
+    let bus = zbus::connection::Builder::address(address).build().await.expect("it answers");
+    bus.request_name("org.gnome.SessionManager").await.expect("nobody has it");
+    let (mut calls, served) = (zbus::MessageStream::from(&bus), bus.clone());
+    let mut serving = tokio::task::JoinSet::new();
+    serving.spawn(async move {
+        while let Some(Ok(call)) = calls.next().await {
+            let header = call.header();
+            let member = header.member().map(|member| member.to_string()).unwrap_or_default();
+            let place = zbus::ObjectPath::try_from("/org/gnome/SessionManager/Inhibitor1").expect("a path");
+            let replied = match member.as_str() {
+                "IsInhibited" => served.reply(&header, &held.load(Ordering::SeqCst)).await,
+                "GetInhibitors" => served.reply(&header, &vec![place]).await,
+                "GetFlags" => served.reply(&header, &8_u32).await,
+                "GetAppId" => served.reply(&header, &"a-player").await,
+                _ => continue,
+            };
+            replied.expect("it is heard");
+        }
+    });
+    (bus, serving)
+}
+
+#[tokio::test]
+async fn beside_a_program_that_keeps_a_desktop_awake_it_does_not_work() {
+    if !are_there(&["dbus-daemon"]) {
+        return;
+    }
+    let Some(display) = Display::start().await else { return };
+    let runtime = tempfile::tempdir().expect("a temporary directory");
+    let address = format!("unix:path={}", runtime.path().join("bus").display());
+    let mut command = Command::new("dbus-daemon");
+    command.args(["--session", "--nofork", "--print-address=1", "--address", &address]);
+    let (_bus, _) = told_by(&mut command).await;
+    let held = Arc::new(AtomicBool::new(true));
+    let _manager = session_manager(&address, Arc::clone(&held)).await;
+    let desk = Desk::new();
+    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
+    session.until_state(State::Waiting).await;
+    let mut helper = helper(&desk, &agent.state_dir().join("agent.sock"));
+    helper.envs(display.environment()).env("DBUS_SESSION_BUS_ADDRESS", &address);
+    let _helper = unheard(&mut helper);
+    let expected = "its person may be watching: a-player keeps the screen on (desktop)";
+    while session.until_state(State::Suspended).await != expected {}
+    held.store(false, Ordering::SeqCst);
+    session.until_state(State::Waiting).await;
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+/// Starts a helper as a desktop does. Its output is kept.
+fn autostarted(desk: &Desk, environment: &[(&'static str, String)], socket: &Path) -> Child {
+    let mut helper = helper(desk, socket);
+    helper.arg("--autostart").envs(environment.iter().cloned()).kill_on_drop(true);
+    helper.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+}
+
+/// Waits for its end, and returns whether it succeeded.
+async fn assert_silent(helper: Child) -> bool {
+    let ended = tokio::time::timeout(Duration::from_secs(120), helper.wait_with_output()).await.expect("in time");
+    let ended = ended.expect("it runs");
+    assert!(ended.stderr.is_empty() && ended.stdout.is_empty(), "{ended:?}");
+    ended.status.success()
+}
+
+/// A helper that a desktop starts prints nothing and never fails: without an agent, and without a session that it can see.
+#[tokio::test]
+async fn a_helper_that_a_desktop_starts_ends_quietly() {
+    let desk = Desk::new();
+    let wanted = Path::new("/etc/systemd/system/multi-user.target.wants/pcfarm-worker.service");
+    if !wanted.is_symlink() {
+        let alone = autostarted(&desk, &[], &desk.dir.path().join("no-agent.sock"));
+        assert!(assert_silent(alone).await);
+    }
+    let (_server, mut agent, session) = desk.agent(|_| {}).await;
+    let blind = autostarted(&desk, &[], &agent.state_dir().join("agent.sock"));
+    assert!(assert_silent(blind).await);
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+#[tokio::test]
+#[ignore = "nightly: waits until a display counts as gone"]
+async fn a_helper_that_a_desktop_starts_ends_quietly_with_its_display() {
+    let Some(mut display) = Display::start().await else { return };
+    let desk = Desk::new();
+    let (_server, mut agent, mut session) = desk.agent(|_| {}).await;
+    session.until_state(State::Waiting).await;
+    let helper = autostarted(&desk, &display.environment(), &agent.state_dir().join("agent.sock"));
+    display.press_a_key().await;
+    let reason = session.until_state(State::Suspended).await;
+    assert!(reason.contains("x11 of user"), "{reason}");
+    display.end().await;
+    assert!(assert_silent(helper).await);
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+/// An upgrade replaces the file of the program and restarts the agent. A removal leaves no file.
+#[tokio::test]
+async fn a_helper_that_a_desktop_starts_follows_upgrades_and_removals() {
+    let Some(display) = Display::start().await else { return };
+    let desk = Desk::new();
+    let programs = tempfile::tempdir().expect("a directory");
+    let (file, told) = (programs.path().join("pcfarm-worker"), programs.path().join("told"));
+    let program = env!("CARGO_BIN_EXE_pcfarm-worker");
+    for is_removal in [false, true] {
+        if fs::hard_link(program, &file).is_err() {
+            fs::copy(program, &file).expect("copied");
+        }
+        let (_server, mut agent, session) = desk.agent(|_| {}).await;
+        let socket = agent.state_dir().join("agent.sock");
+        let mut command = Command::new(&file);
+        command.args(["session", "--autostart"]).env_clear().env("PCFARM_WORKER_SOCKET", &socket);
+        command.envs(display.environment()).stdin(Stdio::null()).kill_on_drop(true);
+        let helper = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        until_explained(&desk, &agent, "x11 of user").await;
+        if is_removal {
+            fs::remove_file(&file).expect("removed");
+        } else {
+            let new = programs.path().join("new");
+            fs::write(&new, format!("#!/bin/sh\necho \"$@\" > {}\n", told.display())).expect("written");
+            fs::set_permissions(&new, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it may");
+            fs::rename(&new, &file).expect("replaced");
+        }
+        agent.stop.cancel();
+        drop(session);
+        agent.ended().await.expect("nothing is left");
+        assert!(assert_silent(helper).await);
+        if !is_removal {
+            assert_eq!(fs::read_to_string(&told).expect("the new program ran"), "session --autostart\n");
+            fs::remove_file(&file).expect("it is there");
+        }
+    }
 }
