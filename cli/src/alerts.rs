@@ -93,6 +93,9 @@ fn made_text(made: &SubscribeResponse) -> String {
 }
 
 fn of(subscription: &Subscription) -> String {
+    if subscription.events == ["workstations"] {
+        return "workstations".to_owned();
+    }
     match (subscription.job_id, &*subscription.job_type, subscription.all_users) {
         (0, _, _) if !subscription.digest_at.is_empty() => {
             format!("the farm, daily at {} {}", subscription.digest_at, plain(&subscription.time_zone))

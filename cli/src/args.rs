@@ -481,7 +481,7 @@ pub struct SubscribeArgs {
     /// Notify this channel of PostgreSQL's LISTEN
     #[arg(long, value_name = "CHANNEL", group = "target")]
     pub notify: Option<String>,
-    /// What to tell: ended, failed (or cancelled), late, failures, digest; several by commas
+    /// What to tell: ended, failed (or cancelled), late, failures, digest, workstations; several by commas
     #[arg(long, value_name = "EVENTS", value_delimiter = ',', default_value = "ended")]
     pub on: Vec<String>,
     /// Of this job alone

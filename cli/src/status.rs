@@ -56,7 +56,9 @@ fn workstations(status: &FarmStatus) -> String {
         (status.workstations_processing, "processing"),
         (status.workstations_waiting, "waiting"),
         (status.workstations_suspended, "suspended (their people are back)"),
+        (status.workstations_cannot_tell, "cannot tell whether their people are there"),
         (status.workstations_draining, "draining"),
+        (status.workstations_offline, "offline"),
         (status.workstations_dead, "dead"),
     ];
     let told: Vec<String> = states
@@ -67,7 +69,11 @@ fn workstations(status: &FarmStatus) -> String {
     if told.is_empty() {
         return "none has connected yet".to_owned();
     }
-    format!("{}; {}", told.join(", "), text::counted(status.cores, "core"))
+    let mut told = format!("{}; {}", told.join(", "), text::counted(status.cores, "core"));
+    if status.workstations_unheard > 0 {
+        told.push_str(&format!("; {} not heard now", number(status.workstations_unheard)));
+    }
+    told
 }
 
 fn servers(servers: &[ServerStatus], now: jiff::Timestamp) -> String {
@@ -102,7 +108,11 @@ struct StatusJson<'a> {
     workstations_processing: i64,
     workstations_suspended: i64,
     workstations_draining: i64,
+    workstations_offline: i64,
     workstations_dead: i64,
+    workstations_cannot_tell: i64,
+    workstations_unheard: i64,
+    workstations_without_work: i64,
     cores: i64,
     jobs_loading: i64,
     jobs_open: i64,
@@ -131,7 +141,11 @@ fn json(status: &FarmStatus) -> StatusJson<'_> {
         workstations_processing: status.workstations_processing,
         workstations_suspended: status.workstations_suspended,
         workstations_draining: status.workstations_draining,
+        workstations_offline: status.workstations_offline,
         workstations_dead: status.workstations_dead,
+        workstations_cannot_tell: status.workstations_cannot_tell,
+        workstations_unheard: status.workstations_unheard,
+        workstations_without_work: status.workstations_without_work,
         cores: status.cores,
         jobs_loading: status.jobs_loading,
         jobs_open: status.jobs_open,

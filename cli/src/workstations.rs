@@ -3,6 +3,7 @@
 mod wide;
 
 use anyhow::Result;
+use jiff::{Timestamp, Zoned};
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_proto::v1::{
     Drained, Evidence, ListWorkstationsRequest, Names, PresenceSetting, Quarantine, SetSelectionRequest, Workstation,
@@ -239,16 +240,33 @@ fn speed(speed: Option<&WorkstationSpeed>) -> String {
 /// Why it is in its state, what it holds, and what is to be remembered.
 fn why(one: &Workstation) -> String {
     let mut why = vec![one.reason.clone()];
+    if one.state() == WorkstationState::Offline && !one.asleep {
+        why[0].push_str(&since(one, &Zoned::now()));
+    }
     match holds(&one.holds) {
         None => {}
-        Some(held) if one.reason == CRUNCHES => why[0] = format!("crunches {held}"),
+        // A lost connection may stand before it.
+        Some(held) if one.reason.ends_with(CRUNCHES) => {
+            why[0] = one.reason.replace(CRUNCHES, &format!("crunches {held}"))
+        }
         Some(held) => why.push(format!("holds {held}")),
+    }
+    if one.idle_days > 0 {
+        why.push(format!("has not worked on {} on which it could have", text::counted(one.idle_days.into(), "day")));
     }
     if !one.note.is_empty() {
         why.push(format!("note: {}", one.note));
     }
     why.retain(|part| !part.is_empty());
     why.join("; ")
+}
+
+/// ` at 07:02` by the clock on the wall, with the date unless it is today's.
+fn since(one: &Workstation, now: &Zoned) -> String {
+    let since = one.since.as_ref().and_then(|since| Timestamp::new(since.seconds, since.nanos).ok());
+    let Some(since) = since.map(|since| since.to_zoned(now.time_zone().clone())) else { return String::new() };
+    let format = if since.date() == now.date() { "%H:%M" } else { "%F %H:%M" };
+    format!(" at {}", since.strftime(format))
 }
 
 /// What a server says where an agent says nothing.
@@ -269,7 +287,7 @@ fn holds(held: &[WorkstationCheckout]) -> Option<String> {
 /// For people, whom it matters whether something is wrong.
 fn shown_state(workstation: &Workstation) -> &'static str {
     match state(workstation) {
-        "dead" if workstation.asleep => "asleep",
+        "offline" if workstation.asleep => "asleep",
         state => state,
     }
 }
@@ -281,6 +299,7 @@ fn state(workstation: &Workstation) -> &'static str {
         WorkstationState::Processing => "processing",
         WorkstationState::Suspended => "suspended",
         WorkstationState::Draining => "draining",
+        WorkstationState::Offline => "offline",
         WorkstationState::Dead => "dead",
     }
 }
@@ -323,6 +342,9 @@ struct WorkstationJson<'a> {
     asleep: bool,
     can_be_woken: bool,
     woken: Option<String>,
+    cannot_tell: bool,
+    worked: Option<String>,
+    idle_days: u32,
 }
 
 #[derive(Serialize)]
@@ -414,6 +436,9 @@ fn json(one: &Workstation) -> WorkstationJson<'_> {
         asleep: one.asleep,
         can_be_woken: one.can_be_woken,
         woken: text::rfc3339(one.woken.as_ref()),
+        cannot_tell: one.cannot_tell,
+        worked: text::rfc3339(one.worked.as_ref()),
+        idle_days: one.idle_days,
     }
 }
 
@@ -482,6 +507,12 @@ mod tests {
             ("no work for it", "", vec![], "no work for it"),
             (CRUNCHES, "", vec![held(7, 1_000), held(7, 500)], "crunches 1,500 of job 7"),
             (
+                "connection lost 12 s ago; crunches what it holds",
+                "",
+                vec![held(7, 2)],
+                "connection lost 12 s ago; crunches 2 of job 7",
+            ),
+            (
                 "waits for a licence",
                 "",
                 vec![held(9, 1), held(7, 2), held(8, 3)],
@@ -492,6 +523,17 @@ mod tests {
         for (reason, note, holds, expected) in cases {
             let (reason, note) = (reason.to_owned(), note.to_owned());
             assert_eq!(why(&Workstation { reason, note, holds, ..Workstation::default() }), expected);
+        }
+    }
+
+    #[test]
+    fn an_offline_workstation_shows_when_it_stopped() {
+        let now: Zoned = "2026-11-29T09:00:00+01:00[Europe/Berlin]".parse().expect("a time");
+        for (at, expected) in [("2026-11-29T06:02:00Z", " at 07:02"), ("2026-11-27T17:30:00Z", " at 2026-11-27 18:30")]
+        {
+            let at: Timestamp = at.parse().expect("a time");
+            let since = Some(prost_types::Timestamp { seconds: at.as_second(), nanos: 0 });
+            assert_eq!(super::since(&Workstation { since, ..Workstation::default() }, &now), expected);
         }
     }
 

@@ -72,7 +72,7 @@ pub async fn recycle(pool: &Pool, lease: Duration) -> Result<Recycled, Error> {
     }
     let mut after = CheckoutId(0);
     loop {
-        let lost = upkeep::lost_checkouts(&*client, after).await?;
+        let lost = upkeep::lost_checkouts(&*client, after, lease.as_secs_f64()).await?;
         let Some(last) = lost.last() else { break };
         after = last.checkout_id;
         for group in by_reason(&lost) {
@@ -129,7 +129,8 @@ async fn revoke_together(
     let why = reason(&group[0]);
     let how = match group[0].loss {
         Loss::Dead | Loss::Overdue => Closing::Lost,
-        Loss::Forgotten => Closing::Unreceived,
+        // An agent that ended in good order gives back at no cost.
+        Loss::Forgotten | Loss::Offline => Closing::Unreceived,
     };
     for closed in checkout::close(&**client, &ids, how, &why).await? {
         info!(
@@ -151,6 +152,7 @@ fn reason(lost: &LostCheckout) -> String {
         Loss::Dead => {
             format!("lost with workstation {workstation_id} ({hostname}), which was not heard of for the lease")
         }
+        Loss::Offline => format!("left by workstation {workstation_id} ({hostname}), whose agent has ended"),
         Loss::Forgotten => "its workstation was forgotten".to_owned(),
         Loss::Overdue => {
             format!("revoked from workstation {workstation_id} ({hostname}): the job type's time limit was over")

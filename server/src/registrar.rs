@@ -1,4 +1,4 @@
-//! Writes down who has connected, who is heard again after a silence, and whose connection has ended. When a server
+//! Writes down who has connected, who is heard again after a silence, who has said goodbye, and whose connection has ended. When a server
 //! starts again, or was short of time, that is said of thousands at once: those that come while a database call is in
 //! flight are written down together by the next one.
 
@@ -6,7 +6,7 @@ use crate::farm::Farm;
 use crate::grpc::status_code;
 use crate::session::Session;
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
-use pcfarm_sql::presence::{self, Connection, Introduction};
+use pcfarm_sql::presence::{self, Connection, Goodbye, Introduction, Refused};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +22,10 @@ pub struct Registered {
     pub live: HashMap<CheckoutId, i64>,
 }
 
-type Answer = oneshot::Sender<Result<Registered, Status>>;
+/// Answer to a registration: the database failed, or it refuses the identity.
+pub type Outcome = Result<Result<Registered, Refused>, Status>;
+
+type Answer = oneshot::Sender<Outcome>;
 
 /// What is to be written down.
 pub enum Entry {
@@ -33,12 +36,18 @@ pub enum Entry {
     },
     /// It had been marked as silent.
     Heard(Arc<Session>),
+    /// Its agent ends in good order. `recorded` is dropped without a word if that could not be written down.
+    Left {
+        session: Arc<Session>,
+        goodbye: Goodbye,
+        recorded: oneshot::Sender<()>,
+    },
     Ended(Arc<Session>),
 }
 
 impl Entry {
     /// Who has connected; the answer comes when it has been written down.
-    pub fn connected(who: Introduction) -> (Entry, oneshot::Receiver<Result<Registered, Status>>) {
+    pub fn connected(who: Introduction) -> (Entry, oneshot::Receiver<Outcome>) {
         let (answer, registered) = oneshot::channel();
         (Entry::Connected { who: Box::new(who), came: Instant::now(), answer }, registered)
     }
@@ -73,13 +82,14 @@ pub async fn run(farm: Arc<Farm>, mut entries: mpsc::Receiver<Entry>) {
 /// Writes these down. Returns those that must wait: an identity that came twice is two registrations, in order.
 async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
     let mut left = Vec::new();
-    let (mut heard, mut ended) = (Vec::new(), Vec::new());
+    let (mut heard, mut gone, mut ended) = (Vec::new(), Vec::new(), Vec::new());
     let mut connected = Vec::new();
     let mut identities: HashSet<Uuid> = HashSet::new();
     let mut oldest: Option<Instant> = None;
     for entry in entries {
         match entry {
             Entry::Heard(session) => heard.push(session),
+            Entry::Left { session, goodbye, recorded } => gone.push((session, goodbye, recorded)),
             Entry::Ended(session) => ended.push(session),
             Entry::Connected { who, came, answer } if identities.insert(who.identity) => {
                 oldest = oldest.min(Some(came)).or(Some(came));
@@ -91,6 +101,10 @@ async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
     farm.registering_since(oldest);
     if !heard.is_empty() {
         mark_heard(farm, &heard).await;
+    }
+    // Before the ends of their connections, which change nothing of one that is offline.
+    if !gone.is_empty() {
+        mark_offline(farm, gone).await;
     }
     if !ended.is_empty() {
         mark_ended(farm, &ended).await;
@@ -116,11 +130,37 @@ async fn mark_heard(farm: &Farm, heard: &[Arc<Session>]) {
     }
 }
 
+async fn mark_offline(farm: &Farm, gone: Vec<(Arc<Session>, Goodbye, oneshot::Sender<()>)>) {
+    let (rows, answers): (Vec<_>, Vec<_>) = gone
+        .into_iter()
+        .map(|(session, goodbye, recorded)| ((session.workstation_id, session.number, goodbye), recorded))
+        .unzip();
+    let recorded = async {
+        let client = farm.pool.get().await?;
+        presence::mark_offline(&client, &rows).await?;
+        anyhow::Ok(())
+    };
+    match recorded.await {
+        Ok(()) => answers.into_iter().for_each(|recorded| {
+            // An agent that has gone meanwhile does not wait for it.
+            let _ = recorded.send(());
+        }),
+        Err(error) => {
+            let error = format!("{error:#}");
+            warn!(
+                error,
+                workstations = rows.len(),
+                "cannot record goodbyes: these workstations are dead after their leases"
+            );
+        }
+    }
+}
+
 async fn mark_ended(farm: &Farm, ended: &[Arc<Session>]) {
     let silent: Vec<_> = ended.iter().map(|s| (s.workstation_id, s.number, s.silence().as_secs_f64())).collect();
     let recorded = async {
         let client = farm.pool.get().await?;
-        presence::mark_silent(&client, &silent).await?;
+        presence::mark_silent(&client, &silent, true).await?;
         anyhow::Ok(())
     };
     if let Err(error) = recorded.await {
@@ -153,17 +193,17 @@ async fn connect(farm: &Farm, connected: Vec<(Box<Introduction>, Answer)>) {
     }
 }
 
-async fn try_connect(farm: &Farm, all: &[&Introduction]) -> Result<Vec<Registered>, Status> {
+async fn try_connect(farm: &Farm, all: &[&Introduction]) -> Result<Vec<Result<Registered, Refused>>, Status> {
     let client = farm.pool.get().await.map_err(status_code::of_pool)?;
     let connections = presence::connect(&client, all, farm.server_id).await.map_err(status_code::of)?;
-    let ids: Vec<WorkstationId> = connections.iter().map(|c| c.workstation_id).collect();
+    let ids: Vec<WorkstationId> = connections.iter().flatten().map(|c| c.workstation_id).collect();
     let mut live: HashMap<WorkstationId, HashMap<CheckoutId, i64>> = HashMap::new();
     for (workstation, checkout, token) in presence::live_checkouts(&client, &ids).await.map_err(status_code::of)? {
         live.entry(workstation).or_default().insert(checkout, token);
     }
-    let with_checkouts = |connection: Connection| Registered {
+    let mut with_checkouts = |connection: Connection| Registered {
         live: live.remove(&connection.workstation_id).unwrap_or_default(),
         connection,
     };
-    Ok(connections.into_iter().map(with_checkouts).collect())
+    Ok(connections.into_iter().map(|connection| connection.map(&mut with_checkouts)).collect())
 }

@@ -159,6 +159,8 @@ struct State {
     /// Results so far of checkouts that are not finished, and the cores' time that they took.
     measuring: HashMap<CheckoutId, (usize, Duration)>,
     speeds: HashMap<String, Speed>,
+    /// Results of it were accepted, and that was not taken yet.
+    worked: bool,
     /// What it solved last, and what has been written down of that.
     newest_speed: Option<(String, f64)>,
     noted_speed: Option<(String, f64)>,
@@ -223,6 +225,7 @@ impl Session {
                 holding: Holding::new(hello.cores.max(1), Instant::now()),
                 measuring: HashMap::new(),
                 speeds: HashMap::new(),
+                worked: false,
                 newest_speed: None,
                 noted_speed: None,
             }),
@@ -628,6 +631,7 @@ impl Session {
     /// the next one may grow depends on its size.
     pub fn measured(&self, checkout: CheckoutId, job_type: &str, problems: usize, busy: Duration, finished: bool) {
         let mut state = self.state();
+        state.worked |= problems > 0;
         let (all, spent) = state.measuring.entry(checkout).or_default();
         *all += problems;
         *spent += busy;
@@ -653,6 +657,11 @@ impl Session {
         let changed = state.newest_speed.clone();
         state.noted_speed.clone_from(&changed);
         changed
+    }
+
+    /// Returns whether results of it were accepted since the last call.
+    pub fn take_worked(&self) -> bool {
+        std::mem::take(&mut self.state().worked)
     }
 
     /// What was taken last is not known to anybody else: it is taken again.

@@ -87,6 +87,7 @@ async fn tidy(farm: &Farm, forgotten: &mut Forgotten) -> anyhow::Result<()> {
         warn!(quarantined, "workstations that fail what others solve were quarantined");
     }
     note_speeds(farm, &client).await.context("noting speeds")?;
+    note_idle(farm, &client).await.context("reporting workstations that do not work")?;
     profiles::sample_signals(&client).await.context("sampling signals")?;
     profiles::put_hand_outs_right(&*client).await.context("putting right what was handed out by a wrong clock")?;
     for _ in 0..FORGET_STEPS {
@@ -111,6 +112,20 @@ async fn tidy(farm: &Farm, forgotten: &mut Forgotten) -> anyhow::Result<()> {
         if looked_to.is_none() {
             break;
         }
+    }
+    Ok(())
+}
+
+/// Of its own workstations notes those that have worked, and reports those of the farm that have not for long.
+async fn note_idle(farm: &Farm, client: &deadpool_postgres::Object) -> Result<(), tokio_postgres::Error> {
+    let worked: Vec<_> = farm.sessions().iter().filter(|s| s.take_worked()).map(|s| s.workstation_id).collect();
+    if !worked.is_empty() {
+        fleet::note_worked(&**client, &worked).await?;
+    }
+    let reported = fleet::report_idle(&**client).await?;
+    if reported != fleet::Reported::default() {
+        let fleet::Reported { without_work, cannot_tell } = reported;
+        warn!(without_work, cannot_tell, "workstations do not work: events name them");
     }
     Ok(())
 }

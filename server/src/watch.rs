@@ -112,7 +112,7 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
     if silent.is_empty() {
         return Ok(());
     }
-    presence::mark_silent(client, &silent).await.context("marking silent workstations")?;
+    presence::mark_silent(client, &silent, false).await.context("marking silent workstations")?;
     crash_point(CrashPoint::SilenceMarked);
     // A word that came while the mark was being written may have been recorded before it.
     let heard: Vec<_> = silent

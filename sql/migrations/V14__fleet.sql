@@ -122,9 +122,9 @@ begin
         || case when count(*) > 5 then format(' and %s more', count(*) - 5) else '' end
     into living
     from (select w.workstation_id, w.hostname, row_number() over (order by w.workstation_id) as n
-        from pcfarm.workstation w where w.workstation_id = any (ids) and w.state <> 'dead') l;
+        from pcfarm.workstation w where w.workstation_id = any (ids) and w.state not in ('offline', 'dead')) l;
     if living is not null and not force then
-        raise exception '% is not dead: who is forgotten is gone for good', living
+        raise exception '% is neither offline nor dead: who is forgotten is gone for good', living
             using errcode = 'object_not_in_prerequisite_state',
                   hint = 'Stop its agent and wait for the lease, or force it.';
     end if;
@@ -139,6 +139,7 @@ begin
     delete from pcfarm.workstation_credential c
     using pcfarm.workstation w where w.workstation_id = any (ids) and c.identity = w.identity;
     delete from pcfarm.workstation_speed s where s.workstation_id = any (ids);
+    delete from pcfarm.workstation_record r where r.workstation_id = any (ids);
     perform pg_notify('pcfarm', 'drain');
     return query delete from pcfarm.workstation w where w.workstation_id = any (ids)
         returning w.workstation_id, w.hostname;
@@ -249,10 +250,10 @@ begin
         order by s.workstation_id, s.problems desc),
     room as (
         select greatest(count(*) / 4, 1) - count(*) filter (where w.quarantine is not null) as workstations
-        from pcfarm.workstation w where w.state <> 'dead'),
+        from pcfarm.workstation w where w.state not in ('offline', 'dead')),
     worst as (
         select g.* from guilty g join pcfarm.workstation w on w.workstation_id = g.workstation_id
-        where w.state <> 'dead' and not w.drain
+        where w.state not in ('offline', 'dead') and not w.drain
         order by g.problems desc, g.workstation_id
         limit (select greatest(r.workstations, 0) from room r)),
     theirs as materialized (
@@ -266,7 +267,7 @@ begin
     from (
         select x.*, format('quarantined: it failed %s problems that others solved', x.problems) as why
         from worst x join theirs t on t.workstation_id = x.workstation_id) g
-    where w.workstation_id = g.workstation_id and w.state <> 'dead' and not w.drain;
+    where w.workstation_id = g.workstation_id and w.state not in ('offline', 'dead') and not w.drain;
     get diagnostics quarantined = row_count;
     if quarantined > 0 then
         perform pg_notify('pcfarm', 'drain');
@@ -274,6 +275,159 @@ begin
     return quarantined;
 end $$;
 
+-- Records that an identity was found on two machines: of a workstation the same details once within `every` (null: once ever),
+-- whichever server notes it. Returns whether it was news.
+create function pcfarm.note_clone(workstation bigint, details jsonb, every interval)
+returns boolean language plpgsql as $$
+declare
+    its pcfarm.workstation;
+begin
+    -- Servers that note it at the same time take turns.
+    select w.* into its from pcfarm.workstation w where w.workstation_id = workstation for update;
+    if not found or exists (
+        select from pcfarm.event e
+        where e.workstation_id = workstation and e.what = 'workstation cloned' and e.details = note_clone.details
+            and (every is null or e.happened_at > clock_timestamp() - every))
+    then
+        return false;
+    end if;
+    insert into pcfarm.event (what, workstation_id, subject, details)
+    values ('workstation cloned', workstation, its.hostname, details);
+    perform pcfarm.tell_of_workstations('workstation_cloned', coalesce(details ->> 'cloned_from', its.identity::text),
+        details || jsonb_build_object('workstation_id', workstation::text, 'hostname', its.hostname));
+    return true;
+end $$;
+
+-- Reports workstations whose agents have had no source for a day that tells whether a person is present: each once, until one
+-- does. Returns the number of reports.
+create function pcfarm.note_cannot_tell()
+returns bigint language plpgsql as $$
+declare
+    noted jsonb;
+begin
+    with due as (
+        select w.workstation_id from pcfarm.workstation w
+        where w.cannot_tell_since < clock_timestamp() - interval '1 day' and not w.cannot_tell_told
+            and w.state = 'suspended' and w.idle_source = 'none' and w.silent_since is null
+        order by w.workstation_id
+        limit 1000
+        for update skip locked),
+    told as (
+        update pcfarm.workstation w set cannot_tell_told = true
+        from due d where w.workstation_id = d.workstation_id
+        returning w.workstation_id, w.hostname, w.reason, w.cannot_tell_since),
+    event as (
+        insert into pcfarm.event (what, workstation_id, subject, details)
+        select 'workstation cannot tell', t.workstation_id, t.hostname,
+            jsonb_build_object('reason', t.reason, 'since', t.cannot_tell_since)
+        from told t order by t.workstation_id)
+    select jsonb_agg(jsonb_build_object('workstation_id', t.workstation_id::text, 'hostname', t.hostname) order by t.workstation_id)
+    into noted from told t;
+    if noted is not null then
+        perform pcfarm.tell_of_workstations('workstation_cannot_tell', noted -> 0 ->> 'workstation_id',
+            jsonb_build_object('count', jsonb_array_length(noted), 'workstations', jsonb_path_query_array(noted, '$[0 to 19]')));
+    end if;
+    return coalesce(jsonb_array_length(noted), 0);
+end $$;
+
+-- Notes that these workstations have had results accepted.
+create function pcfarm.note_worked(ids bigint[])
+returns void language sql as $$
+    insert into pcfarm.workstation_record as r (workstation_id, worked_at)
+    select w.workstation_id, clock_timestamp() from pcfarm.workstation w where w.workstation_id = any (ids) order by w.workstation_id
+    on conflict (workstation_id) do update set worked_at = excluded.worked_at, idle_days = 0, idle_on = null, told = false
+    where r.worked_at is null or r.worked_at < clock_timestamp() - interval '1 hour' or r.idle_days > 0
+$$;
+
+-- Returns whether a workstation could take a problem of these jobs now, by its controllers, facts and selection.
+create function pcfarm.could_take(workstation bigint, jobs bigint[])
+returns boolean language sql stable as $$
+    select exists (
+        select from pcfarm.workstation_facts f
+        left join pcfarm.selection z on z.hostname = f.hostname
+        join pcfarm.job j on j.job_id = any (jobs)
+        join pcfarm.queue_pointer q on q.job_id = j.job_id and q.next_extraction < q.next_insertion
+        join pcfarm.job_type t on t.name = q.job_type and t.suspended_since is null
+        where f.workstation_id = workstation
+            and pcfarm.announced(t.controller) = any (f.controllers)
+            and coalesce(z.selection -> 'required' ? j.owner::text, true)
+            and not coalesce(z.selection -> 'excluded' ? j.owner::text, false)
+            and coalesce(z.selection -> 'job_types' ? q.job_type, true)
+            and not exists (
+                select from pcfarm.farm_user u
+                where u.name = j.owner and u.prohibited and not coalesce(z.selection -> 'required' ? j.owner::text, false))
+            and pcfarm.meets(pcfarm.merged(t.requirement, t.labels, j.requirement), f.*))
+$$;
+
+-- Counts the days on which a workstation was connected, held nothing, and could have taken work, since its last accepted result.
+-- Reports it once when the count reaches pcfarm.farm.idle_after_days. Jobs that a limit holds up do not count. Each call looks at a
+-- batch of workstations, and at each of them once an hour until its day is counted. Returns the number of reports.
+create function pcfarm.note_idle_workstations(batch integer default 50)
+returns bigint language plpgsql as $$
+declare
+    day_limit constant integer := (select f.idle_after_days from pcfarm.farm f);
+    today     constant date := (clock_timestamp() at time zone 'UTC')::date;
+    chosen    bigint[];
+    jobs      bigint[];
+    noted     jsonb;
+begin
+    if day_limit is null then
+        update pcfarm.workstation_record r set idle_days = 0, idle_on = null, told = false where r.idle_days > 0;
+        return 0;
+    end if;
+    -- Of several servers one is at it.
+    if not pg_try_advisory_xact_lock(hashtextextended('pcfarm.note_idle_workstations', 0)) then
+        return 0;
+    end if;
+    chosen := array(
+        select w.workstation_id from pcfarm.workstation w
+        left join pcfarm.workstation_record r on r.workstation_id = w.workstation_id
+        where w.state in ('waiting', 'suspended') and not w.drain and w.silent_since is null
+            and coalesce(r.worked_at, w.registered_at) < clock_timestamp() - interval '1 day'
+            and coalesce(r.idle_on < today, true)
+            and coalesce(r.looked_at, '-infinity') < clock_timestamp() - interval '1 hour'
+            and not exists (
+                select from pcfarm.checkout c where c.workstation_id = w.workstation_id and c.ended_at is null)
+        order by coalesce(r.looked_at, '-infinity'), w.workstation_id
+        limit batch);
+    if cardinality(chosen) = 0 or exists (select from pcfarm.farm f where f.suspended_since is not null) then
+        return 0;
+    end if;
+    jobs := array(
+        select j.job_id from pcfarm.job j
+        where j.ended_at is null and j.state = 'open' and coalesce(j.not_before, '-infinity') <= clock_timestamp()
+            and exists (select from pcfarm.queue_pointer q where q.job_id = j.job_id and q.next_extraction < q.next_insertion)
+            and not exists (select from pcfarm.job_obstacles(j.job_id) o(why) where o.why not like '% wait for their time, %')
+        order by j.job_id
+        limit 100);
+    insert into pcfarm.workstation_record as r (workstation_id, looked_at, idle_days, idle_on)
+    select l.id, clock_timestamp(), l.could::integer, case when l.could then today end
+    from (select i as id, pcfarm.could_take(i, jobs) as could from unnest(chosen) i) l
+    order by l.id
+    on conflict (workstation_id) do update set looked_at = excluded.looked_at, idle_days = r.idle_days + excluded.idle_days,
+        idle_on = coalesce(excluded.idle_on, r.idle_on);
+    with told as (
+        update pcfarm.workstation_record r set told = true
+        from pcfarm.workstation w
+        where r.workstation_id = any (chosen) and r.idle_days >= day_limit and not r.told and w.workstation_id = r.workstation_id
+        returning w.workstation_id, w.hostname, w.state, w.reason, r.worked_at, r.idle_days),
+    event as (
+        insert into pcfarm.event (what, workstation_id, subject, details)
+        select 'workstation without work', t.workstation_id, t.hostname, jsonb_strip_nulls(jsonb_build_object('days', t.idle_days,
+            'worked_at', t.worked_at, 'state', t.state, 'reason', nullif(t.reason, '')))
+        from told t order by t.workstation_id)
+    select jsonb_agg(jsonb_build_object('workstation_id', t.workstation_id::text, 'hostname', t.hostname) order by t.workstation_id)
+    into noted from told t;
+    if noted is not null then
+        perform pcfarm.tell_of_workstations('workstation_without_work', noted -> 0 ->> 'workstation_id',
+            jsonb_build_object('days', day_limit, 'count', jsonb_array_length(noted),
+                'workstations', jsonb_path_query_array(noted, '$[0 to 19]')));
+    end if;
+    return coalesce(jsonb_array_length(noted), 0);
+end $$;
+
+revoke all on routine pcfarm.note_clone(bigint, jsonb, interval), pcfarm.note_cannot_tell(), pcfarm.note_worked(bigint[]),
+    pcfarm.could_take(bigint, bigint[]), pcfarm.note_idle_workstations(integer) from public;
 revoke all on routine pcfarm.failed_lately(), pcfarm.suspects(integer), pcfarm.fails_more_than_others(),
     pcfarm.quarantine_workstations() from public;
 revoke all on routine pcfarm.drainer(), pcfarm.drain_reason(text, text, timestamptz),

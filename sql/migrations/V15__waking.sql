@@ -13,7 +13,7 @@ create table pcfarm.wake (
 -- Whether a packet would do anything: who is heard is awake.
 create function pcfarm.sleeps(its pcfarm.workstation)
 returns boolean language sql immutable as $$
-    select its.state = 'dead' or its.asleep or its.silent_since is not null
+    select its.state in ('offline', 'dead') or its.asleep or its.silent_since is not null
 $$;
 
 create function pcfarm.begin_waking(ids bigint[], who text)

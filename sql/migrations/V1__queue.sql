@@ -300,6 +300,10 @@ create table pcfarm.workstation (
     -- Made at every start of the agent: a new one means that what the old one held is lost, the same one that
     -- it never received what it does not hold.
     instance       uuid not null,
+    -- The instance that this one has displaced. When it comes back, two agents have the same identity.
+    displaced      uuid,
+    -- Digest of the machine to which the identity is bound; null: its agent has named none.
+    machine        bytea constraint machine_digest check (octet_length(machine) = 32),
     hostname       text not null,
     cores          integer not null,
     memory_bytes   bigint not null,
@@ -316,8 +320,11 @@ create table pcfarm.workstation (
     -- What its owner says that it is or has.
     labels         text[] not null default '{}',
     -- 'waiting' reads as 'processing' while it holds a checkout; see pcfarm.workstation_status.
+    --
+    --   waiting, suspended, draining --goodbye--> offline --connects--> waiting, suspended, draining
+    --                 +-------silent for the lease--> dead ----connects------^
     state          text not null default 'waiting' constraint workstation_state
-                   check (state in ('waiting', 'suspended', 'draining', 'dead')),
+                   check (state in ('waiting', 'suspended', 'draining', 'offline', 'dead')),
     since          timestamptz not null default clock_timestamp(),
     reason         text not null default '',
     -- To be drained: by whom, since when, why, and when what is not finished is given back. While it is dead, too.
@@ -355,17 +362,39 @@ create table pcfarm.workstation (
     server_id      bigint not null,
     -- Set by its server when it stops hearing it; null while it is heard.
     silent_since   timestamptz,
+    -- Its connection has ended, and was not only silent.
+    disconnected   boolean not null default false,
+    -- Since when no source tells its agent whether its person is present; null: one does, or the agent has not said.
+    cannot_tell_since timestamptz,
+    -- The event about it was written.
+    cannot_tell_told  boolean not null default false,
     registered_at  timestamptz not null default clock_timestamp(),
     connected_at   timestamptz not null default clock_timestamp(),
     constraint yields_whole check (num_nulls(yields, yield_p50_ms, yield_p99_ms) in (0, 3)),
+    constraint told_of_something check (cannot_tell_since is not null or not cannot_tell_told),
     constraint no_deadline_without_drain check (drain or drain_deadline is null),
     constraint quarantined_is_drained check (drain or quarantine is null),
     constraint presence_notes_at_most_16 check (cardinality(presence_notes) <= 16),
     constraint note_at_most_1000 check (length(note) <= 1000),
     constraint drain_reason_at_most_200 check (length(drained_why) <= 200)
 );
-create index workstation_not_dead on pcfarm.workstation (workstation_id) where state <> 'dead';
-create index workstation_dead on pcfarm.workstation (workstation_id) where state = 'dead';
+create index workstation_present on pcfarm.workstation (workstation_id) where state not in ('offline', 'dead');
+create index workstation_cannot_tell on pcfarm.workstation (cannot_tell_since) where cannot_tell_since is not null;
+create index workstation_gone on pcfarm.workstation (workstation_id) where state in ('offline', 'dead');
+
+-- What each workstation has done lately. A row of its own, so that the workstation's row is not rewritten for it.
+create table pcfarm.workstation_record (
+    workstation_id bigint primary key,
+    -- Its last accepted result, to the hour; null: none yet.
+    worked_at      timestamptz,
+    -- Days (UTC) since then on which it was connected and work waited that it could have done, and the last of these days.
+    idle_days      integer not null default 0 constraint idle_days_not_negative check (idle_days >= 0),
+    idle_on        date,
+    -- When its work was last looked for.
+    looked_at      timestamptz not null default '-infinity',
+    -- The event about it was written.
+    told           boolean not null default false
+);
 
 -- How fast a workstation was when it was measured last. Apart from its row: servers write those that have changed, all of
 -- their own with one statement, every few seconds.

@@ -16,7 +16,9 @@ create table pcfarm.farm (
     -- hour; null: never.
     quarantine_after integer default 20 constraint quarantine_after_positive check (quarantine_after > 0),
     -- A problem that has failed on so many workstations is failed, whatever attempts it has left; null: it has all of them.
-    blame_after      integer default 3 constraint blame_after_range check (blame_after > 1)
+    blame_after      integer default 3 constraint blame_after_range check (blame_after > 1),
+    -- A workstation that has accepted no work on so many days on which it could have is reported; null: none is.
+    idle_after_days  integer default 7 constraint idle_after_days_range check (idle_after_days between 1 and 365)
 );
 insert into pcfarm.farm default values;
 
@@ -117,20 +119,23 @@ comment on function pcfarm.set_user_job_type is
 create function pcfarm.set_farm(options jsonb)
 returns void language plpgsql as $$
 begin
-    perform pcfarm.check_options(options, array['queue_limit', 'concurrency', 'allocation', 'quarantine_after', 'blame_after'],
-        'farm');
+    perform pcfarm.check_options(options, array['queue_limit', 'concurrency', 'allocation', 'quarantine_after', 'blame_after',
+        'idle_after_days'], 'farm');
     update pcfarm.farm f set
         queue_limit = case when options ? 'queue_limit' then (options ->> 'queue_limit')::bigint else f.queue_limit end,
         concurrency = case when options ? 'concurrency' then (options ->> 'concurrency')::bigint else f.concurrency end,
         quarantine_after = case when options ? 'quarantine_after' then (options ->> 'quarantine_after')::integer
             else f.quarantine_after end,
         blame_after = case when options ? 'blame_after' then (options ->> 'blame_after')::integer else f.blame_after end,
+        idle_after_days = case when options ? 'idle_after_days' then (options ->> 'idle_after_days')::integer
+            else f.idle_after_days end,
         allocation = coalesce((options ->> 'allocation')::integer, f.allocation);
     perform pg_notify('pcfarm', 'work');
 end $$;
 comment on function pcfarm.set_farm is
     'What users have who have nothing of their own: queue_limit, concurrency, allocation. And when what fails is a workstation''s '
-    'fault, or a problem''s: quarantine_after problems that others solve, blame_after workstations.';
+    'fault, or a problem''s: quarantine_after problems that others solve, blame_after workstations. And when a workstation that does not work is reported: '
+    'after idle_after_days on which it could have worked.';
 
 create function pcfarm.set_resource(name text, tokens bigint, description text default '')
 returns void language plpgsql as $$

@@ -64,8 +64,9 @@ begin
             when new.drain and not old.drain then 'drained'
             when old.drain and not new.drain then 'drain undone'
             when new.note <> old.note then 'note'
-            when old.state = 'dead' then 'back'
-            when new.state is distinct from old.state then case when new.state = 'dead' and new.asleep then 'asleep' else new.state end
+            when old.state = 'dead' and new.state <> 'offline' then 'back'
+            when old.state = 'offline' and new.state <> 'dead' then 'online'
+            when new.state is distinct from old.state then case when new.state = 'offline' and new.asleep then 'asleep' else new.state end
             -- Once more, for another reason or until another time.
             else 'drained' end,
         its.workstation_id, its.hostname, jsonb_strip_nulls(jsonb_build_object('reason', nullif(its.reason, ''),

@@ -10,7 +10,7 @@ create table pcfarm.subscription (
     -- Everybody's jobs, and not its owner's alone.
     all_users       boolean not null default false,
     events          text[] not null constraint subscription_events
-                    check (events <@ array['ended', 'failed', 'late', 'failures', 'digest'] and events <> '{}'),
+                    check (events <@ array['ended', 'failed', 'late', 'failures', 'digest', 'workstations'] and events <> '{}'),
     -- Of a job's problems, for 'failures'.
     failed_share    double precision constraint failed_share_range check (failed_share between 0 and 1),
     channel         text not null constraint subscription_channel check (channel in ('webhook', 'email', 'notify')),
@@ -49,7 +49,8 @@ create table pcfarm.alert (
     subscription_id bigint not null,
     job_id          bigint,
     what            text not null constraint alert_what
-                    check (what in ('done', 'failed', 'cancelled', 'late', 'failures', 'digest')),
+                    check (what in ('done', 'failed', 'cancelled', 'late', 'failures', 'digest', 'workstation_cloned',
+                        'workstation_cannot_tell', 'workstation_without_work')),
     -- The day of a digest, in its time zone.
     digest_on       date,
     place           text not null,
@@ -68,7 +69,7 @@ create table pcfarm.alert (
     constraint delivered_by_an_attempt check (delivered_at is null or attempts > 0),
     constraint given_up_for_a_reason check (given_up_at is null or message <> ''),
     constraint digest_has_its_day check ((what = 'digest') = (digest_on is not null)),
-    constraint of_a_job check ((what = 'digest') = (job_id is null))
+    constraint of_a_job check ((what = 'digest' or what like 'workstation%') = (job_id is null))
 );
 create unique index alert_once on pcfarm.alert (subscription_id, job_id, what) where what in ('late', 'failures');
 create unique index alert_once_a_day on pcfarm.alert (subscription_id, digest_on) where digest_on is not null;
@@ -150,10 +151,10 @@ begin
     perform pcfarm.check_options(options, known, 'subscription');
     select array_agg(k) into s.events from unnest(pcfarm.texts_of(coalesce(options -> 'events', '["ended"]'), 'events')) k;
     select string_agg(quote_literal(e), ', ') into unread
-    from unnest(s.events) e where e not in ('ended', 'failed', 'late', 'failures', 'digest');
+    from unnest(s.events) e where e not in ('ended', 'failed', 'late', 'failures', 'digest', 'workstations');
     if unread is not null or s.events is null then
         perform pcfarm.wrong_subscription(coalesce('no such event: ' || unread, 'no event is named'),
-            'Events are ended (in any way), failed (or cancelled), late, failures and digest.');
+            'Events are ended (in any way), failed (or cancelled), late, failures, digest and workstations.');
     end if;
     select min(o.key), min(o.value #>> '{}') into s.channel, s.target
     from jsonb_each(options) o where o.key in ('webhook', 'email', 'notify') having count(*) = 1;
@@ -182,6 +183,12 @@ begin
         s.next_digest_at := pcfarm.next_digest(s.digest_at, s.time_zone, s.digested_at);
     elsif options ?| array['at', 'time_zone'] then
         perform pcfarm.wrong_subscription('at and time_zone are of a digest', 'Other alerts come when something happens.');
+    end if;
+    if s.events && '{workstations}' then
+        perform pcfarm.only_for_administrators('what happens to workstations');
+        if options ?| array['job', 'job_type'] then
+            perform pcfarm.wrong_subscription('the event workstations is of no job', 'Name no job and no job type.');
+        end if;
     end if;
     if s.events && '{failures}' then
         s.failed_share := coalesce((options ->> 'failed_share')::double precision, 0);
@@ -229,7 +236,7 @@ begin
     returning n.subscription_id, n.secret into subscription, secret;
 end $$;
 comment on function pcfarm.subscribe is
-    'Asks to be told: events (ended, failed, late, failures, digest), of one job, of a job_type, or of all of one''s jobs '
+    'Asks to be told: events (ended, failed, late, failures, digest, workstations), of one job, of a job_type, or of all of one''s jobs '
     '(all_users: everybody''s); failed_share, for failures; webhook, email or notify (where to); secret, of a webhook (returned '
     'once); at and time_zone, of a digest.';
 
@@ -427,6 +434,24 @@ begin
     return case when cardinality(part) = batch then part[batch] else 0 end;
 end $$;
 
+-- Writes an alert for each subscription to workstations. `about` is the subject: of one subject and kind there is one alert a
+-- day, so that two hundred copies of an image are one message.
+create function pcfarm.tell_of_workstations(what text, about text, body jsonb)
+returns void language plpgsql as $$
+begin
+    insert into pcfarm.alert (subscription_id, what, place, body)
+    select s.subscription_id, tell_of_workstations.what, s.place, body || jsonb_build_object('about', about)
+    from pcfarm.subscription s
+    where s.job_id is null and 'workstations' = any (s.events) and not exists (
+        select from pcfarm.alert a
+        where a.subscription_id = s.subscription_id and a.what = tell_of_workstations.what and a.body ->> 'about' = about
+            and a.created_at > clock_timestamp() - interval '1 day')
+    order by s.subscription_id;
+    if found then
+        perform pg_notify('pcfarm', 'alert');
+    end if;
+end $$;
+
 -- Digests -----------------------------------------------------------------------------------------------------------
 
 -- What happened since a snapshot: ids may be committed out of order, and whoever goes on by snapshots misses nothing. One
@@ -476,12 +501,18 @@ returns jsonb language sql stable as $$
         'late_jobs', (
             select coalesce(jsonb_agg(to_jsonb(t)), '[]') from (
                 select l.job_id::text as job_id, l.name, l.outcome as state from late l order by l.job_id limit 10) t),
+        'workstations_cloned', (select count(*) from event e where e.what = 'workstation cloned'),
+        'workstations_cannot_tell', (
+            select count(*) from pcfarm.workstation w where w.state = 'suspended' and w.idle_source = 'none'),
+        'workstations_without_work', (
+            select count(*) from pcfarm.workstation_record r join pcfarm.workstation w using (workstation_id)
+            where r.told and w.state not in ('offline', 'dead')),
         'workstations_died', (select count(*) from event e where e.what = 'workstation dead'),
         'workstations_back', (select count(*) from event e where e.what = 'workstation back'),
-        'workstations_dead', (select count(*) from pcfarm.workstation w where w.state = 'dead' and not w.asleep),
+        'workstations_dead', (select count(*) from pcfarm.workstation w where w.state = 'dead'),
         'dead', (
             select coalesce(jsonb_agg(t.hostname), '[]') from (
-                select w.hostname from pcfarm.workstation w where w.state = 'dead' and not w.asleep order by w.since desc limit 10) t),
+                select w.hostname from pcfarm.workstation w where w.state = 'dead' order by w.since desc limit 10) t),
         'settings', (
             select coalesce(jsonb_agg(to_jsonb(t)), '[]') from (
                 select s.who, s.what, s.times, coalesce(s.subjects, '{}') as subjects from setting s

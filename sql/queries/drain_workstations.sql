@@ -1,5 +1,5 @@
 -- Drains workstations ($1, each once): why ($2, empty: nothing new is said), and so many seconds from now ($3, null: no new
--- deadline) until what is not finished is given back. Takes effect in every state but dead, and is remembered there. Of one that
+-- deadline) until what is not finished is given back. Takes effect in every state but offline and dead, and is remembered there. Of one that
 -- is drained already, by whom and since when stay. None of them if one is not there. Rows are locked in order, as connecting
 -- does it.
 with asked as materialized (
@@ -14,9 +14,9 @@ with asked as materialized (
     for update)
 update pcfarm.workstation w set drain = true, drained_by = a.by, drained_since = a.since, drained_why = a.why,
     drain_deadline = a.deadline,
-    state = case when w.state = 'dead' then 'dead' else 'draining' end,
-    reason = case when w.state = 'dead' then w.reason else pcfarm.drain_reason(a.by, a.why, a.deadline) end,
-    since = case when w.state in ('draining', 'dead') then w.since else clock_timestamp() end
+    state = case when w.state in ('offline', 'dead') then w.state else 'draining' end,
+    reason = case when w.state in ('offline', 'dead') then w.reason else pcfarm.drain_reason(a.by, a.why, a.deadline) end,
+    since = case when w.state in ('draining', 'offline', 'dead') then w.since else clock_timestamp() end
 from asked a
 where w.workstation_id = a.workstation_id and (select count(*) from asked) = cardinality($1::bigint[])
 returning w.workstation_id

@@ -13,7 +13,7 @@ able as (
         count(*) filter (where w.state = 'waiting' and not exists (
             select from pcfarm.checkout h where h.workstation_id = w.workstation_id and h.ended_at is null)) as idle
     from (select distinct o.controller, o.requirement from of_page o) k
-    join pcfarm.workstation_facts w on w.state <> 'dead' and k.controller = any (w.controllers)
+    join pcfarm.workstation_facts w on w.state not in ('offline', 'dead') and k.controller = any (w.controllers)
         and (k.requirement = '[]' or pcfarm.meets(k.requirement, w))
     group by k.controller, k.requirement),
 nowhere as materialized (

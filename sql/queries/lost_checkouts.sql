@@ -1,5 +1,6 @@
--- Live checkouts in dead hands, whenever they got there, in those of workstations that were forgotten, and overdue ones, oldest
--- first after $1. Starts from the dead workstations and from the deadlines, never from the live checkouts: while somebody's snapshot is open, looking through
+-- Live checkouts in dead hands, whenever they got there, in those of workstations that were forgotten or have been offline for
+-- the lease ($2 seconds), and overdue ones, oldest first after $1. The last deliveries of an agent that has ended in good order
+-- may wait for their acceptance: the lease is their time. Starts from the workstations that are gone and from the deadlines, never from the live checkouts: while somebody's snapshot is open, looking through
 -- those walks past every one that has ended. So each step leaves the planner no choice but its index. Takes no lock: closing
 -- them locks their lanes first.
 with lost as materialized (
@@ -10,7 +11,8 @@ with lost as materialized (
         where c.workstation_id = w.workstation_id and c.ended_at is null and c.checkout_id > $1
         order by c.checkout_id
         limit 200) c
-    where w.state = 'dead'
+    where w.state in ('offline', 'dead')
+        and (w.state = 'dead' or w.since < statement_timestamp() - $2 * interval '1 second')
     union
     -- Handed out while it was being forgotten.
     select c.checkout_id
@@ -27,7 +29,8 @@ with lost as materialized (
     order by c.deadline
     limit 1000))
 select c.checkout_id, c.workstation_id, coalesce(w.hostname, g.hostname) as hostname,
-    w.workstation_id is null as forgotten, w.state = 'dead' as dead
+    w.workstation_id is null as forgotten, w.state = 'dead' as dead,
+    w.state = 'offline' as offline
 from lost l
 cross join lateral (
     select c.checkout_id, c.workstation_id from pcfarm.checkout c

@@ -11,7 +11,7 @@ told as (
     from due d, pcfarm.subscription s
     where a.alert_id = d.alert_id and s.subscription_id = a.subscription_id
     returning a.alert_id, a.what, a.body, s.target)
-select count(pg_notify(t.target, jsonb_build_object('alert_id', t.alert_id::text, 'type', 'job.' || t.what,
-    'job_id', t.body -> 'job_id', 'name', t.body -> 'name', 'state', t.body -> 'state', 'problems', t.body -> 'problems',
-    'done', t.body -> 'done', 'failed', t.body -> 'failed')::text)::text)
+select count(pg_notify(t.target, jsonb_build_object('alert_id', t.alert_id::text, 'type', case when t.what like 'workstation%' then regexp_replace(t.what, '^workstation_', 'workstation.') else 'job.' || t.what end,
+        'job_id', t.body -> 'job_id', 'name', t.body -> 'name', 'state', t.body -> 'state', 'problems', t.body -> 'problems',
+    'done', t.body -> 'done', 'failed', t.body -> 'failed', 'hostname', t.body -> 'hostname', 'workstations', t.body -> 'workstations')::text)::text)
 from told t

@@ -20,16 +20,18 @@ pub enum WorkstationState {
     Processing,
     Suspended,
     Draining,
+    Offline,
     Dead,
 }
 
 impl WorkstationState {
-    /// The view makes these five.
+    /// The view makes these six.
     fn of_row(text: &str) -> WorkstationState {
         match text {
             "processing" => WorkstationState::Processing,
             "suspended" => WorkstationState::Suspended,
             "draining" => WorkstationState::Draining,
+            "offline" => WorkstationState::Offline,
             "dead" => WorkstationState::Dead,
             _ => WorkstationState::Waiting,
         }
@@ -73,6 +75,12 @@ pub struct Workstation {
     pub can_be_woken: bool,
     /// When the farm began to wake it last.
     pub woken_at: Option<SystemTime>,
+    /// No source tells its agent whether its person is present.
+    pub cannot_tell: bool,
+    /// Its last accepted result, to the hour.
+    pub worked_at: Option<SystemTime>,
+    /// Days on which it could have worked and did not, if there are as many as the farm's limit; otherwise 0.
+    pub idle_days: i32,
 }
 
 /// That an administrator lets it take no more.
@@ -215,6 +223,9 @@ fn workstation_of_row(row: &Row, holds: Vec<Held>) -> Result<Workstation, Error>
         asleep: row.try_get("asleep")?,
         can_be_woken: row.try_get("can_be_woken")?,
         woken_at: row.try_get("woken_at")?,
+        cannot_tell: row.try_get("cannot_tell")?,
+        worked_at: row.try_get("worked_at")?,
+        idle_days: row.try_get("idle_days")?,
         speed: speed_of_row(row)?,
     })
 }
@@ -274,6 +285,7 @@ fn usual_reason(state: WorkstationState) -> &'static str {
         WorkstationState::Processing => "crunches what it holds",
         WorkstationState::Suspended => "its agent does not work now and did not say why",
         WorkstationState::Draining => "finishes what it holds and takes no more",
+        WorkstationState::Offline => "stopped in good order",
         WorkstationState::Dead => "not heard of for the lease",
     }
 }
@@ -286,8 +298,14 @@ pub struct Status {
     pub workstations_processing: i64,
     pub workstations_suspended: i64,
     pub workstations_draining: i64,
+    pub workstations_offline: i64,
     pub workstations_dead: i64,
-    /// Of workstations that are not dead.
+    /// Not among the suspended.
+    pub workstations_cannot_tell: i64,
+    /// Their leases run. Counted in their states as well, as are the following.
+    pub workstations_unheard: i64,
+    pub workstations_without_work: i64,
+    /// Of workstations that are neither offline nor dead.
     pub cores: i64,
     pub jobs_loading: i64,
     pub jobs_open: i64,
@@ -318,7 +336,11 @@ pub async fn status(client: &ClientWrapper, pulse_limit: Duration) -> Result<Sta
         workstations_processing: counts.try_get("workstations_processing")?,
         workstations_suspended: counts.try_get("workstations_suspended")?,
         workstations_draining: counts.try_get("workstations_draining")?,
+        workstations_offline: counts.try_get("workstations_offline")?,
         workstations_dead: counts.try_get("workstations_dead")?,
+        workstations_cannot_tell: counts.try_get("workstations_cannot_tell")?,
+        workstations_unheard: counts.try_get("workstations_unheard")?,
+        workstations_without_work: counts.try_get("workstations_without_work")?,
         cores: counts.try_get("cores")?,
         jobs_loading: counts.try_get("jobs_loading")?,
         jobs_open: counts.try_get("jobs_open")?,
@@ -410,7 +432,16 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
     let reason = &workstation.reason;
     let mut reasons = Vec::new();
     match workstation.state {
-        WorkstationState::Dead if workstation.asleep => {
+        WorkstationState::Offline if !workstation.asleep => reasons.push(format!(
+            "It has been offline for {since}: {reason}. It works again when its \
+             agent connects: {}",
+            if workstation.can_be_woken {
+                format!("`pcfarm wake {id}` wakes the PC.")
+            } else {
+                "is the PC on?".to_owned()
+            }
+        )),
+        WorkstationState::Offline => {
             let wakes = if workstation.can_be_woken {
                 format!("`pcfarm wake {id}` wakes it.")
             } else {
@@ -449,7 +480,20 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
         WorkstationState::Waiting | WorkstationState::Processing => {}
     }
     reasons.extend(prospects.notes.iter().map(|note| format!("Its agent notes: {note}.")));
-    if prospects.silent && workstation.state != WorkstationState::Dead {
+    if workstation.cannot_tell {
+        reasons.push(
+            "No source tells its agent whether a person is present, so it never works: `pcfarm-worker doctor` on the PC names \
+             what is missing."
+                .to_owned(),
+        );
+    }
+    if workstation.idle_days > 0 {
+        reasons.push(format!(
+            "It has had no result accepted on {}, though there was work that it could have done.",
+            counted(i64::from(workstation.idle_days), "day")
+        ));
+    }
+    if prospects.silent && !matches!(workstation.state, WorkstationState::Offline | WorkstationState::Dead) {
         reasons.push(
             "Its server does not hear it: it gets nothing until it is heard again, and is dead when the lease is over."
                 .to_owned(),
@@ -547,6 +591,9 @@ mod tests {
             asleep: false,
             can_be_woken: false,
             woken_at: None,
+            cannot_tell: false,
+            worked_at: None,
+            idle_days: 0,
             speed: None,
             holds: vec![held; holds as usize],
         }
@@ -557,6 +604,7 @@ mod tests {
         let none = Prospects::default;
         let cases = [
             (WorkstationState::Dead, 0, none(), "dead for 90 s: because"),
+            (WorkstationState::Offline, 0, none(), "offline for 90 s: because"),
             (WorkstationState::Suspended, 0, none(), "suspended for 90 s: because"),
             (WorkstationState::Draining, 1, Prospects { drain: true, ..none() }, "`pcfarm undrain 4`"),
             (WorkstationState::Processing, 2, none(), "40 problems in 2 checkouts"),

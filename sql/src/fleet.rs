@@ -111,6 +111,26 @@ pub async fn quarantine(client: &impl Queries) -> Result<i64, Error> {
     client.run(include_str!("../queries/quarantine_workstations.sql"), &[]).await?[0].try_get(0)
 }
 
+/// Notes that these workstations have had results accepted.
+pub async fn note_worked(client: &impl Queries, workstations: &[WorkstationId]) -> Result<(), Error> {
+    client.run(include_str!("../queries/note_worked.sql"), &[&ids(workstations)]).await.map(drop)
+}
+
+/// Workstations that one pass has reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reported {
+    /// They have not worked on the days on which they could have.
+    pub without_work: i64,
+    /// Their agents cannot tell whether a person is present.
+    pub cannot_tell: i64,
+}
+
+/// Reports workstations that do not work for long, each once.
+pub async fn report_idle(client: &impl Queries) -> Result<Reported, Error> {
+    let rows = client.run(include_str!("../queries/note_idle_workstations.sql"), &[]).await?;
+    Ok(Reported { without_work: rows[0].try_get("without_work")?, cannot_tell: rows[0].try_get("cannot_tell")? })
+}
+
 /// Writes down what a server has measured: of each the job type, and problems a second.
 pub async fn note_speeds(client: &ClientWrapper, speeds: &[(WorkstationId, String, f64)]) -> Result<(), Error> {
     let ids: Vec<i64> = speeds.iter().map(|speed| speed.0.0).collect();

@@ -5,7 +5,7 @@ use crate::json::RawJson;
 use deadpool_postgres::ClientWrapper;
 use pcfarm_proto::ids::{CheckoutId, ServerId, WorkstationId};
 use std::time::{Duration, SystemTime};
-use tokio_postgres::Error;
+use tokio_postgres::{Error, Row};
 use uuid::Uuid;
 
 pub async fn start_server(client: &ClientWrapper, name: &str, address: &str, version: &str) -> Result<ServerId, Error> {
@@ -61,7 +61,14 @@ pub struct Introduction {
     pub signs: Signs,
     /// None: its owner does not let it be woken.
     pub waking: Option<Waking>,
+    /// Machine to which the identity is bound. None: nothing identifies it.
+    pub machine: Option<MachineDigest>,
+    /// Machines to which the identity was bound before its owner has bound it anew.
+    pub machines_before: Vec<MachineDigest>,
 }
+
+/// Digest of a machine: SHA-256.
+pub type MachineDigest = [u8; 32];
 
 /// How a workstation can be woken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,12 +124,44 @@ pub struct Connection {
     pub slots: Vec<String>,
 }
 
+/// Reason why an identity is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It belongs to another machine.
+    AnotherMachine,
+    /// Its owner has bound it to this machine while an agent is connected from the other one.
+    InUse,
+    /// This agent names no machine, the identity belongs to one, and an agent is connected under it.
+    NoMachine,
+    /// Two agents on machines that cannot be told apart have it, and the other one is connected.
+    TwoAgents,
+}
+
+impl Refusal {
+    fn named(text: &str) -> Refusal {
+        match text {
+            "another machine" => Refusal::AnotherMachine,
+            "bound anew while in use" => Refusal::InUse,
+            "no machine" => Refusal::NoMachine,
+            // The statement makes no others.
+            _ => Refusal::TwoAgents,
+        }
+    }
+}
+
+/// An identity that is refused, and the workstation that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub workstation_id: WorkstationId,
+    pub why: Refusal,
+}
+
 /// Registers these workstations, in one transaction; answers in the same order. An identity may come only once.
 pub async fn connect(
     client: &ClientWrapper,
     all: &[&Introduction],
     server_id: ServerId,
-) -> Result<Vec<Connection>, Error> {
+) -> Result<Vec<Result<Connection, Refused>>, Error> {
     fn each<T>(all: &[&Introduction], what: impl Fn(&Introduction) -> T) -> Vec<T> {
         all.iter().map(|who| what(who)).collect()
     }
@@ -135,6 +174,12 @@ pub async fn connect(
     let (label_positions, labels) = pairs(all, |who| &who.labels);
     let (gpu_positions, gpus) = pairs(all, |who| &who.gpus);
     let (program_positions, programs) = pairs(all, |who| &who.programs);
+    let (before_positions, before): (Vec<i32>, Vec<&[u8]>) = (1..)
+        .zip(all)
+        .flat_map(|(position, who): (i32, _)| {
+            who.machines_before.iter().map(move |digest| (position, digest.as_slice()))
+        })
+        .unzip();
     let (note_positions, notes) = pairs(all, |who| &who.signs.notes);
     let rows = client
         .run(
@@ -167,27 +212,47 @@ pub async fn connect(
                 &each(all, |who| who.signs.settings.clone()),
                 &each(all, |who| who.waking.as_ref().map(|waking| waking.card.clone())),
                 &each(all, |who| who.waking.as_ref().and_then(|waking| waking.broadcast.clone())),
+                &each(all, |who| who.machine.map(Vec::from)),
+                &before_positions,
+                &before,
                 &note_positions,
                 &notes,
             ],
         )
         .await?;
     rows.iter()
-        .map(|row| {
-            Ok(Connection {
-                workstation_id: row.try_get("workstation_id")?,
-                session: row.try_get("session")?,
-                drain: row.try_get("drain")?,
-                drain_reason: row.try_get("drain_reason")?,
-                same_instance: row.try_get("same_instance")?,
-                was_dead: row.try_get("was_dead")?,
-                woken: row.try_get("woken")?,
-                selection: row.try_get("selection")?,
-                presence: row.try_get("presence")?,
-                slots: row.try_get("slots")?,
-            })
+        .map(|row| match row.try_get::<_, Option<&str>>("refused")? {
+            Some(why) => Ok(Err(Refused { workstation_id: row.try_get("workstation_id")?, why: Refusal::named(why) })),
+            None => connection_of_row(row).map(Ok),
         })
         .collect()
+}
+
+fn connection_of_row(row: &Row) -> Result<Connection, Error> {
+    Ok(Connection {
+        workstation_id: row.try_get("workstation_id")?,
+        session: row.try_get("session")?,
+        drain: row.try_get("drain")?,
+        drain_reason: row.try_get("drain_reason")?,
+        same_instance: row.try_get("same_instance")?,
+        was_dead: row.try_get("was_dead")?,
+        woken: row.try_get("woken")?,
+        selection: row.try_get("selection")?,
+        presence: row.try_get("presence")?,
+        slots: row.try_get("slots")?,
+    })
+}
+
+/// Records that an identity was found on two machines. `every`: how often the same details are news; none: once. Returns
+/// whether they were.
+pub async fn note_clone(
+    client: &ClientWrapper,
+    workstation: WorkstationId,
+    details: &RawJson,
+    every: Option<Duration>,
+) -> Result<bool, Error> {
+    let every = every.map(|every| every.as_secs_f64());
+    client.run(include_str!("../queries/note_clone.sql"), &[&workstation, details, &every]).await?[0].try_get(0)
 }
 
 /// The workstations' live checkouts and their tokens.
@@ -211,12 +276,37 @@ pub async fn live_checkouts_older_than(
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
-/// Marks workstations as not heard, with the seconds since their last word, under the session given with each.
-pub async fn mark_silent(client: &ClientWrapper, silent: &[(WorkstationId, i64, f64)]) -> Result<(), Error> {
+/// Marks workstations as not heard, with the seconds since their last word, under the session given with each. `ended`: their
+/// connections have ended.
+pub async fn mark_silent(
+    client: &ClientWrapper,
+    silent: &[(WorkstationId, i64, f64)],
+    ended: bool,
+) -> Result<(), Error> {
     let ids: Vec<i64> = silent.iter().map(|s| s.0.0).collect();
     let sessions: Vec<i64> = silent.iter().map(|s| s.1).collect();
     let ages: Vec<f64> = silent.iter().map(|s| s.2).collect();
-    client.run(include_str!("../queries/silent_workstations.sql"), &[&ids, &sessions, &ages]).await.map(drop)
+    client.run(include_str!("../queries/silent_workstations.sql"), &[&ids, &sessions, &ages, &ended]).await.map(drop)
+}
+
+/// The last word of an agent that ends in good order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Goodbye {
+    pub reason: String,
+    /// The workstation goes to sleep.
+    pub asleep: bool,
+}
+
+/// Records that agents have ended in good order, under the session given with each.
+pub async fn mark_offline(client: &ClientWrapper, ended: &[(WorkstationId, i64, Goodbye)]) -> Result<(), Error> {
+    let ids: Vec<i64> = ended.iter().map(|e| e.0.0).collect();
+    let sessions: Vec<i64> = ended.iter().map(|e| e.1).collect();
+    let reasons: Vec<&str> = ended.iter().map(|e| e.2.reason.as_str()).collect();
+    let asleep: Vec<bool> = ended.iter().map(|e| e.2.asleep).collect();
+    client
+        .run(include_str!("../queries/goodbye_workstations.sql"), &[&ids, &sessions, &reasons, &asleep])
+        .await
+        .map(drop)
 }
 
 /// Marks workstations whose rows name this server but that are not connected to it, unless they have only just

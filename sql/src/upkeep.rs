@@ -42,15 +42,22 @@ pub struct LostCheckout {
 pub enum Loss {
     /// Its workstation is dead.
     Dead,
+    /// Its workstation's agent has ended in good order, and has not delivered it within the lease.
+    Offline,
     /// It was handed out while its workstation was being forgotten: nothing that it holds is to blame.
     Forgotten,
     /// Its time ran out.
     Overdue,
 }
 
-/// Live checkouts in dead or forgotten hands and overdue ones with a larger id, oldest first; at most 200.
-pub async fn lost_checkouts(client: &impl Queries, after: CheckoutId) -> Result<Vec<LostCheckout>, Error> {
-    let rows = client.run(include_str!("../queries/lost_checkouts.sql"), &[&after]).await?;
+/// Live checkouts in dead or forgotten hands, of workstations that have been offline for the lease, and overdue ones, with a
+/// larger id, oldest first; at most 200.
+pub async fn lost_checkouts(
+    client: &impl Queries,
+    after: CheckoutId,
+    lease_seconds: f64,
+) -> Result<Vec<LostCheckout>, Error> {
+    let rows = client.run(include_str!("../queries/lost_checkouts.sql"), &[&after, &lease_seconds]).await?;
     rows.iter()
         .map(|row| {
             Ok(LostCheckout {
@@ -60,6 +67,7 @@ pub async fn lost_checkouts(client: &impl Queries, after: CheckoutId) -> Result<
                 loss: match (row.try_get::<_, bool>("forgotten")?, row.try_get::<_, Option<bool>>("dead")?) {
                     (true, _) => Loss::Forgotten,
                     (false, Some(true)) => Loss::Dead,
+                    (false, _) if row.try_get::<_, Option<bool>>("offline")?.unwrap_or(false) => Loss::Offline,
                     (false, Some(false) | None) => Loss::Overdue,
                 },
             })

@@ -27,10 +27,10 @@ use crate::exec::controller::Programs;
 #[cfg(any(target_os = "linux", feature = "wasm"))]
 use crate::files::{Farm, Files, Lazy};
 use crate::inventory::{Ending, Profile};
-use crate::link::IdentityInUse;
 use crate::local::Local;
 use crate::local::message::About;
 use crate::machine;
+use crate::machine::fingerprint::Fingerprint;
 use crate::manners::{self, Rank};
 use crate::missing;
 use crate::platform::{self, Stops};
@@ -40,6 +40,7 @@ use crate::settings::{self, Asked, Settings, SettingsError};
 use crate::sleep::{self, Wake};
 use crate::slots;
 use crate::solve::Controllers;
+use crate::state_dir::binding::Binding;
 use crate::state_dir::{StateDir, StateDirError};
 use crate::steps::{Declaration, POOLS_SHARE, Running, StepController, WiringError};
 use crate::watchdog::{Manager, Watchdog};
@@ -81,8 +82,6 @@ pub enum AgentError {
     Steps(#[from] WiringError),
     #[error(transparent)]
     StateDir(#[from] StateDirError),
-    #[error(transparent)]
-    IdentityInUse(#[from] IdentityInUse),
     /// It was told to stop, and no server acknowledged what it held.
     #[error("stopped with {0} checkouts unacknowledged: no server was reachable; the farm takes them back")]
     Unacknowledged(usize),
@@ -101,7 +100,7 @@ impl AgentError {
             AgentError::StateDir(_) | AgentError::Presence(_) | AgentError::Failed(_) => 1,
             AgentError::Settings(_) | AgentError::Steps(_) => 2,
             AgentError::Unacknowledged(_) => 3,
-            AgentError::IdentityInUse(_) | AgentError::Joining(_) => 5,
+            AgentError::Joining(_) => 5,
         }
     }
 }
@@ -276,7 +275,7 @@ impl Agent {
         own: Option<Own>,
     ) -> Result<Ended, AgentError> {
         let endpoints = settings.endpoints()?;
-        let state_dir = StateDir::open(&settings.state_dir)?;
+        let state_dir = StateDir::open_bound(&settings.state_dir, &Fingerprint::of_this_machine())?;
         settings.cores = cores::begin(&mut settings.presence, settings.cores, &settings.state_dir);
         let credentials = Arc::new(settings.credentials(state_dir.identity));
         #[cfg(any(target_os = "linux", feature = "wasm"))]
@@ -292,7 +291,8 @@ impl Agent {
         let manager = own.as_ref().map_or_else(Manager::nobody, |own| own.manager.clone());
         manager.ready();
         let mut watchdog = Watchdog::new(manager);
-        let entering = enter(&settings, &credentials, &endpoints);
+        let is_copy = state_dir.binding.cloned_from.is_some();
+        let entering = enter(&settings, &credentials, &endpoints, is_copy);
         match watchdog.during(stop.run_until_cancelled(entering)).await {
             None => return Ok(Ended::AsTold),
             Some(entered) => entered?,
@@ -330,6 +330,7 @@ impl Agent {
             instance: own.and_then(|own| own.instance).unwrap_or_else(Uuid::new_v4),
             desk,
             replace: CancellationToken::new(),
+            stop: stop.clone(),
         };
         body.work(watchdog, &programs, can_be_replaced, stop).await
     }
@@ -386,9 +387,14 @@ fn note_start(settings: &Settings, identity: Uuid, controllers: &[String]) {
 }
 
 /// Joins the farm, if it is to, and has a certificate that holds for a while.
-async fn enter(settings: &Settings, credentials: &Credentials, endpoints: &[Endpoint]) -> Result<(), AgentError> {
+async fn enter(
+    settings: &Settings,
+    credentials: &Credentials,
+    endpoints: &[Endpoint],
+    is_copy: bool,
+) -> Result<(), AgentError> {
     if let Some(token) = &settings.join_token {
-        credentials.join(endpoints, token).await.map_err(AgentError::Joining)?;
+        credentials.join(endpoints, token, is_copy).await.map_err(AgentError::Joining)?;
     }
     credentials.renew_if_due(endpoints).await;
     Ok(())
@@ -409,6 +415,8 @@ pub(crate) struct Body {
     desk: Desk,
     replace: CancellationToken,
     equipment: Arc<Lookout>,
+    /// The program is told to stop.
+    stop: CancellationToken,
 }
 
 impl Body {
@@ -416,6 +424,9 @@ impl Body {
     pub fn setup(&self, identity: Uuid, slot: Option<&str>) -> Setup {
         let mut hello = hello(&self.settings, identity, self.instance, self.names.clone());
         v1::Equipment { gpus: hello.gpus, programs: hello.programs } = self.equipment.known().borrow().clone();
+        let binding = &self.state_dir.binding;
+        hello.machine = binding.machine.digest().map(|digest| digest.to_vec().into()).unwrap_or_default();
+        hello.rebinding = rebinding(binding);
         if let Some(slot) = slot {
             hello.hostname = format!("{}#{slot}", hello.hostname);
         }
@@ -441,6 +452,7 @@ impl Body {
             watchdog: None,
             replace: self.replace.clone(),
             equipment: Arc::clone(&self.equipment),
+            stop: self.stop.clone(),
         }
     }
 }
@@ -503,7 +515,7 @@ impl Body {
             Ok(Ending::Clean) if left == 0 => Ok(Ended::AsTold),
             Ok(Ending::Clean) => Err(AgentError::Unacknowledged(left)),
             Ok(Ending::Unacknowledged(checkouts)) => Err(AgentError::Unacknowledged(checkouts + left)),
-            Err(error) => Err(error.downcast::<IdentityInUse>().map_or_else(AgentError::Failed, AgentError::from)),
+            Err(error) => Err(AgentError::Failed(error)),
         }
     }
 
@@ -544,6 +556,15 @@ impl FilesPlace {
         }
         Ok(Arc::clone(kept.as_ref().expect("just opened")))
     }
+}
+
+/// Former machines and the copied identity, which a server needs while the farm may know the identity from another machine.
+fn rebinding(binding: &Binding) -> Option<v1::Rebinding> {
+    let Binding { before, cloned_from, machine: _ } = binding;
+    (!before.is_empty() || cloned_from.is_some()).then(|| v1::Rebinding {
+        machines_before: before.iter().map(|digest| digest.to_vec().into()).collect(),
+        cloned_from: cloned_from.map(|identity| identity.to_string()).unwrap_or_default(),
+    })
 }
 
 fn hello(settings: &Settings, identity: Uuid, instance: Uuid, controllers: Vec<String>) -> v1::Hello {

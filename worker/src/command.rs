@@ -2,6 +2,7 @@
 //!
 //! Owns the words of it. None of it needs an administrator's rights.
 
+mod identity;
 #[cfg(all(target_os = "linux", feature = "service"))]
 mod service;
 #[cfg(all(target_os = "linux", not(feature = "service")))]
@@ -97,6 +98,11 @@ pub enum Command {
         #[arg(long, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
+    /// Who this workstation is to the farm, and whether that identity belongs to this machine
+    Identity {
+        #[command(subcommand)]
+        change: Option<identity::Change>,
+    },
     /// Tells the agent, from within a person's session, when that person touches something: to be started with the session
     Session {
         /// Say nothing, and end where no agent starts with the system: for a desktop that starts this with each session
@@ -109,9 +115,9 @@ impl Command {
     /// And not about whichever agent answers.
     pub fn is_about_the_service(&self) -> bool {
         #[cfg(target_os = "linux")]
-        return matches!(self, Command::Status { .. } | Command::Doctor { .. });
+        return matches!(self, Command::Status { .. } | Command::Doctor { .. } | Command::Identity { .. });
         #[cfg(not(target_os = "linux"))]
-        matches!(self, Command::Install | Command::Status)
+        matches!(self, Command::Install | Command::Status | Command::Identity { .. })
     }
 }
 
@@ -156,6 +162,7 @@ pub fn run(command: &Command, asked: &Asked) -> ExitCode {
         | Command::Pause { .. }
         | Command::Resume
         | Command::History { .. }
+        | Command::Identity { .. }
         | Command::Session { .. } => {}
     }
     #[cfg(not(target_os = "linux"))]
@@ -169,6 +176,7 @@ pub fn run(command: &Command, asked: &Asked) -> ExitCode {
         | Command::Pause { .. }
         | Command::Resume
         | Command::History { .. }
+        | Command::Identity { .. }
         | Command::Session { .. } => {}
     }
     match &asked.settings {
@@ -184,6 +192,7 @@ pub fn run(command: &Command, asked: &Asked) -> ExitCode {
 fn of_desk(command: &Command, settings: &Settings) -> ExitCode {
     let sockets = settings.socket.clone().map_or_else(|| local::candidates(&settings.state_dir), |socket| vec![socket]);
     let done = match command {
+        Command::Identity { change } => return identity::run(settings, *change),
         #[cfg(not(target_os = "macos"))]
         Command::Session { autostart } => return session::run(&sockets, *autostart),
         #[cfg(target_os = "macos")]

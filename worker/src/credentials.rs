@@ -37,6 +37,9 @@ const KEY_FILE: &str = "key.pem";
 /// When it is time for the next certificate, in seconds since 1970.
 const RENEW_FILE: &str = "renew_at";
 
+/// Files that belong to one identity. The authority is the farm's.
+pub(crate) const OWN_FILES: &[&str] = &[CERTIFICATE_FILE, KEY_FILE, RENEW_FILE];
+
 /// No server renews a certificate then, which ended thirty days ago: with a token this agent joins anew.
 const TOO_LATE: Duration = Duration::from_secs(31 * 86_400);
 
@@ -137,8 +140,9 @@ impl Credentials {
         fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))
     }
 
-    /// Joins by whichever server answers, unless this agent has joined already. Tries until it may or may not.
-    pub async fn join(&self, servers: &[Endpoint], token: &JoinToken) -> anyhow::Result<()> {
+    /// Joins by whichever server answers, unless this agent has joined already. A refusal ends the first start of a new agent, so
+    /// that its owner sees it; `was_known`: the farm has known this agent, which goes on to ask.
+    pub async fn join(&self, servers: &[Endpoint], token: &JoinToken, was_known: bool) -> anyhow::Result<()> {
         if self.are_there() && self.renewal_is_overdue_by() < TOO_LATE {
             return Ok(());
         }
@@ -150,7 +154,8 @@ impl Credentials {
                     return Ok(());
                 }
                 Err(error) => {
-                    if let Some(reason) = refusal(&error) {
+                    let refusal = refusal(&error);
+                    if let Some(reason) = refusal.filter(|_| !was_known && !self.are_there()) {
                         return Err(Refused(reason).into());
                     }
                     warn!(server = %server.uri(), error = format!("{error:#}"), "could not join, trying again");

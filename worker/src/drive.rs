@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pcfarm_faults::{CrashPoint, crash_point};
-use pcfarm_proto::v1::AgentMessage;
 use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::v1::server_message::Message as In;
+use pcfarm_proto::v1::{AgentMessage, Goodbye};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -19,8 +19,9 @@ use tonic::transport::Endpoint;
 use crate::clock;
 use crate::credentials::Credentials;
 use crate::equipment::Lookout;
+use crate::goodbye;
 use crate::inventory::{Action, Ending, Event, Inventory, Profile};
-use crate::link::{IdentityInUse, Link, LinkEvent, Stream};
+use crate::link::{Link, LinkEvent, Stream};
 use crate::pool::{Pool, Report};
 use crate::presence::policy::Activity;
 use crate::presence::signals::Moment;
@@ -64,6 +65,8 @@ pub struct Setup {
     /// Cancelled if nothing but another process can end what controllers do.
     pub replace: CancellationToken,
     pub equipment: Arc<Lookout>,
+    /// The whole program stops, and not only this session.
+    pub stop: CancellationToken,
 }
 
 struct Driver {
@@ -89,7 +92,6 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
     let end_link = CancellationToken::new();
     let _end_link_with_this = end_link.clone().drop_guard();
     let mut tasks = JoinSet::new();
-    // Its error, a copied identity, stops the agent.
     tasks.spawn(Link::new(setup.endpoints, setup.credentials, setup.wake, events).keep_up(end_link.clone()));
     let mut driver = Driver {
         inventory: Inventory::new(setup.profile, clock::now()),
@@ -117,7 +119,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
         watchdog.iter_mut().for_each(Watchdog::beat);
         tokio::select! {
             biased;
-            Some(ended) = tasks.join_next() => return Err(link_error(ended?)),
+            Some(ended) = tasks.join_next() => return Err(ended.map_or_else(anyhow::Error::from, |()| anyhow::anyhow!("the link to the servers ended"))),
             Some(event) = link_events.recv() => driver.hear(event),
             () = stop.cancelled(), if !told_to_stop => {
                 told_to_stop = true;
@@ -142,17 +144,13 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
             break ending;
         }
     };
-    let _ = timeout(FAREWELL_WAIT, driver.say_farewell(&mut link_events)).await;
+    let goodbye = goodbye::of(driver.slots.is_some(), setup.stop.is_cancelled()).await;
+    let _ = timeout(FAREWELL_WAIT, driver.say_farewell(goodbye, &mut link_events)).await;
     end_link.cancel();
     while let Some(ended) = tasks.join_next().await {
-        ended??;
+        ended?;
     }
     Ok(ending)
-}
-
-/// The link ends by itself only with an error.
-fn link_error(ended: Result<(), IdentityInUse>) -> anyhow::Error {
-    ended.err().map_or_else(|| anyhow::anyhow!("the link to the servers ended"), anyhow::Error::from)
 }
 
 /// Room on the stream, or none for ever without one; nothing if its other end has gone.
@@ -342,14 +340,15 @@ impl Driver {
         }
     }
 
-    /// Sends what is left, ends the stream and hears its end.
-    async fn say_farewell(&mut self, link_events: &mut mpsc::Receiver<LinkEvent>) {
+    /// Sends what is left and a goodbye, ends the stream and hears its end, which says that the goodbye is recorded.
+    async fn say_farewell(&mut self, goodbye: Goodbye, link_events: &mut mpsc::Receiver<LinkEvent>) {
         let Some(stream) = self.stream.take() else {
             return;
         };
         for message in self.outgoing.drain(..) {
             let _ = stream.outbound.send(AgentMessage { message: Some(message) }).await;
         }
+        let _ = stream.outbound.send(AgentMessage { message: Some(Out::Goodbye(goodbye)) }).await;
         drop(stream);
         while let Some(event) = link_events.recv().await {
             if matches!(event, LinkEvent::Ended) {

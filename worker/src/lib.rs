@@ -82,7 +82,7 @@
 //! - [`presence`]: whether the workstation's person is there, and what it may do then.
 //! - [`sleep`]: whether the farm may wake the PC, and when it goes to sleep.
 //! - `local`: its socket, `command`: what people ask it there, `session`: the helper in their sessions.
-//! - `drive`: the one loop: wait, decide, act.
+//! - `drive`: the one loop: wait, decide, act; `goodbye`: its last word.
 //! - `inventory`: every decision of it, without I/O or clock.
 //! - `slots`: sessions beside its own.
 //! - `link`: the connection to one of the servers, kept up for ever.
@@ -135,6 +135,7 @@ pub mod decisions {
 mod clock;
 mod drive;
 mod equipment;
+mod goodbye;
 mod inventory;
 mod link;
 mod local;
@@ -156,6 +157,5 @@ mod work;
 
 pub use agent::{Agent, AgentError, run};
 pub use controller::{Controller, NewProblem, Problem};
-pub use link::IdentityInUse;
 pub use named::ProblemFile;
 pub use settings::Settings;

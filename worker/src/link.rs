@@ -5,6 +5,7 @@
 
 pub(crate) mod wire;
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use pcfarm_proto::MESSAGE_BYTES_LIMIT;
@@ -43,6 +44,10 @@ const FIRST_DELAY: Duration = Duration::from_millis(50);
 /// An agent is back this soon after an outage; some hundred agents at this pace are nothing to a server.
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
+/// An identity that another agent uses stays refused until an administrator or the owner acts. The agent goes on to ask, so that
+/// it works again as soon as it may.
+const IN_USE_DELAY: Duration = Duration::from_secs(60);
+
 /// Room for a part of a checkout, several times over: fewer round trips for window updates.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 
@@ -69,11 +74,6 @@ pub struct Stream {
     pub wire: Arc<Wire>,
 }
 
-/// Another agent has connected with this workstation's identity, and the server prefers it.
-#[derive(Debug, thiserror::Error)]
-#[error("another agent runs with this workstation's identity (a copied state directory?): {0}")]
-pub struct IdentityInUse(pub String);
-
 pub struct Link {
     endpoints: Vec<Endpoint>,
     credentials: Arc<Credentials>,
@@ -98,6 +98,7 @@ enum Cause {
     Rotate(anyhow::Error),
     /// This agent is at fault, or too new or too old: retrying quickly helps nobody.
     Refused(Status),
+    /// Another agent has connected with this workstation's identity, or the identity belongs to another machine.
     IdentityInUse(String),
 }
 
@@ -129,11 +130,13 @@ impl Link {
     }
 
     /// Connects and connects again until the token is cancelled.
-    pub async fn keep_up(self, stop: CancellationToken) -> Result<(), IdentityInUse> {
-        stop.run_until_cancelled(self.rotate()).await.unwrap_or(Ok(()))
+    pub async fn keep_up(self, stop: CancellationToken) {
+        if let Some(never) = stop.run_until_cancelled(self.rotate()).await {
+            match never {}
+        }
     }
 
-    async fn rotate(&self) -> Result<(), IdentityInUse> {
+    async fn rotate(&self) -> Infallible {
         let mut failures = 0;
         for endpoint in self.endpoints.iter().cycle() {
             let end = self.session(endpoint).await;
@@ -155,7 +158,13 @@ impl Link {
                     error!(server = %endpoint.uri(), %code, reason, "the server refuses this agent");
                     LONGEST_DELAY
                 }
-                Cause::IdentityInUse(message) => return Err(IdentityInUse(message)),
+                Cause::IdentityInUse(reason) => {
+                    error!(
+                        server = %endpoint.uri(), reason, retry_seconds = IN_USE_DELAY.as_secs(),
+                        "another agent has this workstation's identity (a copied state directory?)"
+                    );
+                    IN_USE_DELAY.mul_f64(0.75 + rand::rng().random::<f64>() / 2.0)
+                }
             };
             failures += 1;
             sleep(delay).await;
@@ -284,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_copied_identity_stops_an_agent() {
+    fn only_a_copied_identity_waits_for_long() {
         assert!(matches!(cause(Status::already_exists("x")), Cause::IdentityInUse(_)));
         assert!(matches!(cause(Status::failed_precondition("x")), Cause::Refused(_)));
         assert!(matches!(cause(Status::unavailable("x")), Cause::Rotate(_)));

@@ -1,6 +1,11 @@
 //! What this machine has, as far as its kernel tells every program: for requirements, and for people.
 //!
 //! Reads a few files of `/proc` and `/sys`, asks the kernel which devices may be opened, and opens no device and no library.
+//! [`fingerprint`] tells this machine from others.
+
+#[cfg(target_os = "linux")]
+mod cards;
+pub mod fingerprint;
 
 use std::collections::BTreeMap;
 use std::fs;

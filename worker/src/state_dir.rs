@@ -1,7 +1,10 @@
 //! The agent's state directory: who it is, across restarts.
 //!
-//! Owns the identity file and the lock that keeps a second agent out. Beside them are the agent's credentials, and what presence
-//! keeps, and nothing else: what an agent holds is lost with it, and the farm hands it out again.
+//! Owns the identity file and the lock that keeps a second agent out; `binding` ties the identity to the machine. Beside them
+//! are the agent's credentials, and what presence keeps, and nothing else: what an agent holds is lost with it, and the farm
+//! hands it out again.
+
+pub(crate) mod binding;
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -9,7 +12,9 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
+use crate::machine::fingerprint::Fingerprint;
 use crate::platform;
+use binding::Binding;
 
 const IDENTITY_FILE: &str = "identity";
 const LOCK_FILE: &str = "lock";
@@ -18,6 +23,8 @@ const LOCK_FILE: &str = "lock";
 #[derive(Debug)]
 pub struct StateDir {
     pub identity: Uuid,
+    /// Machine to which the identity is bound, if [`StateDir::open_bound`] has opened it.
+    pub(crate) binding: Binding,
     _lock: File,
 }
 
@@ -36,30 +43,34 @@ impl StateDir {
     pub fn open(dir: &Path) -> Result<StateDir, StateDirError> {
         platform::make_private_dir(dir).map_err(failed("make the state directory", dir))?;
         let lock = lock(dir)?;
-        Ok(StateDir { identity: identity(dir, IDENTITY_FILE)?, _lock: lock })
+        let path = dir.join(IDENTITY_FILE);
+        let identity = read_identity(&path)?.map_or_else(|| make_identity(dir, &path), Ok)?;
+        Ok(StateDir { identity, binding: Binding::default(), _lock: lock })
+    }
+
+    /// Takes the directory for an agent that runs on this machine, and binds its identity to it. A copy of another machine's
+    /// directory gets an identity of its own.
+    pub(crate) fn open_bound(dir: &Path, present: &Fingerprint) -> Result<StateDir, StateDirError> {
+        platform::make_private_dir(dir).map_err(failed("make the state directory", dir))?;
+        let lock = lock(dir)?;
+        let (identity, binding) = binding::bind(dir, present)?;
+        Ok(StateDir { identity, binding, _lock: lock })
     }
 
     /// Whose directory it is, if it is anybody's yet. Takes nothing and makes nothing.
-    #[cfg(target_os = "linux")]
     pub fn peek(dir: &Path) -> Result<Option<Uuid>, StateDirError> {
-        let path = dir.join(IDENTITY_FILE);
-        match fs::read_to_string(&path) {
-            Ok(text) => match text.trim().parse() {
-                Ok(identity) => Ok(Some(identity)),
-                Err(source) => Err(StateDirError::BadIdentity { path, source }),
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("read", &path)(error)),
-        }
+        read_identity(&dir.join(IDENTITY_FILE))
     }
 }
 
-fn identity(dir: &Path, file: &str) -> Result<Uuid, StateDirError> {
-    let path = dir.join(file);
-    match fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse().map_err(|source| StateDirError::BadIdentity { path, source }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => make_identity(dir, &path),
-        Err(error) => Err(failed("read", &path)(error)),
+fn read_identity(path: &Path) -> Result<Option<Uuid>, StateDirError> {
+    match fs::read_to_string(path) {
+        Ok(text) => match text.trim().parse() {
+            Ok(identity) => Ok(Some(identity)),
+            Err(source) => Err(StateDirError::BadIdentity { path: path.to_owned(), source }),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("read", path)(error)),
     }
 }
 

@@ -384,7 +384,7 @@ pub const PLANTED: &[Planted] = &[
     Planted {
         name: "overlooks-the-dead",
         what: "nobody looks for what dead workstations hold",
-        how: &[How::Statement(&[("    where w.state = 'dead'\n    union", "    where false\n    union")])],
+        how: &[How::Statement(&[("    where w.state in ('offline', 'dead')\n", "    where false\n")])],
         faults: &[Kind::RetireAgent],
     },
     Planted {
@@ -397,7 +397,7 @@ pub const PLANTED: &[Planted] = &[
         name: "does-not-note-silence",
         what: "a workstation that has fallen silent is taken to be heard",
         how: &[How::Statement(&[
-            ("where w.silent_since is null\n    order by", "where false\n    order by"),
+            ("where w.silent_since is null or $4 and not w.disconnected", "where false and $4"),
             ("w.server_id = $1 and w.silent_since is null", "false and w.server_id = $1"),
         ])],
         faults: &[Kind::RetireAgent],

@@ -191,6 +191,8 @@ impl World {
             }
             // Simulated agents have no pools, and the simulated Welcome offers no parts.
             Out::Intake(_) | Out::Equipment(_) | Out::ResultPart(_) | Out::StoredRequest(_) => {}
+            // The inventory says no goodbye: the driver does.
+            Out::Goodbye(_) => {}
             Out::StateChange(change) => session.leaving = change.state() == v1::WorkstationState::Draining,
             Out::Delivery(delivery) => self.servers[server].inbox.push_back((connection, delivery)),
         }

@@ -145,7 +145,7 @@ async fn a_connected_agent_that_is_forgotten_by_force_comes_back_as_another() {
 
     let refused = pcfarm(&farm, &server, &["forget", "pc", "--yes"]);
     let words = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && words.contains("is not dead"), "{words}");
+    assert!(!refused.status.success() && words.contains("is neither offline nor dead"), "{words}");
     assert_eq!(farm.number("select workstation_id from pcfarm.workstation").await, before);
     said(&farm, &server, &["forget", "pc", "--yes", "--force"]);
     let back = format!("select count(*) = 1 from pcfarm.workstation where workstation_id > {before} and note = ''");

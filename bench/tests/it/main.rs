@@ -22,6 +22,7 @@ mod outward;
 mod traces;
 
 // Workstations.
+mod copies;
 mod desks;
 mod fleet;
 mod idle;

@@ -100,7 +100,7 @@ async fn a_pc_is_woken_works_and_goes_to_sleep_again() {
     is(&farm, "state = 'suspended' and asleep and reason like 'asleep: it had nothing to do%'").await;
     timeout(LONG, until_there(&slept)).await.expect("the command runs");
     pc.kill();
-    is(&farm, "state = 'dead' and asleep and reason like 'asleep:%'").await;
+    is(&farm, "state = 'offline' and asleep and reason like 'asleep:%'").await;
     let shown = said(&farm, server, &["workstations"]);
     assert!(shown.contains("asleep"), "{shown}");
     let told = said(&farm, server, &["explain", "workstation", "desk"]);

@@ -460,7 +460,9 @@ async fn a_farm_is_looked_at_and_drained() -> Test {
     for drained in [false, true] {
         farm.sql.execute(suspend, &[&drained]).await?;
         let undone = farm.json("drain pc1 --undo").await?["workstations"][0].clone();
-        assert_eq!((&undone["state"], &undone["reason"]), (&json!("suspended"), &json!("in use")));
+        assert_eq!(undone["state"], json!("suspended"));
+        // Its lost connection stands before the reason.
+        assert!(undone["reason"].as_str().is_some_and(|reason| reason.ends_with("; in use")), "{undone}");
         assert_eq!(undone["since"], json!("1970-01-01T00:00:00Z"));
     }
     farm.ends(4, "drain nowhere").await?;

@@ -9,7 +9,11 @@ const NAME_LIMIT: usize = 60;
 
 /// What a kind of alert is called by programs.
 pub fn kind(what: &str) -> String {
-    if what == "digest" { what.to_owned() } else { format!("job.{what}") }
+    match what.split_once("workstation_") {
+        Some(("", news)) => format!("workstation.{news}"),
+        _ if what == "digest" => what.to_owned(),
+        _ => format!("job.{what}"),
+    }
 }
 
 /// RFC 3339 in UTC, to the second.
@@ -23,6 +27,9 @@ pub fn subject(what: &str, body: &Value) -> String {
         let jobs = body["jobs"].as_array().map_or(&[][..], Vec::as_slice);
         let sum = |field: &str| number(jobs.iter().map(|of_type| of_type[field].as_i64().unwrap_or(0)).sum());
         return format!("[PC Farm] digest: {} jobs done, {} failed", sum("done"), sum("failed"));
+    }
+    if what.starts_with("workstation_") {
+        return format!("[PC Farm] {}", of_workstations(what, body));
     }
     let counts = format!("{} of {} problems", count(body, "failed"), count(body, "problems"));
     let news = match what {
@@ -39,7 +46,44 @@ pub fn subject(what: &str, body: &Value) -> String {
 
 /// The text of a mail.
 pub fn mail(what: &str, body: &Value, happened_at: SystemTime) -> String {
-    if what == "digest" { digest(body) } else { of_job(what, body, happened_at) }
+    match what {
+        "digest" => digest(body),
+        _ if what.starts_with("workstation_") => workstations(what, body, happened_at),
+        _ => of_job(what, body, happened_at),
+    }
+}
+
+fn of_workstations(what: &str, body: &Value) -> String {
+    let several = format!("{} workstations", count(body, "count"));
+    match what {
+        "workstation_cloned" => {
+            let host: String = text(body, "hostname").chars().take(NAME_LIMIT).collect();
+            format!("an identity is used on two machines ({host})")
+        }
+        "workstation_cannot_tell" => format!("{several} cannot tell for a day whether a person is present"),
+        "workstation_without_work" => {
+            format!("{several} have not worked on {} days on which they could have", count(body, "days"))
+        }
+        other => other.to_owned(),
+    }
+}
+
+fn workstations(what: &str, body: &Value, happened_at: SystemTime) -> String {
+    let mut lines = format!("PC Farm: {}.\n\n", of_workstations(what, body));
+    let fields = [
+        ("workstation", text(body, "hostname")),
+        ("copy", text(body, "copy")),
+        ("copied from", text(body, "cloned_from")),
+        ("outcome", text(body, "outcome")),
+        ("told", time(happened_at)),
+    ];
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+        let _ = writeln!(lines, "{name:<12} {value}");
+    }
+    let named = |one: &Value| format!("{} (workstation {})", text(one, "hostname"), text(one, "workstation_id"));
+    section_of(&mut lines, rows(body, "workstations", named));
+    let _ = write!(lines, "\nTo look further:\n\n    pcfarm events --what workstation\n    pcfarm workstations\n");
+    lines
 }
 
 fn of_job(what: &str, body: &Value, happened_at: SystemTime) -> String {
@@ -108,6 +152,13 @@ fn digest(body: &Value) -> String {
         count(body, "workstations_dead")
     );
     section_of(&mut lines, rows(body, "dead", plain));
+    let _ = writeln!(
+        lines,
+        "    {} copied identities, {} cannot tell whether a person is present, {} have not worked for long",
+        count(body, "workstations_cloned"),
+        count(body, "workstations_cannot_tell"),
+        count(body, "workstations_without_work")
+    );
     let _ = writeln!(lines, "\nSettings changed");
     let settings = rows(body, "settings", |change| {
         let subjects: Vec<String> = change["subjects"].as_array().into_iter().flatten().map(plain).collect();

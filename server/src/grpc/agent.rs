@@ -1,5 +1,7 @@
 //! The agents' service: turns a stream of messages into events for the dispatcher and the acceptors.
 
+mod clones;
+
 use crate::access::places::Holder;
 use crate::access::{Caller, Kind, Peer};
 use crate::deliver::Delivered;
@@ -29,14 +31,14 @@ use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing, DeliveredProblem};
 use pcfarm_sql::files::Output;
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::presence::{self, Connection, Introduction, Signs, Waking, Yields};
+use pcfarm_sql::presence::{self, Connection, Goodbye, Introduction, MachineDigest, Signs, Waking, Yields};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{Instrument, info, info_span, warn};
@@ -52,6 +54,9 @@ const TEXT_LIMIT: usize = 255;
 const CONTROLLERS_LIMIT: usize = 1000;
 
 const GPUS_LIMIT: usize = 64;
+
+/// Machines to which an identity was bound before.
+const MACHINES_LIMIT: usize = 8;
 
 /// Settings that an agent may say it goes by.
 const PRESENCE_LIMIT: usize = 100;
@@ -129,7 +134,10 @@ impl v1::agent_service_server::AgentService for AgentApi {
         // A cancelled call must not leave registering half done on a pooled connection: it runs in a task of its own.
         let task = async move {
             match register(&farm, &hello, who, credential, (out.clone(), progress)).await {
-                Ok(session) => converse(&farm, &session, incoming).await,
+                Ok(session) => {
+                    clones::note_own_identity(&farm, &session, &hello).await;
+                    converse(&farm, &session, incoming).await;
+                }
                 Err(status) => drop(out.send(Err(status).into()).await),
             }
         };
@@ -274,7 +282,23 @@ fn introduction(hello: &v1::Hello) -> Result<Introduction, Status> {
             ..signs(&hello.idle_source, &hello.power, hello.yields.as_ref(), hello.presence.as_ref())
         },
         waking: hello.waking.as_ref().and_then(waking),
+        machine: machine(&hello.machine)?,
+        machines_before: machines_before(hello)?,
     })
+}
+
+/// The newest; older ones the farm does not know any more.
+fn machines_before(hello: &v1::Hello) -> Result<Vec<MachineDigest>, Status> {
+    let before = hello.rebinding.iter().flat_map(|rebinding| &rebinding.machines_before);
+    let newest = before.rev().take(MACHINES_LIMIT);
+    newest.filter_map(|digest| machine(digest).transpose()).collect()
+}
+
+fn machine(digest: &[u8]) -> Result<Option<MachineDigest>, Status> {
+    match digest {
+        [] => Ok(None),
+        digest => digest.try_into().map(Some).map_err(|_| Status::invalid_argument("a machine's digest has 32 bytes")),
+    }
 }
 
 /// What makes no sense is as good as nothing: nobody needs it but whoever wants to wake it, who is told that it cannot be woken.
@@ -361,6 +385,7 @@ fn stored_state(state: WorkstationState) -> &'static str {
         WorkstationState::Unspecified
         | WorkstationState::Waiting
         | WorkstationState::Processing
+        | WorkstationState::Offline
         | WorkstationState::Dead => "waiting",
     }
 }
@@ -375,9 +400,13 @@ async fn register(
 ) -> Result<Arc<Session>, Status> {
     let stopping = || Status::unavailable("this server is stopping: connect to another");
     let cores = who.cores;
+    let newcomer = clones::Newcomer::of(&who);
     let (entry, registered) = Entry::connected(who);
     farm.registrar.send(entry).await.map_err(|_| stopping())?;
-    let Registered { connection, live } = registered.await.map_err(|_| stopping())??;
+    let Registered { connection, live } = match registered.await.map_err(|_| stopping())?? {
+        Ok(registered) => registered,
+        Err(refused) => return Err(clones::refuse(farm, refused, &newcomer).await),
+    };
     crash_point(CrashPoint::WorkstationConnected);
     let known = Instant::now();
     let revoked = settle(farm, hello, &connection, &live).await?;
@@ -492,9 +521,13 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
                         () = tokio::time::sleep(farm.rhythm.heartbeat / 2) => session.excuse_silence(),
                     }
                 };
-                if let Err(status) = outcome {
-                    session.end(status.clone());
-                    break status;
+                match outcome {
+                    Ok(Next::Reads) => {}
+                    Ok(Next::Ends) => break Status::ok("the agent has ended in good order"),
+                    Err(status) => {
+                        session.end(status.clone());
+                        break status;
+                    }
                 }
             }
             Ok(Some(v1::AgentMessage { message: None })) => {
@@ -516,13 +549,23 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
     drop(farm.registrar.send(Entry::Ended(session.clone())).await);
 }
 
+/// Consequence of a message for the session.
+enum Next {
+    Reads,
+    Ends,
+}
+
 async fn handle(
     farm: &Arc<Farm>,
     session: &Arc<Session>,
     streamed: &mut Streamed,
     message: Message,
-) -> Result<(), Status> {
+) -> Result<Next, Status> {
     match message {
+        Message::Goodbye(goodbye) => {
+            take_leave(farm, session, &goodbye).await;
+            return Ok(Next::Ends);
+        }
         Message::Hello(_) => return Err(Status::invalid_argument("Hello is the first message, and comes once")),
         Message::Credit(credit) => {
             session.add_credit(credit.checkouts);
@@ -558,7 +601,31 @@ async fn handle(
             }
         }
     }
-    Ok(())
+    Ok(Next::Reads)
+}
+
+/// The stream ends when the goodbye is recorded, so that an agent that waits for its end knows that the farm knows.
+async fn take_leave(farm: &Arc<Farm>, session: &Arc<Session>, goodbye: &v1::Goodbye) {
+    session.set_leaving(true);
+    let (recorded, is_recorded) = oneshot::channel();
+    let entry = Entry::Left { session: session.clone(), goodbye: farewell(goodbye), recorded };
+    if farm.registrar.send(entry).await.is_ok() {
+        // If it is not recorded, the registrar has said so, and the lease decides.
+        let _ = is_recorded.await;
+    }
+}
+
+fn farewell(goodbye: &v1::Goodbye) -> Goodbye {
+    use v1::goodbye::Reason;
+    let (what, asleep) = match goodbye.reason() {
+        Reason::Unspecified | Reason::Stopped => ("stopped in good order", false),
+        Reason::Shutdown => ("shut down in good order", false),
+        Reason::Sleep => ("asleep", true),
+        Reason::Upgrade => ("stopped in good order to start anew", false),
+    };
+    let text = shown(&goodbye.text);
+    let reason = if text.is_empty() { what.to_owned() } else { format!("{what}: {text}") };
+    Goodbye { reason, asleep }
 }
 
 /// Takes note of GPUs and programs: what the workstation may be given follows from them at once.

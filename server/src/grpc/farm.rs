@@ -243,6 +243,7 @@ fn clock_message(clock: pcfarm_sql::clock::Clock) -> Clock {
 }
 
 fn message(status: farm::Status, mut warnings: Vec<String>) -> FarmStatus {
+    warnings.extend(warnings_of_workstations(&status));
     for server in status.servers.iter().filter(|server| !server.live) {
         warnings.push(format!("server {} ({}) stopped without a word: is it running?", server.server_id, server.name));
     }
@@ -254,6 +255,10 @@ fn message(status: farm::Status, mut warnings: Vec<String>) -> FarmStatus {
         workstations_suspended: status.workstations_suspended,
         workstations_draining: status.workstations_draining,
         workstations_dead: status.workstations_dead,
+        workstations_offline: status.workstations_offline,
+        workstations_cannot_tell: status.workstations_cannot_tell,
+        workstations_unheard: status.workstations_unheard,
+        workstations_without_work: status.workstations_without_work,
         cores: status.cores,
         jobs_loading: status.jobs_loading,
         jobs_open: status.jobs_open,
@@ -263,6 +268,32 @@ fn message(status: farm::Status, mut warnings: Vec<String>) -> FarmStatus {
         refused_results: status.refused_results,
         warnings,
     }
+}
+
+/// Workstations that do not work for a reason of their own.
+fn warnings_of_workstations(status: &farm::Status) -> Vec<String> {
+    let mut warnings = Vec::new();
+    match status.workstations_cannot_tell {
+        0 => {}
+        1 => warnings.push(
+            "1 workstation cannot tell whether a person is present, and does not work: `pcfarm workstations` shows why".to_owned(),
+        ),
+        several => warnings.push(format!(
+            "{several} workstations cannot tell whether a person is present, and do not work: `pcfarm workstations` shows why"
+        )),
+    }
+    match status.workstations_without_work {
+        0 => {}
+        1 => warnings.push(
+            "1 workstation has not worked for long, though it could have: `pcfarm events --what 'workstation without work'` names it"
+                .to_owned(),
+        ),
+        several => warnings.push(format!(
+            "{several} workstations have not worked for long, though they could have: `pcfarm events --what 'workstation without \
+             work'` names them"
+        )),
+    }
+    warnings
 }
 
 fn server(server: farm::Server) -> ServerStatus {

@@ -344,6 +344,9 @@ fn message(one: farm::Workstation) -> Workstation {
         asleep: one.asleep,
         can_be_woken: one.can_be_woken,
         woken: one.woken_at.map(Into::into),
+        cannot_tell: one.cannot_tell,
+        worked: one.worked_at.map(Into::into),
+        idle_days: one.idle_days.unsigned_abs(),
     }
 }
 
@@ -401,6 +404,7 @@ fn state(state: farm::WorkstationState) -> WorkstationState {
         farm::WorkstationState::Processing => WorkstationState::Processing,
         farm::WorkstationState::Suspended => WorkstationState::Suspended,
         farm::WorkstationState::Draining => WorkstationState::Draining,
+        farm::WorkstationState::Offline => WorkstationState::Offline,
         farm::WorkstationState::Dead => WorkstationState::Dead,
     }
 }

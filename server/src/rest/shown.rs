@@ -450,6 +450,14 @@ shown! {
         workstations_suspended: i64,
         workstations_draining: i64,
         workstations_dead: i64,
+        /// Ended in good order, or asleep
+        workstations_offline: i64,
+        /// Their agents cannot tell whether a person is present; not among the suspended
+        workstations_cannot_tell: i64,
+        /// Not heard, while their leases run; in their states as well
+        workstations_unheard: i64,
+        /// They have not worked for long, though they could have; in their states as well
+        workstations_without_work: i64,
         cores: i64,
         jobs_loading: i64,
         jobs_open: i64,
@@ -517,7 +525,7 @@ shown! {
 pub struct Workstation {
     pub workstation_id: Id,
     pub hostname: String,
-    /// waiting, processing, suspended, draining or dead
+    /// waiting, processing, suspended, draining, offline or dead
     pub state: String,
     pub since: Option<Time>,
     pub reason: String,
@@ -563,6 +571,12 @@ pub struct Workstation {
     pub can_be_woken: bool,
     /// When the farm began to wake it last
     pub woken: Option<Time>,
+    /// No source tells its agent whether its person is present, so that it does not work
+    pub cannot_tell: bool,
+    /// Its last accepted result, to the hour
+    pub worked: Option<Time>,
+    /// Days on which it could have worked and did not, if there are as many as the farm's limit; otherwise 0
+    pub idle_days: u32,
 }
 
 impl Show<v1::Workstation> for Workstation {
@@ -583,6 +597,9 @@ impl Show<v1::Workstation> for Workstation {
             asleep: from.asleep,
             can_be_woken: from.can_be_woken,
             woken: Show::show(from.woken),
+            cannot_tell: from.cannot_tell,
+            worked: Show::show(from.worked),
+            idle_days: from.idle_days,
             since: Show::show(from.since),
             reason: from.reason,
             cores: from.cores,

@@ -210,12 +210,12 @@ async fn wake(
     Ok(Body(Page::whole(Show::show(woken))))
 }
 
-/// Many at once: all of them or, if one is not there or not dead, none
+/// Many at once: all of them or, if one is not there or neither offline nor dead, none
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Forgetting {
     workstation_ids: Vec<Id>,
-    /// Those that are not dead, too: what they hold comes back at no cost
+    /// Those that are neither offline nor dead, too: what they hold comes back at no cost
     #[serde(default)]
     force: bool,
 }

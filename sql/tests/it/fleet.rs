@@ -102,8 +102,10 @@ async fn a_drain_outlives_its_agent_and_the_agents_word() {
         state: "waiting",
         signs: Signs::default(),
         waking: None,
+        machine: None,
+        machines_before: Vec::new(),
     };
-    let first = presence::connect(&client, &[&who], ServerId(1)).await.expect("connected").remove(0);
+    let first = presence::connect(&client, &[&who], ServerId(1)).await.expect("connected").remove(0).expect("accepted");
     let pc = [first.workstation_id];
     let fan = Drain { why: "fan".to_owned(), deadline: Some(Duration::ZERO) };
     assert_eq!(fleet::drain(&client, &pc, &fan).await.expect("drained"), Ok(()));
@@ -112,7 +114,8 @@ async fn a_drain_outlives_its_agent_and_the_agents_word() {
     assert!(row.drain_reason.starts_with("drained by an administrator: fan; "), "{row:?}");
     queue.run("update pcfarm.workstation set state = 'dead', reason = 'not heard of'").await;
     let another = Introduction { instance: Uuid::from_u128(3), ..who };
-    let second = presence::connect(&client, &[&another], ServerId(1)).await.expect("connected").remove(0);
+    let second =
+        presence::connect(&client, &[&another], ServerId(1)).await.expect("connected").remove(0).expect("accepted");
     assert_eq!((second.workstation_id, second.drain, second.drain_reason), (pc[0], true, row.drain_reason.clone()));
     let yields = Some(Yields { count: 7, p50_ms: 40, p99_ms: 390 });
     let signs = Signs {
@@ -196,7 +199,7 @@ async fn who_is_forgotten_is_gone_and_what_it_did_is_not() {
     assert!(nowhere().await.is_empty());
 
     for (asked, force, words) in [
-        (&[1, 3][..], false, "pc1, pc3 is not dead: who is forgotten is gone for good"),
+        (&[1, 3][..], false, "pc1, pc3 is neither offline nor dead: who is forgotten is gone for good"),
         (&[1, 77, 78], true, "there is no workstation 77, 78"),
     ] {
         let refused = fleet::forget(&client, &ids(asked), force).await.expect_err("refused");
@@ -227,7 +230,7 @@ async fn who_is_forgotten_is_gone_and_what_it_did_is_not() {
 
     // What was handed out to it meanwhile is found.
     let late = queue.take(job, true, 1).await.expect("handed out");
-    let lost = upkeep::lost_checkouts(&*client, CheckoutId(0)).await.expect("read");
+    let lost = upkeep::lost_checkouts(&*client, CheckoutId(0), 20.0).await.expect("read");
     let lost: Vec<_> = lost.iter().map(|lost| (lost.checkout_id, lost.hostname.as_str(), lost.loss)).collect();
     assert_eq!(lost, [(late.checkout_id, "pc1", Loss::Forgotten)]);
     queue.check().await;

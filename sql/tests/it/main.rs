@@ -46,6 +46,7 @@ mod waking;
 
 // Background work.
 mod alerts;
+mod attendance;
 mod clock;
 mod history;
 mod schedules;

@@ -29,7 +29,15 @@ fn introduction(instance: u128) -> Introduction {
             notes: Vec::new(),
         },
         waking: None,
+        machine: None,
+        machines_before: Vec::new(),
     }
+}
+
+async fn connect_all(client: &deadpool_postgres::ClientWrapper, all: &[Introduction], server: i64) -> Vec<Connection> {
+    let all: Vec<&Introduction> = all.iter().collect();
+    let connected = presence::connect(client, &all, ServerId(server)).await.expect("connected");
+    connected.into_iter().map(|one| one.expect("accepted")).collect()
 }
 
 async fn connect(queue: &Queue, instance: u128) -> Connection {
@@ -37,7 +45,11 @@ async fn connect(queue: &Queue, instance: u128) -> Connection {
 }
 
 async fn connect_one(client: &deadpool_postgres::ClientWrapper, instance: u128) -> Connection {
-    presence::connect(client, &[&introduction(instance)], ServerId(1)).await.expect("connected").remove(0)
+    presence::connect(client, &[&introduction(instance)], ServerId(1))
+        .await
+        .expect("connected")
+        .remove(0)
+        .expect("accepted")
 }
 
 #[tokio::test]
@@ -92,12 +104,12 @@ async fn many_are_registered_at_once_each_as_if_alone() {
         ..introduction(instance)
     };
     let first = [who(3, 1, &["b", "a"]), who(1, 1, &[]), who(2, 1, &["c"])];
-    let before = presence::connect(&client, &first.each_ref(), ServerId(1)).await.expect("connected");
+    let before = connect_all(&client, &first, 1).await;
     assert!(before.iter().all(|c| !c.same_instance && !c.was_dead && !c.drain));
     queue.run("update pcfarm.workstation set state = 'dead' where hostname = 'pc-1'").await;
     queue.run("update pcfarm.workstation set drain = true, state = 'draining' where hostname = 'pc-2'").await;
     let second = [who(1, 1, &["x"]), who(4, 1, &["y", "z"]), who(2, 2, &[]), who(3, 1, &["a"])];
-    let after = presence::connect(&client, &second.each_ref(), ServerId(2)).await.expect("connected");
+    let after = connect_all(&client, &second, 2).await;
     let told: Vec<_> = after.iter().map(|c| (c.same_instance, c.was_dead, c.drain)).collect();
     assert_eq!(told, [(true, true, false), (false, false, false), (false, false, true), (true, false, false)]);
     assert_eq!(after[3].workstation_id, before[0].workstation_id);

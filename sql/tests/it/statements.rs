@@ -138,7 +138,7 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
         ("revoked_checkouts", "", format!("('{ids}')"), &[]),
         ("stored_results", "(bigint[], bigint[], bigint[])", "('{1,1}', '{7,7}', '{1,2}')".into(), &["result_pkey"]),
         ("live_checkouts_of", "", "('{1,2}')".into(), &["checkout_live"]),
-        ("lost_checkouts", "", "(0)".into(), &[]),
+        ("lost_checkouts", "", "(0, 20)".into(), &[]),
         ("exhaust_lanes", "", format!("('{{{job}}}')"), &["checkout_after_checkout"]),
         ("maybe_empty_jobs", "", format!("('{{{job}}}')"), &[]),
     ];
@@ -236,7 +236,7 @@ async fn what_was_planned_on_an_empty_farm_goes_by_index() {
         ("stored_results", "(bigint[], bigint[], bigint[])", "('{1}', '{7}', '{1}')"),
         ("live_checkouts_of", "", "('{1}')"),
         ("live_checkouts_of_all", "", "('{1}', 1)"),
-        ("lost_checkouts", "", "(0)"),
+        ("lost_checkouts", "", "(0, 20)"),
         ("accept_plainly", "", "(1, 7, 't', true, 1, '{1}', '{1}', 0)"),
         ("submit_plainly", "", "('n', 't', '{}', '{k}', '{1}', 1, null, null, 1, 't', 1, 7, null)"),
         ("submit_plainly_into", "", "(1, '{k}', '{1}', 1, true, null, null, 1, 't', 1, 7, null)"),

@@ -14,12 +14,13 @@ use crate::credentials::{Anchors, Credentials};
 use crate::doctor::reach::{Visitor, visit};
 use crate::doctor::witness::Trust;
 use crate::local::message::Explanation;
-use crate::machine;
+use crate::machine::{self, fingerprint::Fingerprint};
 use crate::presence::hours::gaps;
 use crate::presence::{Presence, Start};
 use crate::service::system::{self, Places};
 use crate::settings::{Asked, Settings, SettingsError};
 use crate::state_dir::StateDir;
+use crate::state_dir::binding;
 
 /// All steps, of an agent with these settings. `explained` is what one that runs says.
 pub async fn look(asked: &Asked, explained: Option<&Explanation>) -> Vec<Finding> {
@@ -120,6 +121,11 @@ fn state(dir: &Path, places: &Places, token: Option<&JoinToken>) -> (Finding, Op
         let finding =
             Finding::failed(Step::State, format!("{shown}: {error}"), "the agent must be able to write there");
         return (finding, Some(identity));
+    }
+    if let Ok(Some(why)) = binding::difference(dir, &Fingerprint::of_this_machine()) {
+        let says = format!("{shown} was copied from another machine: {why}");
+        let advice = "the agent makes an identity of its own at its next start; if the hardware was replaced: pcfarm-worker identity keep";
+        return (Finding::failed(Step::State, says, advice), Some(identity));
     }
     (Finding::ok(Step::State, format!("{shown}, identity {identity}")), Some(identity))
 }

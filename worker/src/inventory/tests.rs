@@ -89,6 +89,7 @@ fn tell(action: &Action) -> Option<String> {
             let programs: Vec<&str> = equipment.programs.iter().map(|program| program.name.as_str()).collect();
             format!("equipment {} {programs:?}", equipment.gpus.len())
         }
+        Action::Send(Out::Goodbye(_)) => "goodbye".to_owned(),
         Action::Compute(checkout) => format!("compute {}", checkout.key.checkout_id),
         Action::Cancel(checkout) => format!("cancel {}", checkout.key.checkout_id),
         Action::WithdrawUnstarted => "withdraw".to_owned(),

@@ -1,0 +1,13 @@
+-- Records that these workstations' agents have ended in good order, and why, under the sessions given with each. Locked in order,
+-- as connecting does it. What they have not delivered or given back comes back after a lease (lost_checkouts.sql).
+with ended as materialized (
+    select w.workstation_id, g.reason, g.asleep
+    from unnest($1::bigint[], $2::bigint[], $3::text[], $4::boolean[]) as g(workstation_id, session, reason, asleep)
+    join pcfarm.workstation w on w.workstation_id = g.workstation_id and w.session = g.session
+    where w.state not in ('offline', 'dead')
+    order by w.workstation_id
+    for update of w)
+update pcfarm.workstation w set state = 'offline', since = clock_timestamp(), reason = e.reason,
+    silent_since = coalesce(w.silent_since, clock_timestamp()), disconnected = true, asleep = w.asleep or e.asleep
+from ended e
+where w.workstation_id = e.workstation_id

@@ -1,0 +1,277 @@
+//! Workstations that come and go: identities on two machines, goodbyes, lost connections, and workstations that do not work.
+
+use crate::queue::{Queue, queue};
+use pcfarm_proto::ids::{CheckoutId, ServerId, WorkstationId};
+use pcfarm_sql::farm::{self, WorkstationState};
+use pcfarm_sql::fleet::{self, Reported};
+use pcfarm_sql::json::RawJson;
+use pcfarm_sql::presence::{self, Goodbye, Introduction, MachineDigest, Refusal, Refused, Signs, StateChange};
+use pcfarm_sql::upkeep::{self, Loss};
+use std::time::Duration;
+use uuid::Uuid;
+
+const A: Option<MachineDigest> = Some([0xa; 32]);
+const B: Option<MachineDigest> = Some([0xb; 32]);
+const LEASE: f64 = 20.0;
+
+fn agent(instance: u128, machine: Option<MachineDigest>, before: &[Option<MachineDigest>]) -> Introduction {
+    Introduction {
+        identity: Uuid::from_u128(1),
+        instance: Uuid::from_u128(instance),
+        hostname: "desk".to_owned(),
+        cores: 8,
+        memory_bytes: 1,
+        system: "Linux".to_owned(),
+        system_name: "linux".to_owned(),
+        arch: "x86_64".to_owned(),
+        gpus: Vec::new(),
+        programs: Vec::new(),
+        agent_version: "0".to_owned(),
+        labels: Vec::new(),
+        controllers: vec!["c".to_owned()],
+        state: "waiting",
+        signs: Signs::default(),
+        waking: None,
+        machine,
+        machines_before: before.iter().copied().flatten().collect(),
+    }
+}
+
+/// The number of its session, or why it is refused.
+async fn connects(queue: &Queue, who: Introduction) -> Result<(WorkstationId, i64), Refusal> {
+    let client = queue.server().await;
+    let answer = presence::connect(&client, &[&who], ServerId(1)).await.expect("asked").remove(0);
+    answer.map(|connection| (connection.workstation_id, connection.session)).map_err(|Refused { why, .. }| why)
+}
+
+async fn says_goodbye(queue: &Queue, (workstation, session): (WorkstationId, i64)) {
+    let goodbye = Goodbye { reason: "stopped in good order".to_owned(), asleep: false };
+    presence::mark_offline(&*queue.server().await, &[(workstation, session, goodbye)]).await.expect("recorded");
+}
+
+async fn shown(queue: &Queue, workstation: WorkstationId) -> farm::Workstation {
+    farm::workstation(&*queue.server().await, workstation).await.expect("read").expect("there")
+}
+
+#[tokio::test]
+async fn an_identity_belongs_to_the_machine_that_registered_it() {
+    let queue = queue().await;
+    let first = connects(&queue, agent(1, A, &[])).await.expect("new");
+    connects(&queue, agent(1, A, &[])).await.expect("the same agent");
+    let restarted = connects(&queue, agent(2, A, &[])).await.expect("started again");
+    assert!(restarted.0 == first.0 && restarted.1 > first.1);
+    for (case, who, why) in [
+        ("a copy", agent(3, B, &[]), Refusal::AnotherMachine),
+        ("a copy of another machine's", agent(3, B, &[Some([0xc; 32])]), Refusal::AnotherMachine),
+        ("an agent that names no machine", agent(4, None, &[]), Refusal::NoMachine),
+        ("an owner's wish while the other works", agent(5, B, &[A]), Refusal::InUse),
+        ("an agent that was displaced", agent(1, A, &[]), Refusal::TwoAgents),
+    ] {
+        assert_eq!(connects(&queue, who).await, Err(why), "{case}");
+    }
+    let session = queue.number("select session from pcfarm.workstation where hostname = 'desk'").await;
+    assert_eq!(session, restarted.1, "the original stays");
+
+    says_goodbye(&queue, restarted).await;
+    assert_eq!(connects(&queue, agent(3, B, &[])).await, Err(Refusal::AnotherMachine), "also while it is switched off");
+    let kept = connects(&queue, agent(5, B, &[Some([0xc; 32]), A])).await.expect("its owner has bound it anew");
+    assert_eq!(kept.0, first.0);
+    assert_eq!(connects(&queue, agent(6, A, &[])).await, Err(Refusal::AnotherMachine), "the machine before");
+    says_goodbye(&queue, kept).await;
+    connects(&queue, agent(7, None, &[])).await.expect("nobody is heard: an older version");
+}
+
+#[tokio::test]
+async fn a_refusal_spoils_no_other_registration_and_is_news_once() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    connects(&queue, agent(1, A, &[])).await.expect("new");
+    let other = Introduction { identity: Uuid::from_u128(2), hostname: "other".to_owned(), ..agent(1, B, &[]) };
+    let copy = agent(2, B, &[]);
+    let answers = presence::connect(&client, &[&copy, &other], ServerId(1)).await.expect("asked");
+    assert!(answers[0].is_err() && answers[1].is_ok(), "{answers:?}");
+    let workstation = answers[0].as_ref().expect_err("refused").workstation_id;
+    queue.run(r#"select pcfarm.subscribe('{"events": ["workstations"], "notify": "fleet"}')"#).await;
+    let details = |copy: &str| RawJson(format!("{{\"copy\": \"{copy}\"}}").into());
+    let day = Some(Duration::from_secs(86_400));
+    let other = queue.server().await;
+    let (x, y) = (details("x"), details("x"));
+    let (x, y) = tokio::join!(
+        presence::note_clone(&client, workstation, &x, day),
+        presence::note_clone(&other, workstation, &y, day)
+    );
+    assert!(x.expect("noted") ^ y.expect("noted"), "once, however many servers");
+    assert!(presence::note_clone(&client, workstation, &details("y"), day).await.expect("noted"), "another copy");
+    queue
+        .run("update pcfarm.event set happened_at = now() - interval '2 days' where what = 'workstation cloned'")
+        .await;
+    assert!(presence::note_clone(&client, workstation, &details("x"), day).await.expect("noted"), "a day later");
+    assert!(!presence::note_clone(&client, workstation, &details("x"), None).await.expect("noted"), "once ever");
+    assert_eq!(queue.number("select count(*) from pcfarm.alert where what = 'workstation_cloned'").await, 1);
+}
+
+#[tokio::test]
+async fn a_goodbye_makes_offline_at_once_and_its_work_comes_back_after_the_lease_at_no_cost() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let job = queue.job(2, 2).await;
+    let held = queue.take(job, false, 1).await.expect("handed out");
+    let (of, session) = (WorkstationId(1), 1);
+    says_goodbye(&queue, (of, session + 1)).await;
+    assert_eq!(shown(&queue, of).await.state, WorkstationState::Processing, "another session's goodbye");
+    says_goodbye(&queue, (of, session)).await;
+    let one = shown(&queue, of).await;
+    assert_eq!((one.state, one.reason.as_str()), (WorkstationState::Offline, "stopped in good order"));
+    // The end of its connection, a word on its way and the lease change nothing.
+    presence::mark_silent(&client, &[(of, session, 3.0)], true).await.expect("marked");
+    presence::mark_heard(&client, &[(of, session)]).await.expect("marked");
+    let signs = Signs::default();
+    let late = StateChange { state: "waiting", reason: String::new(), asleep: false, signs };
+    presence::change_state(&client, of, session, &late).await.expect("changed");
+    upkeep::declare_dead(&*client, 0.0, 1_000_000.0).await.expect("looked");
+    assert_eq!(shown(&queue, of).await.state, WorkstationState::Offline);
+    assert_eq!(
+        queue.number("select count(*) from pcfarm.event where what = 'workstation dead' and workstation_id = 1").await,
+        0
+    );
+    let lost = |lost: Vec<upkeep::LostCheckout>| lost.iter().map(|one| (one.checkout_id, one.loss)).collect::<Vec<_>>();
+    let left = upkeep::lost_checkouts(&*client, CheckoutId(0), LEASE).await.expect("read");
+    assert_eq!(lost(left), [], "its last deliveries may wait for their acceptance");
+    queue.run("update pcfarm.workstation set since = since - interval '21 seconds' where workstation_id = 1").await;
+    let left = upkeep::lost_checkouts(&*client, CheckoutId(0), LEASE).await.expect("read");
+    assert_eq!(lost(left), [(held.checkout_id, Loss::Offline)]);
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_shown_and_a_silent_one_is_told_apart() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let job = queue.job(2, 2).await;
+    queue.take(job, false, 1).await.expect("handed out");
+    for (workstation, ended) in [(1, true), (2, false)] {
+        presence::mark_silent(&client, &[(WorkstationId(workstation), 1, 12.0)], ended).await.expect("marked");
+    }
+    let one = shown(&queue, WorkstationId(1)).await;
+    assert_eq!(one.state, WorkstationState::Processing);
+    assert!(
+        one.reason.starts_with("connection lost 12 s ago; crunches") || one.reason.starts_with("connection lost 13 s"),
+        "{}",
+        one.reason
+    );
+    assert!(shown(&queue, WorkstationId(2)).await.reason.starts_with("last heard 1"), "it may be heard again");
+    // The end of a connection that was silent before.
+    presence::mark_silent(&client, &[(WorkstationId(2), 1, 0.0)], true).await.expect("marked");
+    assert!(shown(&queue, WorkstationId(2)).await.reason.starts_with("connection lost 1"));
+    let status = farm::status(&client, Duration::from_secs(60)).await.expect("read");
+    assert_eq!((status.workstations_unheard, status.workstations_offline, status.workstations_dead), (2, 0, 0));
+    presence::mark_heard(&client, &[(WorkstationId(2), 1)]).await.expect("marked");
+    assert_eq!(shown(&queue, WorkstationId(2)).await.reason, "no work for it");
+}
+
+async fn looks(queue: &Queue) -> (i64, i64) {
+    let Reported { without_work, cannot_tell } = fleet::report_idle(&*queue.server().await).await.expect("looked");
+    (without_work, cannot_tell)
+}
+
+#[tokio::test]
+async fn agents_that_cannot_tell_are_counted_apart_and_reported_once_after_a_day() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    queue
+        .run("update pcfarm.workstation set state = 'suspended', reason = 'somebody is there' where workstation_id = 2")
+        .await;
+    let change = |source: &str| StateChange {
+        state: "suspended",
+        reason: "no source can tell".to_owned(),
+        asleep: false,
+        signs: Signs { idle_source: source.to_owned(), ..Signs::default() },
+    };
+    presence::change_state(&client, WorkstationId(1), 1, &change("none")).await.expect("changed");
+    let status = farm::status(&client, Duration::from_secs(60)).await.expect("read");
+    assert_eq!((status.workstations_cannot_tell, status.workstations_suspended), (1, 1));
+    assert_eq!(looks(&queue).await, (0, 0), "for a moment");
+    queue.run("update pcfarm.workstation set cannot_tell_since = now() - interval '25 hours' where cannot_tell_since is not null").await;
+    let other = queue.server().await;
+    let (x, y) = tokio::join!(fleet::report_idle(&*client), fleet::report_idle(&*other));
+    assert_eq!(x.expect("looked").cannot_tell + y.expect("looked").cannot_tell, 1, "once, however many servers");
+    assert_eq!(looks(&queue).await, (0, 0), "once");
+    assert_eq!(
+        queue.text("select string_agg(subject, ',') from pcfarm.event where what = 'workstation cannot tell'").await,
+        "pc1"
+    );
+    // A source answers, and stops to.
+    presence::change_state(&client, WorkstationId(1), 1, &change("evdev")).await.expect("changed");
+    presence::change_state(&client, WorkstationId(1), 1, &change("none")).await.expect("changed");
+    assert_eq!(
+        queue
+            .number("select count(*) from pcfarm.workstation where cannot_tell_since > now() - interval '1 minute'")
+            .await,
+        1
+    );
+    assert_eq!(looks(&queue).await, (0, 0));
+}
+
+/// As if a day had passed since the last look.
+async fn a_day_passes(queue: &Queue) {
+    queue
+        .run(
+            "update pcfarm.workstation_record set looked_at = looked_at - interval '1 day', idle_on = idle_on - 1,
+                 worked_at = worked_at - interval '1 day';
+             update pcfarm.workstation set registered_at = registered_at - interval '1 day'",
+        )
+        .await;
+}
+
+#[tokio::test]
+async fn a_workstation_that_has_not_worked_on_seven_days_with_work_is_reported_once() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    queue.run("update pcfarm.workstation set state = 'suspended' where workstation_id = 1").await;
+    queue.run("update pcfarm.workstation set drain = true, state = 'draining' where workstation_id = 2").await;
+    a_day_passes(&queue).await;
+    a_day_passes(&queue).await;
+    for _ in 0..9 {
+        assert_eq!(looks(&queue).await, (0, 0), "without work no day counts");
+        a_day_passes(&queue).await;
+    }
+    let job = queue.job(1, 1).await;
+    // What another user's workstation alone may take.
+    queue.run(r#"select pcfarm.set_selection('{pc3}', '{"required": ["nobody"]}')"#).await;
+    for day in 1..=6 {
+        assert_eq!(looks(&queue).await, (0, 0), "{day}");
+        assert_eq!(looks(&queue).await, (0, 0), "{day}, again");
+        a_day_passes(&queue).await;
+    }
+    // A day on which a limit held the work up.
+    queue
+        .run(
+            "select pcfarm.set_resource('licence', 0); insert into pcfarm.job_type_resource values ('t', 'licence', 1)",
+        )
+        .await;
+    assert_eq!(looks(&queue).await, (0, 0));
+    a_day_passes(&queue).await;
+    queue.run("delete from pcfarm.job_type_resource").await;
+    assert_eq!(looks(&queue).await, (1, 0));
+    assert_eq!(
+        queue.text("select string_agg(subject, ',') from pcfarm.event where what = 'workstation without work'").await,
+        "pc1"
+    );
+    a_day_passes(&queue).await;
+    assert_eq!(looks(&queue).await, (0, 0), "once");
+    let one = shown(&queue, WorkstationId(1)).await;
+    assert_eq!(one.idle_days, 8);
+    let told = farm::explain_workstation(&client, &one).await.expect("asked").expect("there").join("\n");
+    assert!(told.contains("no result accepted on 8 days"), "{told}");
+    assert_eq!(farm::status(&client, Duration::from_secs(60)).await.expect("read").workstations_without_work, 1);
+    fleet::note_worked(&*client, &[WorkstationId(1)]).await.expect("noted");
+    let one = shown(&queue, WorkstationId(1)).await;
+    assert!(one.idle_days == 0 && one.worked_at.is_some());
+
+    queue.run("select pcfarm.set_farm('{\"idle_after_days\": null}')").await;
+    for _ in 0..9 {
+        a_day_passes(&queue).await;
+        assert_eq!(looks(&queue).await, (0, 0), "switched off");
+    }
+    let _ = job;
+}
