@@ -162,9 +162,10 @@ impl Target {
         let mut failed: Option<(SslMode, tokio_postgres::Error)> = None;
         for &mode in self.encryption.mode.attempts() {
             config.ssl_mode(mode);
+            // Boxed: the state of a handshake is larger than that of most callers.
             let opened = match mode {
-                SslMode::Disable => config.connect(Connector::off()).await,
-                _ => config.connect(self.encryption.connector().await).await,
+                SslMode::Disable => Box::pin(config.connect(Connector::off())).await,
+                _ => Box::pin(config.connect(self.encryption.connector().await)).await,
             };
             let error = match opened {
                 Ok(opened) => return Ok(opened),

@@ -166,6 +166,10 @@ struct PoolConnector {
 }
 
 impl Connect for PoolConnector {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the pool keeps the task's handle, and aborts it with its connection"
+    )]
     fn connect(&self, _: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
         Box::pin(async move {
             let (client, connection) = self.target.open().await?;

@@ -65,6 +65,8 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
+    use tokio::task::JoinSet;
+
     fn with_gpus(count: usize) -> v1::Equipment {
         let gpu = v1::Gpu { vendor: "amd".to_owned(), name: "card".to_owned() };
         v1::Equipment { gpus: vec![gpu; count], programs: Vec::new() }
@@ -79,18 +81,20 @@ mod tests {
         assert_eq!(*known.borrow_and_update(), with_gpus(0));
 
         let kept = Arc::clone(&lookout);
-        let rarely = tokio::spawn(async move { kept.keep(Duration::from_secs(600)).await });
+        let mut rarely = JoinSet::new();
+        rarely.spawn(async move { kept.keep(Duration::from_secs(600)).await });
         *there.lock().expect("a count") = 1;
         lookout.look_again();
         known.changed().await.expect("the lookout lives");
         assert_eq!(*known.borrow_and_update(), with_gpus(1));
-        rarely.abort();
+        rarely.shutdown().await;
 
         let kept = Arc::clone(&lookout);
-        let often = tokio::spawn(async move { kept.keep(Duration::from_millis(10)).await });
+        let mut often = JoinSet::new();
+        often.spawn(async move { kept.keep(Duration::from_millis(10)).await });
         *there.lock().expect("a count") = 2;
         known.changed().await.expect("the lookout lives");
         assert_eq!(*known.borrow_and_update(), with_gpus(2));
-        often.abort();
+        often.shutdown().await;
     }
 }

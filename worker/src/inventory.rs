@@ -216,6 +216,7 @@ pub struct Inventory {
 /// What problems wait for: a controller that is apart, or else, none, the cores.
 type Kind = Option<String>;
 
+#[expect(clippy::large_enum_variant, reason = "each agent has a handful")]
 enum Session {
     None,
     /// Hello was sent.

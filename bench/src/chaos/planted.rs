@@ -211,8 +211,8 @@ pub const PLANTED: &[Planted] = &[
         how: &[How::Function(
             "pcfarm.close_checkouts",
             &[(
-                "where h.checkout_id = c.checkout_id and not exists (
-                select from pcfarm.result r where r.job_id = h.job_id and r.problem_id = h.problem_id)",
+                "where h.checkout_id = c.checkout_id and (
+                select r.problem_id from pcfarm.result r where r.job_id = h.job_id and r.problem_id = h.problem_id) is null",
                 "where h.checkout_id = c.checkout_id",
             )],
         )],
@@ -245,7 +245,7 @@ pub const PLANTED: &[Planted] = &[
         how: &[
             How::Function(
                 "pcfarm.lock_retry_lanes",
-                &[("    order by l.job_id, l.lane_id for update;\n", "    order by l.job_id, l.lane_id;\n")],
+                &[("l.lane_id = o.lane_id for update) l;\n", "l.lane_id = o.lane_id) l;\n")],
             ),
             How::Function(
                 "pcfarm.close_checkouts",

@@ -12,7 +12,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Size of a chunk, and chunks under way: more than 100 Mbit/s put on a wire of a second.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -31,7 +30,8 @@ pub struct Passed {
 pub struct Relay {
     address: SocketAddr,
     pub passed: Arc<Passed>,
-    _until: DropGuard,
+    /// Ends when the relay is dropped.
+    _accepting: JoinSet<()>,
 }
 
 impl Relay {
@@ -39,10 +39,10 @@ impl Relay {
     pub async fn start(address: Ipv4Addr, port: u16, delay: Duration) -> anyhow::Result<Relay> {
         let listener = TcpListener::bind((address, 0)).await.with_context(|| format!("listening at {address}"))?;
         let address = listener.local_addr().context("an address")?;
-        let (passed, until) = (Arc::<Passed>::default(), CancellationToken::new());
-        let accepting = accept(listener, port, delay / 2, passed.clone());
-        tokio::spawn(until.clone().run_until_cancelled_owned(accepting));
-        Ok(Relay { address, passed, _until: until.drop_guard() })
+        let passed = Arc::<Passed>::default();
+        let mut accepting = JoinSet::new();
+        accepting.spawn(accept(listener, port, delay / 2, passed.clone()));
+        Ok(Relay { address, passed, _accepting: accepting })
     }
 
     pub fn address(&self) -> SocketAddr {

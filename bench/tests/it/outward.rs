@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::collector::Collector;
 use crate::receiver::{Certificate, Receiver, SECRET};
+use crate::traces::{TRACE, submitted, trace_parent};
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server, free_port};
 use pcfarm_bench::left_out;
 use pcfarm_bench::program::Program;
@@ -91,6 +92,7 @@ async fn webhooks_and_traces_go_through_the_proxy_to_a_private_authority() {
     cancelled(&farm).await;
     secure.next().await;
     plain.next().await;
+    submitted(server.port, &trace_parent(TRACE, "01"), 1, 1).await;
     collector.until("a span", |_| true).await;
     let place = |url: &str| url.split_once("://").expect("a URL").1.to_owned();
     proxy.was_asked(&format!("CONNECT {}", place(&secure.url)));

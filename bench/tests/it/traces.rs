@@ -11,10 +11,10 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// What a caller is in the middle of.
-const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+pub const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
 
-fn trace_parent(trace: &str, flags: &str) -> String {
+pub fn trace_parent(trace: &str, flags: &str) -> String {
     format!("00-{trace}-{SPAN}-{flags}")
 }
 
@@ -61,7 +61,7 @@ async fn asked(port: u16, request: &str, headers: &str, body: &str, status: u16)
 }
 
 /// A job of problems that take so many milliseconds, submitted by REST in the trace that the caller says.
-async fn submitted(port: u16, parent: &str, problems: usize, ms: u64) -> JobId {
+pub async fn submitted(port: u16, parent: &str, problems: usize, ms: u64) -> JobId {
     let problem = |n: usize| json!({"key": format!("k{n}"), "payload": {"n": n, "ms": ms}});
     let mut job = json!({"name": "traced", "job_type": "plain", "convoy": 1});
     job["problems"] = (0..problems).map(problem).collect();

@@ -77,7 +77,7 @@ pub struct WakeArgs {
 pub struct ForgetArgs {
     #[command(flatten)]
     pub chosen: Chosen,
-    /// Those that are neither offline nor dead, too: what they hold goes back to the queue
+    /// Includes workstations that are neither offline nor dead: what they hold goes back to the queue
     #[arg(long)]
     pub force: bool,
     /// Do not ask

@@ -215,7 +215,7 @@ async fn wake(
 #[serde(deny_unknown_fields)]
 struct Forgetting {
     workstation_ids: Vec<Id>,
-    /// Those that are neither offline nor dead, too: what they hold comes back at no cost
+    /// Includes workstations that are neither offline nor dead: what they hold comes back at no cost
     #[serde(default)]
     force: bool,
 }

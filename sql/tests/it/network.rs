@@ -85,6 +85,7 @@ impl Network {
     }
 
     /// The administrator, over the socket.
+    #[expect(clippy::disallowed_methods, reason = "the connection ends with the client, which the test drops")]
     pub async fn administrator(&self) -> Client {
         let (client, connection) = connect(&self.cluster.config()).await.expect("it answers");
         tokio::spawn(async move { drop(connection.ended().await) });

@@ -91,6 +91,7 @@ async fn session_mode_works_where_startup_options_are_ignored() {
 }
 
 #[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "the connection ends with the client, which the test drops")]
 async fn modes_that_split_sessions_are_refused_by_name() {
     let queue = queue().await;
     for more in ["", "server_round_robin = 1", "ignore_startup_parameters = options"] {

@@ -9,6 +9,7 @@ use pcfarm_sql::migrate::{migrate, rights};
 use pcfarm_sql::testing::test_cluster_options;
 use tokio_postgres::{Client, Config};
 
+#[expect(clippy::disallowed_methods, reason = "the connection ends with the client, which the test drops")]
 async fn client(cluster: &Cluster, user: &str, database: &str) -> Client {
     let config = config(cluster, user, database);
     let (client, connection) = connect(&config).await.unwrap_or_else(|error| panic!("{user} {database}: {error:?}"));

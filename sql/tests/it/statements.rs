@@ -136,7 +136,6 @@ async fn hot_statements_go_by_index_on_stale_statistics() {
         ("end_jobs", "", format!("('{{{job}}}')"), &[]),
         ("checkout_facts", "", format!("('{ids}')"), &[]),
         ("revoked_checkouts", "", format!("('{ids}')"), &[]),
-        ("stored_results", "(bigint[], bigint[], bigint[])", "('{1,1}', '{7,7}', '{1,2}')".into(), &["result_pkey"]),
         ("live_checkouts_of", "", "('{1,2}')".into(), &["checkout_live"]),
         ("lost_checkouts", "", "(0, 20)".into(), &[]),
         ("exhaust_lanes", "", format!("('{{{job}}}')"), &["checkout_after_checkout"]),

@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Whatever this machine has, the question is answered.
+    /// Netlink answers on any machine.
     #[test]
     fn the_kernel_answers() {
         let links = ask_kernel().expect("netlink");

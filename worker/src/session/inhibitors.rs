@@ -143,7 +143,7 @@ impl Desktop {
         };
         let names = DBusProxy::new(&bus).await.ok()?;
         let mut held = Vec::new();
-        // Asking a name that nobody owns would start a program.
+        // A call to a name without an owner would start a program.
         if is_owned(&names, "org.gnome.SessionManager").await? {
             held.extend(of_gnome(&bus).await.unwrap_or_default());
         }

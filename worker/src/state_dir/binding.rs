@@ -41,7 +41,7 @@ pub struct Binding {
     pub cloned_from: Option<Uuid>,
 }
 
-/// What an owner wants of the identity at the next start.
+/// Wish of an owner for the identity at the next start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// The identity belongs to this machine, whatever was replaced.
@@ -60,7 +60,7 @@ impl Wish {
         };
         remove(&file)?;
         fs::write(&file, text).map_err(failed("write", &file))?;
-        // Whoever wrote it, the agent reads it.
+        // The agent reads it, also if root wrote it.
         platform::seal(&file).map_err(failed("give away", &file))
     }
 

@@ -29,6 +29,7 @@ const REPORT: &str = "
 const NO_REPORT: &str = "set auto_explain.log_min_duration = -1";
 
 impl Plans {
+    #[expect(clippy::disallowed_methods, reason = "the connection ends with the client, which the test drops")]
     pub async fn of(database: TestDatabase) -> Plans {
         let (client, mut connection) = database.config().connect(NoTls).await.expect("connected");
         let reported = Arc::new(Mutex::new(Vec::new()));

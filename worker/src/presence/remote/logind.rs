@@ -89,7 +89,7 @@ pub fn text(path: &Path) -> Result<Option<String>, String> {
     match fs::metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(broken(&error)),
-        // A pipe would hang whoever opens it.
+        // Opening a pipe would hang.
         Ok(data) if !data.is_file() => return Err(broken(&"no file")),
         Ok(data) if data.len() > FILE_BYTES_LIMIT => return Err(broken(&"too long")),
         Ok(_) => {}

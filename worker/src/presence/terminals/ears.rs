@@ -176,7 +176,11 @@ impl Listener {
                 Err(_) => return false,
             }
             let Ok(meanings) = self.read() else { return false };
-            if meanings.into_iter().fold(false, |any, meaning| self.take(meaning) || any) {
+            let mut is_news = false;
+            for meaning in meanings {
+                is_news |= self.take(meaning);
+            }
+            if is_news {
                 let mut known = locked(&self.known);
                 known.heard = clock::now();
                 #[cfg(test)]

@@ -67,7 +67,7 @@ impl Logind {
         Some(Logind { run, bus, _programs: [daemon, logind], _systemd: systemd })
     }
 
-    /// What it answers holds as long as the message is kept: it has a file descriptor.
+    /// Returns the answer. Its file descriptor keeps the session alive until the message is dropped.
     async fn call<B: serde::Serialize + zbus::DynamicType>(&self, method: &str, body: &B) -> Message {
         let name = Some("org.freedesktop.login1");
         let called = self.bus.call_method(name, "/org/freedesktop/login1", Some(MANAGER), method, body);
@@ -214,7 +214,7 @@ async fn a_remote_editor_counts_until_some_time_after_its_last_use() {
     }
     scope.rest().await;
     session.until_state(State::Waiting).await;
-    // It has logged out, and what it left behind computes.
+    // The user logs out, and leaves a program behind that computes.
     drop(begun);
     until(|| {
         fs::read_to_string(logind.run.path().join("systemd/sessions").join(id))
