@@ -84,7 +84,9 @@ async fn webhooks_and_traces_go_through_the_proxy_to_a_private_authority() {
     for url in [&secure.url, &plain.url] {
         posted_to(&farm, url).await;
     }
-    let Server { program, port } = farm.server("a", &["--traces", &collector.url]);
+    let rest = free_port();
+    let flags = ["--traces", &collector.url, "--http-listen", &format!("127.0.0.1:{rest}")];
+    let Server { program, port } = farm.server("a", &flags);
     let program = program.environment("PCFARM_OUTGOING_CA", farm.path("trusted.pem"));
     let program = program.environment("HTTPS_PROXY", &proxy.url).environment("http_proxy", &proxy.url);
     let mut server = Server { program, port };
@@ -92,7 +94,7 @@ async fn webhooks_and_traces_go_through_the_proxy_to_a_private_authority() {
     cancelled(&farm).await;
     secure.next().await;
     plain.next().await;
-    submitted(server.port, &trace_parent(TRACE, "01"), 1, 1).await;
+    submitted(rest, &trace_parent(TRACE, "01"), 1, 1).await;
     collector.until("a span", |_| true).await;
     let place = |url: &str| url.split_once("://").expect("a URL").1.to_owned();
     proxy.was_asked(&format!("CONNECT {}", place(&secure.url)));
