@@ -36,6 +36,9 @@ type Environment = Vec<(&'static str, OsString)>;
 pub const HEARTBEAT: Duration = Duration::from_millis(500);
 pub const LEASE: Duration = Duration::from_secs(2);
 
+/// Longest pause of an agent whose identity another agent has, and some time to connect.
+const REFUSED_FOR: Duration = Duration::from_secs(100);
+
 const SERVERS: usize = 3;
 const AGENTS: usize = 6;
 const RECYCLERS: usize = 2;
@@ -500,6 +503,16 @@ impl World {
             }
         }
         let names: Vec<&str> = self.agents.iter().map(|agent| agent.name.as_str()).collect();
+        // An agent that was refused while a copy had its identity asks again after a minute.
+        for name in names.iter().filter(|name| self.copied.contains(**name)) {
+            let is_back = format!(
+                "select exists (select from pcfarm.workstation w where w.hostname = '{name}'
+                     and w.state in ('waiting', 'processing') and w.silent_since is null and not w.disconnected)"
+            );
+            if !self.comes_true(within.max(REFUSED_FOR), &is_back).await {
+                wrong.push(format!("{name} does not come back after its copy has gone"));
+            }
+        }
         let query =
             "select g::text as key, jsonb_build_object('n', g, 'ms', 20) as payload from generate_series(1, 1000) g";
         let sent = async {
