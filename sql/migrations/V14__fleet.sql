@@ -288,6 +288,12 @@ begin
         select from pcfarm.event e
         where e.workstation_id = workstation and e.what = 'workstation cloned' and e.details = note_clone.details
             and (every is null or e.happened_at > clock_timestamp() - every))
+        -- An agent that invents copies does not flood events and alerts.
+        or (select count(*) from (
+            select from pcfarm.event e
+            where e.workstation_id = workstation and e.what = 'workstation cloned'
+                and e.happened_at > clock_timestamp() - interval '1 day'
+            limit 100) e) >= 100
     then
         return false;
     end if;

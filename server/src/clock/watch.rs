@@ -7,6 +7,7 @@ use pcfarm_sql::clock::{self, Looked};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::time::MissedTickBehavior;
+use tokio_postgres::error::SqlState;
 use tracing::{info, warn};
 
 /// Between two looks. A tenth of what a look vouches for (pcfarm.clock_is_proven).
@@ -29,7 +30,16 @@ impl Watch {
     /// Takes the first look before the server accepts connections: rows stored afterwards say nothing about the time before.
     pub async fn begin(farm: Arc<Farm>) -> anyhow::Result<Watch> {
         let mut watch = Watch { farm, began: Instant::now(), last: None, put_right_at: None, was_proven: true };
-        watch.look().await.context("looking at the database's clock")?;
+        match watch.look().await {
+            // A transaction that holds the row keeps no server from starting. The clock counts as unproven after a minute.
+            Err(error) if is_locked(&error) => {
+                warn!(
+                    error = format!("{error:#}"),
+                    "another transaction holds the state of the clock: going on without it"
+                );
+            }
+            outcome => outcome.context("looking at the database's clock")?,
+        }
         Ok(watch)
     }
 
@@ -98,4 +108,9 @@ impl Watch {
         }
         self.was_proven = is_proven;
     }
+}
+
+fn is_locked(error: &anyhow::Error) -> bool {
+    let code = error.chain().find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
+    code == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }

@@ -321,10 +321,13 @@ async fn recall_unknown(farm: &Farm, deliveries: &[Delivered]) -> anyhow::Result
 /// Puts problems back into the queue that agents return unbegun while they go on with the others of a checkout. A repetition
 /// has no effect: problems that the checkout does not hold are passed over.
 async fn take_back_returned(farm: &Farm, batch: &Batch, verdicts: &[Verdict]) -> anyhow::Result<()> {
-    let is_live = |verdict: &&Verdict| verdict.kind == VerdictKind::Accepted && !verdict.closed;
-    for verdict in verdicts.iter().filter(is_live) {
-        let Some((token, problems, why)) = batch.returned(verdict.checkout_id) else { continue };
-        let client = farm.pool.get().await?;
+    let live = verdicts.iter().filter(|verdict| verdict.kind == VerdictKind::Accepted && !verdict.closed);
+    let returned: Vec<_> = live.filter_map(|verdict| Some((verdict, batch.returned(verdict.checkout_id)?))).collect();
+    if returned.is_empty() {
+        return Ok(());
+    }
+    let client = farm.pool.get().await?;
+    for (verdict, (token, problems, why)) in returned {
         let requeued = checkout::give_back(&*client, verdict.checkout_id, token, problems, why).await?;
         debug!(checkout_id = %verdict.checkout_id, requeued, why, "problems handed back unbegun");
         crash_point(CrashPoint::ProblemsHandedBack);

@@ -19,6 +19,9 @@ const UNIT_BYTES: usize = 1 << 10;
 const LEAST_BYTES_PER_SECOND: u64 = 2 << 10;
 const GRACE: Duration = Duration::from_secs(60);
 
+/// Longest wait for room. Solutions that do not progress free theirs at their deadline.
+const ROOM_WAIT: Duration = Duration::from_secs(60);
+
 /// Room for unfinished solutions, shared by all sessions of a server.
 #[derive(Clone, Debug)]
 pub struct Room(Arc<Semaphore>);
@@ -32,7 +35,10 @@ impl Default for Room {
 impl Room {
     async fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Status> {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).expect("a solution has at most a megabyte");
-        self.0.clone().acquire_many_owned(units).await.map_err(|_| Status::unavailable("this server is stopping"))
+        match tokio::time::timeout(ROOM_WAIT, self.0.clone().acquire_many_owned(units)).await {
+            Ok(permit) => permit.map_err(|_| Status::unavailable("this server is stopping")),
+            Err(_) => Err(Status::unavailable("this server has no room for another large solution: connect again")),
+        }
     }
 }
 
@@ -54,6 +60,17 @@ struct Solution {
 impl Streamed {
     pub fn new(room: Room) -> Streamed {
         Streamed { room, unfinished: None }
+    }
+
+    /// Fails if the unfinished solution is overdue. Called for every message of the session, so that an agent that sends only
+    /// heartbeats does not hold room that others wait for.
+    pub fn check_deadline(&self) -> Result<(), Status> {
+        match &self.unfinished {
+            Some(solution) if Instant::now() > solution.deadline => {
+                Err(Status::deadline_exceeded("a solution came too slowly"))
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Takes a piece and returns its receipt. That the checkout is live is decided when its delivery is stored.
@@ -79,9 +96,6 @@ impl Streamed {
         let is_next = usize::try_from(offset).is_ok_and(|offset| offset == solution.content.len());
         if !is_next || content.len() > solution.total - solution.content.len() {
             return Err(Status::invalid_argument("a part of a solution that is out of order, or too long"));
-        }
-        if Instant::now() > solution.deadline {
-            return Err(Status::deadline_exceeded("a solution came too slowly"));
         }
         solution.content.extend_from_slice(&content);
         Ok(PartReceived { checkout_id, problem_id, received: solution.content.len() as u64 })
@@ -171,8 +185,9 @@ mod tests {
     async fn a_solution_that_trickles_is_given_up() {
         let mut streamed = Streamed::new(Room::default());
         streamed.take(part(8, 0, 4, b"1")).await.expect("a beginning");
+        streamed.check_deadline().expect("it has time");
         streamed.unfinished.as_mut().expect("begun").deadline = Instant::now() - Duration::from_secs(1);
-        assert_eq!(streamed.take(part(8, 1, 4, b"2")).await.expect_err("late").code(), tonic::Code::DeadlineExceeded);
+        assert_eq!(streamed.check_deadline().expect_err("late").code(), tonic::Code::DeadlineExceeded);
         assert_eq!(time_for(1 << 20), Duration::from_secs(60 + 512));
     }
 }

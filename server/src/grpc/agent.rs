@@ -61,6 +61,9 @@ const MACHINES_LIMIT: usize = 8;
 /// Settings that an agent may say it goes by.
 const PRESENCE_LIMIT: usize = 100;
 
+/// Results that one message may ask about. An agent sends those again that it is not told of.
+const ASKED_RESULTS_LIMIT: usize = 100_000;
+
 /// Findings about presence sources.
 const NOTES_LIMIT: usize = 16;
 const NOTE_BYTES_LIMIT: usize = 200;
@@ -561,6 +564,7 @@ async fn handle(
     streamed: &mut Streamed,
     message: Message,
 ) -> Result<Next, Status> {
+    streamed.check_deadline()?;
     match message {
         Message::Goodbye(goodbye) => {
             take_leave(farm, session, &goodbye).await;
@@ -667,7 +671,8 @@ async fn stored(farm: &Farm, request: v1::StoredRequest) -> v1::Stored {
         let problem = move |id: &i64| DeliveredProblem { checkout_id, token, problem_id: ProblemId(*id) };
         checkout.problem_ids.iter().map(problem).collect::<Vec<_>>()
     };
-    let delivered: Vec<DeliveredProblem> = request.checkouts.iter().flat_map(delivered).collect();
+    let all = request.checkouts.iter().flat_map(delivered);
+    let delivered: Vec<DeliveredProblem> = all.take(ASKED_RESULTS_LIMIT).collect();
     let found = async {
         let client = farm.pool.get().await?;
         anyhow::Ok(checkout::stored(&client, &delivered).await?)
