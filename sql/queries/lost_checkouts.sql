@@ -1,8 +1,10 @@
--- Live checkouts in dead hands, whenever they got there, in those of workstations that were forgotten or have been offline for
--- the lease ($2 seconds), and overdue ones, oldest first after $1. The last deliveries of an agent that has ended in good order
--- may wait for their acceptance: the lease is their time. Starts from the workstations that are gone and from the deadlines, never from the live checkouts: while somebody's snapshot is open, looking through
--- those walks past every one that has ended. So each step leaves the planner no choice but its index. Takes no lock: closing
--- them locks their lanes first.
+-- Live checkouts to be requeued, oldest first after $1: of dead or forgotten workstations, of those that have been
+-- offline for the lease ($2 seconds), and overdue ones. The last deliveries of an agent that ended in good order may wait for
+-- their acceptance: the lease is their time.
+--
+-- The search starts from the workstations that are gone and from the deadlines. Looking through the live checkouts would walk past
+-- every ended one while a snapshot is open. So each step leaves the planner no choice but its index. The statement takes no lock,
+-- because closing checkouts locks their lanes first.
 with lost as materialized (
     select c.checkout_id
     from pcfarm.workstation w

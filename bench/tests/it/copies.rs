@@ -126,7 +126,7 @@ async fn a_copy_that_names_the_originals_identity_is_refused_and_asks_on() {
         copy.says("identity new", SOON).await;
         assert!(copy.runs(), "{}", copy.log());
         copy.kill();
-        // What this start says is looked for in what it wrote.
+        // The next start is looked for in its own lines.
         fs::write(farm.path("copy.log"), "").expect("emptied");
     }
     assert_eq!(cloned(&farm).await, 1, "the same refusal is news once a day");

@@ -141,8 +141,8 @@ impl Definition {
         }
     }
 
-    /// What a schedule waits for instead, if it waits for longer than its recurrence says: a clock that was ahead has written its
-    /// times. `triggered`: due times in the future that were triggered by that clock, which are not triggered again.
+    /// Returns an earlier wait for a schedule that waits longer than its recurrence says, because a clock that was ahead wrote its
+    /// times. `triggered` are due times in the future that this clock triggered; they are not triggered again.
     pub fn sooner(
         &self,
         due: Option<Timestamp>,

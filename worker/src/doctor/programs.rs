@@ -1,6 +1,6 @@
 //! What holds back each of the owner's programs on this machine, in words: by its user, by the kernel's fence, by limits.
 //!
-//! Changes nothing and starts nothing but the checks that the owner names: what is asked is what the launcher would ask.
+//! Changes nothing, starts only the checks that the owner names, and asks the questions of the launcher.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

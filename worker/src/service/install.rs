@@ -557,7 +557,7 @@ mod tests {
         let plain = Settings::of_service(Path::new("worker.toml"), CONFIG_TEXT).expect("good settings");
         let desk = crate::presence::settings::Settings::of_a_desk();
         assert_eq!(plain.presence, desk);
-        // What is shown for a desk is what holds for it, except for settings without a default.
+        // Comments show the defaults of a desk, except for settings without a default.
         let table: Vec<String> = text.into_iter().filter(|line| !line.starts_with("unattended")).collect();
         let mut shown =
             Settings::of_service(Path::new("worker.toml"), &table.join("\n")).expect("good settings").presence;
