@@ -415,7 +415,7 @@ pub(crate) struct Body {
     desk: Desk,
     replace: CancellationToken,
     equipment: Arc<Lookout>,
-    /// The program is told to stop.
+    /// Cancelled when the program is to stop.
     stop: CancellationToken,
 }
 

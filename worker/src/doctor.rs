@@ -36,9 +36,9 @@ pub enum Step {
     Version,
     Clock,
     Presence,
-    /// Of each GPU.
+    /// Each GPU.
     Gpu,
-    /// Of each of the owner's programs.
+    /// Each of the owner's programs.
     Programs,
 }
 

@@ -340,7 +340,8 @@ impl Driver {
         }
     }
 
-    /// Sends what is left and a goodbye, ends the stream and hears its end, which says that the goodbye is recorded.
+    /// Sends the remaining messages and a goodbye, closes the stream and waits for its end. The server ends it when the goodbye
+    /// is recorded.
     async fn say_farewell(&mut self, goodbye: Goodbye, link_events: &mut mpsc::Receiver<LinkEvent>) {
         let Some(stream) = self.stream.take() else {
             return;

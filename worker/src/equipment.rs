@@ -1,7 +1,7 @@
 //! GPUs and programs of this machine, which come and go while an agent runs: a driver is updated, a program is removed.
 //!
-//! Owns when the machine is looked at: at each connection and every ten minutes. The look is a function of its own, so that sessions
-//! never wait for it: a program may lie on a network file system that does not answer.
+//! Owns the times of the looks at the machine: at each connection and every ten minutes. A look runs on a thread of its own, so
+//! that sessions never wait for it: a program may lie on a network file system that does not answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(600);
 
 type Look = dyn Fn() -> v1::Equipment + Send + Sync;
 
-/// Sees what the machine has, for all sessions of an agent.
+/// Looks at the machine's GPUs and programs, for all sessions of an agent.
 pub struct Lookout {
     look: Arc<Look>,
     known: watch::Sender<v1::Equipment>,
@@ -37,7 +37,7 @@ impl Lookout {
         self.known.subscribe()
     }
 
-    /// Looks for ever, one look at a time: a look that hangs keeps what was known. The agent passes [`LOOK_EVERY`].
+    /// Looks for ever, one look at a time. While a look hangs, the result of the last one stays. The agent passes [`LOOK_EVERY`].
     pub async fn keep(&self, every: Duration) {
         loop {
             let _ = tokio::time::timeout(every, self.again.notified()).await;

@@ -3,7 +3,7 @@
 use pcfarm_proto::v1::Goodbye;
 use pcfarm_proto::v1::goodbye::Reason;
 
-/// `is_own`: the session is the agent's own, and not a slot's. `program_stops`: the whole program was told to stop.
+/// `is_own`: the session is the agent's own, and not a slot's. `program_stops`: the whole program is to stop.
 pub async fn of(is_own: bool, program_stops: bool) -> Goodbye {
     let (reason, text) = match (program_stops, is_own) {
         (true, _) if system::stops().await => (Reason::Shutdown, ""),
@@ -27,7 +27,7 @@ mod system {
     /// A service manager that shuts the system down answers in milliseconds, or has no time.
     const ANSWER_WAIT: Duration = Duration::from_millis(500);
 
-    /// Whether the system shuts down or restarts.
+    /// True if the system shuts down or restarts.
     pub async fn stops() -> bool {
         if !Path::new("/run/systemd/system").exists() {
             return false;
@@ -37,13 +37,13 @@ mod system {
         matches!(timeout(ANSWER_WAIT, asks.output()).await, Ok(Ok(said)) if said.stdout.trim_ascii() == b"stopping")
     }
 
-    /// Whether another file has taken the place of the one that this process was started from.
+    /// True if the file that started this process is gone, as after an upgrade.
     pub fn has_replaced_this_program() -> bool {
         std::fs::read_link("/proc/self/exe").is_ok_and(|exe| exe.to_string_lossy().ends_with(" (deleted)"))
     }
 }
 
-/// Nothing is known of the system here.
+/// The agent cannot ask other systems.
 #[cfg(not(target_os = "linux"))]
 mod system {
     pub async fn stops() -> bool {

@@ -208,7 +208,7 @@ pub struct Inventory {
     /// Unanswered request of the server to return problems.
     to_return: Option<v1::GiveBack>,
     pockets_emptied: Duration,
-    /// GPUs and programs as the server was told last.
+    /// GPUs and programs as of the last message to the server.
     equipment_told: v1::Equipment,
     stuck: stuck::Stuck,
 }

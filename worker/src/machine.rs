@@ -23,7 +23,8 @@ pub fn arch() -> String {
     std::env::consts::ARCH.to_owned()
 }
 
-/// GPUs that the farm is told of. A job that requires one is given to no workstation whose programs could not open it.
+/// Returns the GPUs of which the agent tells the farm: those that it may open. So a job that requires a GPU goes to no
+/// workstation whose programs could not open it.
 pub fn gpus(root: &Path, allowed: bool) -> Vec<Gpu> {
     let open = found(root).into_iter().filter(|found| found.withheld(allowed, &may_open).is_none());
     open.map(|found| found.gpu).collect()

@@ -369,7 +369,8 @@ impl Shared {
                 let inputs = signals.input.iter().filter_map(|reading| reading.says.as_ref().ok());
                 inputs.map(|input| input.last).max()
             };
-            // A person who works or watches without input ends it as well, and an older input tells nothing of how quickly.
+            // A person who works or watches without input stops the work as well. An older input says nothing about how quickly
+            // the agent gave way.
             let input = last(&signals).filter(|last| stopped && by_person && *last > before.since);
             self.directives.send_if_modified(|directive| {
                 let input = if state.activity == directive.activity { directive.input } else { input };

@@ -1,9 +1,9 @@
 //! The helper in a person's session, which tells the agent what only the session knows.
 //!
-//! Owns that the agent hears at once of input, and every few seconds that there is none. It speaks only for its own session, and says so
-//! if it cannot see it. A display, compositor or bus that does not answer is tried again for as long as it takes: it mostly comes back,
-//! and with it the person. One that is gone is tried for a minute, which a restart takes; then the session has ended, and the helper with
-//! it.
+//! Reports input to the agent at once, and every few seconds that there is none. The helper speaks only for its own session, and
+//! reports if it cannot see it. It retries for ever a display, compositor or bus that does not answer: mostly it comes back, and
+//! with it the person. The helper retries one that is gone for a minute, which a restart takes. Then the session has ended, and
+//! the helper ends, too.
 
 #[cfg(target_os = "linux")]
 mod autostart;
@@ -33,7 +33,8 @@ use crate::platform::{self, Connection};
 /// How often the agent hears that there is no input. It takes a helper that is silent for ten seconds for one that hangs.
 const SPEAK_EVERY: Duration = Duration::from_secs(4);
 
-/// How long a display, compositor or bus may take to answer. Together with [`SPEAK_EVERY`] it is less than what the agent tolerates.
+/// How long a display, compositor or bus may take to answer. Together with [`SPEAK_EVERY`] it is less than the silence that the
+/// agent tolerates.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
 
 /// Before a lost agent is looked for again.

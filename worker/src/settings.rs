@@ -77,7 +77,7 @@ pub struct Settings {
     pub work_dir: PathBuf,
     /// Most bytes of those files.
     pub files_bytes: u64,
-    /// Programs may use GPUs, and the farm is told of those that the agent may open.
+    /// Programs may use GPUs, and the agent tells the farm of the GPUs that it may open.
     pub gpu: bool,
     /// What programs must not read, beside the agent's own files.
     pub hide: Vec<PathBuf>,

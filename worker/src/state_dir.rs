@@ -1,8 +1,8 @@
 //! The agent's state directory: who it is, across restarts.
 //!
-//! Owns the identity file and the lock that keeps a second agent out; `binding` ties the identity to the machine. Beside them
-//! are the agent's credentials, and what presence keeps, and nothing else: what an agent holds is lost with it, and the farm
-//! hands it out again.
+//! Owns the identity file and the lock that keeps a second agent out; `binding` ties the identity to the machine. Beside them are
+//! the agent's credentials and the files of presence, but no work: checkouts are lost with the agent, and the farm hands them out
+//! again.
 
 pub(crate) mod binding;
 

@@ -165,7 +165,7 @@ impl Checkout {
         let _ = self.pulse.set(pulse);
     }
 
-    /// Whether its agent still looks for its person; a checkout without an agent needs none.
+    /// True if its agent still looks for its person, or if the checkout has no agent.
     pub fn is_watched(&self) -> bool {
         self.pulse.get().is_none_or(Pulse::is_felt)
     }

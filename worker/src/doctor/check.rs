@@ -91,11 +91,11 @@ fn check(program: &Program, user: Option<User>, place: &Place) -> Finding {
     finding(&name, found)
 }
 
-/// The outcome of a check in all places, before it is told.
+/// Outcome of the runs of a check, before it becomes a finding.
 #[derive(Debug, PartialEq, Eq)]
 enum Found<'a> {
     Passes,
-    /// It fails without the unit's rules, too.
+    /// The check fails without the unit's rules, too.
     Broken(Ran),
     Blocked(Ran, Vec<&'a Rule>),
 }
@@ -213,7 +213,8 @@ fn transient(program: &Program, user: Option<User>, groups: &[Line], rules: &[&R
     }
 }
 
-/// Runs a command within a limit of time and output. `stop` ends what it leaves behind.
+/// Runs a command within limits of time and output. When the time is over, `stop` ends processes outside the command's process
+/// group.
 fn outcome(program: &Program, command: &mut Command, limit: Duration, stop: &dyn Fn()) -> Result<Ran, String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
@@ -257,7 +258,7 @@ fn wait(child: &mut Child, until: Instant) -> Result<Option<ExitStatus>, String>
     }
 }
 
-/// Reads to the end and keeps what comes first.
+/// Reads to the end and keeps the first bytes.
 fn read(pipe: Option<impl Read + Send + 'static>, sender: mpsc::Sender<String>) {
     let Some(mut pipe) = pipe else { return };
     thread::spawn(move || {

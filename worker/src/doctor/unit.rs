@@ -157,7 +157,7 @@ fn in_force(cat: &str) -> Vec<Line> {
         let Some((name, value)) = whole.split_once('=').filter(|_| is_service) else { continue };
         let line =
             Line { file: file.clone(), number: first, name: name.trim().to_owned(), value: value.trim().to_owned() };
-        // Of capabilities nothing is a value: none at all.
+        // An empty value resets a setting. For capabilities it is a value of its own: none at all.
         if line.value.is_empty() && !line.name.ends_with("Capabilities") && line.name != "CapabilityBoundingSet" {
             lines.retain(|before| before.name != line.name);
         } else {

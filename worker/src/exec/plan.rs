@@ -1,8 +1,10 @@
-//! What agent, supervisor and launcher say to each other.
+//! Messages between agent, supervisor and launcher.
 //!
-//! Frames on pipes: the length of a header in JSON, the length of a body of bytes, and both. The agent sends one [`Plan`],
-//! then [`Request`]s: each question is answered by one [`Reply`] before the next, and so is that all is to stand still; what is said
-//! next is that it goes on. While there is a question the agent says every second that it is alive, to which there is no reply. To close the pipe ends whatever runs, or stands still.
+//! Frames on pipes: the length of a header in JSON, the length of a body of bytes, and both. The agent sends one [`Plan`], then
+//! [`Request`]s. The supervisor answers each question with one [`Reply`] before the next question. It also answers
+//! [`Request::Freeze`]; then [`Request::Thaw`] lets the program go on. While there is a question the agent says every second that
+//! it is alive, to which there is no reply. If the agent closes the pipe, the supervisor ends all processes of the program,
+//! running or not.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;

@@ -352,8 +352,9 @@ fn duration(seconds: f64, name: &'static str) -> Result<Duration, ProgramError> 
     }
 }
 
-/// Variables that the owner allows, and a few that programs expect and that say nothing of the agent. The locale is the same on all
-/// workstations, unless the settings name another: where the agent was started from does not change what a program prints.
+/// Environment of a program: variables that the owner allows, and a few that programs expect and that say nothing of the agent.
+/// The locale is the same on all workstations unless the settings name another, so that a program's output does not depend on the
+/// agent's own environment.
 fn environment(s: &ProgramSettings) -> Result<Vec<(String, String)>, ProgramError> {
     const LOCALES: [&str; 3] = ["LANG", "LC_ALL", "LC_CTYPE"];
     let of_agent = |name: &str| std::env::var(name).ok().map(|value| (name.to_owned(), value));
@@ -365,7 +366,7 @@ fn environment(s: &ProgramSettings) -> Result<Vec<(String, String)>, ProgramErro
         std::iter::once("TZ").chain(s.pass_env.iter().map(String::as_str)).filter_map(of_agent).collect();
     environment.entry("PATH".to_owned()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
     environment.extend(s.env.clone());
-    // LC_ALL would go before what the settings say of the others.
+    // If the settings name one of these, LC_ALL would override it.
     if !LOCALES.iter().any(|name| environment.contains_key(*name)) {
         environment.insert("LC_ALL".to_owned(), LOCALE.to_owned());
     }

@@ -1,8 +1,8 @@
 //! Silence of the agent: a program stands still while its agent cannot stop it.
 //!
-//! Owns one rule: the supervisor of an attended workstation hears from its agent every second while a problem is in the works. An agent
-//! that is stopped, or that no longer looks for its person, says nothing. After a few seconds the supervisor stops the program's
-//! processes, and lets them go on at the agent's next word. What the agent says then decides: nothing, to stand still, or to end.
+//! Owns one rule. On an attended workstation the agent speaks to the supervisor every second while a program computes a problem.
+//! An agent that is stopped, or that no longer looks for its person, is silent. After [`LIMIT`] the supervisor stops the
+//! program's processes. They go on at the agent's next message, which may tell them to stand still or to end.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -164,7 +164,7 @@ impl Held {
         self.spent.checked_div(u32::try_from(self.solved()).ok()?)
     }
 
-    /// Whether some of its problems may be returned while others are computed.
+    /// True if some of its problems may be returned while others are computed.
     pub fn may_return(&self) -> bool {
         self.is_computing() && !self.checkout.one_by_one && !self.kept
     }

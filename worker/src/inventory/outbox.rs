@@ -1,9 +1,9 @@
 //! Deliveries until they are acknowledged.
 //!
-//! Owns their order and their ids: they are sent, and sent again, in the order in which they were made, so
-//! that the one that closes a checkout comes last. On a measured link each is cut to what the link carries in a moment, and a
-//! solution that is larger goes ahead of its delivery in parts. After a reconnection the server is asked which results it has
-//! stored, and only the others are sent again.
+//! Owns their order and their ids. They are sent, and sent again, in the order in which they were made, so that the delivery that
+//! closes a checkout comes last. On a measured link each delivery is cut to a piece that the link carries in a moment. A solution
+//! that is larger than a piece goes ahead of its delivery in parts. After a reconnection the agent asks the server which results
+//! of larger deliveries are stored, and sends only the others again.
 
 mod pieces;
 
@@ -59,7 +59,7 @@ enum Stage {
     Waiting {
         streamed: usize,
     },
-    /// The server was asked which of its results are stored.
+    /// The agent has asked the server which results of the delivery are stored.
     Asking {
         since: Duration,
     },
@@ -154,7 +154,7 @@ impl Outbox {
         Some(Next::Delivery(delivery, weight))
     }
 
-    /// Leaves of a delivery what the link carries in a moment, at least one result, and puts the rest behind it.
+    /// Cuts a delivery to one piece, which has at least one result, and puts the rest behind it.
     fn split(&mut self, place: usize, piece: usize) {
         let entry = &mut self.entries[place];
         if let Some(mut first) = pieces::split(&mut entry.delivery, piece) {
@@ -165,7 +165,7 @@ impl Outbox {
         }
     }
 
-    /// Takes out what the server says is stored: how many results of each checkout that were.
+    /// Takes out the results that the server has stored. Returns their number for each checkout.
     pub fn stored(&mut self, stored: v1::Stored) -> Vec<(CheckoutKey, usize)> {
         let is_it = |entry: &Entry| {
             entry.delivery.delivery_id == stored.delivery_id && matches!(entry.stage, Stage::Asking { .. })

@@ -1,9 +1,10 @@
 //! Bytes under way to the server, kept to about a second of the link's rate.
 //!
-//! Owns the ledger of what is under way. A server says with each acknowledgement how long it took to store, and the rest of the
-//! round trip is the link's time. When parcels wait for more than about a second before the link carries them, fewer bytes are put
-//! on it, so that heartbeats and pings behind them are never late. When they wait for less, and there was more to send, the limit
-//! grows, as TCP's does at the beginning: from a few kilobytes to what the largest links need within ten round trips.
+//! Owns the ledger of these bytes. The server says with each acknowledgement how long storing took. The rest of the round trip is
+//! the link's time. When parcels wait for more than [`LONG_WAIT`] before the link carries them, the limit shrinks to a wait of
+//! [`WAIT`], so that heartbeats and pings behind them are never late. When parcels wait for less than [`SHORT_WAIT`], and there
+//! was more to send, the limit grows, as in TCP's slow start: from [`FIRST_LIMIT`] to the need of the largest links within ten
+//! round trips.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -29,12 +30,13 @@ const PIECES: usize = 4;
 /// The longest round trip that is taken for distance, and not for a queue.
 const FARTHEST: Duration = Duration::from_millis(700);
 
-/// The limit grows while parcels wait for less than the first, and shrinks to a wait of the second when they wait for more than the last.
+/// The limit grows while parcels wait for less than the first. It shrinks to a wait of the second when they wait for more than
+/// the third.
 const SHORT_WAIT: Duration = Duration::from_millis(500);
 const WAIT: Duration = Duration::from_millis(1000);
 const LONG_WAIT: Duration = Duration::from_millis(1500);
 
-/// A parcel of so many bytes shows what the link carries, and lets the limit grow so many times.
+/// Least bytes of a parcel that proves the link's rate, and the largest factor by which one parcel lets the limit grow.
 const PROVES_BYTES: usize = 8 << 10;
 const GROWTH: usize = 4;
 

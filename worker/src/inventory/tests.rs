@@ -845,7 +845,7 @@ fn a_change_of_equipment_is_told_once_and_not_too_often() {
     let mut trial = Trial::new();
     assert_eq!(trial.on(equipped(1, &["minizinc"])), [""; 0]);
     assert_eq!(trial.on(Event::Connected), ["hello waiting []"]);
-    // It changes while the server has not answered.
+    // The equipment changes while the server has not answered.
     assert_eq!(trial.on(equipped(2, &["minizinc"])), [""; 0]);
     let Event::Received(In::Welcome(first)) = welcome() else { panic!("a welcome") };
     let knows = Event::Received(In::Welcome(v1::Welcome { takes_equipment: true, ..first }));

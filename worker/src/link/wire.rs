@@ -25,7 +25,7 @@ use crate::clock;
 #[cfg(target_os = "linux")]
 const UNSENT_BYTES: u32 = 256 << 10;
 
-/// A wait that took so much longer says nothing of the connection.
+/// A wait that took so much longer than planned proves nothing about the connection: this process stood still.
 const STOOD_STILL: Duration = Duration::from_secs(2);
 
 /// Signs of life of one connection. Times are [`clock::now`], which runs on while the machine sleeps.

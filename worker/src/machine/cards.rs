@@ -4,8 +4,9 @@
 //! neither it nor the bus behind it can be unplugged. So bridges, tunnels, bonds, containers' ends, USB dongles, docks and
 //! virtual functions do not count.
 //!
-//! The permanent address is the one that the maker gave. The kernel names it by netlink, whatever address the card uses now.
-//! Where netlink may not be used, or names none, the current address counts if it is the card's own and was not set or made up.
+//! The permanent address is the one that the maker gave. The kernel names it by netlink, even if the card uses another address
+//! now. Where the agent may not use netlink, or netlink names none, the current address counts if it is the card's own and was
+//! not set or made up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,10 +1,10 @@
 //! Fingerprint of this machine: the digests of its machine-id and of the permanent addresses of its network cards.
 //!
 //! Machines differ if their machine-ids differ, or if both have cards and none in common. Either difference shows a copied disk:
-//! its machine-id was made anew, or it runs on other cards. A part that one of the two does not have decides nothing, so that a
-//! card that appears late, a second card and a dongle change nothing from day to day.
+//! its machine-id was made anew, or it runs on other cards. A part that one of the two lacks decides nothing. So a card that
+//! appears late, a second card and a dongle change nothing from day to day.
 //!
-//! Digests are made for PC Farm alone: nobody learns a machine-id or an address from them.
+//! Digests have domains of PC Farm, so they match no digest that other software makes of a machine-id or an address.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -58,7 +58,7 @@ impl Fingerprint {
         Some(self.cards.iter().fold(digest, |digest, card| digest.chain_update(card)).finalize().into())
     }
 
-    /// Why `present` is another machine than this one; none if nothing says so.
+    /// Returns why `present` is another machine than this one. None: nothing shows a difference.
     pub fn difference(&self, present: &Fingerprint) -> Option<&'static str> {
         if let (Some(recorded), Some(present)) = (&self.id, &present.id)
             && recorded != present

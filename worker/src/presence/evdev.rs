@@ -1,8 +1,8 @@
 //! Keyboards and pointing devices, as the kernel sees them: `/dev/input/event*`.
 //!
-//! Owns one thread that sleeps until somebody touches something, whatever display there is or none. It must never miss a
-//! device: one that cannot be watched makes the whole source useless, and it says which. A new device is activity; removing one is not,
-//! for radios lose their devices at night as well.
+//! Owns one thread that sleeps until a person touches a device, with any display or none. It must never miss a device: one that
+//! it cannot watch makes the whole source useless, and the source names it. A new device is activity. Removing one is not,
+//! because radios lose their devices at night as well.
 
 mod description;
 mod device;
@@ -233,7 +233,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
         Ok(Woken { ended, changed: !watched[1].revents().is_empty() })
     }
 
-    /// Whether one was touched. A device that has gone is forgotten.
+    /// Reads all devices. True if a person touched one. Forgets devices that have gone.
     fn read_devices(&mut self) -> bool {
         let now = clock::now();
         let mut any = false;
@@ -287,7 +287,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
                     self.devices.insert(name, device);
                     is_new = true;
                 }
-                // It is being removed, and its file follows.
+                // The device is being removed, and its file goes next.
                 Err(error) if is_gone(&error) => {}
                 Err(error) => failures.push(format!("{name} ({}): {error}", described.name)),
             }
@@ -537,7 +537,7 @@ mod tests {
         locked(&watched.evdev.seen).looked = long_ago;
         let reading = watched.evdev.read(clock::now());
         assert!(clock::now().saturating_sub(reading.at) >= Duration::from_secs(20), "it is as old as that");
-        // That was a question, which the thread answers.
+        // The read asked the thread to look, and the thread answers.
         let is_fresh = || clock::now().saturating_sub(watched.evdev.read(clock::now()).at) < Duration::from_secs(10);
         let answered = (0..200).any(|_| {
             std::thread::sleep(GATHER);

@@ -127,7 +127,8 @@ impl Helpers {
         for Here { helper, told } in self.here.values() {
             input.push(helper.input(trusted));
             if let (Err(_), Some(told)) = (&helper.last, told) {
-                // It proves nothing any more. The person whom it saw is remembered, and its silence is.
+                // The helper proves no absence any more. Its last input still counts, as of its time, so that its silence counts,
+                // too.
                 let before = Helper { at: told.at, last: Ok(told.last), is_own: false, ..helper.clone() };
                 input.push(before.input(false));
             }

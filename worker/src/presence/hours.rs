@@ -54,7 +54,7 @@ impl fmt::Display for Hours {
 }
 
 impl Window {
-    /// Whether it goes beyond midnight. One that ends when it begins lasts a day.
+    /// True if the window goes beyond midnight. A window whose end is its beginning lasts a day.
     fn is_overnight(&self) -> bool {
         self.to <= self.from && self.to > 0
     }

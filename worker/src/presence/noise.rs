@@ -1,10 +1,10 @@
 //! Noise of input devices: axes that move by themselves. Pure.
 //!
-//! Owns the rule, which docs/workstations.md states: **a device is noise after six windows of ten seconds in a row that had events, in
-//! each of which every axis stayed within a tiny range, without a key, a button or a wheel.** The tiny range is a few millimetres of a
-//! desk for a relative axis, and a sixteenth of its range for an absolute one. A drifting stick and a jittering mouse keep to it for
-//! ever; a hand leaves it within moments. From then on the device's movements do not count, until an axis leaves the tiny range or a
-//! button is pressed: then a person has it, and the rule begins anew.
+//! Owns the rule, which docs/workstations.md states: **a device is noise after six quiet windows in a row.** A window takes ten
+//! seconds. It is quiet if every axis stayed within a tiny range, without a key, a button or a wheel. Windows without events do
+//! not count. The tiny range is a few millimetres of a desk for a relative axis, and a sixteenth of its range for an absolute
+//! one. A drifting stick and a jittering mouse keep to it for ever; a hand leaves it within moments. Movements of such a device
+//! do not count, until an axis leaves the tiny range or a button is pressed: then a person has it, and the rule begins anew.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -76,7 +76,8 @@ impl Noise {
         (self.tiny_windows, self.window) = (0, None);
     }
 
-    /// Whether a movement is noise. `tiny` is that of [`tiny`]; relative axes have their own.
+    /// Returns true if a movement is noise. `tiny` is the result of [`tiny`] for an absolute axis; relative axes have their own
+    /// range.
     pub fn moved(&mut self, axis: Axis, value: i32, tiny: i64, now: Moment) -> bool {
         self.begin_window(now);
         if !self.axes.contains_key(&axis) && self.axes.len() >= AXES_LIMIT {

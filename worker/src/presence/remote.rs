@@ -63,7 +63,7 @@ impl Rules {
         Rules { count: false, ..Rules::of_a_desk() }
     }
 
-    /// Whether anything here is to be looked for.
+    /// True if the agent must look for sessions or services at all.
     pub fn matter(&self) -> bool {
         self.count || !self.services.is_empty()
     }

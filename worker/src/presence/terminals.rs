@@ -1,8 +1,8 @@
 //! Terminals: consoles, and those of windows and of logins over the network.
 //!
-//! Owns the times of access of terminals; `ears` is told by the kernel of reads. A terminal knows nothing of a graphical desktop beside
-//! it, so it proves presence and, unless the owner says that there is nothing else, never absence. Typing and a new terminal are
-//! activity; closing a terminal is not.
+//! Owns the times of access of terminals; `ears` hears from the kernel when a terminal is read. A terminal knows nothing of a
+//! graphical desktop beside it, so it proves presence and, unless the owner says that there is nothing else, never absence.
+//! Typing and a new terminal are activity; closing a terminal is not.
 
 mod ears;
 
@@ -94,7 +94,7 @@ impl Terminals {
     }
 }
 
-/// Whether a terminal was read or opened between two looks.
+/// True if a terminal was read or opened between two looks.
 fn is_used(before: &Accessed, now: &Accessed) -> bool {
     now.iter().any(|(terminal, accessed)| before.get(terminal) != Some(accessed))
 }

@@ -1,7 +1,7 @@
 //! A helper that the desktop starts with each session, wherever the package is installed.
 //!
-//! Such a helper never bothers the session's person: it prints nothing, ends where no agent will ever listen, and continues as the
-//! program of an upgrade.
+//! The helper never bothers the session's person. It prints nothing, ends where no agent will ever listen, and continues as the
+//! new program after an upgrade.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

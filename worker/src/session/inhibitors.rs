@@ -87,7 +87,7 @@ pub fn start(sockets: Vec<PathBuf>, compositor: Arc<AtomicBool>) {
             }
         });
     };
-    // Without a thread nothing is told of them, and the helper does the rest.
+    // Without a thread the helper does not report inhibitors. It does the rest.
     let _ = std::thread::Builder::new().name("pcfarm-inhibitors".to_owned()).spawn(run);
 }
 

@@ -11,16 +11,16 @@ const GONE_FOR_GOOD: Duration = Duration::from_secs(60);
 /// How a session was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// It does not answer. It exists, and its person may come back.
+    /// The session does not answer. It exists, and its person may come back.
     Silent,
-    /// It cannot be reached any more.
+    /// The session cannot be reached any more.
     Gone,
-    /// It never tells, for it lacks the means.
+    /// The session never tells, because it lacks the means.
     Unable,
 }
 
 impl Loss {
-    /// That of a session which two ways failed to see: the one that leaves more hope.
+    /// Loss of a session that two ways failed to see: the loss that leaves more hope.
     #[cfg(target_os = "linux")]
     pub fn or(self, other: Loss) -> Loss {
         match (self, other) {

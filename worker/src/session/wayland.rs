@@ -134,7 +134,7 @@ fn begin() -> std::io::Result<mpsc::Receiver<Result<Compositor, (Loss, String)>>
 }
 
 impl Compositor {
-    /// To the one that the environment names.
+    /// Connects to the compositor that the environment names.
     fn connect() -> Result<Compositor, (Loss, String)> {
         let lost = |error: &dyn std::fmt::Display| (Loss::Gone, error.to_string());
         let connection = Connection::connect_to_env().map_err(|error| lost(&error))?;

@@ -22,7 +22,7 @@ use crate::platform;
 const MACHINE_FILE: &str = "machine";
 const WISH_FILE: &str = "identity.wish";
 
-/// A wish to keep the identity, when the credentials of the one that is given up are gone.
+/// A wish to keep the identity, after the credentials of the other identity were removed.
 const CLEARED: &str = "keep, cleared";
 
 /// Copied identity and its credentials, moved aside.
@@ -44,7 +44,7 @@ pub struct Binding {
 /// Wish of an owner for the identity at the next start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// The identity belongs to this machine, whatever was replaced.
+    /// The identity belongs to this machine, although its parts were replaced.
     Keep,
     /// This machine has an identity of its own.
     New,
@@ -96,7 +96,7 @@ pub fn bind(dir: &Path, present: &Fingerprint) -> Result<(Uuid, Binding), StateD
     Ok(bound)
 }
 
-/// What differs between the recorded machine and this one; none: nothing, or no machine is recorded.
+/// Returns the difference between the recorded machine and this one. None: there is none, or no machine is recorded.
 pub fn difference(dir: &Path, present: &Fingerprint) -> Result<Option<&'static str>, StateDirError> {
     Ok(read(dir)?.and_then(|recorded| recorded.machine.difference(present)))
 }
@@ -122,7 +122,7 @@ fn keep(dir: &Path, recorded: Option<Binding>, present: &Fingerprint) -> Result<
         let wish = dir.join(WISH_FILE);
         if text_of(&wish)?.as_deref() != Some(CLEARED) {
             credentials::OWN_FILES.iter().try_for_each(|file| remove(&dir.join(file)))?;
-            // From here on these files are the ones that were moved back.
+            // From here on these files come from `copied`.
             written(&wish, CLEARED)?;
         }
         credentials::OWN_FILES.iter().try_for_each(|file| move_if_there(&copied.join(file), &dir.join(file)))?;

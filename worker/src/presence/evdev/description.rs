@@ -32,7 +32,7 @@ impl Description {
     }
 }
 
-/// Whether a name fits a pattern, in which `*` stands for any text and `?` for any character. Case does not matter.
+/// Returns true if a name fits a pattern, in which `*` stands for any text and `?` for any character. Case does not matter.
 pub fn fits(pattern: &str, name: &str) -> bool {
     let lower = |text: &str| text.chars().flat_map(char::to_lowercase).collect::<Vec<char>>();
     let (pattern, name) = (lower(pattern), lower(name));

@@ -26,7 +26,7 @@ const QUIET: Duration = Duration::from_secs(60);
 
 pub struct Device {
     pub file: File,
-    /// What sysfs calls it.
+    /// Name in sysfs.
     pub named: String,
     noise: Noise,
     /// The tiny range of absolute axes.

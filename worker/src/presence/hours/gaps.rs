@@ -88,7 +88,7 @@ mod tests {
         for (texts, expected) in [
             (&["mon-fri 18:00-07:00", "sat,sun"][..], &["mon 0:00-7:00"][..]),
             (&["mon-thu 18:00-07:00", "fri-sun"], &["mon 0:00-7:00"]),
-            // The same mistake by an owner for whom a night belongs to the day on which it ends.
+            // An owner for whom a night belongs to the day on which it ends makes the same mistake.
             (&["sun-thu 18:00-07:00", "sat,sun"], &["fri 18:00-24:00"]),
             (&["mon,wed 20:00-06:00", "tue,thu"], &["wed 0:00-6:00"]),
             // Part of the morning is included by another window.

@@ -1,11 +1,12 @@
 //! Ears: a thread that sleeps until a terminal is read, which is how typing shows.
 //!
-//! Owns one rule that holds for every watch of the kernel: **the agent's own looks must not wake it.** A watch of a
-//! directory for `IN_ACCESS` is told whenever any process lists that directory, and the agent lists `/dev/pts` at every look. So the
-//! watch on the directory asks only for terminals that come and go, and each terminal has a watch of its own for reads.
+//! Owns one rule for all watches of the kernel: **the agent's own looks must not wake it.** A watch for `IN_ACCESS` on a
+//! directory also reports each listing of the directory, and the agent lists `/dev/pts` at every look. So the watch on the
+//! directory asks only for terminals that come and go, and each terminal has a watch of its own for reads.
 //!
-//! A terminal that the agent may not open for reading is deaf: its time of access is looked at instead, every half second at work. A
-//! watch for `IN_ACCESS` on the directory would not help there: reads of special files no longer reach it since Linux 6.18.
+//! A terminal that the agent may not open for reading is deaf. The agent looks at its time of access instead, every half second
+//! at work. A watch for `IN_ACCESS` on the directory would not help there: reads of special files no longer reach it since Linux
+//! 6.18.
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
@@ -93,7 +94,7 @@ impl Ears {
         Ok(Ears { known, end: Some(end), thread: Some(thread) })
     }
 
-    /// Whether a terminal may be used without a sound.
+    /// True if the thread may miss the use of a terminal.
     pub fn misses_some(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished) || !locked(&self.known).deaf.is_empty()
     }
@@ -208,7 +209,7 @@ impl Listener {
         }
     }
 
-    /// Whether it is activity.
+    /// Follows an event. Returns true if it is activity.
     fn take(&self, meaning: Meaning) -> bool {
         match meaning {
             Meaning::Nothing => false,

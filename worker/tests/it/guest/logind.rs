@@ -33,7 +33,7 @@ struct Logind {
 }
 
 impl Logind {
-    /// None: what it takes is not there.
+    /// None: systemd-logind is not there, or the test does not run as root.
     async fn start() -> Option<Logind> {
         if !rustix::process::geteuid().is_root() || !Path::new(LOGIND).exists() {
             left_out::for_want_of("systemd-logind and root's rights");
@@ -233,7 +233,7 @@ async fn beside_a_program_that_keeps_the_screen_on_it_does_not_work() {
     let (_server, mut agent, mut session) =
         desk.agent(|settings| settings.presence.run = logind.run.path().to_owned()).await;
     session.until_state(State::Waiting).await;
-    // Such wishes are no person's.
+    // Programs that delay sleep are no sign of a person.
     let _asked = logind.inhibit(&["--what=sleep", "--who=a manager of networks", "--mode=delay"]);
     let mut film =
         logind.inhibit(&["--what=sleep:idle", "--who=A player of films", "--why=Film läuft", "--mode=block"]);

@@ -389,7 +389,7 @@ async fn a_helper_that_hangs_counts_as_a_person_within_seconds_and_is_named() {
     until_explained(&desk, &agent, &format!("x11 of user {user} has not answered since ")).await;
     signal(&helper, rustix::process::Signal::CONT);
     session.until_state(State::Waiting).await;
-    // The end of a helper is told with its user and time.
+    // `explain` names the user and the time when a helper ends.
     helper.kill().await.expect("it runs");
     until_explained(&desk, &agent, &format!("the session helper x11 of user {user} ended at ")).await;
     agent.stop.cancel();
