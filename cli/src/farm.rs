@@ -33,7 +33,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Calls may be silent for long, but not their connection: pings find a server that died without a word.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
-/// Long: on a slow uplink a ping waits behind what the system has taken to send.
+/// A long time: on a slow uplink a ping waits behind bytes that the system has already taken to send.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Shows the token with every call, and what it is a part of.

@@ -45,10 +45,11 @@ pub fn axis_range(device: BorrowedFd<'_>, code: u16) -> Option<(i32, i32)> {
     range_of!(device, code, 0 1 2 3 4 5 6 7 8 9 10 16 17 18 19 20 21 22 23 24 25 26 27 28)
 }
 
-/// Whether another program has grabbed the device, so that its events do not come here; none where the probe is refused.
+/// Returns true if another program has grabbed the device, so that its events do not come here. None: the kernel refuses the
+/// probe.
 ///
-/// The only question that the kernel answers is an attempt: a grab of our own, given back at once. Events of these microseconds reach
-/// this program alone, so the probe is for a device that is not in use.
+/// The kernel answers only an attempt, so the probe grabs the device and gives it back at once. Events of these microseconds
+/// reach this program alone, so the probe is for a device that is not in use.
 #[allow(unsafe_code)]
 pub fn is_grabbed(device: BorrowedFd<'_>) -> Option<bool> {
     // SAFETY: the request takes an integer: 1 grabs.

@@ -122,7 +122,7 @@ fn with_port(destination: Uri) -> Result<Uri, Failed> {
     Ok(format!("{}://{host}:{port}", destination.scheme_str().unwrap_or("https")).parse()?)
 }
 
-/// A connection to a destination, or to a proxy that is told the destination with each request.
+/// Connection to a destination, or to a proxy that learns the destination from each request.
 pub struct Stream {
     io: MaybeHttpsStream<Tcp>,
     is_proxied: bool,

@@ -8,7 +8,7 @@ use hyper::Uri;
 use hyper::header::HeaderValue;
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 
-/// Setting that switches proxies off, whatever the variables say.
+/// Setting that switches proxies off, also those of the environment variables.
 pub const NONE: &str = "none";
 
 /// A proxy that cannot be used. The text never shows the address: it may have a password.

@@ -1,7 +1,7 @@
-//! The database's clock: found out when it is wrong, and put right what it has written meanwhile.
+//! Watches the database's clock, and repairs the times that a wrong clock wrote.
 //!
-//! - what a look at it means, and when it is proven again: [`verdict`], which is pure
-//! - looking, every few seconds: [`watch`]
+//! - meaning of a look, and when the clock is proven again: [`verdict`], which is pure
+//! - looks, every few seconds: [`watch`]
 //! - differences of time zone rules and collations, at start: [`data`]
 
 pub mod data;

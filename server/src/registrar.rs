@@ -1,6 +1,6 @@
-//! Writes down who has connected, who is heard again after a silence, who has said goodbye, and whose connection has ended. When a server
-//! starts again, or was short of time, that is said of thousands at once: those that come while a database call is in
-//! flight are written down together by the next one.
+//! Records workstations that have connected, are heard again after a silence, have said goodbye, or have lost their connection.
+//! When a server starts again, or was short of time, thousands of them come at once. The next database call records together all
+//! that came during the last one.
 
 use crate::farm::Farm;
 use crate::grpc::status_code;
@@ -102,7 +102,7 @@ async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
     if !heard.is_empty() {
         mark_heard(farm, &heard).await;
     }
-    // Before the ends of their connections, which change nothing of one that is offline.
+    // Before the ends of their connections, which do not change an offline workstation.
     if !gone.is_empty() {
         mark_offline(farm, gone).await;
     }

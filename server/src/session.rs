@@ -456,7 +456,7 @@ impl Session {
         }
     }
 
-    /// Whether problems of this controller wait for a pool of their own and not for the cores.
+    /// True if problems of this controller wait for a pool of their own and not for the cores.
     pub fn is_apart(&self, controller: &str) -> bool {
         self.apart.contains(controller)
     }
@@ -522,24 +522,24 @@ impl Session {
         (!self.apart.contains(controller)).then(|| state.holding.ahead(speed, Instant::now()))
     }
 
-    /// Whether a core has become free since the last call.
+    /// Returns true if a core has become free since the last call.
     pub fn take_freed(&self) -> bool {
         self.state().holding.take_freed()
     }
 
-    /// Whether some of its cores have nothing to do.
+    /// True if some of its cores have nothing to do.
     pub fn is_free(&self) -> bool {
         self.state().holding.is_free()
     }
 
-    /// Whether it wants work and some of its cores have had nothing to do for that long.
+    /// True if it wants work and some of its cores have had nothing to do for that long.
     pub fn is_idle_for(&self, time: Duration) -> bool {
         let state = self.state();
         state.wants_work() && state.holding.is_free_for(time, Instant::now()) && !self.ended.is_cancelled()
     }
 
     /// Returns checkouts that may have unbegun problems, and how many problems the workstation holds beyond those that it
-    /// computes. None: it has none to spare, was asked a moment ago, or cannot return any.
+    /// computes. None: it has none to spare, got a request a moment ago, or cannot return any.
     pub fn surplus(&self, time: Duration) -> Option<(Vec<CheckoutId>, usize)> {
         if !self.gives_back || self.ended.is_cancelled() {
             return None;

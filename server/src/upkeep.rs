@@ -116,7 +116,7 @@ async fn tidy(farm: &Farm, forgotten: &mut Forgotten) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of its own workstations notes those that have worked, and reports those of the farm that have not for long.
+/// Notes which workstations of this server have worked, and reports workstations of the farm that have not worked for long.
 async fn note_idle(farm: &Farm, client: &deadpool_postgres::Object) -> Result<(), tokio_postgres::Error> {
     let worked: Vec<_> = farm.sessions().iter().filter(|s| s.take_worked()).map(|s| s.workstation_id).collect();
     if !worked.is_empty() {

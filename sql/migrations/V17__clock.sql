@@ -1,7 +1,7 @@
--- The clock: whether the database's time may be believed, and what is put right when it was wrong.
+-- The clock: whether the farm may believe the database's time, and the repair of times that a wrong clock wrote.
 --
--- A clock that steps ahead makes everything look old. So nothing is removed for its age while the clock is unproven. Servers
--- compare the database's clock with their monotonic clocks and write here what they decide; the rules are in server/src/clock.
+-- A clock that steps ahead makes every row look old. So nothing is removed for its age while the clock is unproven. Servers compare
+-- the database's clock with their monotonic clocks and write their decision here; the rules are in server/src/clock.
 
 create table pcfarm.clock (
     singleton          boolean primary key default true constraint one_row check (singleton),
@@ -32,8 +32,8 @@ insert into pcfarm.clock default values;
 comment on table pcfarm.clock is
     'Whether the database''s clock is proven. `pcfarm clock` shows it, `pcfarm clock accept` ends an unproven time.';
 
--- Whether rows may be removed for their age. A clock that is a minute away from a server's last look has stepped since, or no
--- server looks any more: then they may not, before any server has found out.
+-- Returns whether rows may be removed for their age. If the clock is a minute away from the last look of a server, it has stepped
+-- since, or no server looks any more. Then rows may not be removed, even before a server has found out.
 create function pcfarm.clock_is_proven()
 returns boolean language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin

@@ -364,7 +364,7 @@ create table pcfarm.workstation (
     silent_since   timestamptz,
     -- Its connection has ended, and was not only silent.
     disconnected   boolean not null default false,
-    -- Since when no source tells its agent whether its person is present; null: one does, or the agent has not said.
+    -- Time since which no source tells its agent whether its person is present; null: a source does, or the agent has not said.
     cannot_tell_since timestamptz,
     -- The event about it was written.
     cannot_tell_told  boolean not null default false,
@@ -382,7 +382,7 @@ create index workstation_present on pcfarm.workstation (workstation_id) where st
 create index workstation_cannot_tell on pcfarm.workstation (cannot_tell_since) where cannot_tell_since is not null;
 create index workstation_gone on pcfarm.workstation (workstation_id) where state in ('offline', 'dead');
 
--- What each workstation has done lately. A row of its own, so that the workstation's row is not rewritten for it.
+-- Recent work of each workstation. A row of its own, so that the workstation's row is not rewritten for it.
 create table pcfarm.workstation_record (
     workstation_id bigint primary key,
     -- Its last accepted result, to the hour; null: none yet.

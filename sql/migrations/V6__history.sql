@@ -317,9 +317,9 @@ begin
     end if;
 end $$;
 
--- Removes problems of one lane, all that there are between two batch orders, and what is known of them; all of them have ended. The
--- caller counts them in the lane's row. Checkouts in which some
--- of them came back hold so many less, and are gone when they hold nothing, unless they are their lane's pointer.
+-- Removes all problems of one lane between two batch orders, with their results and all other rows about them. All of them have
+-- ended. The caller counts them in the lane's row. Checkouts in which some of them came back hold so many less, and are removed
+-- when they hold nothing, unless they are their lane's pointer.
 create function pcfarm.forget_problems(
     job bigint, lane bigint, type text, from_order bigint, to_order bigint, problems bigint[])
 returns void language plpgsql set enable_seqscan = off set enable_nestloop = off set jit = off as $$

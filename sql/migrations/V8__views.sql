@@ -164,7 +164,7 @@ select p.job_id, p.problem_id, p.key, coalesce(l.job_type, j.job_type) as job_ty
     p.payload, r.solution as result
 from pcfarm.problem p
 join pcfarm.job j on j.job_id = p.job_id
--- Each is looked up by its key, whatever the planner expects: the statistics may not know the job yet.
+-- Each row is looked up by its key, because the planner's statistics may not know the job yet.
 left join lateral (
     select l.job_type from pcfarm.lane l where l.job_id = p.job_id and l.lane_id = p.lane_id offset 0) l on true
 left join lateral (

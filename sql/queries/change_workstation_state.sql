@@ -1,6 +1,6 @@
--- What an agent says: its state ($3), why ($4), what it tells absence by ($5), what it runs on ($6), and how often and how quickly it
--- gave way ($7 to $9), what it goes by, if that is news ($10), whether it goes to
--- sleep ($11), and its findings about presence sources ($12). Of one that is drained its administrator has said why.
+-- Writes an agent's report: its state ($3), why ($4), the sources that prove absence ($5) and its power supply ($6); how often and
+-- how quickly it gave way ($7 to $9); its presence settings, if they have changed ($10); whether it goes to sleep ($11); its
+-- findings about presence sources ($12). A drained workstation keeps the reason of its administrator.
 update pcfarm.workstation w set state = $3, idle_source = $5, power = $6, yields = $7, yield_p50_ms = $8, yield_p99_ms = $9,
     presence = coalesce($10, w.presence), asleep = $11, presence_notes = $12,
     reason = case when w.drain and $3 = 'draining' then w.reason else $4 end,

@@ -1,4 +1,4 @@
--- Collations whose version is another than the one that indexes were built with: of this database and of columns of PC Farm.
+-- Collations of this database and of columns of PC Farm whose version has changed since indexes were built with them.
 select format('the default collation of database %s', d.datname) as name, d.datcollversion as recorded,
     pg_database_collation_actual_version(d.oid) as actual, format('alter database %I refresh collation version', d.datname) as refresh
 from pg_database d

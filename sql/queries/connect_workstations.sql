@@ -1,16 +1,16 @@
--- Registers workstations or takes their connections over, each identity at most once. Says which instance spoke for each
--- before, and whether it had been declared dead: read before the row is written. Rows are locked in order before any
--- is written, and new ones are written in order, so that two servers that register the same ones do not wait for each
--- other in a circle. A session's number is drawn under its row's lock, so that of two connections the one that comes
--- last has the newer. Controllers come as pairs of a position ($10, from 1) and a name ($11), and so do labels ($12, $13),
--- GPUs ($16, $17) and programs ($18, $19). $20 and $21 are what it tells absence by, and what it runs on; $22 to $24 how often and
--- how quickly it gave way, $25 what it goes by, as texts of JSON, and $26 and $27 how it can be woken. Findings about presence
--- sources are pairs, too ($31, $32).
+-- Registers workstations or takes their connections over, each identity at most once. Says which instance spoke for each before,
+-- and whether it had been declared dead: read before the row is written. Rows are locked in order before any is written, and new
+-- ones are written in order, so that two servers that register the same ones do not wait for each other in a circle. A session's
+-- number is drawn under its row's lock, so that of two connections the one that comes last has the newer. Controllers come as pairs
+-- of a position ($10, from 1) and a name ($11), and so do labels ($12, $13), GPUs ($16, $17) and programs ($18, $19). $20 are the
+-- sources that prove absence, and $21 the power supply. $22 to $24 say how often and how quickly each gave way. $25 are the
+-- presence settings as texts of JSON. $26 and $27 say how each can be woken. Findings about presence sources are pairs, too ($31,
+-- $32).
 --
--- An identity belongs to the machine ($28) that registered it. Another machine is refused, unless its owner has bound the
--- identity anew from the registered one (pairs of a position, $29, and a digest, $30) and no agent is heard under it; so is an agent that names no machine while one
--- is heard. An instance that comes back after another has displaced it proves that two agents have the identity: the one
--- that is heard stays. A refused identity changes nothing.
+-- An identity belongs to the machine ($28) that registered it. Another machine is refused. The exception: its owner has bound the
+-- identity anew from the registered machine (pairs of a position, $29, and a digest, $30), and no agent is heard under it. An agent
+-- that names no machine is refused while another one is heard. An instance that comes back after another has displaced it proves
+-- that two agents have the identity: the one that is heard stays. A refused identity changes nothing.
 with asked as materialized (
     select a.*
     from unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[], $6::text[], $7::text[], $8::text[],

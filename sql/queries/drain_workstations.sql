@@ -1,7 +1,7 @@
--- Drains workstations ($1, each once): why ($2, empty: nothing new is said), and so many seconds from now ($3, null: no new
--- deadline) until what is not finished is given back. Takes effect in every state but offline and dead, and is remembered there. Of one that
--- is drained already, by whom and since when stay. None of them if one is not there. Rows are locked in order, as connecting
--- does it.
+-- Drains workstations ($1, each once), with a reason ($2; empty: the reason stays) and a deadline in seconds from now ($3; null:
+-- the deadline stays). At the deadline the agents give back unfinished problems. Takes effect in every state but offline and dead,
+-- and is remembered there. A workstation that is drained already keeps who drained it and since when. Drains none of them if one is
+-- not there. Rows are locked in order, as connecting does it.
 with asked as materialized (
     select w.workstation_id, w.state,
         case when w.drain then coalesce(w.drained_by, pcfarm.drainer()) else pcfarm.drainer() end as by,

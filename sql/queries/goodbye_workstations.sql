@@ -1,5 +1,6 @@
--- Records that these workstations' agents have ended in good order, and why, under the sessions given with each. Locked in order,
--- as connecting does it. What they have not delivered or given back comes back after a lease (lost_checkouts.sql).
+-- Records that the agents of these workstations have ended in good order, and why, under the session given with each. Rows are
+-- locked in order, as connecting does it. Problems that they have not delivered or given back come back after a lease
+-- (lost_checkouts.sql).
 with ended as materialized (
     select w.workstation_id, g.reason, g.asleep
     from unnest($1::bigint[], $2::bigint[], $3::text[], $4::boolean[]) as g(workstation_id, session, reason, asleep)

@@ -1,5 +1,5 @@
--- State of these sessions' workstations: declared dead or recorded as offline, taken over by another connection, to be drained; what they may
--- take, and the slots that their agents are to run.
+-- State of these sessions' workstations: dead or offline, drain, selection, presence settings, and the slots that each agent is to
+-- run. The session differs after another connection took the workstation over.
 select w.workstation_id, w.session, w.state in ('offline', 'dead') as dead, w.drain, s.selection,
     r.wanted as presence,
     case when w.drain then pcfarm.drain_reason(w.drained_by, w.drained_why, w.drain_deadline) else '' end as drain_reason,

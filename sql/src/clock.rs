@@ -35,7 +35,7 @@ pub struct Looked {
     /// The database's time.
     pub now: SystemTime,
     pub difference_server_runs: bool,
-    /// The newest stored time, if it was asked for and anything is stored.
+    /// The newest stored time, if the caller wants it and anything is stored.
     pub newest: Option<SystemTime>,
 }
 
@@ -162,7 +162,7 @@ pub async fn zone_offsets(client: &impl Queries, zones: &[String], instants: &[i
         .collect()
 }
 
-/// A collation whose version is not the one that indexes were built with.
+/// A collation whose version has changed since indexes were built with it.
 #[derive(Clone, Debug)]
 pub struct ChangedCollation {
     pub name: String,

@@ -1,6 +1,6 @@
-//! Connections: a [`Target`] says where, as whom, how encrypted and with which settings; [`Target::connect`] makes one
-//! outside the pool, for LISTEN and session locks, which need their own, for migrations and for tests.
-//! This is the only place that drives a tokio-postgres connection by hand.
+//! Connections. A [`Target`] has the hosts, the login, the encryption and the settings. [`Target::connect`] makes a connection
+//! outside the pool: for LISTEN and session locks, which need their own, for migrations and for tests. This is the only place
+//! that drives a tokio-postgres connection by hand.
 
 pub mod pooler;
 pub(crate) mod session;
@@ -156,7 +156,7 @@ impl Target {
         }
     }
 
-    /// The mode's ways in turn. Of two failures the one with TLS is reported, which says what to do.
+    /// Tries the mode's ways in turn. If both fail, returns the failure with TLS, which says what to do.
     async fn open_with(&self, config: &Config) -> Result<(Client, Connection), tokio_postgres::Error> {
         let mut config = config.clone();
         let mut failed: Option<(SslMode, tokio_postgres::Error)> = None;

@@ -305,7 +305,7 @@ pub struct Status {
     /// Their leases run. Counted in their states as well, as are the following.
     pub workstations_unheard: i64,
     pub workstations_without_work: i64,
-    /// Of workstations that are neither offline nor dead.
+    /// Cores of workstations that are neither offline nor dead.
     pub cores: i64,
     pub jobs_loading: i64,
     pub jobs_open: i64,

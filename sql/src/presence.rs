@@ -127,7 +127,7 @@ pub struct Connection {
 /// Reason why an identity is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It belongs to another machine.
+    /// The identity belongs to another machine.
     AnotherMachine,
     /// Its owner has bound it to this machine while an agent is connected from the other one.
     InUse,

@@ -26,7 +26,7 @@ const FAR: Duration = Duration::from_millis(300);
 const LOSS_PERCENT: u32 = 2;
 const GIGABIT: u64 = 1_000_000;
 
-/// Results are a tenth of what the link carries in a second, at most half a megabyte: some fit a piece and some are streamed.
+/// Bounds of a result's size, a tenth of the link's bytes per second: some results fit a piece and some are streamed.
 const LARGEST_RESULT_BYTES: u64 = 512_000;
 const LEAST_RESULT_BYTES: u64 = 2_000;
 

@@ -121,7 +121,7 @@ async fn a_clock_that_is_ahead_for_seconds_removes_nothing_and_keeps_nobody_aliv
     farm.until(LOOKED, &format!("select count(*) = 0 from pcfarm.job where job_id = {kept}")).await;
 }
 
-/// The states of a clock that was ahead while nobody looked, as they are found by a server that starts.
+/// A clock was ahead while no server ran. A server that starts repairs the times that the clock wrote.
 #[tokio::test]
 async fn states_that_a_step_leaves_behind_are_recovered_by_a_server_that_starts() {
     let farm = Farm::new().await;

@@ -30,7 +30,7 @@ fn agent(farm: &Farm, name: &str, server: &Server, machine: &Path) -> Program {
     farm.agent(name, &[server]).environment("PCFARM_HOST_ROOT", machine.to_owned())
 }
 
-/// A copy of an agent's state directory, as a copied disk has it.
+/// Copies an agent's state directory, as a copy of the disk does.
 fn copy_state(farm: &Farm, from: &str, to: &str) {
     let (from, to) = (farm.path(&format!("{from}.state")), farm.path(&format!("{to}.state")));
     let copied = Command::new("cp").args(["-r"]).arg(&from).arg(&to).status().expect("cp runs");
@@ -133,7 +133,7 @@ async fn a_copy_that_names_the_originals_identity_is_refused_and_asks_on() {
     assert_eq!(session(&farm, &its_identity).await, its_session);
     assert!(original.runs());
 
-    // It stays refused while the original is switched off, until its owner decides.
+    // The copy stays refused while the original is switched off, until its owner decides.
     original.terminate();
     assert!(original.ended(SOON).await.success());
     is(&farm, "original", "state = 'offline'").await;
@@ -147,7 +147,7 @@ async fn a_copy_that_names_the_originals_identity_is_refused_and_asks_on() {
     assert_ne!(identity(&farm, "copy"), its_identity);
 }
 
-/// What `pcfarm-worker` says about the state directory of that agent.
+/// Returns the output of `pcfarm-worker` for the state directory of that agent.
 fn worker(farm: &Farm, name: &str, machine: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(executable_path("pcfarm-worker"));
     command.args(["--server", "http://127.0.0.1:1", "--state-dir"]).arg(farm.path(&format!("{name}.state")));

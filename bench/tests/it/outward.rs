@@ -11,7 +11,7 @@ use pcfarm_bench::left_out;
 use pcfarm_bench::program::Program;
 use serde_json::json;
 
-/// The proxy, and the address by which programs are told of it.
+/// A proxy, with the address that programs get for it.
 struct Proxy {
     program: Program,
     url: String,
@@ -42,7 +42,7 @@ impl Proxy {
         Some(Proxy { program, url: format!("http://farm:secret@127.0.0.1:{port}"), log })
     }
 
-    /// Fails unless it was asked for this.
+    /// Fails unless the proxy's log has this request.
     fn was_asked(&self, request: &str) {
         let log = std::fs::read_to_string(&self.log).expect("a log");
         assert!(log.contains(request), "{request}: {log}");

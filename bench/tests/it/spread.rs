@@ -49,7 +49,7 @@ async fn solvers(farm: &Farm, job: JobId, condition: &str) -> Vec<String> {
     farm.query(&text, &[&job]).await.iter().map(|row| row.get(0)).collect()
 }
 
-/// Whether all short problems ended before the first long one.
+/// True if all short problems ended before the first long one.
 async fn short_ones_ended_first(farm: &Farm) -> bool {
     let text = "
         select max(r.accepted_at) filter (where (p.payload ->> 'ms')::integer < 1000)

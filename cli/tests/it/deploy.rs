@@ -90,7 +90,7 @@ fn drop_ins_are_sound_and_open_little() -> Result<()> {
     Ok(())
 }
 
-/// What `systemd-analyze security` finds of a unit, of 10.
+/// Returns the exposure level of a unit by `systemd-analyze security`: 0 (safe) to 10.
 fn exposure(unit: &Path) -> Result<f64> {
     let output =
         Command::new("systemd-analyze").args(["security", "--no-pager", "--offline=true"]).arg(unit).output()?;

@@ -89,7 +89,7 @@ pub const METHODS: &[(&str, Need)] = &[
     ("/pcfarm.v1.QueueService/Suspend", OPERATE),
     ("/pcfarm.v1.QueueService/Park", OPERATE),
     ("/pcfarm.v1.QueueService/SetSignal", OPERATE),
-    // From when on what is old is removed again.
+    // Accepting the clock lets the farm remove old rows again.
     ("/pcfarm.v1.FarmService/AcceptClock", ADMINISTER),
     // Who may have how much.
     ("/pcfarm.v1.QueueService/SetLimits", ADMINISTER),

@@ -50,7 +50,7 @@ impl Mailer {
             transport = transport.hello_name(client(name)?);
         }
         if let Some(tls) = authorities.map(|pem| trusting(host, pem)).transpose()? {
-            // As `from_url` has it.
+            // The same choice as in `from_url`.
             transport = match (uri.scheme_str(), encrypted.split_once("?tls=").map(|(_, tls)| tls)) {
                 (Some("smtps"), _) => transport.tls(Tls::Wrapper(tls)),
                 (_, Some("required")) => transport.tls(Tls::Required(tls)),

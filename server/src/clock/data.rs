@@ -1,4 +1,4 @@
-//! Data that the server and PostgreSQL each have a copy of: rules of time zones, and collations. Differences are told at start.
+//! Time zone rules and collations, of which the server and PostgreSQL each have a copy. The server warns of differences at start.
 
 use deadpool_postgres::Pool;
 use jiff::Timestamp;

@@ -1,4 +1,4 @@
-//! Whether the database's clock is proven. Pure: a table of cases tests it.
+//! Decides whether the database's clock is proven. Pure: a table of cases tests it.
 
 use pcfarm_proto::ids::ServerId;
 use pcfarm_sql::clock::State;
@@ -13,7 +13,8 @@ pub const STORED_AWAY: Duration = Duration::from_secs(86_400);
 
 /// How long the clock stays unproven after a step.
 pub const AFTER_STEP: Duration = Duration::from_secs(600);
-/// Without a step for this long it is proven, whatever else was found.
+/// How long the clock stays unproven at most after a difference, or after an impossible stored time. A step begins this time
+/// anew.
 pub const WITHOUT_STEP: Duration = Duration::from_secs(3600);
 
 /// One look of a server at the clock.
@@ -28,7 +29,7 @@ pub struct Observation {
     pub step: f64,
     /// By how many seconds the database's clock is ahead of the server's.
     pub difference: f64,
-    /// Whether the server that has found a difference runs.
+    /// True if the server that found the last difference still runs.
     pub difference_server_runs: bool,
     /// The newest stored time; only at a first look.
     pub newest: Option<SystemTime>,
@@ -109,8 +110,8 @@ fn stored(state: &mut State, seen: &Observation, stepped: bool) {
     }
 }
 
-/// By how much the database's clock has stepped between two looks: each is the database's time, and the monotonic times right
-/// before it was asked for and right after it came. Zero, as long as the time that passed can explain it.
+/// Returns by how much the database's clock has stepped between two looks. Each look has the database's time, and the monotonic
+/// times right before the question and right after the answer. Zero, as long as the time that passed can explain the movement.
 pub fn step(before: &Look, after: &Look) -> f64 {
     let moved = signed_seconds(before.database, after.database);
     let least = after.asked.saturating_sub(before.answered).as_secs_f64();

@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_postgres::error::SqlState;
 use tracing::{info, warn};
 
-/// Between two looks. A tenth of what a look vouches for (pcfarm.clock_is_proven).
+/// Pause between two looks. A look vouches for a minute (pcfarm.clock_is_proven), so that some may fail.
 const LOOK: Duration = Duration::from_secs(5);
 /// A look that takes longer is given up; the next one compares with the last that came to its end.
 const PATIENCE: Duration = Duration::from_secs(15);

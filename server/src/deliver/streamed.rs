@@ -73,7 +73,7 @@ impl Streamed {
         }
     }
 
-    /// Takes a piece and returns its receipt. That the checkout is live is decided when its delivery is stored.
+    /// Takes a piece and returns its receipt. The storing of the delivery decides whether the checkout is live.
     pub async fn take(&mut self, part: v1::ResultPart) -> Result<PartReceived, Status> {
         let v1::ResultPart { checkout_id, problem_id, offset, total, content } = part;
         if offset == 0 {

@@ -113,7 +113,7 @@ impl Facts {
         }
     }
 
-    /// The same with other GPUs and programs.
+    /// Returns these facts with other GPUs and programs.
     pub fn equipped(&self, equipment: &v1::Equipment) -> Facts {
         Facts { gpus: vendors(&equipment.gpus), programs: versions(&equipment.programs), ..self.clone() }
     }

@@ -73,7 +73,7 @@ impl Situation {
         self.ahead.map_or(0, |ahead| self.cores().saturating_sub(ahead.problems))
     }
 
-    /// Whether so little is left that some workstation will soon have nothing to do.
+    /// True if so few problems are left that a workstation which shares them will soon have nothing to do.
     fn is_scarce(&self) -> bool {
         let enough = self.workstations.saturating_mul(2).saturating_mul(self.cores());
         self.workstations > 1 && self.remaining.saturating_add(self.elsewhere) < enough
@@ -88,13 +88,12 @@ pub struct Speed {
     pub problems: usize,
 }
 
-/// How many problems the next checkout should hold; the hand-out then goes to the convoy boundary before that, or
-/// to the first one.
+/// Returns how many problems the next checkout should hold. The hand-out then ends at the convoy boundary before that, or at the
+/// first one.
 ///
-/// Some seconds of work for that workstation, and at least a problem for each free core; a problem a core before anything is
-/// known of it; less as the lane
-/// nears its end, so that all finish together, unless what is left is done in no time; and no more than a quarter of the
-/// time limit.
+/// Some seconds of work for that workstation, at least a problem for each free core, and no more than a quarter of the time
+/// limit. A problem for each core before its speed is known. Less as the lane nears its end, so that all workstations finish
+/// together, unless the rest takes no time.
 pub fn wanted(situation: &Situation) -> usize {
     let by_speed = match situation.measured {
         None => situation.cores as usize,
@@ -115,9 +114,9 @@ pub fn wanted(situation: &Situation) -> usize {
 
 /// May a workstation that holds `in_hand` checkouts be given one more, of so many problems?
 ///
-/// Yes while it has free cores, however many checkouts keep the others busy. Work that it would not begin soon stays in the
-/// queue near the end of a lane, for the workstation that is free first. A workstation gave credit for many checkouts when they were short: long ones, or those of an unknown length, would
-/// pile up there while others have nothing to do.
+/// Yes while it has free cores, however many checkouts keep the others busy. Work that it would not begin soon stays in the queue
+/// near the end of a lane, for the workstation that is free first. A workstation may have given credit for many checkouts when
+/// they were short. Checkouts of long or unknown problems would pile up there while other workstations have nothing to do.
 pub fn has_room(situation: &Situation, in_hand: usize, prefetch: Option<usize>, problems: usize) -> bool {
     if let Some(ahead) = situation.ahead
         && in_hand > 0

@@ -159,7 +159,7 @@ mod tests {
         Holder { who, checkouts: checkouts.map(CheckoutId).collect(), surplus }
     }
 
-    /// (idle workstations, what others hold, what idle ones could take) → who is asked for what.
+    /// (number of idle workstations, checkouts that they could take) → requests to the holders.
     #[test]
     fn those_with_the_most_to_spare_are_asked_for_what_idle_workstations_could_take() {
         let holders = || vec![holder("a", 1..3, 1), holder("b", 3..5, 7), holder("c", 5..6, 3)];

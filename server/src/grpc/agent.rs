@@ -632,7 +632,7 @@ fn farewell(goodbye: &v1::Goodbye) -> Goodbye {
     Goodbye { reason, asleep }
 }
 
-/// Takes note of GPUs and programs: what the workstation may be given follows from them at once.
+/// Takes note of a workstation's GPUs and programs, by which the dispatcher goes at once.
 async fn equip(farm: &Arc<Farm>, session: &Arc<Session>, equipment: &v1::Equipment) -> Result<(), Status> {
     check_equipment(&equipment.gpus, &equipment.programs)?;
     if !session.may_equip() {
@@ -664,7 +664,7 @@ fn tell(session: &Session, message: server_message::Message) {
     }
 }
 
-/// Which results are stored. An agent that is told of none sends all of them, which has the same effect.
+/// Returns which results are stored. After an empty answer the agent sends all of them again, with the same effect.
 async fn stored(farm: &Farm, request: v1::StoredRequest) -> v1::Stored {
     let delivered = |checkout: &v1::DeliveredProblems| {
         let (checkout_id, token) = (CheckoutId(checkout.checkout_id), checkout.token.cast_signed());

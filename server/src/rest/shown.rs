@@ -479,7 +479,7 @@ shown! {
         proven_at: Option<Time>,
         /// Why it is unproven
         reasons: Vec<String>,
-        /// Who accepted it last
+        /// Administrator who accepted it last
         accepted_by: String,
         accepted_at: Option<Time>,
     }

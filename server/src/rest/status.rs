@@ -36,7 +36,7 @@ async fn clock(State(api): State<Api>, who: Who) -> Answer<Body<Clock>> {
     Ok(Body(Clock::show(clock)))
 }
 
-/// Say that the database's clock is right: what is old is removed again
+/// Say that the database's clock is right, so that the farm removes old rows again
 #[utoipa::path(post, path = "/api/v1/clock/accept", tag = "farm", responses((status = 200, body = Clock)))]
 async fn accept_clock(State(api): State<Api>, who: Who) -> Answer<Body<Clock>> {
     let clock = api.status.accept_clock(who.ask(v1::AcceptClockRequest {})).await?.into_inner();

@@ -215,7 +215,7 @@ async fn wake(
 #[serde(deny_unknown_fields)]
 struct Forgetting {
     workstation_ids: Vec<Id>,
-    /// Includes workstations that are neither offline nor dead: what they hold comes back at no cost
+    /// Includes workstations that are neither offline nor dead: their unfinished problems come back at no cost
     #[serde(default)]
     force: bool,
 }

@@ -16,11 +16,11 @@ const ASK_PAUSE_LIMIT: Duration = Duration::from_secs(16);
 pub struct Holding {
     cores: usize,
     work: HashMap<CheckoutId, Work>,
-    /// Problems without a result, for the cores and for pools. A workstation may hold thousands of checkouts, so none of this
-    /// is summed up when it is asked for.
+    /// Problems without a result, for the cores and for pools. Kept up to date and never summed up on demand: a workstation may
+    /// hold thousands of checkouts.
     left: usize,
     left_of_pools: usize,
-    /// Those for the cores by job type.
+    /// Problems for the cores, by job type.
     left_by_type: HashMap<String, usize>,
     /// Last result, or the moment from which all cores were busy.
     progressed: Instant,
@@ -135,12 +135,12 @@ impl Holding {
         self.free_since = now;
     }
 
-    /// Whether a core has become free since the last call.
+    /// Returns true if a core has become free since the last call.
     pub fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
     }
 
-    /// Whether some core has nothing to do.
+    /// True if some core has nothing to do.
     pub fn is_free(&self) -> bool {
         self.left < self.cores
     }
@@ -163,7 +163,7 @@ impl Holding {
     }
 
     /// Returns checkouts that have been here for `time` and may have unbegun problems, and the number of problems beyond those
-    /// that the cores compute. None: there is nothing to spare, or the workstation was asked a moment ago.
+    /// that the cores compute. None: there is nothing to spare, or the last request was a moment ago.
     pub fn surplus(&self, time: Duration, now: Instant) -> Option<(Vec<CheckoutId>, usize)> {
         let surplus = self.left.saturating_sub(self.cores).saturating_add(self.left_of_pools);
         if surplus == 0 || now < self.ask_from {

@@ -1,8 +1,8 @@
 //! Bytes of a session's stream, whether or not they make a message yet.
 //!
-//! A slow link carries a message for many seconds. Its bytes prove that the workstation lives, but only for [`piece_deadline`] after
-//! the last whole message: an agent cuts what it sends into pieces of about a second, and bytes that trickle more slowly than any
-//! usable link must not hold a workstation's checkouts.
+//! A slow link carries a message for many seconds. Its bytes prove that the workstation lives, but only for [`piece_deadline`]
+//! after the last whole message. An agent cuts its messages into pieces of about a second. Bytes that trickle more slowly than on
+//! any usable link must not hold a workstation's checkouts.
 
 use hyper::body::{Body, Frame, SizeHint};
 use std::convert::Infallible;

@@ -236,7 +236,7 @@ async fn a_workstation_that_has_not_worked_on_seven_days_with_work_is_reported_o
         a_day_passes(&queue).await;
     }
     let job = queue.job(1, 1).await;
-    // What another user's workstation alone may take.
+    // The workstation takes only another user's jobs.
     queue.run(r#"select pcfarm.set_selection('{pc3}', '{"required": ["nobody"]}')"#).await;
     for day in 1..=6 {
         assert_eq!(looks(&queue).await, (0, 0), "{day}");

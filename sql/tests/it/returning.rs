@@ -32,7 +32,7 @@ async fn unbegun_problems_come_back_while_the_checkout_goes_on() {
     assert_eq!(queue.number(costs).await, 0);
     let back = queue.take(job, true, usize::MAX).await.expect("they came back");
     assert_eq!(back.keys(), ["k3", "k4", "k5", "k6", "k7", "k8", "k9", "k10"], "in order");
-    // A repetition has no effect, and returns nothing that somebody else has now.
+    // A repetition has no effect, and returns no problem that another checkout has now.
     assert_eq!(queue.give_back(&held, &[2, 3]).await, 0);
     queue.check().await;
     assert!(queue.deliver(&held, &[(1, Ok("1"))], true).await.closed, "that was all of it");

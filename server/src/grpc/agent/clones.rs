@@ -73,7 +73,7 @@ pub async fn note_own_identity(farm: &Farm, session: &Session, hello: &v1::Hello
     note(farm, session.workstation_id, details, None).await;
 }
 
-/// An event that is not written is no reason to keep anybody out.
+/// Records an event about a copy. A failure to do so refuses no agent.
 async fn note(farm: &Farm, workstation: pcfarm_proto::ids::WorkstationId, details: Value, every: Option<Duration>) {
     let details = RawJson(details.to_string().into());
     let noted = async {

@@ -186,7 +186,7 @@ fn a_time_of_a_clock_that_was_ahead_gives_way_to_the_next_due_time() {
         // Without a due time, the ticker computes one now.
         (None, "2029-01-01T00:00:00Z", &[], Some((None, now))),
         (None, now, &[], None),
-        // A day ahead for a moment: what was triggered then is not triggered again.
+        // The clock was a day ahead for a moment. A time that was triggered then is not triggered again.
         (Some("2026-01-03T00:00:00Z"), "2026-01-03T00:00:00Z", &["2026-01-02T00:00:00Z"], None),
         (
             Some("2029-01-03T00:00:00Z"),

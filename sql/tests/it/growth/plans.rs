@@ -52,7 +52,7 @@ impl Plans {
 
     /// Makes a scenario's job and rows. Returns the job.
     pub async fn prepare(&self, scenario: &Scenario, problems: i64) -> i64 {
-        // Setup is not measured: it may use whatever plan is quick.
+        // Setup is not measured, so it may use any quick plan.
         self.run("set enable_nestloop = off").await;
         let create = format!("select pcfarm.create_job('new', 't', '{}')", scenario.rows.options());
         let job = self.client.query_one(&create, &[]).await.expect("a job").get(0);
