@@ -356,7 +356,6 @@ fn duration(seconds: f64, name: &'static str) -> Result<Duration, ProgramError> 
 /// The locale is the same on all workstations unless the settings name another, so that a program's output does not depend on the
 /// agent's own environment.
 fn environment(s: &ProgramSettings) -> Result<Vec<(String, String)>, ProgramError> {
-    const LOCALES: [&str; 3] = ["LANG", "LC_ALL", "LC_CTYPE"];
     let of_agent = |name: &str| std::env::var(name).ok().map(|value| (name.to_owned(), value));
     let named = s.pass_env.iter().chain(s.env.keys());
     if named.clone().any(|name| name.starts_with("PCFARM_") || name.is_empty() || name.contains(['=', '\0'])) {
@@ -366,8 +365,8 @@ fn environment(s: &ProgramSettings) -> Result<Vec<(String, String)>, ProgramErro
         std::iter::once("TZ").chain(s.pass_env.iter().map(String::as_str)).filter_map(of_agent).collect();
     environment.entry("PATH".to_owned()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
     environment.extend(s.env.clone());
-    // If the settings name one of these, LC_ALL would override it.
-    if !LOCALES.iter().any(|name| environment.contains_key(*name)) {
+    // LC_ALL overrides every category that the settings name.
+    if !environment.keys().any(|name| name == "LANG" || name.starts_with("LC_")) {
         environment.insert("LC_ALL".to_owned(), LOCALE.to_owned());
     }
     environment.entry("LANG".to_owned()).or_insert_with(|| LOCALE.to_owned());
@@ -443,6 +442,7 @@ mod tests {
         assert_eq!(locale("env = {LANG = \"de_DE.UTF-8\"}"), all("de_DE.UTF-8", "", ""));
         assert_eq!(locale("env = {LC_ALL = \"C\"}"), all("C.UTF-8", "C", ""));
         assert_eq!(locale("env = {LC_CTYPE = \"C\", LC_NUMERIC = \"de_DE\"}"), all("C.UTF-8", "", "de_DE"));
+        assert_eq!(locale("env = {LC_NUMERIC = \"de_DE\"}"), all("C.UTF-8", "", "de_DE"));
     }
 
     #[test]
