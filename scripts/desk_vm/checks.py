@@ -13,7 +13,7 @@ def expect(condition, what):
 def package_installs_and_joins(desk):
     """The package starts the service, and the farm lists the workstation."""
     expect(desk.machine.out("systemctl is-active pcfarm-worker") == "active", "the service is not active")
-    expect(any(w["hostname"] == "desk" for w in desk.farm.workstations()), "the farm does not list the workstation")
+    desk.wait(lambda: any(w["hostname"] == "desk" for w in desk.farm.workstations()), "the farm lists the workstation")
     expect(desk.machine.ssh("test -e /etc/pcfarm/join-token", check=False).returncode != 0, "the join token was left behind")
 
 
@@ -40,7 +40,7 @@ def idle_agent_sleeps(desk):
         first, second = map(int, desk.machine.out(f"{count}; sleep 5; {count}").split())
         rates.append(second - first)
     print(f"    wake-ups in 5 s: {rates}")
-    expect(min(rates) <= 8, f"more than 8 wake-ups in 5 s: {rates}")
+    expect(sorted(rates)[1] <= 8, f"more than 8 wake-ups in 5 s: {rates}")
 
 
 def console_keyboard_stops_work(desk):
@@ -68,6 +68,8 @@ def session(desk, unit, kind):
     desk.wait(helper, f"the session helper runs in {kind}", 120)
     desk.wait_works()
     desk.machine.screenshot(kind)
+    idle_agent_sleeps(desk)
+    noise_is_recognised(desk)
     with desk.device("keyboard", f"{kind} keyboard") as keyboard:
         desk.wait_works()
         keyboard.does("key")
@@ -88,8 +90,8 @@ def frozen_helper_counts_as_unknown(desk):
 
 
 def ended_helper_is_named(desk):
-    desk.machine.ssh("pkill -KILL -u ada -f '[p]cfarm-worker session'")
     """`explain` names a helper that ended, with its user's number."""
+    desk.machine.ssh("pkill -KILL -u ada -f '[p]cfarm-worker session'")
     uid = desk.machine.out("id -u ada")
     ended = lambda: any(uid in line for line in desk.machine.out("pcfarm-worker explain").splitlines() if "helper" in line)
     desk.wait(ended, "explain names the helper that ended, and its user")

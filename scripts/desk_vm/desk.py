@@ -10,7 +10,7 @@ SOON = 60
 
 SETTINGS = {
     "start_after": "15",
-    "resume_after": "5",
+    "resume_after": "15",
     "load": "inf",
     "free_memory": "0",
 }

@@ -80,7 +80,7 @@ def configure(root, directory):
     inside("useradd", "--create-home", "--shell", "/bin/bash", "ada")
     shutil.copytree(root / "root/.ssh", root / "home/ada/.ssh")
     inside("chown", "-R", "ada:ada", "/home/ada/.ssh")
-    inside("systemctl", "enable", "systemd-networkd", "ssh")
+    inside("systemctl", "enable", "systemd-networkd", "ssh", "control")
     inside("systemctl", "disable", "systemd-timesyncd")
     # Each virtual machine makes its own at the first start.
     write(root / "etc/machine-id", "")

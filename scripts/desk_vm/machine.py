@@ -26,7 +26,8 @@ class Machine:
         self.directory = directory / name
         self.directory.mkdir(parents=True, exist_ok=True)
         self.disk = self.directory / "disk.qcow2"
-        self.port = free_port()
+        # A user's commands are sessions; those of root are the checks' own, and no session.
+        self.ports = {"root": free_port(), "user": free_port()}
         self.qemu = None
         backing = disk or image
         self.disk.unlink(missing_ok=True)
@@ -42,7 +43,7 @@ class Machine:
             "-append", "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=0 net.ifnames=1",
             "-drive", f"file={self.disk},if=virtio,cache=unsafe",
             "-device", f"virtio-net-pci,netdev=net,mac=52:54:00:64:73:{seed:02x}",
-            "-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{self.port}-:22",
+            "-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{self.ports['root']}-:2222,hostfwd=tcp:127.0.0.1:{self.ports['user']}-:22",
             "-device", "virtio-rng-pci", "-vga", "virtio", "-display", "none",
             "-serial", f"file:{self.directory / 'console.log'}", "-monitor", "none",
             "-qmp", f"unix:{self.qmp_path()},server=on,wait=off",
@@ -66,7 +67,8 @@ class Machine:
     # Commands in the guest.
 
     def ssh_words(self, user="root", *options):
-        return ["ssh", "-q", "-i", str(self.image.parent / "key"), "-p", str(self.port), "-o", "StrictHostKeyChecking=no",
+        port = self.ports.get(user, self.ports["user"])
+        return ["ssh", "-q", "-i", str(self.image.parent / "key"), "-p", str(port), "-o", "StrictHostKeyChecking=no",
                 "-o", "UserKnownHostsFile=/dev/null", "-o", "ConnectTimeout=20", "-o", "BatchMode=yes", *options, f"{user}@127.0.0.1"]
 
     def ssh(self, command, *, user="root", check=True, seconds=COMMAND_SECONDS, given=None):
