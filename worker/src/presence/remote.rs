@@ -8,6 +8,8 @@ mod cpu;
 #[cfg(target_os = "linux")]
 pub mod logind;
 #[cfg(target_os = "linux")]
+mod typed;
+#[cfg(target_os = "linux")]
 mod watch;
 
 use std::time::Duration;

@@ -30,6 +30,8 @@ pub struct Session {
     /// Cgroup below that of its user, such as `session-3.scope`; empty: none.
     pub scope: String,
     pub is_graphical: bool,
+    /// The process that opened the session.
+    pub leader: Option<u32>,
     state: String,
     class: String,
     seat: String,
@@ -152,6 +154,7 @@ fn parse(id: &str, text: &str) -> Option<Session> {
         since: since.unwrap_or_default(),
         // The name becomes part of a path.
         scope: Some(value("SCOPE")).filter(|scope| !scope.contains('/') && scope != "..").unwrap_or_default(),
+        leader: value("LEADER").parse().ok().filter(|leader| *leader > 0),
         is_graphical: matches!(value("TYPE").as_str(), "x11" | "wayland" | "mir"),
         state,
         class: value("CLASS"),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::cpu::{self, Meter};
 use super::logind::{self, Session};
-use super::{Remote, Rules, Use};
+use super::{Remote, Rules, Use, typed};
 use crate::presence::settings::Settings;
 use crate::presence::signals::Moment;
 
@@ -22,6 +22,7 @@ const FIRST_PERSON: u32 = 1000;
 pub struct Watch {
     run: PathBuf,
     hierarchy: PathBuf,
+    proc: PathBuf,
     /// The account of the agent's service, in which no person logs in.
     service: Option<u32>,
     /// The cgroup that this agent computes in.
@@ -50,6 +51,7 @@ impl Watch {
         Watch {
             run: settings.run.clone(),
             hierarchy: cpu::hierarchy(&settings.sys),
+            proc: settings.proc.clone(),
             service: service_account(),
             own: fs::read_to_string(settings.proc.join("self/cgroup")).unwrap_or_default(),
             sessions: BTreeMap::new(),
@@ -65,7 +67,8 @@ impl Watch {
         let mut known = std::mem::take(&mut self.sessions);
         let mut uses = Vec::new();
         for session in listed.unwrap_or_default() {
-            if !session.is_unseen() || !self.is_of_person(&session, rules) {
+            let is_typed = session.leader.is_some_and(|leader| typed::only_in_terminals(&self.proc, leader));
+            if !session.is_unseen() || is_typed || !self.is_of_person(&session, rules) {
                 continue;
             }
             let key = format!("{} {}", session.id, session.since);
