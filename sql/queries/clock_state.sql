@@ -1,6 +1,7 @@
--- State of the clock, locked until the transaction ends, and whether the server whose clock differs runs. The newest stored time,
--- but for the row of this server ($1), is read at its first look ($2).
-select c.*, clock_timestamp() as now, coalesce(d.stopped_at is null and d.server_id is not null, false) as difference_server_runs,
+-- State of the clock, locked until the transaction ends, and whether the server whose clock differs runs: a server that was killed has
+-- not stopped, but its pulse has. The newest stored time, but for the row of this server ($1), is read at its first look ($2).
+select c.*, clock_timestamp() as now,
+    coalesce(d.stopped_at is null and d.heard_at > clock_timestamp() - interval '1 minute', false) as difference_server_runs,
     case when $2::boolean then greatest(
         (select max(s.heard_at) from pcfarm.server s where s.server_id <> $1::bigint),
         (select e.happened_at from pcfarm.event e order by e.happened_at desc limit 1)) end as newest_now

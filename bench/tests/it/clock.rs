@@ -145,3 +145,19 @@ async fn states_that_a_step_leaves_behind_are_recovered_by_a_server_that_starts(
     farm.until(SOON, "select state = 'dead' from pcfarm.workstation").await;
     farm.until(LOOKED, "select wake_at < now() + interval '25 hours' from pcfarm.schedule_next").await;
 }
+
+/// The server whose clock differed was killed. The next server has another id, and a clock that agrees.
+#[tokio::test]
+async fn a_killed_server_whose_clock_differed_leaves_the_clock_provable() {
+    let farm = Farm::new().await;
+    farm.run(
+        "insert into pcfarm.server (name, address, version, heard_at, hearing_since)
+         values ('killed', 'nowhere:1', '0', clock_timestamp() - interval '2 minutes', clock_timestamp() - interval '1 hour');
+         update pcfarm.clock set checked_at = clock_timestamp(), unproven_since = clock_timestamp(), difference_seconds = 90,
+             difference_until = clock_timestamp() + interval '1 hour',
+             difference_server = (select s.server_id from pcfarm.server s where s.name = 'killed')",
+    )
+    .await;
+    let _server = farm.serving("next", &[]).await;
+    farm.until(LOOKED, PROVEN).await;
+}

@@ -29,7 +29,7 @@ pub struct Observation {
     pub step: f64,
     /// By how many seconds the database's clock is ahead of the server's.
     pub difference: f64,
-    /// True if the server that found the last difference still runs.
+    /// True if the server that found the last difference is alive: not stopped, and heard of within a minute.
     pub difference_server_runs: bool,
     /// The newest stored time; only at a first look.
     pub newest: Option<SystemTime>,
@@ -64,27 +64,24 @@ fn left(until: Option<SystemTime>, period: Duration, seen: &Observation) -> Opti
 
 fn difference(state: &mut State, seen: &Observation, stepped: bool) {
     let size = seen.difference.abs();
+    let agrees = size <= DIFFERENCE_SECONDS.max(state.tolerated_seconds);
     let own = state.difference_server.is_none_or(|server| server == seen.server) || !seen.difference_server_runs;
-    if size <= DIFFERENCE_SECONDS.max(state.tolerated_seconds) {
-        // The difference of another server is that server's to find gone.
-        if own {
-            state.difference_until = None;
-            state.difference_seconds = Some(seen.difference);
-            state.difference_server = Some(seen.server);
-        }
-        return;
-    }
-    if own || state.difference_until.is_none() {
+    if own || (!agrees && state.difference_until.is_none()) {
         state.difference_seconds = Some(seen.difference);
         state.difference_server = Some(seen.server);
     }
+    if agrees && (own || state.difference_until.is_none()) {
+        state.difference_until = None;
+        return;
+    }
+    // The difference of another server is that server's to find gone. Its hour passes all the same.
     let until = match state.difference_until {
         Some(_) if !stepped => left(state.difference_until, WITHOUT_STEP, seen),
         Some(_) | None => Some(seen.now + WITHOUT_STEP),
     };
     if until.is_none() {
         // An hour without a step: the server's clock is the one that is wrong.
-        state.tolerated_seconds = size + DIFFERENCE_SECONDS;
+        state.tolerated_seconds = size.max(state.difference_seconds.unwrap_or_default().abs()) + DIFFERENCE_SECONDS;
     }
     state.difference_until = until;
 }

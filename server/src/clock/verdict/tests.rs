@@ -103,6 +103,22 @@ fn a_difference_is_its_own_servers_to_find_gone() {
     assert!(decide(&found, &calm(5)).is_proven());
 }
 
+/// The hour of a difference passes whichever server looks, so that a server that hangs cannot hold it up. The server that differs
+/// is believed to be wrong from then on.
+#[test]
+fn a_difference_passes_after_an_hour_of_looks_by_others() {
+    let others = |seconds| Observation { server: OTHER, ..calm(seconds) };
+    let found = after(&[differs(0, 90.0)]);
+    assert!(!decide(&found, &others(HOUR - 5)).is_proven());
+    let passed = decide(&found, &others(HOUR));
+    assert!(passed.is_proven(), "{passed:?}");
+    assert!(decide(&passed, &differs(HOUR + 5, 90.0)).is_proven());
+    // A step begins the hour anew.
+    let stepped = decide(&found, &Observation { step: -9.0, ..others(30 * MINUTE) });
+    assert!(!decide(&stepped, &others(HOUR)).is_proven());
+    assert!(decide(&stepped, &others(90 * MINUTE)).is_proven());
+}
+
 #[test]
 fn slow_answers_are_no_steps() {
     let look = |database: i64, asked: u64, answered: u64| Look {
