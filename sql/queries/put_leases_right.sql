@@ -1,7 +1,19 @@
--- Moves heartbeats and silence that lie in the future to now: a clock that was ahead wrote them. A silent workstation is dead one lease
--- from now, and not when that time comes again. Running servers correct their own rows with each pulse (pulse.sql).
-with servers as (
+-- Moves heartbeats, silence and ends that lie in the future to now: a clock that was ahead wrote them. A silent workstation is dead one
+-- lease from now, and not when that time comes again; checkouts of an offline one come back one lease from now. Running servers correct
+-- their own rows with each pulse (pulse.sql). A locked row keeps its times until the next pass.
+with ahead_servers as materialized (
+    select s.server_id from pcfarm.server s
+    where s.heard_at > clock_timestamp() + interval '1 second' or s.hearing_since > clock_timestamp() + interval '1 second'
+    order by s.server_id
+    for update skip locked),
+servers as (
     update pcfarm.server s set heard_at = least(s.heard_at, clock_timestamp()), hearing_since = least(s.hearing_since, clock_timestamp())
-    where s.heard_at > clock_timestamp() + interval '1 second' or s.hearing_since > clock_timestamp() + interval '1 second')
-update pcfarm.workstation w set silent_since = clock_timestamp()
-where w.state not in ('offline', 'dead') and w.silent_since > clock_timestamp() + interval '1 second'
+    where s.server_id in (select a.server_id from ahead_servers a)),
+ahead_workstations as materialized (
+    select w.workstation_id from pcfarm.workstation w
+    where w.state <> 'dead' and (w.silent_since > clock_timestamp() + interval '1 second'
+        or w.state = 'offline' and w.since > clock_timestamp() + interval '1 second')
+    order by w.workstation_id
+    for update skip locked)
+update pcfarm.workstation w set silent_since = least(w.silent_since, clock_timestamp()), since = least(w.since, clock_timestamp())
+where w.workstation_id in (select a.workstation_id from ahead_workstations a)

@@ -245,3 +245,30 @@ async fn a_locked_checkout_is_passed_over_and_reported() {
     assert_eq!(done, Recycled { revoked: 1, requeued: 2, ..Recycled::default() });
     farm.check().await;
 }
+
+/// After a step back, another transaction holds a row whose times lie in the future. Everything else goes on.
+#[tokio::test]
+async fn a_locked_row_of_a_wrong_clock_keeps_nobody_else_waiting() {
+    let farm = farm().await;
+    farm.set(&[(0.5, 100.0), (0.5, 100.0)], &[(1, Some(-7200.0)), (1, Some(25.0)), (1, Some(-7200.0))]).await;
+    farm.run("update pcfarm.server set heard_at = clock_timestamp() + interval '2 hours' where server_id = 2").await;
+    let job = farm.job(10).await;
+    farm.check_out(job, 2, 5, "null").await;
+    let other = farm.database.client().await;
+    other
+        .batch_execute(
+            "begin; select from pcfarm.workstation where workstation_id = 1 for update;
+             select from pcfarm.server where server_id = 2 for update",
+        )
+        .await
+        .expect("locked");
+    assert_eq!(farm.recycle().await, Recycled { dead: 1, revoked: 1, requeued: 5, ..Recycled::default() });
+    let ahead = "select sum(workstation_id)::bigint from pcfarm.workstation where silent_since > clock_timestamp()";
+    assert_eq!(farm.number(ahead).await, 1);
+    other.batch_execute("rollback").await.expect("released");
+    assert_eq!(farm.recycle().await, Recycled::default());
+    let ahead = "select (select count(*) from pcfarm.workstation where silent_since > clock_timestamp())
+        + (select count(*) from pcfarm.server where heard_at > clock_timestamp())";
+    assert_eq!(farm.number(ahead).await, 0);
+    farm.check().await;
+}
