@@ -17,14 +17,15 @@ silent as materialized (
     where w.state not in ('offline', 'dead')
         and exists (select from hearing where hearing_since <= clock_timestamp() - $1 * interval '1 second')),
 dying as materialized (
-    select w.workstation_id from pcfarm.workstation w
+    select w.workstation_id, s.since from pcfarm.workstation w
     join silent s on s.workstation_id = w.workstation_id
     where w.state not in ('offline', 'dead') and s.since < clock_timestamp() - $1 * interval '1 second'
     order by w.workstation_id
     limit 1000
     for update of w skip locked)
 update pcfarm.workstation w set state = case when w.asleep then 'offline' else 'dead' end, since = clock_timestamp(),
-    reason = case when w.asleep then w.reason else 'not heard of for the lease' end
+    -- A lease of silence is over: checkouts of a workstation that sleeps do not wait for another (lost_checkouts.sql).
+    reason = case when w.asleep then w.reason else 'not heard of for the lease' end, silent_since = coalesce(w.silent_since, d.since)
 from dying d
 where w.workstation_id = d.workstation_id
 returning w.workstation_id, w.hostname

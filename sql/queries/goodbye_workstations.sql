@@ -1,6 +1,6 @@
 -- Records that the agents of these workstations have ended in good order, and why, under the session given with each. Rows are
 -- locked in order, as connecting does it. Problems that they have not delivered or given back come back after a lease
--- (lost_checkouts.sql).
+-- (lost_checkouts.sql), which begins with this word, also after a silence.
 with ended as materialized (
     select w.workstation_id, g.reason, g.asleep
     from unnest($1::bigint[], $2::bigint[], $3::text[], $4::boolean[]) as g(workstation_id, session, reason, asleep)
@@ -9,6 +9,6 @@ with ended as materialized (
     order by w.workstation_id
     for update of w)
 update pcfarm.workstation w set state = 'offline', since = clock_timestamp(), reason = e.reason,
-    silent_since = coalesce(w.silent_since, clock_timestamp()), disconnected = true, asleep = w.asleep or e.asleep
+    silent_since = clock_timestamp(), disconnected = true, asleep = w.asleep or e.asleep
 from ended e
 where w.workstation_id = e.workstation_id

@@ -1,6 +1,7 @@
 -- Live checkouts to be requeued, oldest first after $1: of dead or forgotten workstations, of those that have been
 -- offline for the lease ($2 seconds), and overdue ones. The last deliveries of an agent that ended in good order may wait for
--- their acceptance: the lease is their time.
+-- their acceptance: the lease is their time. It counts from the last word of the agent. A workstation that fell silent asleep is
+-- offline after a lease (declare_dead.sql), and does not wait for a second one.
 --
 -- The search starts from the workstations that are gone and from the deadlines. Looking through the live checkouts would walk past
 -- every ended one while a snapshot is open. So each step leaves the planner no choice but its index. The statement takes no lock,
@@ -14,7 +15,7 @@ with lost as materialized (
         order by c.checkout_id
         limit 200) c
     where w.state in ('offline', 'dead')
-        and (w.state = 'dead' or w.since < statement_timestamp() - $2 * interval '1 second')
+        and (w.state = 'dead' or least(w.silent_since, w.since) < statement_timestamp() - $2 * interval '1 second')
     union
     -- Handed out while it was being forgotten.
     select c.checkout_id

@@ -246,6 +246,67 @@ async fn a_locked_checkout_is_passed_over_and_reported() {
     farm.check().await;
 }
 
+/// The agent said that it goes to sleep, and no server has recorded its goodbye.
+#[tokio::test]
+async fn checkouts_of_a_sleeping_workstation_come_back_after_one_lease_of_silence() {
+    let farm = farm().await;
+    let (now, long) = (0.5, 100.0);
+    // Marked by its server, and left behind by a server that was killed.
+    for (servers, silent) in [(&[(now, long)][..], Some(25.0)), (&[(30.0, long), (now, long)][..], None)] {
+        farm.set(servers, &[(1, silent)]).await;
+        farm.run("update pcfarm.workstation set asleep = true").await;
+        let job = farm.job(10).await;
+        farm.check_out(job, 1, 5, "null").await;
+        let done = farm.recycle().await;
+        assert_eq!(done, Recycled { dead: 1, revoked: 1, requeued: 5, ..Recycled::default() }, "{silent:?}");
+        assert_eq!(farm.number("select count(*) from pcfarm.workstation where state = 'offline'").await, 1);
+    }
+    // A goodbye is a word: the lease begins with it.
+    farm.set(&[(now, long)], &[(1, Some(25.0))]).await;
+    let job = farm.job(10).await;
+    farm.check_out(job, 1, 5, "null").await;
+    let client = farm.pool.get().await.expect("connected");
+    let goodbye = "select w.session from pcfarm.workstation w where w.workstation_id = 1";
+    let session = farm.number(goodbye).await;
+    client
+        .execute(
+            include_str!("../../../sql/queries/goodbye_workstations.sql"),
+            &[&vec![1_i64], &vec![session], &vec!["stopped"], &vec![false]],
+        )
+        .await
+        .expect("said");
+    assert_eq!(farm.recycle().await, Recycled::default());
+    farm.run(
+        "update pcfarm.workstation set since = since - interval '25 s', silent_since = silent_since - interval '25 s'",
+    )
+    .await;
+    assert_eq!(farm.recycle().await, Recycled { revoked: 1, requeued: 5, ..Recycled::default() });
+    farm.check().await;
+}
+
+/// The clock was three years ahead when the workstation ended.
+#[tokio::test]
+async fn checkouts_of_a_workstation_that_ended_in_the_future_come_back_after_a_lease() {
+    let farm = farm().await;
+    farm.set(&[(0.5, 100.0)], &[(1, None)]).await;
+    let job = farm.job(10).await;
+    farm.check_out(job, 1, 5, "null").await;
+    farm.run(
+        "update pcfarm.workstation set state = 'offline', since = clock_timestamp() + interval '3 years',
+             silent_since = clock_timestamp() + interval '3 years'",
+    )
+    .await;
+    assert_eq!(farm.recycle().await, Recycled::default());
+    let ahead = "select count(*) from pcfarm.workstation where greatest(since, silent_since) > clock_timestamp()";
+    assert_eq!(farm.number(ahead).await, 0);
+    farm.run(
+        "update pcfarm.workstation set since = since - interval '25 s', silent_since = silent_since - interval '25 s'",
+    )
+    .await;
+    assert_eq!(farm.recycle().await, Recycled { revoked: 1, requeued: 5, ..Recycled::default() });
+    farm.check().await;
+}
+
 /// After a step back, another transaction holds a row whose times lie in the future. Everything else goes on.
 #[tokio::test]
 async fn a_locked_row_of_a_wrong_clock_keeps_nobody_else_waiting() {
