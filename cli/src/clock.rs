@@ -31,11 +31,13 @@ fn told(clock: &Clock) -> String {
         ("looked at", time(clock.checked_at.as_ref())),
     ];
     if !clock.proven {
-        rows.push(("unproven since", time(clock.unproven_since.as_ref())));
-        rows.push((
-            "proven again",
-            format!("{}, without another step; or by `pcfarm clock accept`", time(clock.proven_at.as_ref())),
-        ));
+        if clock.unproven_since.is_some() {
+            rows.push(("unproven since", time(clock.unproven_since.as_ref())));
+            rows.push((
+                "proven again",
+                format!("{}, without another step; or by `pcfarm clock accept`", time(clock.proven_at.as_ref())),
+            ));
+        }
         rows.extend(clock.reasons.iter().map(|reason| ("reason", cut(reason, 400))));
     }
     if clock.accepted_at.is_some() {

@@ -25,6 +25,11 @@ create table pcfarm.clock (
     accepted_newest    timestamptz,
     accepted_by        name,
     accepted_at        timestamptz,
+    -- The clock has stepped ahead by so many seconds, from a time of the clock before to a time of the present clock. Time limits of
+    -- checkouts that were handed out until then end so much later.
+    stepped_at         timestamptz,
+    stepped_to         timestamptz,
+    stepped_seconds    double precision not null default 0,
     constraint unproven_for_a_reason check (
         (unproven_since is null) = (num_nonnulls(step_until, difference_until, stored_until) = 0))
 );
@@ -32,15 +37,30 @@ insert into pcfarm.clock default values;
 comment on table pcfarm.clock is
     'Whether the database''s clock is proven. `pcfarm clock` shows it, `pcfarm clock accept` ends an unproven time.';
 
--- Returns whether rows may be removed for their age. If the clock is a minute away from the last look of a server, it has stepped
--- since, or no server looks any more. Then rows may not be removed, even before a server has found out.
-create function pcfarm.clock_is_proven()
+-- Returns whether a server looks at the clock: its last look is less than a minute away, or no server has looked ever. Otherwise the
+-- clock has stepped since, even before a server has found out, or no server looks any more.
+create function pcfarm.clock_is_watched()
 returns boolean language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return coalesce((
-        select c.unproven_since is null and (c.checked_at is null
-            or c.checked_at between clock_timestamp() - interval '1 minute' and clock_timestamp() + interval '1 minute')
+        select c.checked_at is null
+            or c.checked_at between clock_timestamp() - interval '1 minute' and clock_timestamp() + interval '1 minute'
         from pcfarm.clock c), false);
+end $$;
+
+-- Returns whether rows may be removed for their age.
+create function pcfarm.clock_is_proven()
+returns boolean language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return pcfarm.clock_is_watched() and coalesce((select c.unproven_since is null from pcfarm.clock c), false);
+end $$;
+
+-- Returns whether checkouts are revoked for their time limits. Only a step makes deadlines wrong. A farm that was off, and a server
+-- whose clock differs, do not: hung programs do not keep their problems meanwhile.
+create function pcfarm.time_limits_hold()
+returns boolean language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return pcfarm.clock_is_watched() and coalesce((select c.step_until is null from pcfarm.clock c), false);
 end $$;
 
 create function pcfarm.note_clock()
@@ -67,7 +87,7 @@ begin
             using errcode = 'insufficient_privilege', hint = 'Those may have it who may act as the owner of schema pcfarm.';
     end if;
     update pcfarm.clock c set unproven_since = null, step_until = null, difference_until = null, stored_until = null,
-        tolerated_seconds = abs(coalesce(c.difference_seconds, 0)) + 60, accepted_newest = c.newest,
+        tolerated_seconds = abs(coalesce(c.difference_seconds, 0)) + 60, accepted_newest = greatest(c.accepted_newest, c.newest),
         accepted_by = pcfarm.acting_user(), accepted_at = clock_timestamp();
 end $$;
 comment on function pcfarm.accept_clock is
@@ -152,7 +172,7 @@ begin
     for f in
         select p.oid::regprocedure as signature
         from pg_proc p where p.pronamespace = 'pcfarm'::regnamespace
-            and p.proname in ('accept_clock', 'clock_is_proven', 'note_clock', 'put_clock_right')
+            and p.proname in ('accept_clock', 'clock_is_proven', 'clock_is_watched', 'note_clock', 'put_clock_right', 'time_limits_hold')
     loop
         execute format('revoke all on routine %s from public', f.signature);
     end loop;

@@ -28,7 +28,10 @@ with lost as materialized (
     where g.forgotten_at > statement_timestamp() - interval '1 hour'
     union
     (select c.checkout_id from pcfarm.checkout c
-    where c.ended_at is null and c.deadline < statement_timestamp() and c.checkout_id > $1 and (select pcfarm.clock_is_proven())
+    where c.ended_at is null and c.deadline < statement_timestamp() and c.checkout_id > $1 and (select pcfarm.time_limits_hold())
+        -- Handed out before the clock stepped ahead: the deadline is so much later.
+        and (c.checked_out_at > coalesce((select k.stepped_at from pcfarm.clock k), '-infinity')
+            or c.deadline < statement_timestamp() - (select k.stepped_seconds * interval '1 second' from pcfarm.clock k))
     order by c.deadline
     limit 1000))
 select c.checkout_id, c.workstation_id, coalesce(w.hostname, g.hostname) as hostname,

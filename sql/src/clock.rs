@@ -1,7 +1,7 @@
 //! State of the database's clock, and repair of the times that a wrong clock wrote.
 
 use crate::checkout::Queries;
-use pcfarm_proto::ids::ServerId;
+use pcfarm_proto::ids::{JobId, ServerId, WorkstationId};
 use std::time::SystemTime;
 use tokio_postgres::{Error, Row};
 
@@ -20,6 +20,10 @@ pub struct State {
     /// A difference up to this, and a newest time up to that, have been accepted.
     pub tolerated_seconds: f64,
     pub accepted_newest: Option<SystemTime>,
+    /// The clock has stepped ahead by so many seconds, from a time of the clock before to a time of the present clock.
+    pub stepped_at: Option<SystemTime>,
+    pub stepped_to: Option<SystemTime>,
+    pub stepped_seconds: f64,
 }
 
 impl State {
@@ -34,9 +38,12 @@ pub struct Looked {
     pub state: State,
     /// The database's time.
     pub now: SystemTime,
+    /// The look before, of any server.
+    pub checked_at: Option<SystemTime>,
     pub difference_server_runs: bool,
-    /// The newest stored time, if the caller wants it and anything is stored.
+    /// The newest stored times, if the caller wants them and anything is stored: of all, and of those until now.
     pub newest: Option<SystemTime>,
+    pub newest_until_now: Option<SystemTime>,
 }
 
 /// Reads the state and the time, and locks the state's row until the transaction ends.
@@ -46,8 +53,10 @@ pub async fn look(client: &impl Queries, server: ServerId, with_newest: bool) ->
     Ok(Looked {
         state: state(row)?,
         now: row.try_get("now")?,
+        checked_at: row.try_get("checked_at")?,
         difference_server_runs: row.try_get("difference_server_runs")?,
-        newest: row.try_get("newest_now")?,
+        newest: row.try_get("newest_of_all")?,
+        newest_until_now: row.try_get("newest_until_now")?,
     })
 }
 
@@ -62,6 +71,9 @@ fn state(row: &Row) -> Result<State, Error> {
         newest: row.try_get("newest")?,
         tolerated_seconds: row.try_get("tolerated_seconds")?,
         accepted_newest: row.try_get("accepted_newest")?,
+        stepped_at: row.try_get("stepped_at")?,
+        stepped_to: row.try_get("stepped_to")?,
+        stepped_seconds: row.try_get("stepped_seconds")?,
     })
 }
 
@@ -81,6 +93,9 @@ pub async fn set(client: &impl Queries, state: &State) -> Result<(), Error> {
                 &state.newest,
                 &state.tolerated_seconds,
                 &state.accepted_newest,
+                &state.stepped_at,
+                &state.stepped_to,
+                &state.stepped_seconds,
             ],
         )
         .await?;
@@ -102,6 +117,12 @@ pub async fn put_leases_right(client: &impl Queries) -> Result<(), Error> {
 #[derive(Clone, Debug)]
 pub struct Clock {
     pub now: SystemTime,
+    /// Whether rows are removed for their age.
+    pub proven: bool,
+    /// Whether a server has looked within a minute.
+    pub watched: bool,
+    /// Whether checkouts are revoked for their time limits.
+    pub time_limits_hold: bool,
     pub checked_at: Option<SystemTime>,
     pub unproven_since: Option<SystemTime>,
     pub step_until: Option<SystemTime>,
@@ -120,6 +141,9 @@ pub async fn read(client: &impl Queries) -> Result<Clock, Error> {
     let row = &rows[0];
     Ok(Clock {
         now: row.try_get("now")?,
+        proven: row.try_get("proven")?,
+        watched: row.try_get("watched")?,
+        time_limits_hold: row.try_get("time_limits_hold")?,
         checked_at: row.try_get("checked_at")?,
         unproven_since: row.try_get("unproven_since")?,
         step_until: row.try_get("step_until")?,
@@ -132,6 +156,11 @@ pub async fn read(client: &impl Queries) -> Result<Clock, Error> {
         accepted_by: row.try_get("accepted_by")?,
         accepted_at: row.try_get("accepted_at")?,
     })
+}
+
+/// Returns whether this job or this workstation has live checkouts with a time limit. Id 0: not asked for.
+pub async fn has_time_limits(client: &impl Queries, job: JobId, workstation: WorkstationId) -> Result<bool, Error> {
+    client.run(include_str!("../queries/has_time_limits.sql"), &[&job, &workstation]).await?[0].try_get(0)
 }
 
 pub async fn accept(client: &impl Queries) -> Result<(), Error> {

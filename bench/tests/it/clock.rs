@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pcfarm_bench::farm::{Farm, LONG, SOON};
+use pcfarm_proto::v1::ExplainRequest;
+use pcfarm_proto::v1::farm_service_client::FarmServiceClient;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
 use pcfarm_sql::testing;
 use serde_json::json;
@@ -160,4 +162,29 @@ async fn a_killed_server_whose_clock_differed_leaves_the_clock_provable() {
     .await;
     let _server = farm.serving("next", &[]).await;
     farm.until(LOOKED, PROVEN).await;
+}
+
+/// The database was two hours behind, and its clock is corrected while a checkout with a time limit is out.
+#[tokio::test]
+async fn a_step_ahead_that_lasts_revokes_no_checkout_from_before_it() {
+    let stepping = Stepping::start().await;
+    let farm = &stepping.farm;
+    farm.job_type("digest", "digest", json!({"time_limit": "1 hour"})).await;
+    let server = farm.serving("a", &[]).await;
+    farm.until(LOOKED, "select pcfarm.clock_is_proven() and checked_at is not null from pcfarm.clock").await;
+    let _agent = farm.working("desk", &[&server]);
+    let job = farm.submit_sleeps("digest", 1, 12_000, 1).await;
+    farm.until(SOON, "select count(*) = 1 from pcfarm.checkout where deadline is not null and ended_at is null").await;
+
+    stepping.step("+7200");
+    farm.until(LOOKED, "select step_seconds > 7000 from pcfarm.clock").await;
+    let mut client = FarmServiceClient::connect(server.url()).await.expect("connected");
+    let asked = ExplainRequest { job_id: job.0, workstation_id: 0 };
+    let reasons = client.explain(asked).await.expect("explained").into_inner().reasons;
+    assert!(reasons.iter().any(|reason| reason.contains("no checkout is revoked for its time limit")), "{reasons:?}");
+    // The ten minutes after a step are over. The difference from the server's clock does not matter to time limits.
+    farm.run("select pcfarm.accept_clock()").await;
+    assert_eq!(farm.number("select count(*) from pcfarm.checkout where deadline < clock_timestamp()").await, 1);
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert_eq!(farm.number("select count(*) from pcfarm.checkout where ending = 'revoked'").await, 0);
 }

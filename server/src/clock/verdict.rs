@@ -17,12 +17,20 @@ pub const AFTER_STEP: Duration = Duration::from_secs(600);
 /// anew.
 pub const WITHOUT_STEP: Duration = Duration::from_secs(3600);
 
+/// A larger step ahead moves the time limits of checkouts. All servers look well within this time, so that a look before which is
+/// further away is a look before the step.
+pub const MOVING_SECONDS: f64 = 60.0;
+/// How long steps ahead add up.
+pub const ADDING_UP: Duration = Duration::from_secs(7 * 86_400);
+
 /// One look of a server at the clock.
 #[derive(Clone, Debug)]
 pub struct Observation {
     pub server: ServerId,
     /// The database's time.
     pub now: SystemTime,
+    /// Time of the look before, of any server, by the database's clock of then.
+    pub checked_at: Option<SystemTime>,
     /// The first look of this server. The farm may have been off before it.
     pub is_first: bool,
     /// By how many seconds more than the monotonic clock the database's clock has moved since the look before.
@@ -31,8 +39,9 @@ pub struct Observation {
     pub difference: f64,
     /// True if the server that found the last difference is alive: not stopped, and heard of within a minute.
     pub difference_server_runs: bool,
-    /// The newest stored time; only at a first look.
+    /// The newest stored time, and the newest until now; only at a first look.
     pub newest: Option<SystemTime>,
+    pub newest_until_now: Option<SystemTime>,
 }
 
 /// The state after a look.
@@ -47,6 +56,7 @@ pub fn decide(before: &State, seen: &Observation) -> State {
     } else {
         state.step_until = left(state.step_until, AFTER_STEP, seen);
     }
+    time_limits(&mut state, seen);
     difference(&mut state, seen, stepped);
     stored(&mut state, seen, stepped);
     state
@@ -60,6 +70,37 @@ fn left(until: Option<SystemTime>, period: Duration, seen: &Observation) -> Opti
         return Some(seen.now + period);
     }
     (until > seen.now).then(|| until.min(seen.now + period))
+}
+
+/// Moves the time limits of checkouts that were handed out before a step ahead, at the first look of any server that sees it. A step
+/// back takes that away again. A checkout that was handed out while the clock was ahead gets another time limit when it is back
+/// (pcfarm.put_checkouts_right).
+fn time_limits(state: &mut State, seen: &Observation) {
+    let since_look = seen.checked_at.map_or(0.0, |checked| signed_seconds(checked, seen.now));
+    if seen.step > MOVING_SECONDS && since_look > seen.step {
+        let before = later(seen.now, -seen.step);
+        let adds_up = state
+            .stepped_to
+            .zip(before)
+            .is_some_and(|(to, before)| signed_seconds(to, before) < ADDING_UP.as_secs_f64());
+        state.stepped_seconds = seen.step + if adds_up { state.stepped_seconds } else { 0.0 };
+        state.stepped_at = before;
+        state.stepped_to = Some(seen.now);
+    } else if seen.step < -MOVING_SECONDS && since_look < seen.step / 2.0 {
+        state.stepped_seconds = (state.stepped_seconds + seen.step).max(0.0);
+        state.stepped_to = state.stepped_to.and_then(|to| later(to, seen.step));
+    }
+    // Otherwise the clock has gone back while no server looked.
+    let is_past = state.stepped_to.is_some_and(|to| signed_seconds(to, seen.now) > -MOVING_SECONDS);
+    if state.stepped_seconds == 0.0 || !is_past {
+        (state.stepped_at, state.stepped_to, state.stepped_seconds) = (None, None, 0.0);
+    }
+}
+
+/// A time so many seconds later, or earlier if they are negative.
+fn later(time: SystemTime, seconds: f64) -> Option<SystemTime> {
+    let by = Duration::try_from_secs_f64(seconds.abs()).ok()?;
+    if seconds < 0.0 { time.checked_sub(by) } else { time.checked_add(by) }
 }
 
 fn difference(state: &mut State, seen: &Observation, stepped: bool) {
@@ -90,9 +131,11 @@ fn stored(state: &mut State, seen: &Observation, stepped: bool) {
     if let Some(newest) = seen.newest {
         let is_ahead = newest.duration_since(seen.now).is_ok_and(|ahead| ahead >= STORED_AWAY)
             && state.accepted_newest.is_none_or(|accepted| newest > accepted);
-        let is_behind = seen.now.duration_since(newest).is_ok_and(|behind| behind >= STORED_AWAY);
-        state.newest = Some(newest);
-        if (is_ahead || is_behind) && state.stored_until.is_none() {
+        let behind = seen
+            .newest_until_now
+            .filter(|newest| !is_ahead && seen.now.duration_since(*newest).is_ok_and(|behind| behind >= STORED_AWAY));
+        state.newest = Some(behind.unwrap_or(newest));
+        if (is_ahead || behind.is_some()) && state.stored_until.is_none() {
             state.stored_until = Some(seen.now + WITHOUT_STEP);
             return;
         }
@@ -103,7 +146,7 @@ fn stored(state: &mut State, seen: &Observation, stepped: bool) {
         until => left(until, WITHOUT_STEP, seen),
     };
     if was.is_some() && state.stored_until.is_none() {
-        state.accepted_newest = state.newest;
+        state.accepted_newest = state.accepted_newest.max(state.newest);
     }
 }
 

@@ -92,11 +92,13 @@ impl Watch {
         Observation {
             server: self.farm.server_id,
             now: looked.now,
+            checked_at: looked.checked_at,
             is_first: self.last.is_none(),
             step: self.last.as_ref().map_or(0.0, |last| step(last, look)),
             difference: signed_seconds(SystemTime::now(), looked.now),
             difference_server_runs: looked.difference_server_runs,
             newest: looked.newest,
+            newest_until_now: looked.newest_until_now,
         }
     }
 

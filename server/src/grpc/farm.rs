@@ -117,7 +117,7 @@ impl FarmApi {
             return Err(Status::invalid_argument("name a job or a workstation to explain, one of them"));
         }
         let client = self.pool.get().await.map_err(status_code::of_pool)?;
-        let reasons = if job_id != 0 {
+        let mut reasons = if job_id != 0 {
             caller.act_on(&client, job).await?;
             let told = farm::explain_job(&client, job).await.map_err(status_code::of)?;
             told.ok_or_else(|| jobs::not_found(job))?
@@ -128,6 +128,15 @@ impl FarmApi {
             let told = farm::explain_workstation(&client, &found).await.map_err(status_code::of)?;
             told.ok_or_else(|| workstations::not_found(workstation))?
         };
+        let clock = pcfarm_sql::clock::read(&*client).await.map_err(status_code::of)?;
+        if !clock.time_limits_hold
+            && pcfarm_sql::clock::has_time_limits(&*client, job, workstation).await.map_err(status_code::of)?
+        {
+            let why = clock_reasons(&clock).join("; ");
+            reasons.push(format!(
+                "no checkout is revoked for its time limit, because the clock is unproven: {why}; see `pcfarm clock`"
+            ));
+        }
         Ok(Response::new(ExplainResponse { reasons }))
     }
 }
@@ -199,7 +208,9 @@ fn event(event: events::Event) -> Event {
 
 /// Warning for administrators while the clock is unproven.
 fn clock_warning(clock: &pcfarm_sql::clock::Clock) -> Option<String> {
-    clock.unproven_since?;
+    if clock.proven {
+        return None;
+    }
     let reasons = clock_reasons(clock).join("; ");
     Some(format!(
         "the clock is unproven: {reasons}. Nothing is removed for its age until it is proven; see `pcfarm clock`"
@@ -208,6 +219,14 @@ fn clock_warning(clock: &pcfarm_sql::clock::Clock) -> Option<String> {
 
 fn clock_reasons(clock: &pcfarm_sql::clock::Clock) -> Vec<String> {
     let mut reasons = Vec::new();
+    if let (false, Some(checked)) = (clock.watched, clock.checked_at) {
+        let at = told(checked);
+        reasons.push(if checked < clock.now {
+            format!("no server has looked at the clock since {at}")
+        } else {
+            format!("the last look of a server at the clock, of {at}, lies in the future")
+        });
+    }
     if clock.step_until.is_some() {
         let step = clock.step_seconds.unwrap_or_default();
         let to = if step > 0.0 { "ahead" } else { "back" };
@@ -220,18 +239,22 @@ fn clock_reasons(clock: &pcfarm_sql::clock::Clock) -> Vec<String> {
         reasons.push(format!("the database's clock is {:.0} s {how} the clock of server {server}", difference.abs()));
     }
     if let (Some(_), Some(newest)) = (clock.stored_until, clock.newest) {
-        let newest = jiff::Timestamp::try_from(newest).map_or_else(|_| "another age".to_owned(), |at| at.to_string());
         reasons.push(format!(
-            "the newest stored time, {newest}, was a day or more away from the time of a server's start"
+            "the newest stored time, {}, was a day or more away from the time of a server's start",
+            told(newest)
         ));
     }
     reasons
 }
 
+fn told(time: std::time::SystemTime) -> String {
+    jiff::Timestamp::try_from(time).map_or_else(|_| "another age".to_owned(), |at| at.to_string())
+}
+
 fn clock_message(clock: pcfarm_sql::clock::Clock) -> Clock {
     let until = [clock.step_until, clock.difference_until, clock.stored_until];
     Clock {
-        proven: clock.unproven_since.is_none(),
+        proven: clock.proven,
         reasons: clock_reasons(&clock),
         now: Some(clock.now.into()),
         checked_at: clock.checked_at.map(Into::into),

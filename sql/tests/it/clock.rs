@@ -1,6 +1,9 @@
 //! While the clock is unproven nothing is removed for its age; times of a clock that was ahead are computed again.
 
 use crate::queue::queue;
+use pcfarm_proto::ids::{CheckoutId, ServerId};
+use pcfarm_sql::clock;
+use pcfarm_sql::upkeep::{self, Loss};
 
 const OLD: &str = "
     update pcfarm.job_type t set retention = '1 hour';
@@ -102,4 +105,87 @@ async fn waits_of_a_clock_that_was_ahead_are_as_long_as_they_can_be_from_now() {
         assert_eq!(queue.number(late).await, 0, "{late}");
     }
     assert_eq!(queue.number("select pcfarm.put_clock_right()").await, 0);
+}
+
+/// A difference between clocks, stored times that cannot be, and a farm that was off do not keep hung checkouts alive. A step does.
+#[tokio::test]
+async fn time_limits_hold_unless_the_clock_has_stepped() {
+    let queue = queue().await;
+    let job = queue.job(1, 1).await;
+    let lane = queue.number(&format!("select lane_id from pcfarm.lane where job_id = {job}")).await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token,
+                 checked_out_at, deadline)
+             values ({job}, {lane}, 0, 1, 't', 1, 1, 7, clock_timestamp() - interval '3 hours', clock_timestamp() - interval '1 hour')"
+        ))
+        .await;
+    let proven = "update pcfarm.clock set checked_at = clock_timestamp(), unproven_since = null, step_until = null,
+        difference_until = null, stored_until = null, stepped_at = null, stepped_seconds = 0";
+    let hour = "clock_timestamp() + interval '1 hour'";
+    let stepped = |seconds: u32, ago: u32| {
+        format!(
+            "stored_until = {hour}, stepped_at = clock_timestamp() - interval '{ago} hours', stepped_seconds = {seconds}"
+        )
+    };
+    let cases = [
+        (format!("difference_until = {hour}"), 1),
+        (format!("stored_until = {hour}"), 1),
+        (format!("step_until = {hour}"), 0),
+        // No server looks any more.
+        (format!("stored_until = {hour}, checked_at = clock_timestamp() - interval '2 minutes'"), 0),
+        // Handed out before the clock stepped ahead by two hours: an hour is left.
+        (stepped(7200, 2), 0),
+        // By half an hour: the time limit ended half an hour ago.
+        (stepped(1800, 2), 1),
+        // Handed out after the step.
+        (stepped(7200, 4), 1),
+    ];
+    for (set, overdue) in cases {
+        queue.run(proven).await;
+        queue.run(&format!("update pcfarm.clock set unproven_since = clock_timestamp(), {set}")).await;
+        let lost = upkeep::lost_checkouts(&*queue.server().await, CheckoutId(0), 20.0).await.expect("lost checkouts");
+        assert!(lost.iter().all(|one| one.loss == Loss::Overdue));
+        assert_eq!(lost.len(), overdue, "{set}");
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_no_server_looks_at_is_shown_as_unproven() {
+    let queue = queue().await;
+    let server = queue.server().await;
+    for (checked, expected) in [("0", (true, true)), ("-2", (false, false)), ("2", (false, false))] {
+        queue
+            .run(&format!("update pcfarm.clock set checked_at = clock_timestamp() + {checked} * interval '1 minute'"))
+            .await;
+        let clock = clock::read(&*server).await.expect("read");
+        assert_eq!((clock.proven, clock.watched), expected, "{checked}");
+        assert_eq!(clock.time_limits_hold, clock.watched);
+    }
+}
+
+/// A server that was killed has not said that it stopped.
+#[tokio::test]
+async fn a_look_tells_whether_the_server_that_differed_runs_and_what_is_newest() {
+    let queue = queue().await;
+    queue
+        .run(
+            "update pcfarm.server set heard_at = clock_timestamp();
+             update pcfarm.clock set difference_server = 1;
+             truncate pcfarm.event;
+             insert into pcfarm.event (what, happened_at)
+             values ('clock unproven', clock_timestamp() + interval '3 years'), ('x', clock_timestamp() - interval '9 days')",
+        )
+        .await;
+    for (set, runs) in [
+        ("heard_at = clock_timestamp()", true),
+        ("heard_at = clock_timestamp() - interval '2 minutes'", false),
+        ("heard_at = clock_timestamp(), stopped_at = clock_timestamp()", false),
+    ] {
+        queue.run(&format!("update pcfarm.server set {set}")).await;
+        let looked = clock::look(&*queue.server().await, ServerId(1), true).await.expect("looked");
+        assert_eq!(looked.difference_server_runs, runs, "{set}");
+        let (newest, until_now) = (looked.newest.expect("newest"), looked.newest_until_now.expect("newest until now"));
+        assert!(newest > looked.now && until_now < looked.now, "{newest:?} {until_now:?}");
+    }
 }

@@ -15,11 +15,13 @@ fn calm(seconds: i64) -> Observation {
     Observation {
         server: SERVER,
         now: at(seconds),
+        checked_at: Some(at(seconds - 5)),
         is_first: false,
         step: 0.0,
         difference: 0.0,
         difference_server_runs: true,
         newest: None,
+        newest_until_now: None,
     }
 }
 
@@ -28,7 +30,8 @@ fn stepped(seconds: i64, step: f64) -> Observation {
 }
 
 fn first(seconds: i64, newest: Option<i64>) -> Observation {
-    Observation { is_first: true, newest: newest.map(at), ..calm(seconds) }
+    let until_now = newest.filter(|newest| *newest <= seconds).map(at);
+    Observation { is_first: true, newest: newest.map(at), newest_until_now: until_now, ..calm(seconds) }
 }
 
 fn differs(seconds: i64, difference: f64) -> Observation {
@@ -101,6 +104,51 @@ fn a_difference_is_its_own_servers_to_find_gone() {
     assert!(!decide(&found, &other).is_proven());
     assert!(decide(&found, &Observation { difference_server_runs: false, ..other }).is_proven());
     assert!(decide(&found, &calm(5)).is_proven());
+}
+
+/// An event about a clock that was ahead lies in the future, and was accepted. Then the farm was off for a week.
+#[test]
+fn stored_times_in_the_future_do_not_hide_that_the_farm_was_off() {
+    let year = 365 * DAY;
+    let accepted = after(&[first(0, Some(year)), calm(HOUR)]);
+    let back = |until_now| Observation { newest_until_now: Some(at(until_now)), ..first(8 * DAY, Some(year)) };
+    assert!(decide(&accepted, &back(8 * DAY - HOUR)).is_proven());
+    let off = decide(&accepted, &back(DAY));
+    assert_eq!((off.is_proven(), off.newest), (false, Some(at(DAY))));
+    // The time in the future remains accepted.
+    let again = decide(&off, &calm(8 * DAY + HOUR));
+    assert!(again.is_proven() && again.accepted_newest == Some(at(year)), "{again:?}");
+}
+
+#[test]
+fn steps_ahead_move_time_limits_once() {
+    /// A look that sees a step, five seconds after the last look of any server.
+    fn sees(seconds: i64, step: i64) -> Observation {
+        Observation { checked_at: Some(at(seconds - step - 5)), ..stepped(seconds, step as f64) }
+    }
+    fn again(seconds: i64, step: i64) -> Observation {
+        Observation { server: OTHER, checked_at: Some(at(seconds - 2)), ..stepped(seconds, step as f64) }
+    }
+    let (two, hour) = (2 * HOUR, HOUR);
+    #[rustfmt::skip]
+    let cases: &[(&str, &[Observation], i64, Option<i64>)] = &[
+        ("a step that lasts", &[sees(two, two)], two, Some(0)),
+        ("seen by another server", &[sees(two, two), again(two + 2, two)], two, Some(0)),
+        ("a small step", &[sees(60, 59)], 0, None),
+        ("a step back", &[sees(-two, -two)], 0, None),
+        ("a step ahead and back", &[sees(two, two), sees(10, -two)], 0, None),
+        ("back by less", &[sees(two, two), sees(hour + 10, -hour)], hour, Some(0)),
+        ("back by less, seen twice", &[sees(two, two), sees(hour + 10, -hour), again(hour + 12, -hour)], hour, Some(0)),
+        ("back while no server looked", &[sees(two, two), calm(hour)], 0, None),
+        ("a second step ahead", &[sees(two, two), sees(two + hour + 100, hour)], two + hour, Some(two + 100)),
+        ("a second one after a month", &[sees(two, two), sees(30 * DAY, hour)], hour, Some(30 * DAY - hour)),
+        ("a first look", &[first(0, None), calm(5)], 0, None),
+    ];
+    for (name, looks, seconds, since) in cases {
+        let state = after(looks);
+        let found = (state.stepped_seconds, state.stepped_at);
+        assert_eq!(found, (*seconds as f64, since.map(at)), "{name}");
+    }
 }
 
 /// The hour of a difference passes whichever server looks, so that a server that hangs cannot hold it up. The server that differs
