@@ -75,6 +75,11 @@ impl Farm {
         Farm::with(url, config, Some(database))
     }
 
+    /// Settings of another connection to its database.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// On a database that somebody else minds.
     pub fn at(url: String, config: Config) -> Farm {
         Farm::with(url, config, None)

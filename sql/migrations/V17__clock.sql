@@ -97,71 +97,256 @@ comment on function pcfarm.accept_clock is
 
 -- Times that were computed by a clock that was ahead, and for which the farm would wait: each is computed again from now. The
 -- rule for each: no stored start lies in the future, and no wait is longer than the longest that its statement gives. Schedules
--- are put right by the ticker, which knows their recurrences. Times that say what happened stay as they were written. Returns
--- how many rows were changed.
-create function pcfarm.put_clock_right()
-returns bigint language plpgsql set enable_nestloop = on set jit = off as $$
-declare
-    soon    timestamptz := clock_timestamp() + interval '1 second';
-    changed bigint := 0;
-    rows    bigint;
-begin
-    -- Checkouts: a full time limit from now.
-    update pcfarm.checkout c set checked_out_at = clock_timestamp(), deadline = clock_timestamp() + (c.deadline - c.checked_out_at)
-    where c.ended_at is null and c.deadline is not null and c.deadline > soon and c.checked_out_at > soon;
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    -- Failed problems between attempts: no longer than the longest delay of their job type. Problems that were loaded with a time
-    -- of their own have no message, and keep it.
-    update pcfarm.delayed d set due_at = clock_timestamp() + o.longest
-    from (
-        select o.job_id, o.problem_id, t.retry_delay_limit * 1.25 as longest
+-- are put right by the ticker, which knows their recurrences. Times that say what happened stay as they were written.
+--
+-- Each function changes a batch of rows of one table, in the order of its key. It passes over rows that others have locked, so
+-- that it neither waits nor takes part in a deadlock. It returns how many rows it has changed: after a whole batch there may be
+-- more.
+
+-- Checkouts: a full time limit from now, if they have one. The index finds live ones, and no ended ones.
+create function pcfarm.put_checkouts_right(batch integer)
+returns bigint language sql as $$
+    with ahead as materialized (
+        select c.checkout_id from pcfarm.checkout c
+        where c.job_id > 0 and c.ended_at is null and c.checked_out_at > statement_timestamp() + interval '1 second'),
+    locked as materialized (
+        select c.checkout_id from pcfarm.checkout c
+        where c.checkout_id = any (array(select a.checkout_id from ahead a order by 1)) and c.ended_at is null
+        order by c.checkout_id
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.checkout c set checked_out_at = clock_timestamp(), deadline = clock_timestamp() + (c.deadline - c.checked_out_at)
+        where c.checkout_id = any (array(select l.checkout_id from locked l)) returning 1)
+    select count(*) from changed
+$$;
+
+-- Failed problems between attempts: no longer than the longest delay of their job type. Problems that were loaded with a time of
+-- their own have no message, and keep it. A thorough search looks up the job type of each that waits longer than the shortest
+-- delay of all; any other looks at those alone that wait longer than any delay.
+create function pcfarm.put_delayed_right(batch integer, thorough boolean)
+returns bigint language sql as $$
+    with bound as materialized (
+        select statement_timestamp() + interval '1 second' + 1.25 * case when thorough then min(t.retry_delay_limit)
+            else max(t.retry_delay_limit) end as due_at
+        from pcfarm.job_type t),
+    locked as materialized (
+        select o.job_id, o.problem_id, t.longest
         from pcfarm.delayed o
         cross join lateral (
             select l.job_type from pcfarm.lane l where l.job_id = o.job_id and l.lane_id = o.home_lane offset 0) l
-        cross join lateral (select t.retry_delay_limit from pcfarm.job_type t where t.name = l.job_type offset 0) t
-        where o.due_at > soon and o.message is not null and o.due_at > soon + t.retry_delay_limit * 1.25
-        order by o.due_at desc limit 10000) o
-    where d.job_id = o.job_id and d.problem_id = o.problem_id;
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    -- Back-off of loads, submissions, alerts and wake-ups.
-    update pcfarm.schedule_load l set next_attempt_at = clock_timestamp()
-    where l.loaded_at is null and l.next_attempt_at > soon + greatest(l.time_limit + interval '1 minute', interval '10 minutes');
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    update pcfarm.submission s set next_attempt_at = clock_timestamp()
-    where s.state = 'stored' and s.next_attempt_at > soon + interval '10 minutes';
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    update pcfarm.alert a set next_attempt_at = clock_timestamp()
-    where a.next_attempt_at > soon + interval '75 minutes';
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    update pcfarm.wake w set next_try_at = clock_timestamp() where w.next_try_at > soon + interval '30 seconds';
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    -- Digests come daily.
-    update pcfarm.subscription s set digested_at = least(s.digested_at, clock_timestamp()),
-        next_digest_at = pcfarm.next_digest(s.digest_at, s.time_zone, clock_timestamp())
-    where s.next_digest_at > soon + interval '2 days';
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    -- Pauses between wake-ups, and drains with a time limit.
-    update pcfarm.workstation w set woken_at = least(w.woken_at, clock_timestamp()),
-        drain_deadline = case when w.drained_since > soon then clock_timestamp() + (w.drain_deadline - w.drained_since)
-            else w.drain_deadline end,
-        drained_since = least(w.drained_since, clock_timestamp())
-    where w.woken_at > soon or w.drained_since > soon;
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    -- Ages of unfinished uploads and of files, which otherwise stay for as long as the clock was ahead.
-    update pcfarm.submission s set touched_at = clock_timestamp() where s.state = 'receiving' and s.touched_at > soon;
-    get diagnostics rows = row_count;
-    changed := changed + rows;
-    update pcfarm.file f set touched_at = clock_timestamp() where f.touched_at > soon and f.touched_at < 'infinity';
-    get diagnostics rows = row_count;
-    return changed + rows;
+        cross join lateral (
+            select t.retry_delay_limit * 1.25 as longest from pcfarm.job_type t where t.name = l.job_type offset 0) t
+        where o.message is not null and o.due_at > (select b.due_at from bound b)
+            and o.due_at > statement_timestamp() + interval '1 second' + t.longest
+        order by o.due_at desc
+        limit batch
+        for update of o skip locked),
+    changed as (
+        update pcfarm.delayed d set due_at = clock_timestamp() + l.longest
+        from locked l where d.job_id = l.job_id and d.problem_id = l.problem_id returning 1)
+    select count(*) from changed
+$$;
+
+-- Back-off of schedules' loads, submissions, alerts and wake-ups.
+create function pcfarm.put_loads_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select l.job_id, l.number from pcfarm.schedule_load l
+        where l.loaded_at is null and l.next_attempt_at > statement_timestamp() + interval '10 minutes 1 second'
+            and l.next_attempt_at > statement_timestamp() + l.time_limit + interval '61 seconds'
+        order by l.job_id, l.number
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.schedule_load l set next_attempt_at = clock_timestamp()
+        from locked o where l.job_id = o.job_id and l.number = o.number returning 1)
+    select count(*) from changed
+$$;
+
+create function pcfarm.put_submissions_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select s.submission_id from pcfarm.submission s
+        where s.state = 'stored' and s.next_attempt_at > statement_timestamp() + interval '10 minutes 1 second'
+            or s.state = 'receiving' and s.touched_at > statement_timestamp() + interval '1 second'
+        order by s.submission_id
+        limit batch
+        for update skip locked),
+    changed as (
+        -- The age of an unfinished upload counts, too.
+        update pcfarm.submission s set next_attempt_at = least(s.next_attempt_at, clock_timestamp()),
+            touched_at = least(s.touched_at, clock_timestamp())
+        where s.submission_id in (select l.submission_id from locked l) returning 1)
+    select count(*) from changed
+$$;
+
+create function pcfarm.put_alerts_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select a.alert_id from pcfarm.alert a where a.next_attempt_at > statement_timestamp() + interval '75 minutes 1 second'
+        order by a.alert_id
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.alert a set next_attempt_at = clock_timestamp()
+        where a.alert_id in (select l.alert_id from locked l) returning 1)
+    select count(*) from changed
+$$;
+
+create function pcfarm.put_wakes_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select w.workstation_id from pcfarm.wake w where w.next_try_at > statement_timestamp() + interval '31 seconds'
+        order by w.workstation_id
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.wake w set next_try_at = clock_timestamp()
+        where w.workstation_id in (select l.workstation_id from locked l) returning 1)
+    select count(*) from changed
+$$;
+
+-- Digests come daily.
+create function pcfarm.put_digests_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select s.subscription_id from pcfarm.subscription s
+        where s.next_digest_at > statement_timestamp() + interval '2 days 1 second'
+        order by s.subscription_id
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.subscription s set digested_at = least(s.digested_at, clock_timestamp()),
+            next_digest_at = pcfarm.next_digest(s.digest_at, s.time_zone, clock_timestamp())
+        where s.subscription_id in (select l.subscription_id from locked l) returning 1)
+    select count(*) from changed
+$$;
+
+-- Starts of pauses between wake-ups, of connections, of trust, of times without presence sources, and drains with a time limit.
+-- The recycler corrects silence (put_leases_right.sql).
+create function pcfarm.put_workstations_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select w.workstation_id from pcfarm.workstation w
+        where greatest(w.woken_at, w.drained_since, w.connected_at, w.cannot_tell_since, w.trusted_since)
+            > statement_timestamp() + interval '1 second'
+        order by w.workstation_id
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.workstation w set woken_at = least(w.woken_at, clock_timestamp()),
+            drain_deadline = case when w.drained_since > clock_timestamp() then clock_timestamp() + (w.drain_deadline - w.drained_since)
+                else w.drain_deadline end,
+            drained_since = least(w.drained_since, clock_timestamp()), connected_at = least(w.connected_at, clock_timestamp()),
+            cannot_tell_since = least(w.cannot_tell_since, clock_timestamp()),
+            trusted_since = least(w.trusted_since, clock_timestamp())
+        where w.workstation_id in (select l.workstation_id from locked l) returning 1)
+    select count(*) from changed
+$$;
+
+-- Days without work. A day that has not come is counted again.
+create function pcfarm.put_records_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select r.workstation_id from pcfarm.workstation_record r
+        where greatest(r.worked_at, r.looked_at) > statement_timestamp() + interval '1 second'
+            or r.idle_on > (statement_timestamp() at time zone 'UTC')::date
+        order by r.workstation_id
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.workstation_record r set worked_at = least(r.worked_at, clock_timestamp()),
+            looked_at = least(r.looked_at, clock_timestamp()),
+            idle_on = case when r.idle_on <= (clock_timestamp() at time zone 'UTC')::date then r.idle_on end
+        where r.workstation_id in (select l.workstation_id from locked l) returning 1)
+    select count(*) from changed
+$$;
+
+-- Signals count as known for a while from said_at on, and so would a signal from the future until that time has come.
+create function pcfarm.put_signals_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select s.name from pcfarm.signal s where s.said_at > statement_timestamp() + interval '1 second'
+        order by s.name
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.signal s set said_at = clock_timestamp() where s.name in (select l.name from locked l) returning 1)
+    select count(*) from changed
+$$;
+
+-- Ages of files, which otherwise stay for as long as the clock was ahead.
+create function pcfarm.put_files_right(batch integer)
+returns bigint language sql as $$
+    with locked as materialized (
+        select f.file_id from pcfarm.file f
+        where f.touched_at > statement_timestamp() + interval '1 second' and f.touched_at < 'infinity'
+        order by f.file_id
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.file f set touched_at = clock_timestamp() where f.file_id in (select l.file_id from locked l) returning 1)
+    select count(*) from changed
+$$;
+
+-- Tokens that were made by a clock that was ahead are valid for so much longer. A user may have given their end, so they keep it,
+-- and an event names them: an administrator revokes those that are too long.
+create function pcfarm.put_tokens_right(batch integer)
+returns bigint language plpgsql as $$
+declare
+    ahead jsonb;
+begin
+    with locked as materialized (
+        select t.token_id, t.created_at from pcfarm.api_token t
+        where t.created_at > statement_timestamp() + interval '1 second'
+        order by t.token_id
+        limit batch
+        for update skip locked),
+    locked_join as materialized (
+        select t.join_token_id, t.created_at from pcfarm.join_token t
+        where t.created_at > statement_timestamp() + interval '1 second'
+        order by t.join_token_id
+        limit batch
+        for update skip locked),
+    changed as (
+        update pcfarm.api_token t set created_at = clock_timestamp() from locked l where t.token_id = l.token_id
+        returning jsonb_build_object('token', t.token_id, 'user', t.user_name, 'name', t.name, 'made_at', l.created_at,
+            'expires_at', t.expires_at) as token, t.expires_at > clock_timestamp() and t.revoked_at is null as is_valid),
+    changed_join as (
+        update pcfarm.join_token t set created_at = clock_timestamp() from locked_join l where t.join_token_id = l.join_token_id
+        returning jsonb_build_object('join_token', t.join_token_id, 'user', t.created_by, 'made_at', l.created_at,
+            'expires_at', t.expires_at) as token, t.expires_at > clock_timestamp() and t.revoked_at is null as is_valid)
+    select jsonb_agg(c.token) filter (where c.is_valid) into ahead
+    from (select * from changed union all select * from changed_join) c;
+    if ahead is null then
+        return 0;
+    end if;
+    insert into pcfarm.event (what, details) values ('tokens outlive their time', jsonb_build_object('tokens', ahead));
+    return jsonb_array_length(ahead);
+end $$;
+
+-- Corrects a batch of one part. One server at a time works at a part; another passes over it.
+create function pcfarm.put_clock_right(part text, batch integer default 1000, thorough boolean default true)
+returns bigint language plpgsql set enable_nestloop = on set enable_seqscan = off set jit = off as $$
+begin
+    if not pg_try_advisory_xact_lock(hashtextextended('pcfarm.put_clock_right ' || part, 0)) then
+        return 0;
+    end if;
+    case part
+        when 'checkouts' then return pcfarm.put_checkouts_right(batch);
+        when 'delayed' then return pcfarm.put_delayed_right(batch, thorough);
+        when 'loads' then return pcfarm.put_loads_right(batch);
+        when 'submissions' then return pcfarm.put_submissions_right(batch);
+        when 'alerts' then return pcfarm.put_alerts_right(batch);
+        when 'wakes' then return pcfarm.put_wakes_right(batch);
+        when 'digests' then return pcfarm.put_digests_right(batch);
+        when 'workstations' then return pcfarm.put_workstations_right(batch);
+        when 'records' then return pcfarm.put_records_right(batch);
+        when 'signals' then return pcfarm.put_signals_right(batch);
+        when 'files' then return pcfarm.put_files_right(batch);
+        when 'tokens' then return pcfarm.put_tokens_right(batch);
+    end case;
 end $$;
 
 -- For servers and administrators alone.
@@ -172,7 +357,8 @@ begin
     for f in
         select p.oid::regprocedure as signature
         from pg_proc p where p.pronamespace = 'pcfarm'::regnamespace
-            and p.proname in ('accept_clock', 'clock_is_proven', 'clock_is_watched', 'note_clock', 'put_clock_right', 'time_limits_hold')
+            and (p.proname in ('accept_clock', 'clock_is_proven', 'clock_is_watched', 'note_clock', 'time_limits_hold')
+                or p.proname ~ '^put_\w+_right$')
     loop
         execute format('revoke all on routine %s from public', f.signature);
     end loop;

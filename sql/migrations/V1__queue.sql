@@ -272,6 +272,8 @@ create table pcfarm.delayed (
     primary key (job_id, problem_id)
 );
 create index delayed_by_due on pcfarm.delayed (due_at);
+-- Failed ones, among which times of a wrong clock are looked for.
+create index delayed_failed on pcfarm.delayed (due_at) where message is not null;
 
 -- Who works -----------------------------------------------------------------------------------------------
 

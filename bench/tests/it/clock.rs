@@ -9,6 +9,7 @@ use pcfarm_bench::farm::{Farm, LONG, SOON};
 use pcfarm_proto::v1::ExplainRequest;
 use pcfarm_proto::v1::farm_service_client::FarmServiceClient;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
+use pcfarm_sql::connect::connect;
 use pcfarm_sql::testing;
 use serde_json::json;
 
@@ -187,4 +188,33 @@ async fn a_step_ahead_that_lasts_revokes_no_checkout_from_before_it() {
     assert_eq!(farm.number("select count(*) from pcfarm.checkout where deadline < clock_timestamp()").await, 1);
     assert_eq!(farm.ended(job, LONG).await, "done");
     assert_eq!(farm.number("select count(*) from pcfarm.checkout where ending = 'revoked'").await, 0);
+}
+
+/// Another transaction holds the state of the clock while a server starts.
+#[tokio::test]
+async fn a_locked_clock_stops_removals_and_nothing_else() {
+    let farm = Farm::new().await;
+    farm.job_type("digest", "digest", json!({"retention": "1 hour"})).await;
+    let old = farm.submit_sleeps("digest", 1, 1, 1).await;
+    farm.run(&format!(
+        "select pcfarm.cancel_job({old});
+         update pcfarm.job set ended_at = ended_at - interval '2 hours';
+         update pcfarm.clock set checked_at = clock_timestamp() - interval '1 hour'"
+    ))
+    .await;
+    let (other, _connection) = connect(farm.config()).await.expect("connected");
+    other.batch_execute("begin; select from pcfarm.clock for update").await.expect("locked");
+
+    let server = farm.serving("a", &[]).await;
+    let mut agent = farm.working("desk", &[&server]);
+    let job = farm.submit_sleeps("digest", 20, 1, 10).await;
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    agent.kill();
+    farm.until(SOON, "select state = 'dead' from pcfarm.workstation where hostname = 'desk'").await;
+    assert_eq!(farm.number("select pcfarm.forget_old_job()").await, 0);
+    assert_eq!(farm.number(&format!("select count(*) from pcfarm.job where job_id = {old}")).await, 1);
+
+    other.batch_execute("rollback").await.expect("released");
+    farm.until(LOOKED, "select pcfarm.clock_is_proven()").await;
+    farm.until(LOOKED, &format!("select count(*) = 0 from pcfarm.job where job_id = {old}")).await;
 }

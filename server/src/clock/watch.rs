@@ -1,5 +1,6 @@
-//! Looks at the database's clock every few seconds, writes what that means, and has wrong times computed again.
+//! Looks at the database's clock every few seconds, and writes what that means.
 
+use super::repair::Repair;
 use super::verdict::{Look, Observation, decide, signed_seconds, step};
 use crate::farm::Farm;
 use anyhow::Context;
@@ -14,22 +15,22 @@ use tracing::{info, warn};
 const LOOK: Duration = Duration::from_secs(5);
 /// A look that takes longer is given up; the next one compares with the last that came to its end.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How often wrong times are looked for without a step: another server may have seen it, and stopped.
-const PUT_RIGHT: Duration = Duration::from_secs(60);
+/// A smaller step has written no time that the repair would change.
+const REPAIR_SECONDS: f64 = 1.0;
 
 pub struct Watch {
     farm: Arc<Farm>,
     /// The monotonic clock counts from here.
     began: Instant,
     last: Option<Look>,
-    put_right_at: Option<Instant>,
+    repair: Repair,
     was_proven: bool,
 }
 
 impl Watch {
     /// Takes the first look before the server accepts connections: rows stored afterwards say nothing about the time before.
     pub async fn begin(farm: Arc<Farm>) -> anyhow::Result<Watch> {
-        let mut watch = Watch { farm, began: Instant::now(), last: None, put_right_at: None, was_proven: true };
+        let mut watch = Watch { farm, began: Instant::now(), last: None, repair: Repair::default(), was_proven: true };
         match watch.look().await {
             // A transaction that holds the row keeps no server from starting. The clock counts as unproven after a minute.
             Err(error) if is_locked(&error) => {
@@ -40,6 +41,7 @@ impl Watch {
             }
             outcome => outcome.context("looking at the database's clock")?,
         }
+        watch.repair.run_if_due(&watch.farm).await;
         Ok(watch)
     }
 
@@ -57,6 +59,7 @@ impl Watch {
             if let Err(error) = look.unwrap_or_else(|_| Err(anyhow::anyhow!("the database does not answer"))) {
                 warn!(error = format!("{error:#}"), "cannot look at the database's clock: trying again");
             }
+            self.repair.run_if_due(&self.farm).await;
         }
     }
 
@@ -78,12 +81,8 @@ impl Watch {
             self.farm.ticking.wake.notify_one();
         }
         self.tell(state.is_proven());
-        if seen.is_first || seen.step != 0.0 || self.put_right_at.is_none_or(|at| at.elapsed() > PUT_RIGHT) {
-            self.put_right_at = Some(Instant::now());
-            let changed = clock::put_right(&*client).await.context("computing wrong times again")?;
-            if changed > 0 {
-                warn!(changed, "times that a wrong clock had written were computed again");
-            }
+        if seen.is_first || seen.step.abs() > REPAIR_SECONDS {
+            self.repair.ask();
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! While the clock is unproven nothing is removed for its age; times of a clock that was ahead are computed again.
 
-use crate::queue::queue;
+use crate::queue::{Queue, queue};
 use pcfarm_proto::ids::{CheckoutId, ServerId};
-use pcfarm_sql::clock;
+use pcfarm_sql::clock::{self, PARTS, PUT_RIGHT_AT_ONCE};
 use pcfarm_sql::upkeep::{self, Loss};
 
 const OLD: &str = "
@@ -22,7 +22,17 @@ fn query(name: &str) -> String {
     std::fs::read_to_string(path).expect("a query")
 }
 
-async fn removal(queue: &crate::queue::Queue) {
+/// Repairs all parts once. Returns how many rows were changed.
+async fn put_right(queue: &Queue) -> i64 {
+    let server = queue.server().await;
+    let mut changed = 0;
+    for part in PARTS {
+        changed += clock::put_right(&*server, part, true).await.expect(part);
+    }
+    changed
+}
+
+async fn removal(queue: &Queue) {
     queue.run("do $$ begin for i in 1 .. 20 loop perform pcfarm.forget_old_job(); end loop; end $$").await;
     queue.run(&query("forget_statistics")).await;
     queue.run(&query("forget_schedule_ticks").replace("$1", "604800")).await;
@@ -83,12 +93,15 @@ async fn waits_of_a_clock_that_was_ahead_are_as_long_as_they_can_be_from_now() {
              insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token,
                  checked_out_at, deadline)
              select l.job_id, l.lane_id, 0, 1, 't', 1, 1, 7, now() + interval '2 hours', now() + interval '3 hours'
+             from pcfarm.lane l where l.job_id = {job}
+             union all
+             select l.job_id, l.lane_id, 1, 2, 't', 1, 1, 7, now() + interval '2 hours', null
              from pcfarm.lane l where l.job_id = {job};
              update pcfarm.workstation w set woken_at = now() + interval '2 hours', silent_since = now() + interval '2 hours';
              update pcfarm.server s set heard_at = now() + interval '2 hours', hearing_since = now() + interval '2 hours'"
         ))
         .await;
-    queue.run("select pcfarm.put_clock_right()").await;
+    put_right(&queue).await;
     queue.run(&query("put_leases_right")).await;
     // A problem that was loaded with a time of its own keeps its time.
     assert_eq!(
@@ -98,13 +111,117 @@ async fn waits_of_a_clock_that_was_ahead_are_as_long_as_they_can_be_from_now() {
     let late =
         "select count(*) from pcfarm.checkout where deadline > now() + interval '61 minutes' or checked_out_at > now()";
     assert_eq!(queue.number(late).await, 0);
+    // No time limit remains no time limit.
+    assert_eq!(queue.number("select count(*) from pcfarm.checkout where deadline is null").await, 1);
     for late in [
         "select count(*) from pcfarm.workstation where woken_at > now() or silent_since > now()",
         "select count(*) from pcfarm.server where heard_at > now() or hearing_since > now()",
     ] {
         assert_eq!(queue.number(late).await, 0, "{late}");
     }
-    assert_eq!(queue.number("select pcfarm.put_clock_right()").await, 0);
+    assert_eq!(put_right(&queue).await, 0);
+}
+
+const FAR: &str = "(clock_timestamp() + interval '3 years')";
+
+#[tokio::test]
+async fn starts_that_lie_in_the_future_move_to_now() {
+    let queue = queue().await;
+    queue
+        .run(&format!(
+            "update pcfarm.workstation set connected_at = {FAR}, cannot_tell_since = {FAR}, trusted_since = {FAR};
+             insert into pcfarm.workstation_record (workstation_id, worked_at, looked_at, idle_days, idle_on)
+             values (1, {FAR}, {FAR}, 1, ({FAR} at time zone 'UTC')::date), (2, null, {FAR}, 0, null);
+             insert into pcfarm.signal (name, value, said_at) values ('load', 1, {FAR});
+             insert into pcfarm.farm_user (name) values ('eva') on conflict do nothing;
+             insert into pcfarm.account (user_name) values ('eva');
+             insert into pcfarm.api_token (user_name, name, hash, scopes, created_at, expires_at)
+             values ('eva', 'long', sha256('1'), '{{submit}}', {FAR}, {FAR} + interval '1 day'),
+                 ('eva', 'right', sha256('2'), '{{submit}}', clock_timestamp(), clock_timestamp() + interval '1 day');
+             insert into pcfarm.join_token (hash, created_at, expires_at, uses_left) values (sha256('3'), {FAR}, {FAR} + interval '1 day', 1)"
+        ))
+        .await;
+    assert_eq!(put_right(&queue).await, 3 + 2 + 1 + 2);
+    for ahead in [
+        "select count(*) from pcfarm.workstation where greatest(connected_at, cannot_tell_since, trusted_since) > clock_timestamp()",
+        "select count(*) from pcfarm.workstation_record where greatest(worked_at, looked_at) > clock_timestamp() or idle_on is not null",
+        "select count(*) from pcfarm.signal where said_at > clock_timestamp()",
+        "select count(*) from pcfarm.api_token where created_at > clock_timestamp()",
+        "select count(*) from pcfarm.join_token where created_at > clock_timestamp()",
+    ] {
+        assert_eq!(queue.number(ahead).await, 0, "{ahead}");
+    }
+    let named = "select string_agg(coalesce(t ->> 'name', 'join'), ', ') from pcfarm.event e,
+        jsonb_array_elements(e.details -> 'tokens') t where e.what = 'tokens outlive their time'";
+    assert_eq!(queue.text(named).await, "long, join");
+    assert_eq!(put_right(&queue).await, 0);
+}
+
+/// Neither a row that another transaction holds nor a number of rows stops the repair of the others.
+#[tokio::test]
+async fn repairs_pass_over_locked_rows_and_go_on_batch_by_batch() {
+    let queue = queue().await;
+    let job = queue.job(2_500, 1).await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token, checked_out_at)
+             select l.job_id, l.lane_id, g, g + 1, 't', 1, 1, 7, {FAR}
+             from pcfarm.lane l, generate_series(0, 2499) g where l.job_id = {job};
+             update pcfarm.workstation set connected_at = {FAR}"
+        ))
+        .await;
+    let other = queue.database.client().await;
+    other
+        .batch_execute(
+            "begin; select from pcfarm.checkout where from_order = 7 for update;
+             select from pcfarm.workstation where workstation_id = 1 for update",
+        )
+        .await
+        .expect("locked");
+    let server = queue.server().await;
+    let mut batches = Vec::new();
+    loop {
+        let changed = clock::put_right(&*server, "checkouts", false).await.expect("put right");
+        batches.push(changed);
+        if changed < i64::from(PUT_RIGHT_AT_ONCE) {
+            break;
+        }
+    }
+    assert_eq!(batches, [1000, 1000, 499]);
+    assert_eq!(clock::put_right(&*server, "workstations", false).await.expect("put right"), 2);
+    other.batch_execute("rollback").await.expect("released");
+    assert_eq!(put_right(&queue).await, 2);
+
+    // A part that another server is at is left to that server.
+    queue.run(&format!("update pcfarm.workstation set connected_at = {FAR}")).await;
+    other.batch_execute("begin; select pcfarm.put_clock_right('workstations')").await.expect("put right");
+    assert_eq!(clock::put_right(&*server, "workstations", false).await.expect("passed over"), 0);
+    other.batch_execute("commit").await.expect("committed");
+}
+
+/// Failed problems of a job type with short delays, beside a job type with long ones.
+#[tokio::test]
+async fn a_thorough_repair_finds_waits_that_only_another_job_type_could_have() {
+    let queue = queue().await;
+    queue.run("update pcfarm.job_type set retry_delay = '1 second', retry_delay_limit = '1 minute'").await;
+    queue.run("select pcfarm.create_job_type('slow', 'c', '{\"retry_delay\": \"1 day\", \"retry_delay_limit\": \"9 days\"}')").await;
+    let job = queue.job(1, 1).await;
+    queue
+        .run(&format!(
+            "insert into pcfarm.delayed (job_id, problem_id, due_at, home_lane, home_order, grouped, attempts, message)
+             select p.job_id, p.problem_id, clock_timestamp() + interval '3 days', p.lane_id, p.batch_order, false, 1, 'failed'
+             from pcfarm.problem p where p.job_id = {job}"
+        ))
+        .await;
+    let server = queue.server().await;
+    assert_eq!(clock::put_right(&*server, "delayed", false).await.expect("put right"), 0);
+    assert_eq!(clock::put_right(&*server, "delayed", true).await.expect("put right"), 1);
+    assert_eq!(
+        queue
+            .number("select count(*) from pcfarm.delayed where due_at > clock_timestamp() + interval '2 minutes'")
+            .await,
+        0
+    );
 }
 
 /// A difference between clocks, stored times that cannot be, and a farm that was off do not keep hung checkouts alive. A step does.
