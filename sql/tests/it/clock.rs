@@ -2,6 +2,7 @@
 
 use crate::queue::{Queue, queue};
 use pcfarm_proto::ids::{CheckoutId, ServerId};
+use pcfarm_sql::alerts;
 use pcfarm_sql::clock::{self, PARTS, PUT_RIGHT_AT_ONCE};
 use pcfarm_sql::upkeep::{self, Loss};
 
@@ -305,4 +306,24 @@ async fn a_look_tells_whether_the_server_that_differed_runs_and_what_is_newest()
         let (newest, until_now) = (looked.newest.expect("newest"), looked.newest_until_now.expect("newest until now"));
         assert!(newest > looked.now && until_now < looked.now, "{newest:?} {until_now:?}");
     }
+}
+
+#[tokio::test]
+async fn mail_is_not_given_up_by_a_clock_that_is_ahead() {
+    let queue = queue().await;
+    queue
+        .run(
+            "insert into pcfarm.alert (subscription_id, what, place, body, begun_at, next_attempt_at, message)
+             select 1, 'workstation_without_work', 'email', '{}', now() - interval '2 days', now() - interval '2 minutes', m
+             from unnest(array['', 'no relay']) m;
+             update pcfarm.clock set checked_at = now(), unproven_since = now(), step_until = now() + interval '10 minutes'",
+        )
+        .await;
+    let given_up = "select count(*) from pcfarm.alert where given_up_at is not null";
+    alerts::explain_mail(&*queue.server().await, "no mail here").await.expect("explained");
+    assert_eq!(queue.number(given_up).await, 0);
+    assert_eq!(queue.number("select count(*) from pcfarm.alert where message = 'no mail here'").await, 1);
+    queue.run("select pcfarm.accept_clock()").await;
+    alerts::explain_mail(&*queue.server().await, "no mail here").await.expect("explained");
+    assert_eq!(queue.number(given_up).await, 2);
 }
