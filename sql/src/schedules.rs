@@ -327,6 +327,12 @@ pub async fn waiting_longest(
     Ok((now, waiting.collect::<Result<_, Error>>()?))
 }
 
+/// Lets the intervals of schedules count from a moment, where they count from a later one. Returns the schedules that were changed.
+pub async fn anchor(client: &impl Queries, of: &[ScheduleId], at: SystemTime) -> Result<Vec<ScheduleId>, Error> {
+    let rows = client.run(include_str!("../queries/anchor_schedules.sql"), &[&of, &at]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
 /// Definitions outside a tick.
 pub async fn definitions_of(client: &impl Queries, of: &[ScheduleId]) -> Result<Vec<Schedule>, Error> {
     let rows = client.run(include_str!("../queries/schedule_definitions.sql"), &[&of]).await?;

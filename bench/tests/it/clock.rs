@@ -133,20 +133,30 @@ async fn states_that_a_step_leaves_behind_are_recovered_by_a_server_that_starts(
     let mut agent = farm.working("desk", &[&gone]);
     farm.until(SOON, "select count(*) = 1 from pcfarm.workstation").await;
     schedule(&farm, "@daily").await;
-    farm.until(SOON, "select due_at is not null from pcfarm.schedule_next").await;
+    farm.run("select pcfarm.create_schedule('ahead', 'every 1 hour', jsonb_build_object('job', (select max(job_id) from pcfarm.job)))")
+        .await;
+    farm.until(SOON, "select bool_and(due_at is not null) from pcfarm.schedule_next").await;
     gone.program.kill();
     agent.kill();
     farm.run(
         "update pcfarm.server set hearing_since = now() + interval '2 hours', heard_at = now() + interval '2 days';
          update pcfarm.workstation set silent_since = now() + interval '2 hours';
-         update pcfarm.schedule_next set wake_at = now() + interval '3 years', due_at = now() + interval '3 years'",
+         update pcfarm.schedule_next set wake_at = now() + interval '3 years', due_at = now() + interval '3 years';
+         update pcfarm.schedule set anchored_at = date_trunc('second', now() + interval '3 years') where name = 'ahead'",
     )
     .await;
     let _server = farm.serving("next", &[]).await;
     // A stored time of the day after tomorrow cannot be.
     farm.until(LOOKED, "select stored_until is not null from pcfarm.clock").await;
     farm.until(SOON, "select state = 'dead' from pcfarm.workstation").await;
-    farm.until(LOOKED, "select wake_at < now() + interval '25 hours' from pcfarm.schedule_next").await;
+    farm.until(LOOKED, "select max(wake_at) < now() + interval '25 hours' from pcfarm.schedule_next").await;
+    // Made while the clock was ahead: its interval counts from now.
+    farm.until(
+        LOOKED,
+        "select s.anchored_at <= now() and x.due_at between s.anchored_at and s.anchored_at + interval '1 hour' and x.version = s.version
+         from pcfarm.schedule s join pcfarm.schedule_next x on x.schedule_id = s.schedule_id where s.name = 'ahead'",
+    )
+    .await;
 }
 
 /// The server whose clock differed was killed. The next server has another id, and a clock that agrees.
