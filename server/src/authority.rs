@@ -38,8 +38,9 @@ const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Of a server: `init` in the same directory makes another.
 const SERVER_LIFETIME: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
-/// Clocks differ.
-const EARLIER: Duration = Duration::from_secs(5 * 60);
+/// A new authority is valid since so long ago: the clock of this machine may be ahead. The authority's certificates are valid for as
+/// long as it is, so that no clock that is ahead makes one that is not valid yet.
+const EARLIER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How often files are looked at. Cheap: four `stat`s.
 const LOOK: Duration = Duration::from_secs(2);
@@ -77,6 +78,8 @@ struct Loaded {
     authorities: String,
     fingerprint: [u8; 32],
     issuer: Option<Issuer<'static, KeyPair>>,
+    /// Start of the validity of the one that signs.
+    not_before: SystemTime,
     changed: Vec<Option<SystemTime>>,
 }
 
@@ -153,7 +156,7 @@ impl Tls {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
-        params.not_before = (SystemTime::now() - EARLIER).into();
+        params.not_before = loaded.not_before.into();
         params.not_after = not_after.into();
         let key = Sha256::digest(request.public_key.subject_public_key_info()).into();
         let asked = CertificateSigningRequestParams { params, public_key: request.public_key };
@@ -210,6 +213,7 @@ fn load(files: &Files) -> anyhow::Result<Loaded> {
         Err(_) if !authority_key.exists() => None,
         Err(error) => return Err(error),
     };
+    let not_before = not_before(signs).with_context(|| format!("reading {}", authority.display()))?;
     let mut roots = RootCertStore::empty();
     for certificate in &trusted {
         roots.add(certificate.clone()).with_context(|| format!("{} holds no authority", authority.display()))?;
@@ -243,7 +247,7 @@ fn load(files: &Files) -> anyhow::Result<Loaded> {
     config.alpn_protocols = vec![b"h2".to_vec()];
     let fingerprint = Sha256::digest(signs).into();
     let http_config = Arc::new(http_config);
-    Ok(Loaded { config: Arc::new(config), http_config, authorities, fingerprint, issuer, changed })
+    Ok(Loaded { config: Arc::new(config), http_config, authorities, fingerprint, issuer, not_before, changed })
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
@@ -257,6 +261,15 @@ fn certificates(pem: &str) -> anyhow::Result<Vec<CertificateDer<'static>>> {
 fn public_key(certificate: &CertificateDer<'_>) -> anyhow::Result<Vec<u8>> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate)?;
     Ok(parsed.public_key().raw.to_vec())
+}
+
+/// Start of a certificate's validity; never before 1970.
+fn not_before(certificate: &CertificateDer<'_>) -> anyhow::Result<SystemTime> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate)?;
+    let seconds = u64::try_from(parsed.validity().not_before.timestamp()).unwrap_or(0);
+    SystemTime::UNIX_EPOCH
+        .checked_add(Duration::from_secs(seconds))
+        .context("a certificate that is valid after all time")
 }
 
 /// Which workstation a certificate names, that was checked already, and until when it does.
@@ -308,7 +321,7 @@ pub fn init(directory: &Path, names: &[String]) -> anyhow::Result<Made> {
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
-    params.not_before = (SystemTime::now() - EARLIER).into();
+    params.not_before = not_before(signs).context("reading the authority's certificate")?.into();
     params.not_after = (SystemTime::now() + SERVER_LIFETIME).into();
     let certificate = params.signed_by(&own, &issuer).context("signing the server's certificate")?;
     write(&directory.join(SERVER_KEY), &own.serialize_pem(), 0o600)?;
@@ -465,6 +478,31 @@ mod tests {
         fs::copy(other.path().join(AUTHORITY_KEY), one.path().join(AUTHORITY_KEY)).expect("copied");
         let error = Tls::load(files(one.path()), Duration::from_secs(60)).err().expect("refused");
         assert!(error.to_string().contains("not the key"), "{error}");
+    }
+
+    /// The server's clock is two hours ahead when it signs. The clocks of the agents are right.
+    #[test]
+    fn certificates_are_valid_as_early_as_their_authority() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let own = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.not_before = (SystemTime::now() - Duration::from_secs(7200)).into();
+        params.not_after = (SystemTime::now() + AUTHORITY_LIFETIME).into();
+        let signed = params.self_signed(&own).expect("signed");
+        fs::write(directory.path().join(AUTHORITY), signed.pem()).expect("written");
+        fs::write(directory.path().join(AUTHORITY_KEY), own.serialize_pem()).expect("written");
+        init(directory.path(), &names()).expect("made");
+        let tls = Tls::load(files(directory.path()), Duration::from_secs(3600)).expect("loaded");
+        let key = KeyPair::generate().expect("a key");
+        let request = CertificateParams::default().serialize_request(&key).expect("a request").pem().expect("PEM");
+        let issued = tls.issue(&request, Uuid::new_v4()).expect("signed").certificate;
+        let server = fs::read_to_string(directory.path().join(SERVER)).expect("a certificate");
+        let expected = not_before(signed.der()).expect("a time");
+        for pem in [issued, server] {
+            let certificate = certificates(&pem).expect("PEM").remove(0);
+            assert_eq!(not_before(&certificate).expect("a time"), expected);
+        }
     }
 
     #[test]
