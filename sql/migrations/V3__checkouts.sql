@@ -7,6 +7,9 @@
 -- Problems that checkouts hold: rows of a load lane or of a retry lane, without those that were given back meanwhile. Each
 -- checkout's range is read by itself and in order, which leaves the planner no choice but the index that it is a range
 -- of: with old statistics it would read the whole table, or a whole job's retries.
+--
+-- A checkout with problems that were given back sorts them together with its range: to compare each problem with each of them would
+-- cost their product.
 create view pcfarm.held_problem as
 select c.checkout_id, c.job_id, p.problem_id, c.lane_id as home_lane, p.batch_order as home_order,
     p.batch_order, 0 as attempts, 0 as losses, false as alone, false as came_back
@@ -16,7 +19,7 @@ cross join lateral (
     where p.job_id = c.job_id and p.lane_id = c.lane_id and p.batch_order >= c.from_order and p.batch_order < c.to_order
     order by p.batch_order, p.problem_id
     offset 0) p
-where c.given_back is null or p.problem_id <> all (c.given_back)
+where c.given_back is null
 union all
 select c.checkout_id, c.job_id, r.problem_id, r.home_lane, r.home_order,
     r.batch_order, r.attempts, r.losses, r.alone, true
@@ -26,7 +29,36 @@ cross join lateral (
     where r.job_id = c.job_id and r.lane_id = c.lane_id and r.batch_order >= c.from_order and r.batch_order < c.to_order
     order by r.batch_order, r.problem_id
     offset 0) r
-where c.given_back is null or r.problem_id <> all (c.given_back);
+where c.given_back is null
+union all
+select c.checkout_id, c.job_id, k.problem_id, c.lane_id, k.batch_order, k.batch_order, 0, 0, false, false
+from pcfarm.checkout c
+cross join lateral (
+    select distinct on (u.problem_id) u.*
+    from (
+        (select p.batch_order, p.problem_id, false as is_given_back from pcfarm.problem p
+        where p.job_id = c.job_id and p.lane_id = c.lane_id and p.batch_order >= c.from_order and p.batch_order < c.to_order
+        order by p.batch_order, p.problem_id
+        offset 0)
+        union all
+        select null, g.problem_id, true from unnest(c.given_back) g(problem_id)) u
+    order by u.problem_id, u.is_given_back desc) k
+where c.given_back is not null and not k.is_given_back
+union all
+select c.checkout_id, c.job_id, k.problem_id, k.home_lane, k.home_order, k.batch_order, k.attempts, k.losses, k.alone, true
+from pcfarm.checkout c
+cross join lateral (
+    select distinct on (u.problem_id) u.*
+    from (
+        (select r.batch_order, r.problem_id, r.home_lane, r.home_order, r.attempts, r.losses, r.alone, false as is_given_back
+        from pcfarm.requeued r
+        where r.job_id = c.job_id and r.lane_id = c.lane_id and r.batch_order >= c.from_order and r.batch_order < c.to_order
+        order by r.batch_order, r.problem_id
+        offset 0)
+        union all
+        select null, g.problem_id, null, null, null, null, null, true from unnest(c.given_back) g(problem_id)) u
+    order by u.problem_id, u.is_given_back desc) k
+where c.given_back is not null and not k.is_given_back;
 
 -- Write-back --------------------------------------------------------------------------------------------------
 
@@ -161,6 +193,18 @@ create type pcfarm.verdict as (
     closed      boolean
 );
 
+-- Problems that were given back of these checkouts, each with its checkout's position. In PL/pgSQL, so that callers look them up in one
+-- hash table instead of reading a checkout's array for each problem.
+create function pcfarm.given_back_of(checkout_ids bigint[])
+returns table ("position" integer, problem_id bigint) language plpgsql stable rows 1000 as $$
+begin
+    return query
+    select t.n::integer, g.problem_id
+    from unnest(checkout_ids) with ordinality t(checkout_id, n)
+    join pcfarm.checkout c on c.checkout_id = t.checkout_id and c.checkout_id = any (checkout_ids)
+    cross join unnest(c.given_back) g(problem_id);
+end $$;
+
 -- Stores results under live checkouts, all of one job type. The caller has checked that each problem is of its
 -- checkout, which never changes; that the checkout is live is decided here, under its lock.
 --
@@ -268,9 +312,8 @@ begin
             select distinct on (s.position, s.problem_id) s.*
             from unnest(positions, problem_ids, attempts, solutions) with ordinality
                 as s(position, problem_id, attempts, solution, n)
-            where live[s.position] and not (is_cut and exists (
-                select from pcfarm.checkout c
-                where c.checkout_id = checkout_ids[s.position] and s.problem_id = any (c.given_back)))
+            where live[s.position] and not (is_cut and (s.position, s.problem_id) in (
+                select g.position, g.problem_id from pcfarm.given_back_of(checkout_ids) g))
             order by s.position, s.problem_id, s.n),
         inserted as (
             insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, solution)
@@ -298,9 +341,8 @@ begin
             select distinct on (f.position, f.problem_id) f.*, f.attempts + 1 >= job_type.max_attempts as ends
             from unnest(failed_positions, failed_ids, failed_attempts, failed_home_lanes, failed_home_orders, messages)
                 with ordinality as f(position, problem_id, attempts, home_lane, home_order, message, n)
-            where not (is_cut and exists (
-                select from pcfarm.checkout c
-                where c.checkout_id = checkout_ids[f.position] and f.problem_id = any (c.given_back)))
+            where not (is_cut and (f.position, f.problem_id) in (
+                select g.position, g.problem_id from pcfarm.given_back_of(checkout_ids) g))
             order by f.position, f.problem_id, f.n),
         ended as (
             insert into pcfarm.result as r (job_id, problem_id, checkout_id, attempts, failed, message, home_lane,
@@ -625,7 +667,7 @@ end $$;
 create function pcfarm.give_back(checkout bigint, secret bigint, problem_ids bigint[], why text)
 returns integer language plpgsql set enable_seqscan = off as $$
 declare
-    -- Limit for one checkout: readers of held problems compare each problem with each that was given back.
+    -- Limit for one checkout: each call writes all of them again.
     most       constant integer := 5000;
     its        pcfarm.checkout;
     retry_lane bigint;

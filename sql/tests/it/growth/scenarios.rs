@@ -90,6 +90,17 @@ macro_rules! held_at_once {
     };
 }
 
+/// Every other problem of live checkouts was given back.
+macro_rules! given_back {
+    () => {
+        "with given as (
+             select h.checkout_id, array_agg(h.problem_id) as ids from pcfarm.held_problem h
+             where h.job_id = {job} and h.problem_id % 2 = 0 group by 1)
+         update pcfarm.checkout c set given_back = g.ids, problems = c.problems - cardinality(g.ids)
+         from given g where c.checkout_id = g.checkout_id;"
+    };
+}
+
 /// All that is held has failed for good.
 macro_rules! failed {
     () => {
@@ -295,6 +306,20 @@ pub const SCENARIOS: &[Scenario] = &[
         rows: Rows::Loaded,
         also: held!(),
         measured: accept!("true"),
+    },
+    Scenario {
+        name: "accept beside problems that were given back",
+        at_most: 20_000,
+        rows: Rows::Loaded,
+        also: concat!(held_at_once!(), given_back!()),
+        measured: accept!("false"),
+    },
+    Scenario {
+        name: "lost beside problems that were given back",
+        at_most: 100_000,
+        rows: Rows::Loaded,
+        also: concat!(held_at_once!(), given_back!()),
+        measured: close!("lost"),
     },
     // Forgetting.
     Scenario {
