@@ -2,14 +2,16 @@
 //!
 //! - [`Encryption`]: a target's mode, root certificates and client certificate; [`files`] reads them at each connection, so
 //!   that renewed certificates need no restart
-//! - [`verify`]: the check of the server's certificate, by mode
+//! - [`verify`]: the check of the server's certificate, by mode; [`names`] and [`version_1`] have libpq's rules beyond webpki's
 //! - [`stream`]: the connector for tokio-postgres, with channel binding
 //! - [`failure`]: errors that say what to do
 
 mod failure;
 mod files;
+mod names;
 mod stream;
 mod verify;
+mod version_1;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -71,8 +71,7 @@ fn explain(error: &Error, host: &str) -> String {
 fn explain_certificate(error: &CertificateError, host: &str) -> String {
     match error {
         CertificateError::NotValidForNameContext { presented, .. } if presented.is_empty() => format!(
-            "the certificate of {host} names no host (it has no subjectAltName): issue one with that extension, or use \
-             sslmode=verify-ca"
+            "the certificate of {host} names no host: issue one with a subjectAltName, or use sslmode=verify-ca"
         ),
         CertificateError::NotValidForNameContext { presented, .. } => format!(
             "the certificate is not for {host} but for {}: connect by such a name (hostaddr= gives its address), or use \
@@ -95,9 +94,9 @@ fn explain_certificate(error: &CertificateError, host: &str) -> String {
             "{host} presents an authority's own certificate: put that very certificate into the file of sslrootcert, or issue \
              a server certificate"
         ),
-        CertificateError::Other(other) if format!("{other:?}").contains("UnsupportedCertVersion") => format!(
-            "the certificate of {host} is of X.509 version 1, which cannot be verified: issue one with extensions \
-             (subjectAltName)"
+        CertificateError::BadSignature => format!(
+            "a signature of {host} does not fit its certificate: the server has another key, the certificate was changed, or \
+             another program answers in the server's place"
         ),
         other => format!("the certificate of {host} is not valid: {other}"),
     }

@@ -1,15 +1,20 @@
-//! The check of a server's certificate: by its authority, and by its name in `verify-full`.
+//! The check of a server's certificate: by its authority, and by its name in `verify-full`. In every mode the server proves
+//! that it holds the certificate's key: without that proof, channel binding would bind to a copied certificate.
 
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{
+    CryptoProvider, verify_tls12_signature, verify_tls13_signature, verify_tls13_signature_with_raw_key,
+};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+use super::{names, version_1};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Demand {
     /// Encryption without a check of the peer, as libpq's `require` without a root file.
     Nothing,
@@ -36,6 +41,24 @@ impl Verifier {
     ) -> Verifier {
         Verifier { demand, roots, pinned, provider }
     }
+
+    fn verify_authority(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        if self.pinned.contains(certificate) {
+            return verify_period(certificate, now);
+        }
+        let algorithms = &self.provider.signature_verification_algorithms;
+        if version_1::is(certificate) {
+            version_1::verify_issuer(certificate, &self.pinned, algorithms)?;
+            return verify_period(certificate, now);
+        }
+        let parsed = ParsedCertificate::try_from(certificate)?;
+        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms.all)
+    }
 }
 
 impl ServerCertVerifier for Verifier {
@@ -47,18 +70,11 @@ impl ServerCertVerifier for Verifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if self.demand == Demand::Nothing {
-            return Ok(ServerCertVerified::assertion());
+        if self.demand >= Demand::Authority {
+            self.verify_authority(certificate, intermediates, now)?;
         }
-        let parsed = ParsedCertificate::try_from(certificate)?;
-        if self.pinned.contains(certificate) {
-            verify_period(certificate, now)?;
-        } else {
-            let algorithms = self.provider.signature_verification_algorithms.all;
-            verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
-        }
-        if self.demand == Demand::AuthorityAndName {
-            verify_server_name(&parsed, name)?;
+        if self.demand >= Demand::AuthorityAndName {
+            names::verify(certificate, name)?;
         }
         Ok(ServerCertVerified::assertion())
     }
@@ -69,10 +85,11 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        if self.demand == Demand::Nothing {
-            return Ok(HandshakeSignatureValid::assertion()); // the key may be anyone's
+        let algorithms = &self.provider.signature_verification_algorithms;
+        match ParsedCertificate::try_from(certificate) {
+            Ok(_) => verify_tls12_signature(message, certificate, signature, algorithms),
+            Err(_) => version_1::verify_handshake(message, certificate, signature, algorithms),
         }
-        verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -81,10 +98,14 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        if self.demand == Demand::Nothing {
-            return Ok(HandshakeSignatureValid::assertion());
+        let algorithms = &self.provider.signature_verification_algorithms;
+        match ParsedCertificate::try_from(certificate) {
+            Ok(_) => verify_tls13_signature(message, certificate, signature, algorithms),
+            Err(_) => {
+                let key = version_1::public_key(certificate)?;
+                verify_tls13_signature_with_raw_key(message, &key, signature, algorithms)
+            }
         }
-        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -8,9 +8,11 @@ mod bouncer;
 mod left_out;
 mod network;
 mod queue;
+mod version_1;
 
 // Databases that others administer.
 mod defaults;
+mod impostor;
 mod pooler;
 mod rights;
 mod tls;

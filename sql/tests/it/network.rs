@@ -31,7 +31,7 @@ pub struct Pair {
 
 pub struct Authority {
     pub certificate: String,
-    issuer: Issuer<'static, KeyPair>,
+    pub issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {

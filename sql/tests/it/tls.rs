@@ -22,7 +22,7 @@ async fn outcome(settings: &DatabaseSettings) -> String {
     }
 }
 
-fn text(error: &dyn std::error::Error) -> String {
+pub fn text(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {}", text(source)),
         None => error.to_string(),
@@ -85,7 +85,6 @@ async fn modes_do_what_they_do_in_libpq() {
             ("user=tls host=db sslmode=require ssl_min_protocol_version=TLSv1.3", "encrypted"),
             ("user=tls host=db sslmode=require ssl_max_protocol_version=TLSv1.2", "encrypted"),
             ("user=tls host=db sslmode=require sslsni=0", "encrypted"),
-            ("user=tls host=db sslmode=verify-ca", "root.crt does not exist"),
         ])
         .await;
     let cases = [
@@ -126,6 +125,48 @@ async fn modes_do_what_they_do_in_libpq() {
             ("user=tls host=elsewhere sslmode=verify-full", "not for elsewhere"),
         ])
         .await;
+}
+
+#[tokio::test]
+async fn certificates_of_the_manual_are_verified_as_libpq_verifies_them() {
+    let network = with_roles().await;
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let root = network.at_home("ours.crt", &ours.certificate);
+    let other = network.at_home("theirs.crt", &theirs.certificate);
+    network.let_in(RULES).await;
+    // The common name, the alternative names, X.509 version 1 or 3; host, root file, expected.
+    let (unknown, wrong) = ("unknown authority", "not for db but for");
+    for (pair, cases) in [
+        (
+            ours.issue_version_1("db"),
+            [("db", &root, "encrypted"), ("x", &root, "not for x but for db"), ("db", &other, unknown)],
+        ),
+        (
+            ours.issue("DB", &[], false),
+            [("db", &root, "encrypted"), ("x", &root, "not for x but for DB"), ("db", &other, unknown)],
+        ),
+        (
+            ours.issue("*.lab", &[], false),
+            [("db.lab", &root, "encrypted"), ("a.db.lab", &root, "but for *.lab"), ("db", &root, wrong)],
+        ),
+        (
+            ours.issue("db", &["other"], false),
+            [("other", &root, "encrypted"), ("db", &root, wrong), ("other", &other, unknown)],
+        ),
+        // An address among the alternative names leaves the common name to hosts.
+        (
+            ours.issue("db", &["192.0.2.1"], false),
+            [("db", &root, "encrypted"), ("x", &root, "not for x"), ("db", &other, unknown)],
+        ),
+    ] {
+        network.serve(&pair, &theirs).await;
+        for (host, roots, expected) in cases {
+            let words = format!("user=tls host={host} sslmode=verify-full sslrootcert={roots}");
+            network.expect(&[(&words, expected)]).await;
+        }
+        let by_authority = format!("user=tls host=elsewhere sslmode=verify-ca sslrootcert={root}");
+        network.expect(&[(&by_authority, "encrypted"), ("user=tls sslmode=require", "encrypted")]).await;
+    }
 }
 
 #[tokio::test]
