@@ -171,7 +171,7 @@ impl Target {
                 Ok(opened) => return Ok(opened),
                 Err(error) => error,
             };
-            let again = may_be_encryption(&error);
+            let again = may_be_encryption(&error) || (mode == SslMode::Disable && is_of_pooler(&error));
             if mode == SslMode::Prefer && again {
                 tracing::warn!(
                     error = with_cause(&error),
@@ -275,6 +275,11 @@ fn may_be_encryption(error: &tokio_postgres::Error) -> bool {
                 | io::ErrorKind::TimedOut
         )
     })
+}
+
+/// True of PgBouncer's "SSL required". PostgreSQL itself refuses such a login by `pg_hba.conf`.
+fn is_of_pooler(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
 }
 
 /// Connects without encryption: to a private cluster, and in tests.

@@ -326,6 +326,13 @@ fn build(
 
 /// Connecting reads the files each time; the first look is now. Without them `allow` and `prefer` go on in plain.
 fn check_files(encryption: &Encryption, warnings: &mut Vec<String>) -> Result<(), SettingsError> {
+    if let Some(path) = encryption.missing_roots() {
+        warnings.push(format!(
+            "sslrootcert={} does not exist: with sslmode={} the server's certificate is not checked",
+            path.display(),
+            encryption.mode
+        ));
+    }
     match encryption.check() {
         Err(error) if encryption.mode < Mode::Require => warnings.push(with_cause(&error)),
         checked => checked?,

@@ -14,7 +14,7 @@ mod verify;
 mod version_1;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustls::SupportedProtocolVersion;
 use tokio_postgres::config::SslMode;
@@ -112,6 +112,14 @@ impl Encryption {
             identity: None,
             sni: true,
             versions: rustls::ALL_VERSIONS,
+        }
+    }
+
+    /// A root file that `sslrootcert` names, does not exist, and is not needed in this mode.
+    pub(crate) fn missing_roots(&self) -> Option<&Path> {
+        match &self.roots {
+            Roots::File(path) if self.mode < Mode::Require && !path.exists() => Some(path),
+            _ => None,
         }
     }
 

@@ -87,6 +87,8 @@ fn roots(encryption: &Encryption) -> Result<Option<Vec<CertificateDer<'static>>>
             let found = rustls_native_certs::load_native_certs();
             if found.certs.is_empty() { Err(TlsFileError::NoSystemRoots) } else { Ok(Some(found.certs)) }
         }
+        // As libpq: below `require` a missing file leaves the certificate unchecked. `check_files` warns of it.
+        Roots::File(_) if encryption.missing_roots().is_some() => Ok(None),
         Roots::File(path) => certificates(path).map(Some),
         Roots::Default(path) if path.exists() => certificates(path).map(Some),
         Roots::Default(path) if needed => Err(TlsFileError::NoRoots { mode: encryption.mode, path: path.clone() }),

@@ -15,7 +15,7 @@ use tokio_postgres::{Config, NoTls};
 pub struct Bouncer {
     process: Child,
     pub port: u16,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Drop for Bouncer {
@@ -72,13 +72,27 @@ impl Bouncer {
             .stderr(log)
             .spawn()
             .expect("pgbouncer starts");
-        let bouncer = Bouncer { process, port, _directory: directory };
+        let bouncer = Bouncer { process, port, directory };
         let deadline = Instant::now() + Duration::from_secs(30);
         while let Err(error) = bouncer.config("session").connect(NoTls).await {
             assert!(Instant::now() < deadline, "pgbouncer does not answer: {error:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Some(bouncer)
+    }
+
+    /// Turns clients without TLS away from now on. `client_tls_sslmode = allow` was there before.
+    pub async fn demand_tls(&self) {
+        let file = self.directory.path().join("pgbouncer.ini");
+        let text = fs::read_to_string(&file).expect("its settings");
+        fs::write(&file, text.replace("client_tls_sslmode = allow", "client_tls_sslmode = require")).expect("written");
+        let id = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(id, rustix::process::Signal::HUP).expect("told");
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.config("session").connect(NoTls).await.is_ok() {
+            assert!(Instant::now() < deadline, "pgbouncer takes clients without TLS");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     pub fn config(&self, mode: &str) -> Config {

@@ -114,3 +114,31 @@ async fn modes_that_split_sessions_are_refused_by_name() {
         }
     }
 }
+
+/// PgBouncer turns clients without TLS away by another code than PostgreSQL.
+#[tokio::test]
+async fn allow_encrypts_when_the_pooler_demands_it() {
+    let queue = queue().await;
+    let itself = crate::network::self_signed("localhost");
+    let directory = tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .tempdir()
+        .expect("a directory");
+    let file = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let (certificate, key) = (file("own.crt", &itself.certificate), file("own.key", &itself.key));
+    let more = format!("client_tls_sslmode = allow\nclient_tls_cert_file = {certificate}\nclient_tls_key_file = {key}");
+    let Some(bouncer) = Bouncer::start(&queue.database.config(), &more).await else { return };
+    bouncer.demand_tls().await;
+    for mode in ["allow", "prefer", "require"] {
+        let url = format!("postgresql://anybody@127.0.0.1:{}/session?sslmode={mode}", bouncer.port);
+        let settings = crate::network::settings_at(directory.path(), &url, &[]).expect("read");
+        for target in [settings.target.clone(), pool::session_config(settings.target, "encrypted")] {
+            let (client, _connection) = target.connect().await.unwrap_or_else(|error| panic!("{mode}: {error:?}"));
+            client.simple_query("select 1").await.expect("asked");
+        }
+    }
+}

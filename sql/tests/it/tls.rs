@@ -85,6 +85,11 @@ async fn modes_do_what_they_do_in_libpq() {
             ("user=tls host=db sslmode=require ssl_min_protocol_version=TLSv1.3", "encrypted"),
             ("user=tls host=db sslmode=require ssl_max_protocol_version=TLSv1.2", "encrypted"),
             ("user=tls host=db sslmode=require sslsni=0", "encrypted"),
+            // A root file that does not exist leaves the certificate unchecked below `require`, and is refused from there on.
+            ("user=tls host=db sslrootcert=/nowhere.crt", "encrypted"),
+            ("user=tls host=db sslmode=allow sslrootcert=/nowhere.crt", "encrypted"),
+            ("user=tls host=db sslmode=require sslrootcert=/nowhere.crt", "cannot read /nowhere.crt"),
+            ("user=tls host=db sslmode=verify-ca", "root.crt does not exist"),
         ])
         .await;
     let cases = [
@@ -108,6 +113,9 @@ async fn modes_do_what_they_do_in_libpq() {
         let got = network.outcome(&format!("user=tls {words} sslrootcert={roots}"), &[]).await;
         assert!(got.contains(expected), "{words} {roots}: {got}");
     }
+    let words = format!("host=db hostaddr={} user=tls sslrootcert=/nowhere.crt", network.address);
+    let warned = network.settings(&words, &[]).expect("read").warnings;
+    assert!(warned.len() == 1 && warned[0].contains("not checked"), "{warned:?}");
     // The default file makes `require` verify.
     network.at_home(".postgresql/root.crt", &theirs.certificate);
     network.expect(&[("user=tls host=db sslmode=require", "unknown authority")]).await;
