@@ -297,7 +297,7 @@ async fn patiently<T>(
     }
 }
 
-/// Not reached, lost, starting, stopping, full: another time it may do.
+/// True if the database is out of reach, silent, starting, stopping or full, so that a retry may succeed.
 fn is_away(error: &anyhow::Error) -> bool {
     if error.chain().any(|cause| cause.downcast_ref().is_some_and(ConnectError::is_lasting)) {
         return false;
@@ -317,8 +317,8 @@ fn is_away(error: &anyhow::Error) -> bool {
 pub(crate) async fn prepare_database(target: &Target, stopping: &CancellationToken) -> anyhow::Result<ServerFacts> {
     let target = pool::session_config(target.clone(), "pcfarm-server");
     patiently(stopping, async || {
-        let (mut client, _connection) = target.connect().await.context("connecting to the database")?;
         pooler::refuse_transaction_pooling(&target).await.context("checking the way to the database")?;
+        let (mut client, _connection) = target.connect().await.context("connecting to the database")?;
         let facts = pool::check_server(&client).await.context("checking the database server")?;
         rights::check(&client).await.context("checking the rights of the login")?;
         let ran = migrate::migrate(&mut client).await.context("bringing the schema up to date")?;

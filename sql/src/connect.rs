@@ -118,6 +118,18 @@ impl Target {
 
     /// Connects, starts moving the connection's bytes and settles its settings, within the configuration's `connect_timeout`.
     pub async fn connect(&self) -> Result<(Client, ConnectionTask), ConnectError> {
+        self.connect_and(async |client| self.settle(client).await.map(drop)).await
+    }
+
+    /// Connects without [`Target::settle`]: whatever that sets would stay on a connection that a pooler gives to others.
+    pub(crate) async fn connect_unsettled(&self) -> Result<(Client, ConnectionTask), ConnectError> {
+        self.connect_and(async |_| Ok(())).await
+    }
+
+    async fn connect_and(
+        &self,
+        prepare: impl AsyncFnOnce(&Client) -> Result<(), tokio_postgres::Error>,
+    ) -> Result<(Client, ConnectionTask), ConnectError> {
         let each = self.config.get_connect_timeout().copied().unwrap_or(LOGIN_TIMEOUT);
         // The limit of the configuration is for each host in turn, and covers the socket only.
         let hosts = self.config.get_hosts().len().max(1) * self.encryption.mode.attempts().len();
@@ -125,7 +137,7 @@ impl Target {
         let connecting = async {
             let (client, connection) = self.open().await?;
             let task = ConnectionTask::spawn(connection);
-            self.settle(&client).await?;
+            prepare(&client).await?;
             Ok((client, task))
         };
         match tokio::time::timeout(within, connecting).await {

@@ -12,8 +12,10 @@ use super::{ConnectError, Target};
 /// A few milliseconds for each; a pooler whose pool is exhausted lets us wait.
 const LIMIT: Duration = Duration::from_secs(10);
 const ROUNDS: usize = 3;
-/// The session may be a user's, whose timeouts are not ours.
-const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '10s'";
+/// The session may have a default's or a user's timeouts. Nothing is set for longer than the transaction.
+const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '10s'; \
+     select pg_catalog.set_config('transaction_timeout', '0', true) \
+     where pg_catalog.current_setting('transaction_timeout', true) is not null";
 
 #[derive(Debug, thiserror::Error)]
 pub enum PoolerError {
@@ -45,7 +47,8 @@ impl PoolerError {
     }
 }
 
-/// Refuses a database behind a pooler that is not in session mode. It opens two sessions.
+/// Refuses a database behind a pooler that is not in session mode. It opens two sessions, and must come before any other: a
+/// session's settings would stay on connections that the pooler gives to its other clients.
 pub async fn refuse_transaction_pooling(target: &Target) -> Result<(), PoolerError> {
     let place = crate::settings::redacted(&target.config);
     let Some(mode) = tokio::time::timeout(LIMIT, splitting_mode(target))
@@ -63,8 +66,8 @@ pub async fn refuse_transaction_pooling(target: &Target) -> Result<(), PoolerErr
 /// While the second session has a transaction open, the pooler cannot give its process to the first one. So either the two
 /// share a process, or the first one moves to another, wherever the pool takes its connections from.
 async fn splitting_mode(target: &Target) -> Result<Option<&'static str>, PoolerError> {
-    let (first, _first) = target.connect().await?;
-    let (second, _second) = target.connect().await?;
+    let (first, _first) = target.connect_unsettled().await?;
+    let (second, _second) = target.connect_unsettled().await?;
     let home = process(&first).await?;
     for _ in 0..ROUNDS {
         if process(&first).await? != home {

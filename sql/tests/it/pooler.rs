@@ -2,7 +2,7 @@
 
 use pcfarm_sql::connect::pooler::{PoolerError, refuse_transaction_pooling};
 use pcfarm_sql::pool;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use crate::bouncer::Bouncer;
 use crate::queue::{Queue, queue};
@@ -88,6 +88,54 @@ async fn session_mode_works_where_startup_options_are_refused() {
 #[tokio::test]
 async fn session_mode_works_where_startup_options_are_ignored() {
     session_mode("ignore_startup_parameters = options,extra_float_digits").await;
+}
+
+/// All settings of a session that are not its defaults, as another client of the pool sees them.
+async fn changed_settings(client: &Client) -> Vec<String> {
+    // The pooler itself sets what every client tells it.
+    let look = "select name || '=' || setting from pg_settings where source = 'session' \
+         and name not in ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', 'standard_conforming_strings', \
+             'IntervalStyle', 'in_hot_standby', 'default_transaction_read_only', 'scram_iterations', 'search_path')
+         union all select 'search_path=' || s from current_setting('search_path') s where s <> '\"$user\", public'
+         union all select 'pcfarm.session=' || s from current_setting('pcfarm.session', true) s where s <> ''";
+    let rows = client.simple_query(look).await.expect("asked");
+    let value = |message: &SimpleQueryMessage| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    };
+    rows.iter().filter_map(value).collect()
+}
+
+#[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "the connection ends with the client, which the test drops")]
+async fn refused_start_leaves_no_settings_to_other_clients_of_the_pool() {
+    let queue = queue().await;
+    for more in ["", "ignore_startup_parameters = options", "server_round_robin = 1"] {
+        let Some(bouncer) = Bouncer::start(&queue.database.config(), more).await else { return };
+        for mode in ["transaction", "statement"] {
+            let mut config = bouncer.config(mode);
+            config.options("-c statement_timeout=7s");
+            for target in [
+                pool::session_config(config.clone(), "checking"),
+                pool::session_of_user(config.clone().into()),
+                config.clone().into(),
+            ] {
+                refuse_transaction_pooling(&target).await.expect_err(mode);
+            }
+            let others = futures_util::future::join_all((0..4).map(|_| async {
+                let (client, connection) = bouncer.config(mode).connect(NoTls).await.expect("connected");
+                tokio::spawn(connection);
+                client
+            }))
+            .await;
+            // At the same time, so that each has another connection of the pool.
+            let seen = futures_util::future::join_all(others.iter().map(|client| async {
+                client.simple_query("select pg_sleep(0.1)").await.expect("asked");
+                changed_settings(client).await
+            }));
+            assert_eq!(seen.await.concat(), [""; 0], "{more} {mode}");
+        }
+    }
 }
 
 #[tokio::test]
