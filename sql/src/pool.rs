@@ -33,10 +33,11 @@ const SILENCE: Duration = Duration::from_secs(30);
 const PLANNED_ONCE: &str = "set plan_cache_mode = force_generic_plan";
 
 /// Run on a connection before it is handed out again. The first statement fails, and so discards the connection, when a
-/// cancelled caller left a transaction open: only then is now() older than the statement. Deallocating is left out, as
-/// the statement cache lives on.
+/// cancelled caller left a transaction open: only then is now() older than the statement. `reset role` returns to the
+/// default role of the login or the database, which the statement before it drops and `reset all` leaves out. Deallocating
+/// is missing, as the statement cache lives on.
 const RECYCLE: &str = "select 1 / (pg_catalog.now() operator(pg_catalog.=) pg_catalog.statement_timestamp())::int4; \
-     close all; set session authorization default; reset all; unlisten *; \
+     close all; set session authorization default; reset role; reset all; unlisten *; \
      select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences";
 
 /// The target with our session settings: for connections beside the pool.

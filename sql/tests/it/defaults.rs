@@ -167,3 +167,26 @@ async fn public_functions_work_or_say_what_to_set() {
     calls(&client).await.expect("the CLI's sessions set what is needed");
     queue.run(&format!("alter database {} reset all", queue.database.name)).await;
 }
+
+#[tokio::test]
+async fn default_role_outlives_the_recycling_of_a_connection() {
+    let queue = queue().await;
+    let name = &queue.database.name;
+    let (login, owner) = (format!("login_{name}"), format!("owner_{name}"));
+    queue.run(&format!("create role {login} login; create role {owner}; grant {owner} to {login}")).await;
+    queue.run(&format!("alter role {login} set role = {owner}")).await;
+    let mut by_role = queue.database.config();
+    by_role.user(&login);
+    let mut by_option = queue.database.config();
+    by_option.options(format!("-c role={owner}"));
+    for config in [by_role, by_option] {
+        let pool = pool::pool_for_queries(config, 1, "with a default role");
+        for when in ["at first", "when it comes again", "a third time"] {
+            let client = pool.get().await.expect("connected");
+            let role: String = client.query_one("select current_user::text", &[]).await.expect("asked").get(0);
+            assert_eq!(role, owner, "{when}");
+            client.batch_execute("set role none").await.expect("left");
+        }
+    }
+    queue.run(&format!("drop role {login}, {owner}")).await;
+}
