@@ -327,3 +327,25 @@ async fn mail_is_not_given_up_by_a_clock_that_is_ahead() {
     alerts::explain_mail(&*queue.server().await, "no mail here").await.expect("explained");
     assert_eq!(queue.number(given_up).await, 2);
 }
+
+#[tokio::test]
+async fn collation_without_a_recorded_version_is_not_reported() {
+    let queue = queue().await;
+    let found = async || pcfarm_sql::clock::changed_collations(&*queue.server().await).await.expect("asked");
+    queue
+        .run(
+            "create collation pcfarm.changed (provider = icu, locale = 'en');
+             create table pcfarm.sorted (name text collate pcfarm.changed)",
+        )
+        .await;
+    let record = async |version: &str| {
+        queue.run(&format!("update pg_collation set collversion = {version} where collname = 'changed'")).await;
+    };
+    record("'0.1'").await;
+    assert_eq!(found().await.len(), 1);
+    queue.run(&found().await[0].refresh).await;
+    assert_eq!(found().await.len(), 0);
+    // As pg_upgrade leaves it: there is nothing to compare with, and nothing to refresh.
+    record("null").await;
+    assert_eq!(found().await.len(), 0);
+}
