@@ -71,8 +71,8 @@ pub fn setup(role: &str, database: &str) -> String {
     let (role, database) = (quoted(role), quoted(database));
     format!(
         "-- For an administrator of the database server: a superuser, or a login with CREATEROLE and CREATEDB.\n\
-         -- The server's role needs no attributes. Choose its password.\n\
-         create role {role} login password 'CHOOSE ONE';\n\
+         -- The server's role needs no attributes. It cannot log in with a password until psql's `\\password {role}` sets one.\n\
+         create role {role} login;\n\
          -- The owner of a database must be a role that its creator may act as.\n\
          grant {role} to current_user;\n\
          create database {database} owner {role} encoding 'UTF8' template template0;\n\
@@ -84,7 +84,7 @@ pub fn setup(role: &str, database: &str) -> String {
          -- For each job type with a write-back, and each with related reads (choose names and rights):\n\
          --   create role desk_writer nologin;\n\
          --   grant desk_writer to {role};\n\
-         --   create role desk_reader login password 'CHOOSE ONE';\n"
+         --   create role desk_reader login;   and then in psql: \\password desk_reader\n"
     )
 }
 
@@ -116,6 +116,11 @@ mod tests {
             "grant dba to \"farm\";",
         ];
         assert_eq!(missing(&bare), expected);
-        assert!(setup("o'x", "d").contains("create role \"o'x\" login"));
+        let printed = setup("o'x", "d");
+        assert!(
+            printed.contains("create role \"o'x\" login;\n") && printed.contains("`\\password \"o'x\"`"),
+            "{printed}"
+        );
+        assert!(!printed.contains("login password"), "a printed password would be one that everybody knows");
     }
 }
