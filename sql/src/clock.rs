@@ -197,13 +197,15 @@ pub struct ZoneOffset {
     pub seconds: Option<i64>,
 }
 
-/// Time zones of schedules and digests.
+/// Time zones of schedules, of digests and of the database itself.
 pub async fn zones_in_use(client: &impl Queries) -> Result<Vec<String>, Error> {
     let rows = client.run(include_str!("../queries/zones_in_use.sql"), &[]).await?;
     rows.iter().map(|row| row.try_get(0)).collect()
 }
 
-pub async fn zone_offsets(client: &impl Queries, zones: &[String], instants: &[i64]) -> Result<Vec<ZoneOffset>, Error> {
+/// Offsets of zones at instants (seconds since 1970).
+pub async fn zone_offsets(client: &impl Queries, at: &[(String, i64)]) -> Result<Vec<ZoneOffset>, Error> {
+    let (zones, instants): (Vec<&str>, Vec<i64>) = at.iter().map(|(zone, at)| (zone.as_str(), *at)).unzip();
     let rows = client.run(include_str!("../queries/time_zone_offsets.sql"), &[&zones, &instants]).await?;
     rows.iter()
         .map(|row| {

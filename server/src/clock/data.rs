@@ -6,9 +6,12 @@ use jiff::tz::TimeZone;
 use pcfarm_sql::clock::{self, ChangedCollation, ZoneOffset};
 use std::collections::BTreeMap;
 
-/// Instants of this year and the next: each falls into another season, and each month has one.
-const INSTANTS: i64 = 24;
-const BETWEEN_SECONDS: i64 = 30 * 86_400 + 43_200;
+/// Span that is compared. Longer than the longest time that a schedule is computed ahead.
+const AHEAD_SECONDS: i64 = 2 * 365 * 86_400;
+/// Instants between the server's own transitions find rules that PostgreSQL alone has.
+const BETWEEN_SECONDS: i64 = 7 * 86_400;
+/// Zones have at most four transitions a year.
+const MOST_TRANSITIONS: usize = 16;
 
 /// Warnings for administrators, one of them if the comparison fails.
 pub async fn warnings(pool: &Pool) -> Vec<String> {
@@ -20,12 +23,27 @@ pub async fn warnings(pool: &Pool) -> Vec<String> {
 
 async fn found(pool: &Pool) -> anyhow::Result<Vec<String>> {
     let client = pool.get().await?;
-    let zones = clock::zones_in_use(&*client).await?;
+    let mut zones = clock::zones_in_use(&*client).await?;
+    let own = TimeZone::system().iana_name().map(str::to_owned);
+    zones.extend(own.filter(|own| !zones.iter().any(|zone| zone.eq_ignore_ascii_case(own))));
     let now = Timestamp::now().as_second();
-    let instants: Vec<i64> = (0..INSTANTS).map(|n| now + n * BETWEEN_SECONDS).collect();
-    let mut warnings = zone_warnings(&clock::zone_offsets(&*client, &zones, &instants).await?);
+    let compared: Vec<(String, i64)> =
+        zones.iter().flat_map(|zone| instants(zone, now).into_iter().map(|at| (zone.clone(), at))).collect();
+    let mut warnings = zone_warnings(&clock::zone_offsets(&*client, &compared).await?);
     warnings.extend(clock::changed_collations(&*client).await?.iter().map(collation_warning));
     Ok(warnings)
+}
+
+/// Seconds since 1970 at which a zone is compared: one second before and at each of the server's own transitions, since rules often
+/// differ for a few days alone, and one instant a week.
+fn instants(zone: &str, now: i64) -> Vec<i64> {
+    let end = now.saturating_add(AHEAD_SECONDS);
+    let mut instants: Vec<i64> = (now..end).step_by(BETWEEN_SECONDS as usize).collect();
+    if let (Ok(zone), Ok(from)) = (TimeZone::get(zone), Timestamp::from_second(now)) {
+        let transitions = zone.following(from).map(|transition| transition.timestamp().as_second());
+        instants.extend(transitions.take_while(|at| *at < end).take(MOST_TRANSITIONS).flat_map(|at| [at - 1, at]));
+    }
+    instants
 }
 
 /// One warning for each zone of which the server has other rules than PostgreSQL.
@@ -78,6 +96,25 @@ mod tests {
         assert_eq!(told.len(), 1);
         assert!(told[0].contains("Europe/Vienna") && told[0].contains("tzdata"), "{told:?}");
         assert!(zone_warnings(&[offset("Europe/Vienna", 1_720_000_000, None)])[0].contains("PostgreSQL: no such zone"));
+    }
+
+    #[test]
+    fn rules_that_differ_for_a_day_are_found() {
+        let now = 1_700_000_000;
+        let vienna = TimeZone::get("Europe/Vienna").expect("known");
+        // PostgreSQL has the same rules, but for a day around a transition of 2025.
+        let of_database: Vec<ZoneOffset> = instants("europe/vienna", now)
+            .into_iter()
+            .map(|at| {
+                let own = vienna.to_offset(Timestamp::from_second(at).expect("near")).seconds();
+                let seconds = if (1_743_296_400..1_743_382_800).contains(&at) { 3600 } else { i64::from(own) };
+                ZoneOffset { zone: "europe/vienna".to_owned(), at, seconds: Some(seconds) }
+            })
+            .collect();
+        let told = zone_warnings(&of_database);
+        assert!(told.len() == 1 && told[0].contains("at 1743296400 s since 1970"), "{told:?}");
+        let transitions = instants("Europe/Vienna", now).len() - instants("nowhere", now).len();
+        assert_eq!(transitions, 2 * 4, "two instants for each of four transitions");
     }
 
     #[test]

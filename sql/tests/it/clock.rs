@@ -349,3 +349,18 @@ async fn collation_without_a_recorded_version_is_not_reported() {
     record("null").await;
     assert_eq!(found().await.len(), 0);
 }
+
+#[tokio::test]
+async fn zones_of_the_database_are_compared_without_case() {
+    let queue = queue().await;
+    queue.run(&format!("alter database {} set timezone = 'Asia/Kathmandu'", queue.database.name)).await;
+    let server = queue.server().await;
+    let zones = pcfarm_sql::clock::zones_in_use(&*server).await.expect("asked");
+    assert!(zones.iter().any(|zone| zone == "Asia/Kathmandu") && zones.len() >= 2, "{zones:?}");
+    let at = [("ASIA/kathmandu", 1_700_000_000), ("europe/vienna", 1_743_296_399), ("europe/vienna", 1_743_296_400)];
+    let asked: Vec<(String, i64)> = at.iter().map(|(zone, at)| ((*zone).to_owned(), *at)).collect();
+    let mut found = pcfarm_sql::clock::zone_offsets(&*server, &asked).await.expect("asked");
+    found.sort_by_key(|offset| offset.at);
+    let seconds: Vec<Option<i64>> = found.iter().map(|offset| offset.seconds).collect();
+    assert_eq!(seconds, [Some(20_700), Some(3_600), Some(7_200)]);
+}
