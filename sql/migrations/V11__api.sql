@@ -76,6 +76,7 @@ returns boolean language plpgsql security definer set search_path = pg_catalog, 
 declare
     locked pcfarm.job := pcfarm.lock_job(job);
 begin
+    perform pcfarm.check_transaction();
     if version <> '' and pcfarm.job_version(job) is distinct from version then
         return false;
     end if;
@@ -306,6 +307,7 @@ create trigger check_quota after insert on pcfarm.lane for each row
 create function pcfarm.set_quotas(names name[], period text, options jsonb)
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.check_options(options, array['problems', 'cpu_seconds'], 'quota');
     if period is null or period not in ('day', 'month') then
         raise exception 'a quota is for a day or a month, and not for %', coalesce(quote_literal(period), 'null')
@@ -332,6 +334,7 @@ comment on function pcfarm.set_quotas is
 
 create function pcfarm.set_quota(owner text, period text, problems bigint, cpu_seconds double precision)
 returns void language sql as $$
+    select pcfarm.check_transaction();
     select pcfarm.set_quotas(array[owner]::name[], period, jsonb_build_object('problems', problems, 'cpu_seconds', cpu_seconds))
 $$;
 comment on function pcfarm.set_quota is
@@ -421,6 +424,7 @@ declare
     kept   jsonb := '{}';
     needs  jsonb := '{}';
 begin
+    perform pcfarm.check_transaction();
     if jsonb_typeof(coalesce(options -> 'resources', 'null')) not in ('object', 'null') then
         raise exception 'job type %: resources must be an object of names and numbers', set_job_type.name
             using errcode = 'invalid_parameter_value', constraint = 'job_type_resources';
@@ -468,6 +472,7 @@ declare
     before pcfarm.job_type;
     users  text;
 begin
+    perform pcfarm.check_transaction();
     select t.* into before from pcfarm.job_type t where t.name = delete_job_type.name for update;
     if not found then
         raise exception 'there is no job type %', coalesce(quote_literal(delete_job_type.name), 'null')

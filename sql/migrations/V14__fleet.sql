@@ -45,6 +45,7 @@ declare
     times constant text[] := array['start_after', 'resume_after', 'give_back_after'];
     flags constant text[] := array['on_battery', 'on_metered', 'beside_full_screen'];
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.check_options(settings,
         times || flags || array['on_return', 'load', 'free_memory', 'memory_limit_mib', 'cores', 'hours',
             'wake_hours', 'wake_time_zone', 'wake_address'], 'presence');

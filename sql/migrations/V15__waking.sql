@@ -48,6 +48,7 @@ declare
     missing   bigint[];
     unwilling text;
 begin
+    perform pcfarm.check_transaction();
     select array_agg(i order by i) into missing from unnest(ids) i
     where not exists (select from pcfarm.workstation w where w.workstation_id = i);
     if missing is not null then

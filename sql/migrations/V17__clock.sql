@@ -82,6 +82,7 @@ create trigger note after update on pcfarm.clock for each row
 create function pcfarm.accept_clock()
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+    perform pcfarm.check_transaction();
     if not pcfarm.is_administrator() then
         raise exception 'accepting the clock is for administrators'
             using errcode = 'insufficient_privilege', hint = 'Those may have it who may act as the owner of schema pcfarm.';

@@ -6,8 +6,9 @@
 create schema pcfarm;
 revoke all on schema pcfarm from public;
 
--- Refuses transactions in which functions that change jobs cannot keep their promises. After waiting for a lock they look again in
--- the next statement: with one snapshot for the whole transaction they would see the state from before the wait.
+-- Refuses transactions in which functions that write cannot keep their promises. After waiting for a lock they look again in the next
+-- statement: with one snapshot for the whole transaction they would see the state from before the wait. Each public function that
+-- writes (it has a comment and is volatile) begins with this check, so that its error says what to set.
 create function pcfarm.check_transaction()
 returns void language plpgsql as $$
 begin
@@ -17,7 +18,7 @@ begin
                   hint = 'Begin it with "begin isolation level read committed", or set default_transaction_isolation to '
                          '"read committed" for this session or role.';
     elsif current_setting('transaction_read_only')::boolean then
-        raise exception 'PC Farm cannot change jobs in a read-only transaction'
+        raise exception 'PC Farm cannot write in a read-only transaction'
             using errcode = 'read_only_sql_transaction',
                   hint = case when pg_is_in_recovery() then 'This is a standby: connect to the primary.'
                          else 'Begin it with "begin read write", or set default_transaction_read_only to off for this '

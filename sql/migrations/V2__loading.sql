@@ -36,6 +36,7 @@ declare
     unknown text;
     before  pcfarm.job_type;
 begin
+    perform pcfarm.check_transaction();
     select string_agg(quote_literal(o.key), ', ') into unknown
     from jsonb_object_keys(coalesce(options, '{}')) as o(key)
     where o.key not in ('description', 'default_priority', 'default_duration', 'max_attempts', 'retry_delay',
@@ -102,6 +103,7 @@ comment on function pcfarm.create_job_type is
 create function pcfarm.set_related_read(job_type text, name text, query text)
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.job_type_must_exist(set_related_read.job_type);
     if (select t.read_role is null from pcfarm.job_type t where t.name = set_related_read.job_type) then
         raise exception 'job type % has no read_role', set_related_read.job_type
@@ -133,6 +135,7 @@ returns void language plpgsql as $$
 declare
     role name;
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.job_type_must_exist(set_write_back.job_type);
     select t.write_role into role from pcfarm.job_type t where t.name = set_write_back.job_type;
     execute format('drop function if exists pcfarm_write_back.%I(text[], jsonb[])', set_write_back.job_type);
@@ -317,6 +320,7 @@ returns void language plpgsql security definer set search_path = pg_catalog, pg_
 declare
     state text;
 begin
+    perform pcfarm.check_transaction();
     state := (pcfarm.lock_job(job)).state;
     perform pg_advisory_xact_lock(hashtextextended('pcfarm.run_after', 0));
     if state in ('done', 'failed', 'cancelled') then
@@ -445,6 +449,7 @@ declare
     of_table text;
     lanes    pcfarm.packed_lane[];
 begin
+    perform pcfarm.check_transaction();
     -- Refused before the query runs, and locked only after it has.
     perform pcfarm.check_loadable(job);
     perform pcfarm.convoy_must_be_sensible(convoy);
@@ -879,6 +884,7 @@ returns jsonb language plpgsql security definer set search_path = pg_catalog, pg
 declare
     patched jsonb;
 begin
+    perform pcfarm.check_transaction();
     if not exists (select from pcfarm.job j where j.job_id = job) then
         perform pcfarm.no_such_job(job);
     end if;
@@ -920,6 +926,7 @@ declare
     assigned bigint;
     member   text := nullif(btrim(group_by), '');
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.convoy_must_be_sensible(convoy);
     if (pcfarm.lock_for_loading(job)).state <> 'loading' then
         raise exception 'job % is open: its batch orders stand', job
@@ -978,6 +985,7 @@ end $$;
 create function pcfarm.open_job(job bigint)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+    perform pcfarm.check_transaction();
     if pcfarm.open_without_telling(job) then
         perform pg_notify('pcfarm', 'work');
     end if;
@@ -1029,6 +1037,7 @@ returns void language plpgsql security definer set search_path = pg_catalog, pg_
 declare
     locked pcfarm.job;
 begin
+    perform pcfarm.check_transaction();
     locked := pcfarm.lock_job(job);
     if locked.state = 'held' then
         return;
@@ -1045,6 +1054,7 @@ returns void language plpgsql security definer set search_path = pg_catalog, pg_
 declare
     locked pcfarm.job;
 begin
+    perform pcfarm.check_transaction();
     locked := pcfarm.lock_job(job);
     if locked.state = 'open' then
         return;
@@ -1062,6 +1072,7 @@ declare
     locked pcfarm.job;
     moment timestamptz;
 begin
+    perform pcfarm.check_transaction();
     locked := pcfarm.lock_job(job);
     if locked.state = 'cancelled' then
         return;
@@ -1128,6 +1139,7 @@ declare
     locked  pcfarm.job;
     retried bigint;
 begin
+    perform pcfarm.check_transaction();
     locked := pcfarm.lock_job(job);
     if locked.state not in ('open', 'held', 'failed') then
         perform pcfarm.wrong_state(locked, 'retried', 'Only jobs with failed problems can be retried.');
@@ -1190,6 +1202,7 @@ declare
         select from pcfarm.job j join pcfarm.lane l on l.job_id = j.job_id and l.kind <> 'retry'
         where j.job_id = job and (l.job_type <> j.job_type or l.priority <> 0));
 begin
+    perform pcfarm.check_transaction();
     select pcfarm.create_job(j.name, j.job_type, jsonb_strip_nulls(jsonb_build_object('title', j.title,
         'priority', j.priority, 'standing', j.standing, 'parameters', j.parameters,
         'problem_files', j.problem_files,
@@ -1217,6 +1230,7 @@ returns bigint language plpgsql as $$
 declare
     job bigint;
 begin
+    perform pcfarm.check_transaction();
     -- A key stands for all that was asked for, the query too.
     if options ? 'idempotency_key' then
         options := jsonb_build_object('idempotency_digest', md5(convoy || ' ' || query)) || options;

@@ -228,6 +228,7 @@ declare
     rival   pcfarm.profile;
     wrong   text;
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.job_type_must_exist(set_profile.job_type);
     perform pcfarm.check_options(options, known, 'profile of job type ' || set_profile.job_type);
     -- One at a time: what is refused is decided by the others.
@@ -318,6 +319,7 @@ end $$;
 create function pcfarm.set_signal(name text, value double precision, holds_for interval default '5 minutes')
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+    perform pcfarm.check_transaction();
     if value is null then
         delete from pcfarm.signal s where s.name = set_signal.name;
     else

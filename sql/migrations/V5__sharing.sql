@@ -79,6 +79,7 @@ create table pcfarm.presence (
 create function pcfarm.set_user(names name[], options jsonb)
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.check_options(options, array['queue_limit', 'concurrency', 'allocation', 'prohibited'], 'user');
     insert into pcfarm.farm_user (name) select distinct n from unnest(names) n order by n on conflict do nothing;
     perform from pcfarm.farm_user u where u.name = any (names) order by u.name for no key update;
@@ -97,6 +98,7 @@ comment on function pcfarm.set_user is
 create function pcfarm.set_user_job_type(names name[], job_type text, options jsonb)
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.job_type_must_exist(set_user_job_type.job_type);
     perform pcfarm.check_options(options, array['queue_limit', 'concurrency', 'allocation'], 'user and job type');
     insert into pcfarm.farm_user (name) select distinct n from unnest(names) n on conflict do nothing;
@@ -119,6 +121,7 @@ comment on function pcfarm.set_user_job_type is
 create function pcfarm.set_farm(options jsonb)
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.check_options(options, array['queue_limit', 'concurrency', 'allocation', 'quarantine_after', 'blame_after',
         'idle_after_days'], 'farm');
     update pcfarm.farm f set
@@ -142,6 +145,7 @@ returns void language plpgsql as $$
 declare
     needed_by text;
 begin
+    perform pcfarm.check_transaction();
     if tokens is null then
         select string_agg(n.job_type, ', ' order by n.job_type) into needed_by
         from pcfarm.job_type_resource n where n.resource = set_resource.name;
@@ -183,6 +187,7 @@ returns void language plpgsql as $$
 declare
     lists constant text[] := array['required', 'excluded', 'preferred', 'job_types', 'labels'];
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.check_options(options, lists || 'largest_problem'::text, 'selection');
     perform pcfarm.texts_of(o.value, o.key) from jsonb_each(options) o where o.key = any (lists);
     perform pcfarm.job_type_must_exist(t) from unnest(pcfarm.texts_of(options -> 'job_types', 'job_types')) t;
@@ -220,6 +225,7 @@ returns void language plpgsql as $$
 declare
     crowded text;
 begin
+    perform pcfarm.check_transaction();
     if start_slot.name is null or start_slot.name !~ '^[A-Za-z0-9_.-]{1,63}$' then
         raise exception 'a slot cannot be called %', coalesce(quote_literal(start_slot.name), 'null')
             using errcode = 'invalid_parameter_value',
@@ -245,6 +251,7 @@ returns bigint language plpgsql as $$
 declare
     stopped bigint;
 begin
+    perform pcfarm.check_transaction();
     delete from pcfarm.slot s where s.hostname = any (hostnames) and s.name = stop_slot.name;
     get diagnostics stopped = row_count;
     if stopped = 0 then
@@ -262,6 +269,7 @@ comment on function pcfarm.stop_slot is
 create function pcfarm.suspend_queue(reason text default '')
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     update pcfarm.farm f set suspended_since = coalesce(f.suspended_since, clock_timestamp()),
         suspended_reason = coalesce(suspend_queue.reason, '');
     perform pg_notify('pcfarm', 'work');
@@ -271,13 +279,16 @@ comment on function pcfarm.suspend_queue is 'Hands out nothing any more. Loads a
 create function pcfarm.resume_queue()
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     update pcfarm.farm f set suspended_since = null, suspended_reason = '';
     perform pg_notify('pcfarm', 'work');
 end $$;
+comment on function pcfarm.resume_queue is 'Hands out again after pcfarm.suspend_queue.';
 
 create function pcfarm.suspend_job_type(name text, reason text default '')
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.job_type_must_exist(suspend_job_type.name);
     update pcfarm.job_type t set suspended_since = coalesce(t.suspended_since, clock_timestamp()),
         suspended_reason = coalesce(suspend_job_type.reason, '')
@@ -289,10 +300,12 @@ comment on function pcfarm.suspend_job_type is 'Hands out no more problems of th
 create function pcfarm.resume_job_type(name text)
 returns void language plpgsql as $$
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.job_type_must_exist(resume_job_type.name);
     update pcfarm.job_type t set suspended_since = null, suspended_reason = '' where t.name = resume_job_type.name;
     perform pg_notify('pcfarm', 'work');
 end $$;
+comment on function pcfarm.resume_job_type is 'Hands out problems of this type again.';
 
 -- Loads that match; what came back from a whole job that is parked is, too.
 create function pcfarm.park(job bigint default null, owner name default null, loaded_from timestamptz default null,
@@ -301,6 +314,7 @@ returns bigint language plpgsql security definer set search_path = pg_catalog, p
 declare
     problems bigint;
 begin
+    perform pcfarm.check_transaction();
     if job is null and owner is null and loaded_from is null and loaded_before is null then
         raise exception 'nothing says what is to be parked'
             using errcode = 'invalid_parameter_value',

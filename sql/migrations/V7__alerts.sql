@@ -148,6 +148,7 @@ declare
     unread text;
     holder pcfarm.job;
 begin
+    perform pcfarm.check_transaction();
     perform pcfarm.check_options(options, known, 'subscription');
     select array_agg(k) into s.events from unnest(pcfarm.texts_of(coalesce(options -> 'events', '["ended"]'), 'events')) k;
     select string_agg(quote_literal(e), ', ') into unread
@@ -277,6 +278,7 @@ end $$;
 create function pcfarm.unsubscribe(subscription bigint)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+    perform pcfarm.check_transaction();
     delete from pcfarm.subscription s
     where s.subscription_id = subscription and (s.owner = pcfarm.acting_user() or pcfarm.is_administrator());
     if not found then
@@ -292,6 +294,7 @@ returns void language plpgsql security definer set search_path = pg_catalog, pg_
 declare
     found_alert pcfarm.alert;
 begin
+    perform pcfarm.check_transaction();
     select a.* into found_alert from pcfarm.alert a
     join pcfarm.subscription s on s.subscription_id = a.subscription_id
     where a.alert_id = alert and (s.owner = pcfarm.acting_user() or pcfarm.is_administrator())

@@ -376,9 +376,9 @@ begin
     loop
         execute format('revoke all on routine %s from public', f.signature);
         if f.proname in ('create_job', 'load', 'submit', 'assign_batch_order', 'open_job', 'hold_job', 'release_job',
-                'cancel_job', 'retry_job', 'rerun_job', 'check_loadable', 'load_columns', 'load_column', 'register_lanes',
-                'lock_for_loading', 'convoy_must_be_sensible', 'job_type_must_exist', 'no_such_job', 'pack',
-                'pack_step', 'pack_groups', 'pack_staged', 'no_problems', 'convoy_is_too_large', 'analyze_after_load',
+                'cancel_job', 'retry_job', 'rerun_job', 'check_transaction', 'check_loadable', 'load_columns', 'load_column',
+                'register_lanes', 'lock_for_loading', 'convoy_must_be_sensible', 'job_type_must_exist', 'no_such_job',
+                'pack', 'pack_step', 'pack_groups', 'pack_staged', 'no_problems', 'convoy_is_too_large', 'analyze_after_load',
                 'set_signal', 'explain_profile', 'profile_at', 'handed_out_in_an_hour', 'in_progress_of', 'tokens_in_use',
                 'waiting_of', 'run_after', 'waits_for', 'set_info', 'subscribe', 'unsubscribe', 'retry_alert',
                 'is_administrator', 'is_server', 'acting_user', 'sees')

@@ -580,6 +580,7 @@ end $$;
 
 create function pcfarm.create_schedule(name text, recurrence text, options jsonb)
 returns bigint language sql security definer set search_path = pg_catalog, pg_temp as $$
+    select pcfarm.check_transaction();
     select pcfarm.add_schedule(pcfarm.acting_user(), name, recurrence, options)
 $$;
 comment on function pcfarm.create_schedule is
@@ -589,6 +590,7 @@ comment on function pcfarm.create_schedule is
 
 create function pcfarm.update_schedule(name text, options jsonb)
 returns bigint language sql security definer set search_path = pg_catalog, pg_temp as $$
+    select pcfarm.check_transaction();
     select pcfarm.change_schedule(pcfarm.own_schedule(name), null, options)
 $$;
 comment on function pcfarm.update_schedule is 'Changes what the options name, as pcfarm.create_schedule takes them, or recurrence and '
@@ -596,12 +598,14 @@ comment on function pcfarm.update_schedule is 'Changes what the options name, as
 
 create function pcfarm.delete_schedule(name text)
 returns boolean language sql security definer set search_path = pg_catalog, pg_temp as $$
+    select pcfarm.check_transaction();
     select pcfarm.remove_schedule(pcfarm.own_schedule(name), null)
 $$;
 comment on function pcfarm.delete_schedule is 'Removes a schedule. What it has enqueued stays.';
 
 create function pcfarm.trigger_schedule(name text)
 returns bigint language sql security definer set search_path = pg_catalog, pg_temp as $$
+    select pcfarm.check_transaction();
     select pcfarm.trigger_schedule_now(pcfarm.own_schedule(name))
 $$;
 comment on function pcfarm.trigger_schedule is 'Triggers a schedule once more, now. Returns the trigger''s sequence number.';

@@ -169,6 +169,36 @@ async fn public_functions_work_or_say_what_to_set() {
 }
 
 #[tokio::test]
+async fn each_public_function_that_writes_says_what_to_set() {
+    let queue = queue().await;
+    let public = "select p.proname, format('select pcfarm.%I(%s)', p.proname, coalesce((
+                select string_agg(format('null::%s', format_type(a.type, null)), ', ' order by a.n)
+                from unnest(p.proargtypes) with ordinality as a(type, n)), ''))
+         from pg_proc p
+         where p.pronamespace = 'pcfarm'::regnamespace and p.prokind = 'f' and p.provolatile = 'v'
+             and obj_description(p.oid, 'pg_proc') is not null order by p.proname";
+    let functions = queue.client.query(public, &[]).await.expect("asked");
+    let names: Vec<String> = functions.iter().map(|row| row.get(0)).collect();
+    for known in ["create_job_type", "subscribe", "create_schedule", "park", "set_user", "accept_clock", "resume_queue"]
+    {
+        assert!(names.iter().any(|name| name == known), "{known}: {names:?}");
+    }
+    for (begin, advice) in [
+        ("begin read only", "begin read write"),
+        ("begin isolation level serializable", "begin isolation level read committed"),
+    ] {
+        for function in &functions {
+            let call: String = function.get(1);
+            queue.run(begin).await;
+            let error = queue.client.batch_execute(&call).await.map(drop).expect_err(&call);
+            queue.run("rollback").await;
+            let error = error.as_db_error().unwrap_or_else(|| panic!("{call}: {error:?}"));
+            assert!(error.hint().is_some_and(|hint| hint.contains(advice)), "{begin}: {call}: {error:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn default_role_outlives_the_recycling_of_a_connection() {
     let queue = queue().await;
     let name = &queue.database.name;
