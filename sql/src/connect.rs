@@ -121,7 +121,7 @@ impl Target {
         self.connect_and(async |client| self.settle(client).await.map(drop)).await
     }
 
-    /// Connects without [`Target::settle`]: whatever that sets would stay on a connection that a pooler gives to others.
+    /// Connects without [`Target::settle`]: its settings would stay on a connection that a pooler gives to others.
     pub(crate) async fn connect_unsettled(&self) -> Result<(Client, ConnectionTask), ConnectError> {
         self.connect_and(async |_| Ok(())).await
     }

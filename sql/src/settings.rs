@@ -68,6 +68,8 @@ pub enum SettingsError {
     Weak { mode: Mode, strong: &'static str, wanted: &'static str },
     #[error("sslmode={0} cannot hold for Unix sockets: name network hosts alone, or use sslmode=prefer")]
     SocketAndTls(Mode),
+    #[error("{} exists, and lists of revoked certificates are not supported: move it away, or use sslmode=prefer", .0.display())]
+    Revocations(PathBuf),
     #[error(transparent)]
     Tls(#[from] TlsFileError),
     #[error("{name} cannot be used")]
@@ -285,6 +287,12 @@ fn add_variables(parameters: &mut Parameters, environment: &Environment) -> Resu
         if let Some(value) = environment.get(variable)? {
             parameters.insert((*key).to_owned(), value.to_owned());
         }
+    }
+    // libpq's old variable, after PGSSLMODE.
+    if !parameters.contains_key("sslmode")
+        && environment.get("PGREQUIRESSL")?.is_some_and(|value| value.starts_with('1'))
+    {
+        parameters.insert("sslmode".to_owned(), "require".to_owned());
     }
     Ok(())
 }

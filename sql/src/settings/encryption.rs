@@ -43,6 +43,10 @@ pub(super) fn encryption(
         return Err(SettingsError::SocketAndTls(mode));
     }
     let default = |name: &str| environment.home.as_ref().map(|home| home.join(".postgresql").join(name));
+    // libpq reads this file without being told. Below `require` it protects nothing.
+    if let Some(path) = default("root.crl").filter(|path| mode >= Mode::Require && path.exists()) {
+        return Err(SettingsError::Revocations(path));
+    }
     let roots = match (get("sslrootcert"), default("root.crt")) {
         (Some("system"), _) => Roots::System,
         (Some(path), _) => Roots::File(PathBuf::from(path)),

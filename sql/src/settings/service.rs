@@ -31,6 +31,7 @@ pub(super) fn add_service(parameters: &mut Parameters, environment: &Environment
     Err(SettingsError::NoService { service, files })
 }
 
+/// Parameters of one section. As in libpq, the first value of a repeated key counts.
 fn service_in(path: &PathBuf, service: &str) -> Result<Option<Parameters>, SettingsError> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -54,7 +55,7 @@ fn service_in(path: &PathBuf, service: &str) -> Result<Option<Parameters>, Setti
         if let Some(parameters) = &mut found {
             match line.split_once('=') {
                 Some((key, value)) if conninfo::is_known(key) && key != "service" => {
-                    parameters.insert(key.to_owned(), value.to_owned());
+                    parameters.entry(key.to_owned()).or_insert_with(|| value.to_owned());
                 }
                 _ => {
                     return Err(SettingsError::ServiceLine { path: path.clone(), line: index + 1 });

@@ -134,6 +134,9 @@ fn encryption_is_read_as_libpq_reads_it() {
     assert_eq!(of("host=/tmp sslmode=require", &[]).mode, Mode::Disable, "a Unix socket");
     assert_eq!(of("host=h sslmode=allow", &[("PGSSLMODE", "require")]).mode, Mode::Allow);
     assert_eq!(of("host=h", &[("PGSSLMODE", "require")]).mode, Mode::Require);
+    assert_eq!(of("host=h", &[("PGREQUIRESSL", "1")]).mode, Mode::Require);
+    assert_eq!(of("host=h", &[("PGREQUIRESSL", "0")]).mode, Mode::Prefer);
+    assert_eq!(of("host=h", &[("PGREQUIRESSL", "1"), ("PGSSLMODE", "allow")]).mode, Mode::Allow);
     assert!(of("host=h sslcertmode=disable sslsni=0", &[]).identity.is_none());
     assert_eq!(of("host=h ssl_min_protocol_version=TLSv1.3", &[]).versions.len(), 1);
     assert_eq!(of("host=h sslmode=disable sslrootcert=/nowhere", &[]).roots, Roots::None, "not looked at");
@@ -193,7 +196,7 @@ fn the_password_comes_from_the_first_place_that_has_one() {
 #[cfg(unix)]
 fn a_service_stands_between_the_url_and_the_variables() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let text = "# ours\n[other]\nhost=o\n[farm]\nhost=s\nport=9\nuser=su\n\n[later]\nnonsense\n";
+    let text = "# ours\n[other]\nhost=o\n[farm]\nhost=s\nport=9\nuser=su\nport=10\n\n[later]\nnonsense\n";
     let file = private_file(directory.path(), "service", text, 0o644);
     let variables = [("PGSERVICE", "farm"), ("PGSERVICEFILE", file.as_str()), ("PGUSER", "eve"), ("PGDATABASE", "d")];
     let shown = |flag| DatabaseSettings::resolve_in(flag, &environment(&variables)).expect("resolved").to_string();
@@ -201,7 +204,7 @@ fn a_service_stands_between_the_url_and_the_variables() {
     assert_eq!(shown(Some("host=u")), "database d as su at u:9 (from --database-url)");
     let broken = [("PGSERVICE", "later"), ("PGSERVICEFILE", file.as_str())];
     let error = DatabaseSettings::resolve_in(None, &environment(&broken)).expect_err("nonsense");
-    assert!(matches!(error, SettingsError::ServiceLine { line: 10, .. }), "{error}");
+    assert!(matches!(error, SettingsError::ServiceLine { line: 11, .. }), "{error}");
 }
 
 #[test]

@@ -34,8 +34,6 @@ pub enum TlsFileError {
     NoKey { certificate: PathBuf, key: PathBuf },
     #[error("the key {path} can be read by others: run `chmod 0600 {path}` (0640 if root owns it)", path = .0.display())]
     OpenKey(PathBuf),
-    #[error("the key {} belongs to another user: it must belong to this program's user or to root", .0.display())]
-    ForeignKey(PathBuf),
     #[error("the key {} is not a plain file", .0.display())]
     KeyNotPlain(PathBuf),
     #[error("the key {path} is encrypted: decrypt it with `openssl pkey -in {path} -out FILE`", path = .0.display())]
@@ -138,15 +136,11 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
     fs::read(path).map_err(|source| TlsFileError::Read { path: path.to_owned(), source })
 }
 
-/// libpq's rule: a key belongs to this program's user alone, or to root and perhaps a group.
+/// libpq's rule: the owner alone may read a key, and the group, too, if root owns it. The owner itself is not checked: root may use any user's key, and another user's is not readable.
 #[cfg(unix)]
 fn private(path: &Path, metadata: &fs::Metadata) -> Result<(), TlsFileError> {
     use std::os::unix::fs::MetadataExt;
-    let we_own_it = metadata.uid() == rustix::process::geteuid().as_raw();
-    if !we_own_it && metadata.uid() != 0 {
-        return Err(TlsFileError::ForeignKey(path.to_owned()));
-    }
-    let open = if metadata.uid() == 0 { 0o027 } else { 0o077 };
+    let open = if metadata.uid() == 0 { 0o037 } else { 0o077 };
     if metadata.mode() & open != 0 { Err(TlsFileError::OpenKey(path.to_owned())) } else { Ok(()) }
 }
 

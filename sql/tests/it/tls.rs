@@ -216,6 +216,7 @@ async fn variables_services_and_client_certificates_count() {
     network.expect(&[(&base, "encrypted")]).await;
     std::fs::set_permissions(&default_key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("opened");
     network.expect(&[(&base, "chmod 0600")]).await;
+    key_rules_are_those_of_libpq(&network, &base, &default_key).await;
     let stranger = servers.issue("cert", &[], false);
     network.at_home("stranger.crt", &stranger.certificate);
     let home = network.home.path().display();
@@ -228,6 +229,23 @@ async fn variables_services_and_client_certificates_count() {
     // SCRAM, bound to the channel.
     let words = format!("host=db user=secret password=hush sslrootcert={root} sslcertmode=disable sslmode=verify-full");
     network.expect(&[(&format!("{words} channel_binding=require"), "encrypted")]).await;
+}
+
+/// The owner alone may read a key, and the group, too, if root owns it. Any owner will do.
+async fn key_rules_are_those_of_libpq(network: &Network, base: &str, key: &str) {
+    if !rustix::process::geteuid().is_root() {
+        return; // only root can give files away
+    }
+    for (owner, mode, expected) in
+        [(65_534, 0o600, "encrypted"), (65_534, 0o640, "chmod 0600"), (0, 0o640, "encrypted"), (0, 0o650, "chmod 0600")]
+    {
+        std::os::unix::fs::chown(key, Some(owner), None).expect("given away");
+        std::fs::set_permissions(key, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("changed");
+        network.expect(&[(base, expected)]).await;
+    }
+    network.at_home(".postgresql/root.crl", "");
+    network.expect(&[(base, "lists of revoked certificates are not supported")]).await;
+    std::fs::remove_file(network.home.path().join(".postgresql/root.crl")).expect("removed");
 }
 
 #[tokio::test]
