@@ -1,6 +1,7 @@
 //! What agents go by when they decide whether they may work, and what the farm wants of that.
 
 use anyhow::Result;
+use pcfarm_proto::hours::{Hours, gaps};
 use pcfarm_proto::v1::{SetPresenceRequest, Workstation};
 use serde_json::{Map, Value};
 
@@ -38,6 +39,9 @@ pub async fn run(farm: &Farm, args: PresenceArgs, output: Output) -> Result<()> 
             return Err(Failure::usage(format!("{name} is said twice")));
         }
     }
+    for warning in warnings(&settings) {
+        output::note(&format!("warning: {warning}"));
+    }
     if !settings.is_empty() {
         let settings = Value::Object(settings).to_string().into();
         let request = SetPresenceRequest { hostnames: hostnames.clone(), settings, version: String::new() };
@@ -47,6 +51,16 @@ pub async fn run(farm: &Farm, args: PresenceArgs, output: Output) -> Result<()> 
     let mut found = get_all(farm, true, u32::MAX).await?;
     found.retain(|one| hostnames.contains(&one.hostname));
     print_as(&found, output, || table(&found))
+}
+
+/// Gaps of hours that were probably not intended. The server refuses hours that cannot be read.
+fn warnings(settings: &Map<String, Value>) -> Vec<String> {
+    let warning = |name: &&str| {
+        let windows = settings.get(*name)?.as_array()?.iter().map(|window| window.as_str()?.parse().ok());
+        let hours = Hours(windows.collect::<Option<_>>()?);
+        Some(format!("{name}: {}", gaps::warning(&hours)?))
+    };
+    ["hours", "wake_hours"].iter().filter_map(warning).collect()
 }
 
 /// A line for each setting. What is wanted and has not been heard of yet is a remark.
@@ -118,6 +132,23 @@ mod tests {
             assert_eq!(wish(text), Ok((name.to_owned(), value)), "{text}");
         }
         assert!(wish("start_after=soon").is_err() && wish("load").is_err());
+    }
+
+    #[test]
+    fn gaps_of_hours_are_warned_of() {
+        let of = |text: &str| warnings(&Map::from_iter([wish(text).expect("a wish")]));
+        for name in ["hours", "wake_hours"] {
+            let said = of(&format!("{name}=mon-fri 18:00-07:00; sat,sun"));
+            assert!(
+                said.len() == 1 && said[0].starts_with(&format!("{name}: hours leave out \"mon 0:00-7:00\"")),
+                "{said:?}"
+            );
+            for good in ["18:00-07:00; sat,sun", "monday", "null"] {
+                assert_eq!(of(&format!("{name}={good}")), [""; 0], "{good}");
+            }
+        }
+        assert_eq!(of("load=0.1"), [""; 0]);
+        assert_eq!(warnings(&Map::from_iter([("hours".to_owned(), Value::Null)])), [""; 0]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! - [`v1`]: messages and services, generated from `proto/pcfarm/v1/*.proto`.
 //! - [`files`]: files by the hashes of their content.
+//! - [`hours`]: hours of the week, and gaps that were probably not intended.
 //! - [`ids`]: one type per kind of id. Raw integers exist only in messages and rows.
 //! - [`labels`]: what owners may say of their workstations.
 //! - [`secrets`]: the forms of tokens.
@@ -10,6 +11,7 @@
 use std::time::Duration;
 
 pub mod files;
+pub mod hours;
 pub mod ids;
 pub mod labels;
 pub mod secrets;

@@ -453,7 +453,7 @@ mod tests {
             inhibitors: Reading::new("logind", Moment::ZERO, Err("not asked".to_owned())),
             told_inhibitors: vec![Reading::new("session of user 7", Duration::from_secs(970), Ok(Vec::new()))],
             paused: None,
-            time: crate::presence::signals::LocalTime { weekday: 0, minute: 0 },
+            time: crate::presence::hours::LocalTime { weekday: 0, minute: 0 },
         };
         let wall = "2026-11-30T14:03:12[Europe/Berlin]".parse().expect("a time");
         let expected = [

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use super::hours::LocalTime;
 use super::inhibitors::Inhibitor;
 use super::remote::Remote;
 
@@ -80,23 +81,6 @@ pub enum Network {
     Unmetered,
     /// Nobody here can tell, and why.
     Untold(String),
-}
-
-/// On the wall, where the workstation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LocalTime {
-    /// From Monday, 0.
-    pub weekday: usize,
-    /// Of the day.
-    pub minute: u16,
-}
-
-impl LocalTime {
-    pub fn of(time: &jiff::Zoned) -> LocalTime {
-        let weekday = usize::try_from(time.weekday().to_monday_zero_offset()).unwrap_or(0);
-        let minute = u16::try_from(i32::from(time.hour()) * 60 + i32::from(time.minute())).unwrap_or(0);
-        LocalTime { weekday, minute }
-    }
 }
 
 /// All that the policy decides by.

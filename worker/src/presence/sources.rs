@@ -10,6 +10,7 @@ use jiff::tz::TimeZone;
 #[cfg(not(target_os = "linux"))]
 use super::elsewhere::{Own, Probes};
 use super::helper::Helpers;
+use super::hours::{self, LocalTime};
 use super::inhibitors::{Inhibitor, Told};
 #[cfg(target_os = "linux")]
 use super::linux::{Own, Probes};
@@ -17,7 +18,7 @@ use super::policy::Policy;
 use super::prober::Prober;
 use super::remote::Remote;
 use super::settings::Settings;
-use super::signals::{LocalTime, Memory, Moment, Power, Reading, Signals};
+use super::signals::{Memory, Moment, Power, Reading, Signals};
 use crate::clock;
 
 /// The two clocks run apart by more than this only while the machine sleeps.
@@ -122,7 +123,7 @@ fn asleep() -> Duration {
 }
 
 fn local_time() -> LocalTime {
-    LocalTime::of(&Zoned::now())
+    hours::local_time(&Zoned::now())
 }
 
 #[cfg(test)]

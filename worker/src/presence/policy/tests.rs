@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::signals::{Input, LocalTime};
+use super::super::hours::LocalTime;
+use super::super::signals::Input;
 use super::*;
 
 const MINUTE: Duration = Duration::from_secs(60);

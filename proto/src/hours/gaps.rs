@@ -5,8 +5,7 @@
 
 use std::fmt;
 
-use super::{DAYS, Hours, MINUTES_OF_DAY, Window};
-use crate::presence::signals::LocalTime;
+use super::{DAYS, Hours, LocalTime, MINUTES_OF_DAY, Window};
 
 /// Hours of one day beside a day that is wholly included, left out by an overnight window of which other nights are covered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
