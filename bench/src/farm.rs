@@ -124,6 +124,8 @@ impl Farm {
             ("--heartbeat", "0.5"),
             ("--checkout-seconds", "1"),
             ("--pool-size", "13"),
+            // Receivers of webhooks are on this machine.
+            ("--webhook-networks", "127.0.0.0/8"),
         ];
         defaults.retain(|(flag, _)| !flags.contains(flag));
         arguments.extend(defaults.into_iter().flat_map(|(flag, value)| [flag, value]));

@@ -12,8 +12,7 @@ use pcfarm_proto::v1::job_service_client::JobServiceClient;
 use pcfarm_proto::v1::queue_service_client::QueueServiceClient;
 use pcfarm_proto::v1::schedules_client::SchedulesClient;
 use pcfarm_proto::v1::workstation_service_client::WorkstationServiceClient;
-use pcfarm_proxy::connector::HttpConnector;
-use pcfarm_proxy::{Connector, Proxies};
+use pcfarm_proxy::{Connector, Limits, Proxies};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -213,10 +212,8 @@ impl Farm {
 
 /// A tunnel through a proxy, in which the connection has its own TLS.
 fn tunnel(proxies: &Proxies, limit: Duration) -> Connector {
-    let mut http = HttpConnector::new();
-    http.set_nodelay(true);
-    http.set_connect_timeout(Some(limit));
-    Connector::new(proxies.clone(), http).tunnel_all()
+    let limits = Limits { nodelay: true, connect_timeout: Some(limit), ..Limits::default() };
+    Connector::new(proxies.clone(), limits).tunnel_all()
 }
 
 /// The authority that the settings name, or those that this system trusts.

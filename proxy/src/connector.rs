@@ -6,19 +6,21 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
-pub use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::client::proxy::matcher::Intercept;
 use hyper_util::rt::TokioIo;
 use rustls::crypto::ring::default_provider;
 use rustls::{ClientConfig, RootCertStore};
 use tower::Service;
 
+use crate::reach::Reach;
+use crate::resolver::Resolver;
 use crate::rules::Proxies;
 
 type Tcp = TokioIo<tokio::net::TcpStream>;
@@ -28,26 +30,45 @@ type Failed = Box<dyn Error + Send + Sync>;
 #[derive(Clone)]
 pub struct Connector {
     proxies: Proxies,
-    direct: HttpConnector,
+    reach: Reach,
+    direct: HttpConnector<Resolver>,
     to_proxy: HttpsConnector<HttpConnector>,
     tunnels_all: bool,
 }
 
+/// Limits of connections.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    pub reach: Reach,
+    pub connect_timeout: Option<Duration>,
+    pub nodelay: bool,
+}
+
+impl Limits {
+    fn on<R>(&self, http: &mut HttpConnector<R>) {
+        http.enforce_http(false);
+        http.set_connect_timeout(self.connect_timeout);
+        http.set_nodelay(self.nodelay);
+    }
+}
+
 impl Connector {
-    /// `http` keeps its limits, such as the time that a connection may take. Proxies with https addresses need an authority that the
-    /// system trusts.
-    pub fn new(proxies: Proxies, http: HttpConnector) -> Connector {
+    /// Proxies with https addresses need an authority that the system trusts.
+    pub fn new(proxies: Proxies, limits: Limits) -> Connector {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        Connector::with_tls(proxies, http, tls(roots))
+        Connector::with_tls(proxies, limits, tls(roots))
     }
 
-    /// `tls` is for proxies with https addresses.
-    pub fn with_tls(proxies: Proxies, mut http: HttpConnector, tls: ClientConfig) -> Connector {
-        http.enforce_http(false);
+    /// `tls` is for proxies with https addresses. A proxy itself may have any address: an administrator chose it.
+    pub fn with_tls(proxies: Proxies, limits: Limits, tls: ClientConfig) -> Connector {
+        let mut direct = HttpConnector::new_with_resolver(Resolver::new(limits.reach.clone()));
+        let mut http = HttpConnector::new();
+        limits.on(&mut direct);
+        limits.on(&mut http);
         let to_proxy = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
-        let to_proxy = to_proxy.wrap_connector(http.clone());
-        Connector { proxies, direct: http, to_proxy, tunnels_all: false }
+        let to_proxy = to_proxy.wrap_connector(http);
+        Connector { proxies, reach: limits.reach, direct, to_proxy, tunnels_all: false }
     }
 
     /// Opens a tunnel for destinations without TLS, too: HTTP/2 passes no other way.
@@ -57,6 +78,8 @@ impl Connector {
     }
 
     async fn connect(mut self, destination: Uri) -> Result<Stream, Failed> {
+        // Addresses do not come to the resolver, and a proxy resolves names itself.
+        self.reach.check(destination.host().unwrap_or_default())?;
         let Some(proxy) = self.proxies.proxy_of(&destination) else {
             let tcp = ready(&mut self.direct).await?.call(destination).await?;
             return Ok(Stream { io: MaybeHttpsStream::Http(tcp), is_proxied: false });

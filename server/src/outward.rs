@@ -1,12 +1,11 @@
 //! Connections from the server to others: webhooks, a store of uploads, a collector of traces. Mail shares the authorities.
 //!
-//! **A proxy resolves the names of destinations that it is used for.** Rules about addresses that the server may reach belong on the
-//! proxy then, and on a firewall otherwise.
+//! **Users choose the targets of webhooks, administrators all others.** Webhooks reach public addresses and the networks of the
+//! setting `webhook_networks`. A proxy resolves names itself, so its own rules decide about the addresses of names.
 
 use hyper::{Request, header};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::connect::HttpConnector;
-use pcfarm_proxy::{Connector, Proxies};
+use pcfarm_proxy::{Connector, Limits, Network, Proxies, Reach};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
@@ -20,6 +19,8 @@ pub struct Outward {
     authorities: Vec<CertificateDer<'static>>,
     /// The authorities as their file has them.
     pem: Option<Vec<u8>>,
+    /// Networks that webhooks may reach beside public addresses.
+    webhook_networks: Vec<Network>,
 }
 
 impl Outward {
@@ -42,25 +43,34 @@ impl Outward {
         for authority in &authorities {
             roots.add(authority.clone()).map_err(|error| wrong(&error))?;
         }
-        Ok(Outward { proxies, authorities, pem: Some(pem) })
+        Ok(Outward { proxies, authorities, pem: Some(pem), ..Outward::default() })
     }
 
     pub fn pem(&self) -> Option<&[u8]> {
         self.pem.as_deref()
     }
 
-    /// For HTTP/1, to destinations with and without TLS. `http` keeps its limits.
-    pub fn connector(&self, http: HttpConnector) -> HttpsConnector<Connector> {
+    #[must_use]
+    pub fn with_webhook_networks(self, webhook_networks: Vec<Network>) -> Outward {
+        Outward { webhook_networks, ..self }
+    }
+
+    /// Addresses that webhooks may reach.
+    pub fn of_webhooks(&self) -> Reach {
+        Reach::public_and(&self.webhook_networks)
+    }
+
+    /// For HTTP/1, to destinations with and without TLS.
+    pub fn connector(&self, limits: Limits) -> HttpsConnector<Connector> {
         let tls = self.tls();
-        let connector = Connector::with_tls(self.proxies.clone(), http, tls.clone());
+        let connector = Connector::with_tls(self.proxies.clone(), limits, tls.clone());
         HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(connector)
     }
 
     /// For HTTP/2, on which the client puts its own TLS.
     pub fn tunnel(&self) -> Connector {
-        let mut http = HttpConnector::new();
-        http.set_nodelay(true);
-        Connector::with_tls(self.proxies.clone(), http, self.tls()).tunnel_all()
+        let limits = Limits { nodelay: true, ..Limits::default() };
+        Connector::with_tls(self.proxies.clone(), limits, self.tls()).tunnel_all()
     }
 
     /// Shows the proxy's password with a request that is not sent through a tunnel.

@@ -13,6 +13,7 @@ use crate::traces;
 use crate::traces::settings::Wanted;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use pcfarm_proxy::reach::{Network, NotANetwork};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -201,6 +202,10 @@ struct Flags {
     /// PEM file
     #[arg(long, env = "PCFARM_OUTGOING_CA", value_name = "FILE")]
     outgoing_ca: Option<PathBuf>,
+    /// Networks that webhooks may reach beside public addresses, such as 10.20.0.0/16: any user may set a webhook, and so make
+    /// this server send requests there; several by commas [default: none]
+    #[arg(long, env = "PCFARM_WEBHOOK_NETWORKS", value_name = "NETWORKS", value_delimiter = ',')]
+    webhook_networks: Option<Vec<String>>,
 }
 
 /// The file's form of the same.
@@ -237,6 +242,7 @@ struct File {
     mail_hello: Option<String>,
     proxy: Option<String>,
     outgoing_ca: Option<PathBuf>,
+    webhook_networks: Option<Vec<String>>,
 }
 
 /// Which database.
@@ -421,6 +427,7 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
     let ca = arguments.outgoing_ca.or(file.outgoing_ca);
     let proxy = arguments.proxy.or(file.proxy);
     let outward = Outward::of(proxy.as_deref(), ca.as_deref(), |name| std::env::var(name).ok())?;
+    let outward = outward.with_webhook_networks(networks(arguments.webhook_networks.or(file.webhook_networks))?);
     let mail = (arguments.smtp_url.or(file.smtp_url), arguments.mail_from.or(file.mail_from));
     let hello = arguments.mail_hello.or(file.mail_hello);
     Ok(Settings {
@@ -441,6 +448,12 @@ fn check(arguments: Flags, file: File) -> Result<Settings, String> {
         traces,
         outward,
     })
+}
+
+fn networks(texts: Option<Vec<String>>) -> Result<Vec<Network>, String> {
+    let parsed = texts.unwrap_or_default();
+    let parsed = parsed.iter().map(|text| text.trim()).filter(|text| !text.is_empty()).map(str::parse);
+    parsed.collect::<Result<_, NotANetwork>>().map_err(|error| format!("webhook_networks: {error}"))
 }
 
 /// A flag's, or else the file's, which is text there.
@@ -637,6 +650,9 @@ mod tests {
         let proxy = read(&["--proxy", "socks5://u:hidden@h"], "").expect_err("refused");
         assert!(proxy.starts_with("proxy: socks5") && !proxy.contains("hidden"), "{proxy}");
         assert!(read(&[], "outgoing_ca = \"/nowhere.pem\"").expect_err("refused").contains("/nowhere.pem"));
+        let networks = read(&["--webhook-networks", "10.0.0.0/8,10.1.2.3/8"], "").expect_err("refused");
+        assert!(networks.starts_with("webhook_networks: \"10.1.2.3/8\""), "{networks}");
+        assert!(read(&[], "webhook_networks = [\"10.0.0.0/8\", \"fd12::/16\"]").is_ok());
         assert!(read(&[], "smtp_url = \"smtp://u:hidden@h\"").expect_err("refused").contains("mail_from"));
     }
 

@@ -1,6 +1,6 @@
 //! Connections through a real HTTP proxy, tinyproxy, which asks for a password: webhooks, traces and the CLI.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use crate::collector::Collector;
@@ -61,6 +61,12 @@ fn own_address() -> Option<IpAddr> {
     Some(address)
 }
 
+/// True if the name resolves to loopback addresses.
+fn is_here(name: &str) -> bool {
+    let found = (name, 0).to_socket_addrs().map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+    !found.is_empty() && found.iter().all(|address| address.ip().is_loopback())
+}
+
 async fn posted_to(farm: &Farm, url: &str) {
     let options = json!({"webhook": url, "secret": SECRET, "events": ["ended"]});
     farm.query("select pcfarm.subscribe($1::text::jsonb)", &[&options.to_string()]).await;
@@ -85,7 +91,14 @@ async fn webhooks_and_traces_go_through_the_proxy_to_a_private_authority() {
         posted_to(&farm, url).await;
     }
     let rest = free_port();
-    let flags = ["--traces", &collector.url, "--http-listen", &format!("127.0.0.1:{rest}")];
+    let flags = [
+        "--traces",
+        &collector.url,
+        "--http-listen",
+        &format!("127.0.0.1:{rest}"),
+        "--webhook-networks",
+        &address.to_string(),
+    ];
     let Server { program, port } = farm.server("a", &flags);
     let program = program.environment("PCFARM_OUTGOING_CA", farm.path("trusted.pem"));
     let program = program.environment("HTTPS_PROXY", &proxy.url).environment("http_proxy", &proxy.url);
@@ -111,6 +124,40 @@ async fn webhooks_and_traces_go_through_the_proxy_to_a_private_authority() {
     farm.until(LONG, told).await;
     let shown = farm.number("select count(*) from pcfarm.alert_status where message like '%secret%'").await;
     assert_eq!(shown, 0);
+}
+
+#[tokio::test]
+async fn webhooks_reach_no_private_address_unless_a_setting_allows_it() {
+    let farm = Farm::new().await;
+    farm.job_type("plain", "digest", json!({})).await;
+    let mut receiver = Receiver::start(&[]).await;
+    let port = receiver.url.rsplit(':').next().expect("a port").to_owned();
+    let closed = free_port();
+    // An open port and a closed one, addresses, old spellings of addresses, and names that resolve to this machine.
+    let mut urls = vec![format!("http://127.0.0.1:{port}/x"), format!("http://127.0.0.1:{closed}/x")];
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let names = ["ip6-localhost", "ip6-loopback", host.trim()].into_iter().filter(|name| is_here(name));
+    let addresses =
+        ["localhost", "[::1]", "[::ffff:127.0.0.1]", "127.1", "2130706433", "0x7f.1", "169.254.169.254", "10.0.0.1"];
+    urls.extend(addresses.into_iter().chain(names).map(|name| format!("http://{name}:{port}/x")));
+    for url in &urls {
+        posted_to(&farm, url).await;
+    }
+    let mut server = farm.serving("a", &["--webhook-networks", ""]).await;
+    cancelled(&farm).await;
+    let refused = "from pcfarm.alert_status where state = 'waiting' and attempts > 0 and message like \
+         'the address of % is not public; an administrator may allow it with webhook_networks'";
+    farm.until(LONG, &format!("select count(*) = {} {refused}", urls.len())).await;
+    let both = farm.number(&format!("select count(*) {refused} and message like '% 127.0.0.1 %'")).await;
+    assert_eq!(both, 2, "an open port and a closed one look alike");
+    assert!(receiver.posts.try_recv().is_err(), "nothing was sent there");
+    server.program.kill();
+
+    // With the setting they are delivered, by address and by name.
+    let server = farm.serving("b", &["--webhook-networks", "127.0.0.0/8,::1"]).await;
+    farm.query("update pcfarm.alert set next_attempt_at = now()", &[]).await;
+    receiver.different(3).await;
+    drop(server);
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ pub struct Post {
 /// It answers with what is scripted, and then with 204 for ever.
 pub struct Receiver {
     pub url: String,
-    posts: mpsc::UnboundedReceiver<Post>,
+    pub posts: mpsc::UnboundedReceiver<Post>,
     // Ends with this.
     _tasks: JoinSet<()>,
 }

@@ -1,6 +1,7 @@
 //! Integration tests of the CLI, of REST, of the documentation and of `deploy/`, in one binary.
 
 // Shared by the tests.
+#[allow(dead_code, reason = "tests of the statements use the rest")]
 #[path = "../../../sql/tests/it/bouncer.rs"]
 mod bouncer;
 mod helps;

@@ -13,13 +13,13 @@ use hyper::header::HeaderValue;
 use hyper::{Request, StatusCode, Uri, header};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use pcfarm_proxy::Connector;
+use pcfarm_proxy::{Connector, Limits, NotPublic};
 use pcfarm_sql::alerts::Claimed;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use sha2::Sha256;
+use std::error::Error;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub struct Poster {
@@ -37,7 +37,7 @@ struct Payload<'a> {
 
 impl Poster {
     pub fn new(outward: Outward) -> Poster {
-        let connector = outward.connector(HttpConnector::new());
+        let connector = outward.connector(Limits { reach: outward.of_webhooks(), ..Limits::default() });
         // A connection each: answers are not read to their ends.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
         Poster { client, outward }
@@ -50,13 +50,19 @@ impl Poster {
         if let Some(value) = place.and_then(|place| HeaderValue::from_str(&place.to_string()).ok()) {
             request.headers_mut().insert(TRACE_PARENT, value);
         }
-        let answer = self.client.request(request).await.map_err(|error| Failure::Again(chain(&error)))?;
+        let answer = self.client.request(request).await.map_err(|error| Failure::Again(reason(&error)))?;
         match answer.status() {
             status if status.is_success() => Ok(()),
             StatusCode::GONE => Err(Failure::InVain("the receiver wants no more: 410 Gone".to_owned())),
             status => Err(Failure::Again(format!("the receiver answered {status}"))),
         }
     }
+}
+
+/// Text for the user. A refused address is told alike, however the refusal came about.
+fn reason(error: &(dyn Error + 'static)) -> String {
+    let refused = std::iter::successors(Some(error), |&error| error.source()).find_map(|cause| cause.downcast_ref());
+    refused.map_or_else(|| chain(error), NotPublic::to_string)
 }
 
 fn request(alert: &Claimed, secret: &str, now: SystemTime) -> Result<Request<Full<Bytes>>, String> {

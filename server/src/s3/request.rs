@@ -9,10 +9,9 @@ use hyper::header::{CONTENT_LENGTH, HeaderMap, RANGE, USER_AGENT};
 use hyper::{Request, Response, StatusCode};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use instant_xml::FromXml;
-use pcfarm_proxy::Connector;
+use pcfarm_proxy::{Connector, Limits};
 use rand::RngExt;
 use rusty_s3::Method;
 use rusty_s3::signing::sign;
@@ -150,10 +149,8 @@ impl Answer {
 }
 
 pub fn client(outward: &Outward) -> Client {
-    let mut http = HttpConnector::new();
-    http.set_nodelay(true);
-    http.set_connect_timeout(Some(CONNECTING));
-    legacy::Client::builder(TokioExecutor::new()).build(outward.connector(http))
+    let limits = Limits { nodelay: true, connect_timeout: Some(CONNECTING), ..Limits::default() };
+    legacy::Client::builder(TokioExecutor::new()).build(outward.connector(limits))
 }
 
 impl Store {
