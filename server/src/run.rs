@@ -302,6 +302,10 @@ fn is_away(error: &anyhow::Error) -> bool {
     if error.chain().any(|cause| cause.downcast_ref().is_some_and(ConnectError::is_lasting)) {
         return false;
     }
+    let is_silent = error.chain().any(|cause| {
+        matches!(cause.downcast_ref(), Some(ConnectError::Timeout { .. }))
+            || matches!(cause.downcast_ref(), Some(pooler::PoolerError::Timeout { .. }))
+    });
     // A hook that failed has met a database that is silent, or one that is about to be promoted.
     let busy = error
         .chain()
@@ -310,7 +314,7 @@ fn is_away(error: &anyhow::Error) -> bool {
         .chain()
         .find_map(|cause| cause.downcast_ref::<tokio_postgres::Error>())
         .is_some_and(|error| error.code().is_none_or(|code| matches!(&code.code()[..2], "08" | "53" | "57" | "58")));
-    busy || lost
+    is_silent || busy || lost
 }
 
 /// Waits for the database, checks that it keeps what it commits, brings its schema up to date.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pcfarm_bench::farm::{Farm, LEASE, LONG, SOON};
+use pcfarm_bench::farm::{Farm, LEASE, LONG, SOON, Server};
 use pcfarm_bench::postgres;
 use pcfarm_sql::cluster::{Cluster, ClusterOptions};
 use pcfarm_sql::testing;
@@ -53,6 +53,23 @@ async fn postgresql_stands_still_for_twice_the_lease() {
     assert_eq!(farm.ended(job, LONG).await, "done");
     assert_eq!(farm.number(CHARGED).await, 0, "an outage cost problems something");
     farm.check(&[job]).await;
+}
+
+/// Timeouts are no reason to give up a start: nothing but a refusal that lasts is.
+#[tokio::test]
+async fn server_starts_although_postgresql_stands_still_at_first() {
+    let cluster = cluster().await;
+    let farm = Farm::of(testing::database_on(cluster.config()).await);
+    let Server { program, port } = farm.server("a", &[]);
+    let separator = if farm.url().contains('?') { '&' } else { '?' };
+    let impatient = format!("{}{separator}connect_timeout=1", farm.url());
+    let mut server = Server { program: program.replacing_argument("--database-url", &impatient), port };
+    let frozen = postgres::freeze(cluster.directory()).expect("a running cluster");
+    server.program.start();
+    server.program.says("the database does not answer: trying again", LONG).await;
+    assert!(server.program.runs(), "{}", server.program.log());
+    postgres::thaw(&frozen);
+    server.ready().await;
 }
 
 /// A word that nobody could write down is no silence, however short the outage was beside the lease.
