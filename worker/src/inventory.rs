@@ -374,7 +374,7 @@ impl Inventory {
                 if open.state == self.state() && (open.reason != self.reason() || self.is_news(open)) {
                     due(open.reason_due);
                 }
-                if self.outbox.has_room() && self.pace.has_room() {
+                if self.outbox.has_room(self.pace.piece()) && self.pace.has_room() {
                     self.held
                         .values()
                         .filter_map(Held::partial_since)

@@ -3,6 +3,7 @@
 //! Owns which server is tried when, and the stream's two ends. What is said on the stream is none of its
 //! business, but for one thing: a Welcome proves a server good.
 
+mod backlog;
 pub(crate) mod wire;
 
 use std::convert::Infallible;

@@ -19,7 +19,7 @@ use crate::pool::Batch;
 use crate::work::Checkout;
 
 /// What a result weighs in a message beside its solution: ids, tags and lengths.
-const RESULT_FRAME_BYTES: usize = 24;
+pub const RESULT_FRAME_BYTES: usize = 24;
 
 /// How much of its time limit a checkout may have used up while it stands still; the rest is for giving it back.
 const WAITS_PART_OF_LIMIT: f64 = 0.9;
@@ -210,19 +210,14 @@ impl Held {
         }
     }
 
-    /// Cuts off results of about `room` bytes, at least one if there are any, and says how many bytes it took.
+    /// True if the next results, or the end alone, add no more than `room` bytes to a delivery.
+    pub fn begins_within(&self, room: usize) -> bool {
+        self.pending.first().is_none_or(|first| bytes_of(first) <= room)
+    }
+
+    /// Cuts off the results that fit into `room` bytes, at least one if there are any, and says how many bytes it took.
     pub fn cut(&mut self, room: usize, now: Duration) -> (v1::CheckoutResults, usize) {
-        let mut bytes = 0;
-        let count = self
-            .pending
-            .iter()
-            .take_while(|result| {
-                bytes < room && {
-                    bytes += bytes_of(result);
-                    true
-                }
-            })
-            .count();
+        let (count, bytes) = fitting(&self.pending, room, true);
         // Speed is measured on each piece by itself.
         let busy = self.busy.mul_f64(count as f64 / self.pending.len().max(1) as f64);
         self.busy = self.busy.saturating_sub(busy);
@@ -256,7 +251,7 @@ impl Held {
             self.stage = Stage::Closing;
             part.worked = self.checkout.traced.then(|| self.worked(now));
         }
-        (part, bytes + RESULT_FRAME_BYTES)
+        (part, bytes)
     }
 
     fn worked(&self, now: Duration) -> v1::Worked {
@@ -278,6 +273,22 @@ pub fn age(worked: &mut v1::Worked, by: Duration) {
         let before = ago.take().and_then(|ago| Duration::try_from(ago).ok());
         *ago = before.and_then(|before| prost_types::Duration::try_from(before.saturating_add(by)).ok());
     }
+}
+
+/// Number and bytes of the first results that fit into `room`. A delivery is packed and cut by this rule alone, so that no packed
+/// delivery is cut again.
+pub fn fitting(results: &[v1::ProblemResult], room: usize, at_least_one: bool) -> (usize, usize) {
+    let mut bytes = 0;
+    let fits = |(n, result): &(usize, &v1::ProblemResult)| {
+        let all = bytes + bytes_of(result);
+        let fits = all <= room || (*n == 0 && at_least_one);
+        if fits {
+            bytes = all;
+        }
+        fits
+    };
+    let count = results.iter().enumerate().take_while(fits).count();
+    (count, bytes)
 }
 
 pub fn bytes_of(result: &v1::ProblemResult) -> usize {

@@ -18,9 +18,13 @@ use pcfarm_proto::v1::problem_result::Outcome;
 use super::held::{age, bytes_of};
 use crate::work::CheckoutKey;
 
-/// Deliveries that wait for acknowledgement at a time. A few hide the round trip; with more, what completes
-/// meanwhile would go out in ever smaller pieces instead of together.
+/// Deliveries that wait for acknowledgement at a time. A few hide the round trip. With more, results that complete meanwhile would
+/// go out in ever smaller deliveries.
 const WINDOW: usize = 4;
+
+/// The same on a measured link, where the bytes under way have a limit, while deliveries have half a piece on average: a window of
+/// a few would leave such a link idle.
+const WIDE_WINDOW: usize = 16;
 
 /// What a server keeps because something stands in its way is delivered again after so long, to another if there is one.
 const KEPT_WAIT: Duration = Duration::from_secs(600);
@@ -37,6 +41,8 @@ pub struct Outbox {
 
 struct Entry {
     delivery: v1::Delivery,
+    /// Weight of the delivery in bytes. Kept up to date: a walk over all results for each message costs more than the message.
+    weight: usize,
     stage: Stage,
     /// An earlier session has sent it: it may be stored.
     is_doubtful: bool,
@@ -48,7 +54,7 @@ struct Entry {
 
 impl Entry {
     fn is_worth_asking(&self) -> bool {
-        self.is_doubtful && self.stage == UNSENT && weight(&self.delivery) >= WORTH_ASKING_BYTES
+        self.is_doubtful && self.stage == UNSENT && self.weight >= WORTH_ASKING_BYTES
     }
 }
 
@@ -79,8 +85,15 @@ pub enum Next {
 }
 
 impl Outbox {
-    pub fn has_room(&self) -> bool {
-        self.entries.iter().filter(|entry| entry.kept.is_none()).count() < WINDOW
+    /// True if another delivery may be added. `piece` as for [`Outbox::next_to_send`].
+    pub fn has_room(&self, piece: Option<usize>) -> bool {
+        let (mut count, mut bytes) = (0, 0);
+        for entry in self.entries.iter().filter(|entry| entry.kept.is_none()) {
+            count += 1;
+            bytes += entry.weight;
+        }
+        let is_wide = || piece.is_some_and(|piece| count < WIDE_WINDOW && bytes >= count * (piece / 2));
+        count < WINDOW || is_wide()
     }
 
     pub fn bytes(&self) -> usize {
@@ -106,12 +119,12 @@ impl Outbox {
         entry.delivery.checkouts.iter().map(key_of).collect()
     }
 
-    /// Keeps a new delivery, to be sent.
-    pub fn add(&mut self, checkouts: Vec<v1::CheckoutResults>, now: Duration) {
+    /// Keeps a new delivery of this weight, to be sent.
+    pub fn add(&mut self, checkouts: Vec<v1::CheckoutResults>, weight: usize, now: Duration) {
         self.last_id += 1;
         let delivery = v1::Delivery { delivery_id: self.last_id, checkouts };
-        self.bytes += weight(&delivery);
-        self.entries.push_back(Entry { delivery, stage: UNSENT, is_doubtful: false, kept: None, as_of: now });
+        self.bytes += weight;
+        self.entries.push_back(Entry { delivery, weight, stage: UNSENT, is_doubtful: false, kept: None, as_of: now });
     }
 
     /// The session is a new one: nothing counts as sent.
@@ -137,7 +150,8 @@ impl Outbox {
         if let Some(piece) = piece {
             self.split(place, piece);
             let entry = &mut self.entries[place];
-            if let Some(part) = pieces::part(&entry.delivery, streamed, piece) {
+            let part = (streamed > 0 || entry.weight > piece).then(|| pieces::part(&entry.delivery, streamed, piece));
+            if let Some(part) = part.flatten() {
                 entry.stage = Stage::Waiting { streamed: streamed + part.content.len() };
                 return Some(Next::Part(part));
             }
@@ -146,22 +160,27 @@ impl Outbox {
         entry.stage = Stage::Sent { at: now };
         let by = now.saturating_sub(std::mem::replace(&mut entry.as_of, now));
         entry.delivery.checkouts.iter_mut().filter_map(|part| part.worked.as_mut()).for_each(|worked| age(worked, by));
-        let mut delivery = entry.delivery.clone();
+        let (mut delivery, mut bytes) = (entry.delivery.clone(), entry.weight);
         if streamed > 0 {
             pieces::without_solution(&mut delivery);
+            bytes = bytes.saturating_sub(streamed);
         }
-        let weight = weight(&delivery);
-        Some(Next::Delivery(delivery, weight))
+        Some(Next::Delivery(delivery, bytes))
     }
 
     /// Cuts a delivery to one piece, which has at least one result, and puts the rest behind it.
     fn split(&mut self, place: usize, piece: usize) {
         let entry = &mut self.entries[place];
+        if entry.weight <= piece {
+            return;
+        }
         if let Some(mut first) = pieces::split(&mut entry.delivery, piece) {
             self.last_id += 1;
             first.delivery_id = std::mem::replace(&mut entry.delivery.delivery_id, self.last_id);
+            let weight = weight(&first);
+            entry.weight = entry.weight.saturating_sub(weight);
             let (is_doubtful, as_of) = (entry.is_doubtful, entry.as_of);
-            self.entries.insert(place, Entry { delivery: first, stage: UNSENT, is_doubtful, kept: None, as_of });
+            self.entries.insert(place, Entry { delivery: first, weight, stage: UNSENT, is_doubtful, kept: None, as_of });
         }
     }
 
@@ -175,7 +194,6 @@ impl Outbox {
         (entry.stage, entry.is_doubtful) = (UNSENT, false);
         let known: BTreeMap<i64, BTreeSet<i64>> =
             stored.checkouts.into_iter().map(|of| (of.checkout_id, of.problem_ids.into_iter().collect())).collect();
-        self.bytes -= weight(&entry.delivery);
         let mut taken = Vec::new();
         for part in &mut entry.delivery.checkouts {
             let Some(known) = known.get(&part.checkout_id) else { continue };
@@ -185,7 +203,8 @@ impl Outbox {
         }
         // A part that closes its checkout stays: its verdict is to come.
         entry.delivery.checkouts.retain(|part| part.finished || !part.results.is_empty());
-        self.bytes += weight(&entry.delivery);
+        self.bytes -= std::mem::replace(&mut entry.weight, weight(&entry.delivery));
+        self.bytes += entry.weight;
         if entry.delivery.checkouts.is_empty() {
             self.entries.remove(place);
         }
@@ -195,22 +214,25 @@ impl Outbox {
     /// Hands out the delivery that the server has judged.
     pub fn acknowledge(&mut self, delivery_id: u64) -> Option<v1::Delivery> {
         let index = self.entries.iter().position(|entry| entry.delivery.delivery_id == delivery_id)?;
-        let delivery = self.entries.remove(index)?.delivery;
-        self.bytes -= weight(&delivery);
-        Some(delivery)
+        let entry = self.entries.remove(index)?;
+        self.bytes -= entry.weight;
+        Some(entry.delivery)
     }
 
     /// Takes what belongs to a revoked checkout out of every delivery.
     pub fn strike(&mut self, key: CheckoutKey) {
         for entry in &mut self.entries {
-            self.bytes -= weight(&entry.delivery);
             let before = entry.delivery.checkouts.len();
             entry.delivery.checkouts.retain(|part| key_of(part) != key);
-            if entry.delivery.checkouts.len() < before && matches!(entry.stage, Stage::Waiting { .. }) {
+            if entry.delivery.checkouts.len() == before {
+                continue;
+            }
+            if matches!(entry.stage, Stage::Waiting { .. }) {
                 // Parts of a solution may have been of it.
                 entry.stage = UNSENT;
             }
-            self.bytes += weight(&entry.delivery);
+            self.bytes -= std::mem::replace(&mut entry.weight, weight(&entry.delivery));
+            self.bytes += entry.weight;
         }
         self.entries.retain(|entry| !entry.delivery.checkouts.is_empty());
     }

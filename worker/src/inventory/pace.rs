@@ -17,15 +17,20 @@ const FIRST_LIMIT: usize = 32 << 10;
 /// Two seconds at 64 kbit/s.
 const LEAST_LIMIT: usize = 16 << 10;
 
-/// Limit on a local network, which carries it at once.
+/// Limit on a local network. During an outage of the database a server holds so much of each agent.
 const NEAR_LIMIT: usize = 4 * PART_BYTES_TARGET;
 
-/// Limit on links whose round trip takes longer than [`FAR`].
-const FAR_LIMIT: usize = 2 * NEAR_LIMIT;
+/// Limit on links whose round trip takes longer than [`FAR`], and on a local network while the server stores within [`QUICK`]: at
+/// 1 Gbit/s, [`NEAR_LIMIT`] is under way for less time than gathering and a commit take. A busy server lowers the limit again.
+const FULL_LIMIT: usize = 2 * NEAR_LIMIT;
 const FAR: Duration = Duration::from_millis(50);
+const QUICK: Duration = Duration::from_millis(200);
 
-/// Pieces under way at a time.
+/// Pieces under way at a time while a piece is smaller than [`PIECE_LIMIT`].
 const PIECES: usize = 4;
+
+/// Largest piece. A larger one would come back as room too late, and hold up other deliveries on the server.
+const PIECE_LIMIT: usize = PART_BYTES_TARGET;
 
 /// The longest round trip that is taken for distance, and not for a queue.
 const FARTHEST: Duration = Duration::from_millis(700);
@@ -59,6 +64,19 @@ struct UnderWay {
     sent: Duration,
 }
 
+/// Measurement of one parcel.
+#[derive(Clone, Copy, Debug)]
+struct Trip {
+    bytes: usize,
+    sent: Duration,
+    /// Round trip without the server's time.
+    trip: Duration,
+    /// Time of the server.
+    took: Duration,
+    /// At least half of the limit was under way.
+    was_full: bool,
+}
+
 /// Bytes under way in one session, and their limit.
 #[derive(Debug, Default)]
 pub struct Pace {
@@ -85,7 +103,7 @@ impl Pace {
 
     /// Bytes of one piece; none: as many as a message may have.
     pub fn piece(&self) -> Option<usize> {
-        self.limit.map(|limit| limit / PIECES)
+        self.limit.map(|limit| (limit / PIECES).min(PIECE_LIMIT))
     }
 
     pub fn sent(&mut self, parcel: Parcel, bytes: usize, now: Duration) {
@@ -103,30 +121,24 @@ impl Pace {
         self.bytes -= bytes;
         if let (Some(limit), Some(took)) = (self.limit, took) {
             let trip = now.saturating_sub(sent).saturating_sub(took);
-            self.limit = Some(self.adapted(limit, bytes, trip, sent, was_full, now));
+            self.limit = Some(self.adapted(limit, &Trip { bytes, sent, trip, took, was_full }, now));
         }
     }
 
-    fn adapted(
-        &mut self,
-        limit: usize,
-        bytes: usize,
-        trip: Duration,
-        sent: Duration,
-        was_full: bool,
-        now: Duration,
-    ) -> usize {
+    fn adapted(&mut self, limit: usize, parcel: &Trip, now: Duration) -> usize {
+        let Trip { bytes, sent, trip, took, was_full } = *parcel;
         let distance = self.distance.map_or(trip, |before| before.min(trip)).min(FARTHEST);
         self.distance = Some(distance);
-        let most = if distance > FAR { FAR_LIMIT } else { NEAR_LIMIT };
+        let most = if distance > FAR || took <= QUICK { FULL_LIMIT } else { NEAR_LIMIT };
         let wait = trip.saturating_sub(distance);
         if wait > LONG_WAIT && sent >= self.shrunk {
             self.shrunk = now;
-            let fitting = limit as f64 * (WAIT + distance).as_secs_f64() / trip.as_secs_f64();
+            // Parcels in the server's hands are under way, too.
+            let fitting = limit as f64 * (WAIT + distance + took).as_secs_f64() / (trip + took).as_secs_f64();
             return (fitting as usize).clamp(limit / 2, limit).max(LEAST_LIMIT);
         }
         let grown = if wait < SHORT_WAIT && was_full { limit + bytes } else { limit };
-        grown.max(proven(limit, bytes, trip)).min(most).max(LEAST_LIMIT)
+        grown.max(proven(limit, bytes, trip).min(NEAR_LIMIT)).min(most).max(LEAST_LIMIT)
     }
 
     /// When the oldest parcel under way was sent.
@@ -156,7 +168,7 @@ mod tests {
         let mut arriving: VecDeque<(Duration, Parcel)> = VecDeque::new();
         let (mut id, mut carried, mut longest) = (0, 0, Duration::ZERO);
         while now < Duration::from_secs(60) {
-            while pace.has_room() && arriving.len() < PIECES {
+            while pace.has_room() {
                 id += 1;
                 let bytes = pace.piece().expect("it is measured");
                 pace.sent(Parcel::Delivery(id), bytes, now);
@@ -207,6 +219,29 @@ mod tests {
     #[test]
     fn a_slow_server_does_not_slow_the_link() {
         let (pace, _, _) = after_a_minute(125e6, Duration::ZERO, Duration::from_secs(3));
+        assert_eq!(pace.limit, Some(NEAR_LIMIT));
+    }
+
+    #[test]
+    fn a_gigabit_link_is_filled_while_the_server_commits() {
+        let (pace, _, used) = after_a_minute(125e6, Duration::ZERO, Duration::from_millis(50));
+        assert!(used > 0.95 && pace.limit == Some(FULL_LIMIT), "{used} of the rate: {pace:?}");
+        assert_eq!(pace.piece(), Some(PIECE_LIMIT));
+    }
+
+    #[test]
+    fn a_slow_server_does_not_leave_a_slow_link_idle() {
+        let (pace, queue, used) = after_a_minute(125e3, Duration::ZERO, Duration::from_secs(2));
+        assert!(used > 0.85, "{used} of the rate: {pace:?}");
+        assert!(queue <= Duration::from_millis(2_100), "{queue:?} of data in front of a heartbeat: {pace:?}");
+    }
+
+    #[test]
+    fn a_server_that_becomes_slow_holds_no_more_than_before() {
+        let mut pace = after_a_minute(125e6, Duration::ZERO, Duration::from_millis(50)).0;
+        let now = Duration::from_secs(100);
+        pace.sent(Parcel::Delivery(0), PIECE_LIMIT, now);
+        pace.carried(Parcel::Delivery(0), Some(Duration::from_secs(2)), now + Duration::from_secs(2));
         assert_eq!(pace.limit, Some(NEAR_LIMIT));
     }
 

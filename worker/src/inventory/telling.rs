@@ -8,7 +8,7 @@ use std::time::Duration;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::agent_message::Message as Out;
 
-use super::held::{Held, Stage};
+use super::held::{Held, RESULT_FRAME_BYTES, Stage};
 use super::outbox::Next;
 use super::pace::Parcel;
 use super::{
@@ -24,11 +24,14 @@ impl Inventory {
                 self.put_on_the_link(next, now);
                 continue;
             }
-            let parts = if self.outbox.has_room() { self.pack(now) } else { Vec::new() };
+            if !self.outbox.has_room(self.pace.piece()) {
+                return;
+            }
+            let (parts, bytes) = self.pack(now);
             if parts.is_empty() {
                 return;
             }
-            self.outbox.add(parts, now);
+            self.outbox.add(parts, bytes, now);
         }
     }
 
@@ -55,11 +58,11 @@ impl Inventory {
     }
 
     /// One delivery's worth of what is due: complete checkouts first. Of one job type, so that what stands in the way of its
-    /// results keeps no others from being stored.
-    pub(super) fn pack(&mut self, now: Duration) -> Vec<v1::CheckoutResults> {
+    /// results keeps no others from being stored. Returns its weight, too.
+    pub(super) fn pack(&mut self, now: Duration) -> (Vec<v1::CheckoutResults>, usize) {
         let target = self.delivery_bytes_target();
         let mut room = target;
-        let mut parts = Vec::new();
+        let (mut parts, mut weight) = (Vec::new(), 0);
         let mut first: Option<Arc<Checkout>> = None;
         let late = self.has_waited_long(now);
         for complete in [!late, late] {
@@ -70,17 +73,22 @@ impl Inventory {
                     Stage::Closing => false,
                 };
                 // A complete one is not cut in two, if it fits a delivery: the second piece would have to wait for the first.
-                let fits = !complete || parts.is_empty() || held.pending_bytes() <= room;
+                let has_room = |held: &Held| match complete {
+                    true => held.pending_bytes() <= room,
+                    false => held.begins_within(room),
+                };
+                let fits = parts.is_empty() || has_room(held);
                 let is_alike = first.as_ref().is_none_or(|first| first.job_type == held.checkout.job_type);
                 if due && room > 0 && fits && is_alike {
                     first.get_or_insert_with(|| Arc::clone(&held.checkout));
                     let (part, bytes) = held.cut(room, now);
-                    room = room.saturating_sub(bytes);
+                    room = room.saturating_sub(bytes + RESULT_FRAME_BYTES);
+                    weight += bytes;
                     parts.push(part);
                 }
             }
         }
-        parts
+        (parts, weight)
     }
 
     /// Is a part of a checkout due for so long that complete ones of another job type must not go before it?

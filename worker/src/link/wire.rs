@@ -19,11 +19,8 @@ use tokio::time::sleep;
 use tonic::transport::{Channel, Endpoint};
 use tower::Service;
 
+use super::backlog::{Backlog, SMALL_BYTES};
 use crate::clock;
-
-/// Bytes that the kernel may hold unsent. With more, heartbeats wait behind them on a slow link.
-#[cfg(target_os = "linux")]
-const UNSENT_BYTES: u32 = 256 << 10;
 
 /// A wait that took so much longer than planned proves nothing about the connection: this process stood still.
 const STOOD_STILL: Duration = Duration::from_secs(2);
@@ -106,19 +103,38 @@ pub async fn connect(endpoint: &Endpoint, wait: Duration) -> Result<(Channel, Ar
         let (connecting, wire) = (http.call(uri), counting.clone());
         async move {
             let stream = connecting.await.map_err(io::Error::other)?.into_inner();
-            #[cfg(target_os = "linux")]
-            drop(socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES));
+            limit_unsent(&stream, SMALL_BYTES);
             wire.moved();
-            Ok::<_, io::Error>(TokioIo::new(Counted { stream, wire }))
+            Ok::<_, io::Error>(TokioIo::new(Counted { stream, wire, backlog: Backlog::default() }))
         }
     });
     let channel = endpoint.connect_with_connector(connector).await?;
     Ok((channel, wire))
 }
 
+/// A system that cannot do this keeps its own limit.
+fn limit_unsent(stream: &TcpStream, bytes: u32) {
+    #[cfg(target_os = "linux")]
+    drop(socket2::SockRef::from(stream).set_tcp_notsent_lowat(bytes));
+    #[cfg(not(target_os = "linux"))]
+    let _ = (stream, bytes);
+}
+
 struct Counted {
     stream: TcpStream,
     wire: Arc<Wire>,
+    backlog: Backlog,
+}
+
+impl Counted {
+    fn wrote(&mut self, polled: &Poll<io::Result<usize>>) {
+        self.wire.wrote(polled.is_pending());
+        if let Poll::Ready(Ok(bytes)) = polled
+            && let Some(limit) = self.backlog.wrote(*bytes, clock::now)
+        {
+            limit_unsent(&self.stream, limit);
+        }
+    }
 }
 
 impl AsyncRead for Counted {
@@ -140,7 +156,7 @@ impl AsyncRead for Counted {
 impl AsyncWrite for Counted {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.wire.wrote(polled.is_pending());
+        self.wrote(&polled);
         polled
     }
 
@@ -150,7 +166,7 @@ impl AsyncWrite for Counted {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.wire.wrote(polled.is_pending());
+        self.wrote(&polled);
         polled
     }
 

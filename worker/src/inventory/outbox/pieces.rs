@@ -5,10 +5,10 @@ use std::time::Duration;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
 
-use super::super::held::bytes_of;
+use super::super::held::fitting;
 use super::only_solution;
 
-/// Takes off results of about `piece` bytes, at least one. None: the delivery is no larger.
+/// Takes off the results that fit into `piece` bytes, at least one. None: the delivery is no larger.
 pub fn split(delivery: &mut v1::Delivery, piece: usize) -> Option<v1::Delivery> {
     let mut first = v1::Delivery::default();
     let mut room = piece;
@@ -31,21 +31,6 @@ pub fn split(delivery: &mut v1::Delivery, piece: usize) -> Option<v1::Delivery> 
         first.checkouts.push(cut_off(cut, count));
     }
     Some(first)
-}
-
-/// Count and weight of the results that fit.
-fn fitting(results: &[v1::ProblemResult], room: usize, at_least_one: bool) -> (usize, usize) {
-    let mut bytes = 0;
-    let fits = |(n, result): &(usize, &v1::ProblemResult)| {
-        let all = bytes + bytes_of(result);
-        let fits = all <= room || (*n == 0 && at_least_one);
-        if fits {
-            bytes = all;
-        }
-        fits
-    };
-    let count = results.iter().enumerate().take_while(fits).count();
-    (count, bytes)
 }
 
 /// Cuts off the first results. The mark of the end, and all that belongs to it, stays with the last ones.

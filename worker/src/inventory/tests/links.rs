@@ -54,6 +54,34 @@ fn deliveries_are_pieces_of_whole_results() {
 }
 
 #[test]
+fn full_deliveries_are_not_cut_again_and_fill_the_link() {
+    let mut trial = open();
+    let problems: Vec<i64> = (10..24).collect();
+    trial.on(checkout(1, &problems));
+    let sent = trial.on(sized(1, &problems, 3000));
+    let deliveries: Vec<&String> = sent.iter().filter(|action| action.starts_with("delivery")).collect();
+    // Two of them fit a piece, and six pieces of this weight the link.
+    assert_eq!(
+        deliveries,
+        [
+            "delivery 1: 1 [10, 11]",
+            "delivery 2: 1 [12, 13]",
+            "delivery 3: 1 [14, 15]",
+            "delivery 4: 1 [16, 17]",
+            "delivery 5: 1 [18, 19]",
+            "delivery 6: 1 [20, 21]",
+        ]
+    );
+    // Deliveries that are not full wait for others, whatever room the link has.
+    let mut trial = open();
+    for id in 1..=6 {
+        trial.on(checkout(id, &[id * 10]));
+        trial.on(sized(id, &[id * 10], 1000));
+    }
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)]))[0], "delivery 5: 5 [50] finished, 6 [60] finished");
+}
+
+#[test]
 fn stored_results_are_not_sent_again() {
     let mut trial = open();
     trial.on(checkout(1, &[10, 11, 12]));
