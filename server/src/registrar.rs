@@ -9,10 +9,10 @@ use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_sql::presence::{self, Connection, Goodbye, Introduction, Refused};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
-use tracing::warn;
+use tracing::{debug, warn};
 use uuid::Uuid;
 
 /// Of a workstation that has connected: its connection, and what the database has it hold.
@@ -59,9 +59,49 @@ pub const ENTRIES_LIMIT: usize = 1024;
 /// Enough that what each costs is its own row, and few enough that nobody waits long for the others.
 const AT_ONCE: usize = 500;
 
+/// A goodbye whose row another transaction has locked is tried again so often, and for so long. Its agent does not wait for it.
+const LOCKED_RETRY: Duration = Duration::from_millis(500);
+const LOCKED_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Goodbyes that wait for locked rows.
+const LOCKED_LIMIT: usize = 1024;
+
+/// A goodbye that is to be recorded.
+struct Farewell {
+    session: Arc<Session>,
+    goodbye: Goodbye,
+    came: Instant,
+}
+
+/// Goodbyes whose rows were locked, and when they are tried again.
+struct Locked {
+    farewells: Vec<Farewell>,
+    due: Instant,
+}
+
+impl Locked {
+    fn take_due(&mut self, now: Instant) -> Vec<Farewell> {
+        if now >= self.due { std::mem::take(&mut self.farewells) } else { Vec::new() }
+    }
+
+    fn keep(&mut self, farewells: Vec<Farewell>, now: Instant) {
+        let is_in_time = |one: &Farewell| now.saturating_duration_since(one.came) < LOCKED_PATIENCE;
+        for one in farewells {
+            if is_in_time(&one) && self.farewells.len() < LOCKED_LIMIT {
+                self.farewells.push(one);
+                self.due = now + LOCKED_RETRY;
+            } else {
+                warn!(workstation_id = %one.session.workstation_id,
+                    "cannot record a goodbye: the workstation's row is locked (it is dead after its lease)");
+            }
+        }
+    }
+}
+
 /// Runs until the server stops.
 pub async fn run(farm: Arc<Farm>, mut entries: mpsc::Receiver<Entry>) {
     let mut gathered = Vec::new();
+    let mut locked = Locked { farewells: Vec::new(), due: Instant::now() };
     while !farm.stopping.is_cancelled() {
         // What the last round has left over goes first, with whatever waits already.
         while gathered.len() < AT_ONCE
@@ -73,23 +113,29 @@ pub async fn run(farm: Arc<Farm>, mut entries: mpsc::Receiver<Entry>) {
             tokio::select! {
                 () = farm.stopping.cancelled() => return,
                 _ = entries.recv_many(&mut gathered, AT_ONCE) => {}
+                () = tokio::time::sleep_until(locked.due.into()), if !locked.farewells.is_empty() => {}
             }
         }
-        gathered = round(&farm, gathered).await;
+        gathered = round(&farm, gathered, &mut locked).await;
     }
 }
 
 /// Writes these down. Returns those that must wait: an identity that came twice is two registrations, in order.
-async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
+async fn round(farm: &Farm, entries: Vec<Entry>, locked: &mut Locked) -> Vec<Entry> {
     let mut left = Vec::new();
-    let (mut heard, mut gone, mut ended) = (Vec::new(), Vec::new(), Vec::new());
+    let now = Instant::now();
+    let (mut heard, mut ended, mut answers) = (Vec::new(), Vec::new(), Vec::new());
+    let mut gone = locked.take_due(now);
     let mut connected = Vec::new();
     let mut identities: HashSet<Uuid> = HashSet::new();
     let mut oldest: Option<Instant> = None;
     for entry in entries {
         match entry {
             Entry::Heard(session) => heard.push(session),
-            Entry::Left { session, goodbye, recorded } => gone.push((session, goodbye, recorded)),
+            Entry::Left { session, goodbye, recorded } => {
+                answers.push((session.workstation_id, recorded));
+                gone.push(Farewell { session, goodbye, came: now });
+            }
             Entry::Ended(session) => ended.push(session),
             Entry::Connected { who, came, answer } if identities.insert(who.identity) => {
                 oldest = oldest.min(Some(came)).or(Some(came));
@@ -104,7 +150,7 @@ async fn round(farm: &Farm, entries: Vec<Entry>) -> Vec<Entry> {
     }
     // Before the ends of their connections, which do not change an offline workstation.
     if !gone.is_empty() {
-        mark_offline(farm, gone).await;
+        locked.keep(mark_offline(farm, gone, answers).await, now);
     }
     if !ended.is_empty() {
         mark_ended(farm, &ended).await;
@@ -120,31 +166,34 @@ async fn mark_heard(farm: &Farm, heard: &[Arc<Session>]) {
     let numbers: Vec<_> = heard.iter().map(|s| (s.workstation_id, s.number)).collect();
     let recorded = async {
         let client = farm.pool.get().await?;
-        presence::mark_heard(&client, &numbers).await?;
-        anyhow::Ok(())
+        anyhow::Ok(presence::mark_heard(&client, &numbers).await?)
     };
-    if let Err(error) = recorded.await {
-        let error = format!("{error:#}");
-        warn!(error, workstations = heard.len(), "words after silence were not recorded: saying so with the next word");
-        heard.iter().for_each(|session| session.word_unrecorded());
+    match recorded.await {
+        // Each pulse takes marks back, too, until it is known that none is left.
+        Ok(locked) if locked.is_empty() => {}
+        Ok(locked) => debug!(workstations = locked.len(), "words after silence were not recorded: rows are locked"),
+        Err(error) => {
+            let error = format!("{error:#}");
+            warn!(error, workstations = heard.len(), "words after silence were not recorded: saying so with the next word");
+            heard.iter().for_each(|session| session.word_unrecorded());
+        }
     }
 }
 
-async fn mark_offline(farm: &Farm, gone: Vec<(Arc<Session>, Goodbye, oneshot::Sender<()>)>) {
-    let (rows, answers): (Vec<_>, Vec<_>) = gone
-        .into_iter()
-        .map(|(session, goodbye, recorded)| ((session.workstation_id, session.number, goodbye), recorded))
-        .unzip();
+/// Returns goodbyes whose rows are locked. Drops the answers to those that are not recorded.
+async fn mark_offline(
+    farm: &Farm,
+    gone: Vec<Farewell>,
+    answers: Vec<(WorkstationId, oneshot::Sender<()>)>,
+) -> Vec<Farewell> {
+    let row = |one: &Farewell| (one.session.workstation_id, one.session.number, one.goodbye.clone());
+    let rows: Vec<_> = gone.iter().map(row).collect();
     let recorded = async {
         let client = farm.pool.get().await?;
-        presence::mark_offline(&client, &rows).await?;
-        anyhow::Ok(())
+        anyhow::Ok(presence::mark_offline(&client, &rows).await?)
     };
-    match recorded.await {
-        Ok(()) => answers.into_iter().for_each(|recorded| {
-            // An agent that has gone meanwhile does not wait for it.
-            let _ = recorded.send(());
-        }),
+    let locked: HashSet<WorkstationId> = match recorded.await {
+        Ok(locked) => locked.into_iter().collect(),
         Err(error) => {
             let error = format!("{error:#}");
             warn!(
@@ -152,8 +201,16 @@ async fn mark_offline(farm: &Farm, gone: Vec<(Arc<Session>, Goodbye, oneshot::Se
                 workstations = rows.len(),
                 "cannot record goodbyes: these workstations are dead after their leases"
             );
+            return Vec::new();
+        }
+    };
+    for (workstation_id, recorded) in answers {
+        if !locked.contains(&workstation_id) {
+            // An agent that has gone meanwhile does not wait for it.
+            let _ = recorded.send(());
         }
     }
+    gone.into_iter().filter(|one| locked.contains(&one.session.workstation_id)).collect()
 }
 
 async fn mark_ended(farm: &Farm, ended: &[Arc<Session>]) {
@@ -206,4 +263,30 @@ async fn try_connect(farm: &Farm, all: &[&Introduction]) -> Result<Vec<Result<Re
         connection,
     };
     Ok(connections.into_iter().map(|connection| connection.map(&mut with_checkouts)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcfarm_proto::v1;
+
+    #[test]
+    fn goodbyes_with_locked_rows_are_tried_again_for_a_while() {
+        let came = Instant::now();
+        let after = |seconds| came + Duration::from_secs(seconds);
+        let session = Arc::new(Session::that_waits(1, &v1::Hello::default()));
+        let goodbye = Goodbye { reason: "stopped in good order".to_owned(), asleep: false };
+        let mut locked = Locked { farewells: Vec::new(), due: came };
+        locked.keep(vec![Farewell { session: session.clone(), goodbye: goodbye.clone(), came }], came);
+        assert!(locked.take_due(came).is_empty(), "not at once");
+        let again = locked.take_due(after(1));
+        assert_eq!(again.len(), 1);
+        locked.keep(again, after(59));
+        let again = locked.take_due(after(60));
+        locked.keep(again, after(60));
+        assert!(locked.take_due(after(61)).is_empty(), "the lease decides");
+        let many = |_| Farewell { session: session.clone(), goodbye: goodbye.clone(), came };
+        locked.keep((0..2 * LOCKED_LIMIT).map(many).collect(), came);
+        assert_eq!(locked.take_due(after(1)).len(), LOCKED_LIMIT);
+    }
 }

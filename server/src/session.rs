@@ -98,7 +98,7 @@ impl Limits {
 pub enum Listened {
     /// It is not too long before then.
     Heard { until: Instant },
-    /// Bytes have come since it was marked as silent.
+    /// Bytes have come since it was marked as silent, and its row may still have the mark.
     HeardAgain { until: Instant },
     /// For so many seconds.
     Silent { age: f64 },
@@ -143,6 +143,8 @@ struct State {
     heard: Instant,
     /// Marked in the database as not heard.
     silent: bool,
+    /// The row may still have that mark: it was not recorded that the agent was heard again.
+    mark_may_stay: bool,
     sequence: u64,
     /// Checkouts given to this session, and the number of the last message of each, once that is on its way.
     sent: HashMap<CheckoutId, Option<Sent>>,
@@ -216,6 +218,7 @@ impl Session {
                 drain_is_over: None,
                 heard: Instant::now(),
                 silent: false,
+                mark_may_stay: false,
                 sequence: 0,
                 sent: HashMap::new(),
                 sent_apart: HashMap::new(),
@@ -322,7 +325,9 @@ impl Session {
     pub fn heard(&self) -> bool {
         let mut state = self.state();
         state.heard = Instant::now();
-        std::mem::take(&mut state.silent)
+        let was_silent = std::mem::take(&mut state.silent);
+        state.mark_may_stay |= was_silent;
+        was_silent
     }
 
     /// Has it been silent for too long? If so, its next word is to be written down.
@@ -332,11 +337,23 @@ impl Session {
         let holding = state.sent.values().flatten().map(|sent| sent.at.max(heard) + limits.holding);
         let until = holding.fold(heard + limits.idle, Instant::min);
         if now < until {
-            let again = std::mem::take(&mut state.silent);
+            let again = state.silent || state.mark_may_stay;
             return if again { Listened::HeardAgain { until } } else { Listened::Heard { until } };
         }
         state.silent = true;
         Listened::Silent { age: now.saturating_duration_since(heard).as_secs_f64() }
+    }
+
+    /// The row has no mark of silence. Until this is known, each pulse takes the mark back: a live workstation whose row kept it
+    /// would be declared dead after a lease.
+    pub fn is_unmarked(&self) {
+        let mut state = self.state();
+        (state.silent, state.mark_may_stay) = (false, false);
+    }
+
+    /// A statement about marks of silence failed or was given up, and may still have an effect.
+    pub fn distrust_mark(&self) {
+        self.state().mark_may_stay = true;
     }
 
     /// That it was heard again could not be written down: to be said with the next word.
@@ -759,12 +776,35 @@ mod tests {
         assert!(matches!(one.listen(in_seconds(16), &limits), Listened::Silent { .. }));
         one.progress.came_at(in_seconds(17));
         assert!(matches!(one.listen(in_seconds(18), &limits), Listened::HeardAgain { .. }));
+        one.is_unmarked();
         assert!(matches!(one.listen(in_seconds(31), &limits), Listened::Heard { .. }));
         // Two leases after the last whole message, bytes are no word any more.
         one.progress.came_at(in_seconds(100));
         assert!(matches!(one.listen(in_seconds(54), &limits), Listened::Heard { .. }));
         let Listened::Silent { age } = one.listen(in_seconds(100), &limits) else { panic!("it trickles") };
         assert!((59.0..61.0).contains(&age), "{age}");
+    }
+
+    #[test]
+    fn a_mark_of_silence_is_owed_until_its_end_is_recorded() {
+        let one = session(false);
+        let began = Instant::now();
+        let in_seconds = |seconds| began + Duration::from_secs(seconds);
+        let limits = Limits::of(Duration::from_secs(5), Duration::from_secs(20));
+        let again = |seconds| matches!(one.listen(in_seconds(seconds), &limits), Listened::HeardAgain { .. });
+        assert!(matches!(one.listen(in_seconds(16), &limits), Listened::Silent { .. }));
+        one.progress.came_at(in_seconds(17));
+        assert!(again(18) && again(19), "the statement hung: it is tried again");
+        one.is_unmarked();
+        assert!(!again(20));
+        // The registrar's statement may hang, too.
+        assert!(matches!(one.listen(in_seconds(40), &limits), Listened::Silent { .. }));
+        assert!(one.heard() && !one.heard(), "it is said once");
+        one.progress.came_at(in_seconds(41));
+        assert!(again(42));
+        one.is_unmarked();
+        one.distrust_mark();
+        assert!(again(43), "a statement that was given up may have marked it");
     }
 
     #[test]

@@ -84,6 +84,9 @@ pub async fn pulse(farm: Arc<Farm>) {
             }
             Err(error) => {
                 line.let_go();
+                // A statement that was given up may still have an effect: the next pulse takes marks back from all that are heard.
+                farm.sessions().iter().for_each(|session| session.distrust_mark());
+                listen_at = Instant::now();
                 farm.rounds.pulsed(false);
                 warn!(error = format!("{error:#}"), "the pulse was not written: trying again");
             }
@@ -104,10 +107,11 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
     let Heard { silent, again } = who_is_heard(|| farm.sessions(), listened, &limits, listen_at);
     if !again.is_empty() {
         let numbers: Vec<_> = again.iter().map(|session| (session.workstation_id, session.number)).collect();
-        if let Err(error) = presence::mark_heard(client, &numbers).await {
-            again.iter().for_each(|session| session.word_unrecorded());
-            return Err(error).context("taking marks of silence back");
-        }
+        let locked = presence::mark_heard(client, &numbers).await.context("taking marks of silence back")?;
+        again
+            .iter()
+            .filter(|session| !locked.contains(&session.workstation_id))
+            .for_each(|session| session.is_unmarked());
     }
     if silent.is_empty() {
         return Ok(());
@@ -115,15 +119,13 @@ async fn beat(farm: &Farm, line: &mut Kept, stalled: bool, listen_at: &mut Insta
     presence::mark_silent(client, &silent, false).await.context("marking silent workstations")?;
     crash_point(CrashPoint::SilenceMarked);
     // A word that came while the mark was being written may have been recorded before it.
-    let heard: Vec<_> = silent
-        .iter()
-        .filter(|(id, number, _)| {
-            farm.session(*id).is_some_and(|s| s.number == *number && s.silence() < listened.elapsed())
-        })
-        .map(|&(id, number, _)| (id, number))
-        .collect();
+    let is_heard = |session: &Arc<Session>| session.silence() < listened.elapsed();
+    let of_mark = |(id, number, _): &(WorkstationId, i64, f64)| farm.session(*id).filter(|s| s.number == *number);
+    let heard: Vec<_> = silent.iter().filter_map(of_mark).filter(is_heard).collect();
     if !heard.is_empty() {
-        presence::mark_heard(client, &heard).await.context("taking marks of silence back")?;
+        heard.iter().for_each(|session| session.distrust_mark());
+        let numbers: Vec<_> = heard.iter().map(|session| (session.workstation_id, session.number)).collect();
+        presence::mark_heard(client, &numbers).await.context("taking marks of silence back")?;
     }
     Ok(())
 }
@@ -162,7 +164,7 @@ fn who_is_heard(
         }
     }
     // All of them with every pulse: one that is marked already is not written again.
-    *listen_at = if silent.is_empty() { next } else { now };
+    *listen_at = if silent.is_empty() && again.is_empty() { next } else { now };
     Heard { silent, again }
 }
 

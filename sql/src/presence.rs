@@ -297,16 +297,19 @@ pub struct Goodbye {
     pub asleep: bool,
 }
 
-/// Records that agents have ended in good order, under the session given with each.
-pub async fn mark_offline(client: &ClientWrapper, ended: &[(WorkstationId, i64, Goodbye)]) -> Result<(), Error> {
+/// Records that agents have ended in good order, under the session given with each. Returns workstations whose rows are locked: that
+/// of these is not recorded.
+pub async fn mark_offline(
+    client: &ClientWrapper,
+    ended: &[(WorkstationId, i64, Goodbye)],
+) -> Result<Vec<WorkstationId>, Error> {
     let ids: Vec<i64> = ended.iter().map(|e| e.0.0).collect();
     let sessions: Vec<i64> = ended.iter().map(|e| e.1).collect();
     let reasons: Vec<&str> = ended.iter().map(|e| e.2.reason.as_str()).collect();
     let asleep: Vec<bool> = ended.iter().map(|e| e.2.asleep).collect();
-    client
-        .run(include_str!("../queries/goodbye_workstations.sql"), &[&ids, &sessions, &reasons, &asleep])
-        .await
-        .map(drop)
+    let text = include_str!("../queries/goodbye_workstations.sql");
+    let rows = client.run(text, &[&ids, &sessions, &reasons, &asleep]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// Marks workstations whose rows name this server but that are not connected to it, unless they have only just
@@ -322,11 +325,15 @@ pub async fn mark_unconnected(
     client.run(text, &[&server_id, &ids, &grace_seconds]).await.map(drop)
 }
 
-/// Takes the mark back.
-pub async fn mark_heard(client: &ClientWrapper, heard: &[(WorkstationId, i64)]) -> Result<(), Error> {
+/// Takes the mark back. Returns workstations whose rows are locked: these keep it.
+pub async fn mark_heard(
+    client: &ClientWrapper,
+    heard: &[(WorkstationId, i64)],
+) -> Result<Vec<WorkstationId>, Error> {
     let ids: Vec<i64> = heard.iter().map(|s| s.0.0).collect();
     let sessions: Vec<i64> = heard.iter().map(|s| s.1).collect();
-    client.run(include_str!("../queries/heard_workstations.sql"), &[&ids, &sessions]).await.map(drop)
+    let rows = client.run(include_str!("../queries/heard_workstations.sql"), &[&ids, &sessions]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// What an agent says of itself.

@@ -111,6 +111,57 @@ async fn a_refusal_spoils_no_other_registration_and_is_news_once() {
 }
 
 #[tokio::test]
+async fn a_locked_row_holds_up_no_other_workstation() {
+    let queue = queue().await;
+    let (client, other) = (queue.server().await, queue.server().await);
+    let named = |identity: u128| Introduction {
+        identity: Uuid::from_u128(identity),
+        hostname: format!("desk-{identity}"),
+        ..agent(1, A, &[])
+    };
+    let mut here = Vec::new();
+    for identity in 1..=3 {
+        here.push(connects(&queue, named(identity)).await.expect("new"));
+    }
+    let silent = |row: &(WorkstationId, i64)| (row.0, row.1, 3.0);
+    let lock = "begin; select from pcfarm.workstation where hostname = 'desk-2' for update";
+    let names = |condition: &str| {
+        format!("select coalesce(string_agg(hostname, ' ' order by hostname), '') from pcfarm.workstation where {condition}")
+    };
+    let marked: Vec<_> = here.iter().map(silent).collect();
+
+    other.batch_execute(lock).await.expect("locked");
+    presence::mark_silent(&client, &marked, false).await.expect("marked");
+    let is_marked = names("silent_since is not null and hostname like 'desk-%'");
+    assert_eq!(queue.text(&is_marked).await, "desk-1 desk-3");
+    other.batch_execute("rollback").await.expect("unlocked");
+    presence::mark_silent(&client, &marked, false).await.expect("marked");
+    assert_eq!(queue.text(&is_marked).await, "desk-1 desk-2 desk-3");
+
+    other.batch_execute(lock).await.expect("locked");
+    assert_eq!(presence::mark_heard(&client, &here).await.expect("heard"), [here[1].0]);
+    assert_eq!(queue.text(&is_marked).await, "desk-2");
+    other.batch_execute("rollback").await.expect("unlocked");
+    assert_eq!(presence::mark_heard(&client, &here).await.expect("heard"), []);
+    assert_eq!(queue.text(&is_marked).await, "");
+
+    other.batch_execute(lock).await.expect("locked");
+    let goodbye = Goodbye { reason: "stopped in good order".to_owned(), asleep: false };
+    let goodbyes: Vec<_> = here.iter().map(|row| (row.0, row.1, goodbye.clone())).collect();
+    assert_eq!(presence::mark_offline(&client, &goodbyes).await.expect("recorded"), [here[1].0]);
+    let is_offline = names("state = 'offline'");
+    assert_eq!(queue.text(&is_offline).await, "desk-1 desk-3", "the others are offline at once");
+    other.batch_execute("rollback").await.expect("unlocked");
+    assert_eq!(presence::mark_offline(&client, &goodbyes).await.expect("recorded"), []);
+    assert_eq!(queue.text(&is_offline).await, "desk-1 desk-2 desk-3");
+
+    queue.run("update pcfarm.workstation set state = 'waiting', silent_since = null, connected_at = now() - interval '1 day'").await;
+    other.batch_execute(lock).await.expect("locked");
+    presence::mark_unconnected(&client, ServerId(1), &[], 1.0).await.expect("marked");
+    assert_eq!(queue.text(&is_marked).await, "desk-1 desk-3");
+}
+
+#[tokio::test]
 async fn a_goodbye_makes_offline_at_once_and_its_work_comes_back_after_the_lease_at_no_cost() {
     let queue = queue().await;
     let client = queue.server().await;
