@@ -32,6 +32,8 @@ impl Inventory {
                 self.pace.carried(Parcel::Part { checkout_id, problem_id, end }, Some(Duration::ZERO), now);
             }
             In::Stored(stored) => {
+                // The server does not say how long it took to look.
+                self.pace.carried(Parcel::Question(stored.delivery_id), None, now);
                 for (key, results) in self.outbox.stored(stored) {
                     self.release_next(key, results);
                 }

@@ -14,6 +14,7 @@ use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
+use prost::Message;
 
 use super::held::{age, bytes_of};
 use crate::work::CheckoutKey;
@@ -29,8 +30,13 @@ const WIDE_WINDOW: usize = 16;
 /// What a server keeps because something stands in its way is delivered again after so long, to another if there is one.
 const KEPT_WAIT: Duration = Duration::from_secs(600);
 
-/// A delivery that weighs less is sent again without a question.
+/// A delivery that weighs less is sent again without a question, and so is one whose results weigh less on average: their ids would
+/// be a large part of them.
 const WORTH_ASKING_BYTES: usize = 4 << 10;
+const WORTH_ASKING_BYTES_EACH: usize = 64;
+
+/// Pieces that one question is about. With [`WORTH_ASKING_BYTES_EACH`], its ids are shorter than a piece.
+const ASKED_PIECES: usize = 4;
 
 #[derive(Default)]
 pub struct Outbox {
@@ -54,7 +60,11 @@ struct Entry {
 
 impl Entry {
     fn is_worth_asking(&self) -> bool {
-        self.is_doubtful && self.stage == UNSENT && self.weight >= WORTH_ASKING_BYTES
+        let results = || self.delivery.checkouts.iter().map(|part| part.results.len()).sum::<usize>();
+        self.is_doubtful
+            && self.stage == UNSENT
+            && self.weight >= WORTH_ASKING_BYTES
+            && self.weight >= results() * WORTH_ASKING_BYTES_EACH
     }
 }
 
@@ -76,10 +86,10 @@ enum Stage {
 
 const UNSENT: Stage = Stage::Waiting { streamed: 0 };
 
-/// The next message to send; a delivery with its weight in bytes.
+/// The next message to send; a question and a delivery with their weights in bytes.
 #[derive(Debug)]
 pub enum Next {
-    Ask(v1::StoredRequest),
+    Ask(v1::StoredRequest, usize),
     Part(v1::ResultPart),
     Delivery(v1::Delivery, usize),
 }
@@ -141,9 +151,16 @@ impl Outbox {
     /// Returns the next message of the deliveries that this session has not sent. `piece` is the bytes that the link carries in a
     /// moment; none: the server knows deliveries alone.
     pub fn next_to_send(&mut self, piece: Option<usize>, now: Duration) -> Option<Next> {
-        if let Some(entry) = self.entries.iter_mut().find(|entry| piece.is_some() && entry.is_worth_asking()) {
+        if let Some(piece) = piece
+            && let Some(place) = self.entries.iter().position(Entry::is_worth_asking)
+        {
+            // A question about megabytes of small results would itself be more than a slow link carries in a moment.
+            self.split(place, piece.saturating_mul(ASKED_PIECES));
+            let entry = &mut self.entries[place];
             entry.stage = Stage::Asking { since: now };
-            return Some(Next::Ask(question(&entry.delivery)));
+            let question = question(&entry.delivery);
+            let bytes = question.encoded_len();
+            return Some(Next::Ask(question, bytes));
         }
         let place = self.entries.iter().position(|entry| !matches!(entry.stage, Stage::Sent { .. }))?;
         let Stage::Waiting { streamed } = self.entries[place].stage else { return None };
@@ -201,8 +218,9 @@ impl Outbox {
             part.results.retain(|result| !known.contains(&result.problem_id));
             taken.push((key_of(part), before - part.results.len()));
         }
-        // A part that closes its checkout stays: its verdict is to come.
-        entry.delivery.checkouts.retain(|part| part.finished || !part.results.is_empty());
+        // A part that closes its checkout, or returns problems, stays: its verdict is to come.
+        let says_more = |part: &v1::CheckoutResults| part.finished || !part.given_back.is_empty();
+        entry.delivery.checkouts.retain(|part| says_more(part) || !part.results.is_empty());
         self.bytes -= std::mem::replace(&mut entry.weight, weight(&entry.delivery));
         self.bytes += entry.weight;
         if entry.delivery.checkouts.is_empty() {

@@ -49,6 +49,8 @@ const GROWTH: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parcel {
     Delivery(u64),
+    /// A question about the results of a delivery.
+    Question(u64),
     /// A part of a solution, up to this byte.
     Part {
         checkout_id: i64,

@@ -37,7 +37,10 @@ impl Inventory {
 
     fn put_on_the_link(&mut self, next: Next, now: Duration) {
         let message = match next {
-            Next::Ask(question) => Out::StoredRequest(question),
+            Next::Ask(question, bytes) => {
+                self.pace.sent(Parcel::Question(question.delivery_id), bytes, now);
+                Out::StoredRequest(question)
+            }
             Next::Part(part) => {
                 let end = part.offset + part.content.len() as u64;
                 let parcel = Parcel::Part { checkout_id: part.checkout_id, problem_id: part.problem_id, end };

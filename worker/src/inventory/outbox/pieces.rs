@@ -33,16 +33,26 @@ pub fn split(delivery: &mut v1::Delivery, piece: usize) -> Option<v1::Delivery> 
     Some(first)
 }
 
-/// Cuts off the first results. The mark of the end, and all that belongs to it, stays with the last ones.
+/// Cuts off the first results, with the returned problems: an idle workstation waits for these. The mark of the end, and all that
+/// belongs to it, stays with the last results.
 fn cut_off(part: &mut v1::CheckoutResults, count: usize) -> v1::CheckoutResults {
     let busy = part.busy.and_then(|busy| Duration::try_from(busy).ok()).unwrap_or_default();
     let of_first = busy.mul_f64(count as f64 / part.results.len() as f64);
     part.busy = prost_types::Duration::try_from(busy.saturating_sub(of_first)).ok();
+    let given_back = std::mem::take(&mut part.given_back);
+    let give_back_reason = match (given_back.is_empty(), part.finished) {
+        (true, _) => String::new(),
+        // The end has the reason, too.
+        (false, true) => part.give_back_reason.clone(),
+        (false, false) => std::mem::take(&mut part.give_back_reason),
+    };
     v1::CheckoutResults {
         checkout_id: part.checkout_id,
         token: part.token,
         results: part.results.drain(..count).collect(),
         busy: prost_types::Duration::try_from(of_first).ok(),
+        given_back,
+        give_back_reason,
         ..v1::CheckoutResults::default()
     }
 }
@@ -120,6 +130,23 @@ mod tests {
         assert!(split(&mut large, 400).is_none(), "a result is not cut");
         let mut empty = whole(vec![results(1, &[], true)]);
         assert!(split(&mut empty, 400).is_none());
+    }
+
+    #[test]
+    fn returned_problems_go_with_the_first_piece() {
+        for (finished, reason_of_last) in [(false, ""), (true, "idle")] {
+            let part = v1::CheckoutResults {
+                given_back: vec![7, 8],
+                give_back_reason: "idle".to_owned(),
+                ..results(1, &[100, 100], finished)
+            };
+            let mut rest = v1::Delivery { delivery_id: 1, checkouts: vec![part] };
+            let first = split(&mut rest, 200).expect("it is larger").checkouts.remove(0);
+            assert_eq!((first.given_back, first.give_back_reason.as_str(), first.finished), (vec![7, 8], "idle", false));
+            let last = rest.checkouts.remove(0);
+            assert_eq!((last.given_back, last.give_back_reason.as_str()), (vec![], reason_of_last));
+            assert_eq!(last.finished, finished);
+        }
     }
 
     #[test]

@@ -106,6 +106,74 @@ fn stored_results_are_not_sent_again() {
     assert!(trial.inventory.held.is_empty());
 }
 
+fn results_of(count: i64, bytes: usize) -> v1::CheckoutResults {
+    let solution = Bytes::from(vec![b'1'; bytes]);
+    let result = |problem_id| v1::ProblemResult {
+        problem_id,
+        outcome: Some(Outcome::Solution(solution.clone())),
+        more: None,
+    };
+    v1::CheckoutResults { checkout_id: 1, token: 100, results: (0..count).map(result).collect(), ..Default::default() }
+}
+
+/// An outbox with one delivery that a fast link has carried, after a reconnection.
+fn carried_by_a_fast_link(results: v1::CheckoutResults) -> outbox::Outbox {
+    let mut outbox = outbox::Outbox::default();
+    let weight = results.results.iter().map(held::bytes_of).sum();
+    outbox.add(vec![results], weight, SECOND);
+    assert!(matches!(outbox.next_to_send(Some(1 << 20), SECOND), Some(outbox::Next::Delivery(..))));
+    outbox.resend_all();
+    outbox
+}
+
+#[test]
+fn questions_are_short_enough_for_a_slow_link() {
+    let piece = 4 << 10;
+    let mut outbox = carried_by_a_fast_link(results_of(5_000, 100));
+    let (mut asked, mut questions) = (0, 0);
+    while let Some(outbox::Next::Ask(question, bytes)) = outbox.next_to_send(Some(piece), SECOND) {
+        assert!(bytes <= piece, "{bytes}");
+        asked += question.checkouts.iter().map(|part| part.problem_ids.len()).sum::<usize>();
+        questions += 1;
+    }
+    assert!(asked == 5_000 && questions < 50, "{questions} questions about {asked} results");
+    // Small results are sent again, in pieces: their ids would be nearly as long.
+    let mut outbox = carried_by_a_fast_link(results_of(5_000, 2));
+    let Some(outbox::Next::Delivery(delivery, bytes)) = outbox.next_to_send(Some(piece), SECOND) else {
+        panic!("it asks")
+    };
+    assert!(bytes <= piece && delivery.checkouts[0].results.len() > 100, "{bytes}");
+}
+
+#[test]
+fn questions_are_under_way_until_they_are_answered() {
+    let mut trial = open();
+    trial.on(checkout(1, &[10]));
+    trial.on(sized(1, &[10], 4 << 10));
+    trial.on(Event::Disconnected);
+    trial.on(Event::Connected);
+    trial.on(measured());
+    assert_eq!(trial.inventory.pace.oldest(), Some(trial.now));
+    trial.on(stored(1, 1, &[10]));
+    trial.on(ack(1, &[(1, AlreadyAccepted)]));
+    assert_eq!(trial.inventory.pace.oldest(), None);
+}
+
+#[test]
+fn returned_problems_outlive_a_reconnection() {
+    let mut part = results_of(100, 100);
+    part.given_back = vec![500, 501];
+    let mut outbox = carried_by_a_fast_link(part);
+    assert!(matches!(outbox.next_to_send(Some(1 << 20), SECOND), Some(outbox::Next::Ask(..))));
+    let problem_ids = (0..100).collect();
+    let checkouts = vec![v1::DeliveredProblems { checkout_id: 1, token: 100, problem_ids }];
+    assert_eq!(outbox.stored(v1::Stored { delivery_id: 1, checkouts }).len(), 1);
+    let Some(outbox::Next::Delivery(delivery, _)) = outbox.next_to_send(Some(1 << 20), SECOND) else {
+        panic!("the returned problems are lost")
+    };
+    assert_eq!(delivery.checkouts[0].given_back, [500, 501]);
+}
+
 #[test]
 fn parts_begin_anew_with_a_session_and_end_with_their_checkout() {
     let mut trial = open();
