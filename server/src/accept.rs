@@ -4,6 +4,7 @@
 //! Never busy: when the process is out of file descriptors it waits, and those who knock wait in the backlog.
 
 mod apart;
+mod counted;
 mod silence;
 
 pub use apart::apart;
@@ -11,6 +12,8 @@ pub use silence::{PING_INTERVAL, PONG_WAIT};
 
 use crate::access::Peer;
 use crate::authority::{self, Tls};
+use crate::session::progress::Progress;
+use counted::Counted;
 use silence::{SILENCE_LIMIT, Silence};
 use socket2::SockRef;
 use std::collections::HashMap;
@@ -196,7 +199,8 @@ impl Incoming {
         #[cfg(target_os = "linux")]
         drop(SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES));
         let place = Place { taken: self.taken.clone(), address };
-        let info = ConnectInfo { address, proven: Arc::default() };
+        let info = ConnectInfo { address, proven: Arc::default(), progress: Arc::default() };
+        let stream = Counted::new(stream, info.progress.clone());
         let socket = match (&self.tls, self.protocol) {
             (None, _) | (_, None) => Socket::Plain(stream),
             (Some(tls), Some(protocol)) => {
@@ -263,24 +267,29 @@ fn watched(protocol: Option<Protocol>) -> (Option<Preface>, Option<Silence>) {
     (protocol.and_then(Preface::of), (protocol == Some(Protocol::Http2)).then(silence))
 }
 
-/// From where a connection comes, and whose certificate was shown on it, once TLS is agreed on.
+/// From where a connection comes, whose certificate was shown on it, once TLS is agreed on, and when its bytes come.
 #[derive(Clone, Debug)]
 pub struct ConnectInfo {
     address: IpAddr,
     proven: Arc<OnceLock<(Uuid, SystemTime)>>,
+    progress: Arc<Progress>,
 }
 
 impl ConnectInfo {
     pub fn peer(&self) -> Peer {
         Peer { address: Some(self.address), workstation: self.proven.get().copied() }
     }
+
+    pub fn progress(&self) -> Arc<Progress> {
+        self.progress.clone()
+    }
 }
 
 enum Socket {
-    Plain(TcpStream),
+    Plain(Counted),
     /// In the connection's own task: whoever is slow keeps nobody else waiting.
-    Agreeing(Box<tokio_rustls::Accept<TcpStream>>),
-    Secret(Box<TlsStream<TcpStream>>),
+    Agreeing(Box<tokio_rustls::Accept<Counted>>),
+    Secret(Box<TlsStream<Counted>>),
     /// They did not agree.
     Over,
 }

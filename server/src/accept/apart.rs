@@ -4,13 +4,13 @@
 //! can speak, before anybody is asked for a certificate. Agents and programs of gRPC speak HTTP/2 alone; who can speak HTTP/1.1
 //! is a browser or a script, and is not asked for one.
 
+use super::counted::Counted;
 use super::{Connection, Connections, Incoming, PREFACE_DEADLINE, Protocol, Socket, watched};
 use crate::authority::Tls;
 use rustls::server::Acceptor;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -87,7 +87,7 @@ async fn tell(connection: Connection, tls: Option<Arc<Tls>>) -> io::Result<(Prot
     Ok((protocol, Connection { socket, preface, silence, ..connection }))
 }
 
-async fn begins(stream: &TcpStream) -> io::Result<Protocol> {
+async fn begins(stream: &Counted) -> io::Result<Protocol> {
     let mut first = HTTP2_BEGINS;
     loop {
         match stream.peek(&mut first).await? {
@@ -104,6 +104,7 @@ mod tests {
     use super::super::{Limits, listen};
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     const LIMITS: Limits = Limits { total: 8, per_address: 8 };
 

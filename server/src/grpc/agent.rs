@@ -2,6 +2,7 @@
 
 mod clones;
 
+use crate::accept::ConnectInfo;
 use crate::access::places::Holder;
 use crate::access::{Caller, Kind, Peer};
 use crate::deliver::Delivered;
@@ -115,7 +116,7 @@ impl v1::agent_service_server::AgentService for AgentApi {
 
     async fn work(&self, request: Request<Streaming<v1::AgentMessage>>) -> Result<Response<Self::WorkStream>, Status> {
         let (caller, peer) = (Caller::of(&request)?, Peer::of(&request));
-        let progress = request.extensions().get::<Arc<Progress>>().cloned().unwrap_or_default();
+        let progress = request.extensions().get::<ConnectInfo>().map(ConnectInfo::progress).unwrap_or_default();
         let mut incoming = request.into_inner();
         let mut hello = match tokio::time::timeout(HELLO_DEADLINE, incoming.message()).await {
             Ok(Ok(Some(v1::AgentMessage { message: Some(Message::Hello(hello)) }))) => hello,

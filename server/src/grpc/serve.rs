@@ -15,7 +15,6 @@ use crate::grpc::join::JoinApi;
 use crate::grpc::queue::QueueApi;
 use crate::grpc::schedules::SchedulesApi;
 use crate::grpc::workstations::WorkstationsApi;
-use crate::session::progress::Watched;
 use anyhow::Context;
 use pcfarm_proto::v1::access_service_server::AccessServiceServer;
 use pcfarm_proto::v1::agent_service_server::AgentServiceServer;
@@ -113,6 +112,6 @@ pub async fn serve(
         .context("serving")
 }
 
-fn limit(service: AgentServiceServer<AgentApi>) -> Watched<AgentServiceServer<AgentApi>> {
-    Watched(service.max_decoding_message_size(MESSAGE_BYTES_LIMIT).max_encoding_message_size(MESSAGE_BYTES_LIMIT))
+fn limit(service: AgentServiceServer<AgentApi>) -> AgentServiceServer<AgentApi> {
+    service.max_decoding_message_size(MESSAGE_BYTES_LIMIT).max_encoding_message_size(MESSAGE_BYTES_LIMIT)
 }

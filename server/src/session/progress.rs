@@ -1,20 +1,16 @@
-//! Bytes of a session's stream, whether or not they make a message yet.
+//! Bytes of a session's connection, whether or not they make a message yet.
 //!
 //! A slow link carries a message for many seconds. Its bytes prove that the workstation lives, but only for [`piece_deadline`]
 //! after the last whole message. An agent cuts its messages into pieces of about a second. Bytes that trickle more slowly than on
 //! any usable link must not hold a workstation's checkouts.
 
-use hyper::body::{Body, Frame, SizeHint};
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tonic::codegen::http::Request;
-use tonic::codegen::{Bytes, Service};
-use tonic::server::NamedService;
-use tonic::{Status, body};
+
+/// Least bytes within a time that prove anything. Pings and their answers have fewer.
+const PROVES_BYTES: usize = 512;
+const PROVES_WITHIN: Duration = Duration::from_secs(10);
 
 /// Time for an agent whose link has become ten times slower in the middle of a piece.
 const SHORTEST_PIECE_DEADLINE: Duration = Duration::from_secs(30);
@@ -26,15 +22,11 @@ pub fn piece_deadline(lease: Duration) -> Duration {
 
 static BASE: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Time of the last byte of one stream.
+/// Time of the last bytes of one connection that prove anything.
 #[derive(Debug, Default)]
 pub struct Progress(AtomicU64);
 
 impl Progress {
-    fn came(&self) {
-        self.came_at(Instant::now());
-    }
-
     pub(super) fn came_at(&self, now: Instant) {
         let since = u64::try_from(now.saturating_duration_since(*BASE).as_micros()).unwrap_or(u64::MAX);
         self.0.store(since, Ordering::Relaxed);
@@ -51,63 +43,52 @@ fn heard(message: Instant, bytes: Instant, deadline: Duration) -> Instant {
     message.max(bytes.min(message + deadline))
 }
 
-/// A service whose calls can tell when bytes of their requests came: their extensions have an `Arc<Progress>`.
-#[derive(Clone)]
-pub struct Watched<S>(pub S);
-
-impl<S: NamedService> NamedService for Watched<S> {
-    const NAME: &'static str = S::NAME;
-}
-
-impl<S> Service<Request<body::Body>> for Watched<S>
-where
-    S: Service<Request<body::Body>, Error = Infallible>,
-{
-    type Response = S::Response;
-    type Error = Infallible;
-    type Future = S::Future;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<body::Body>) -> S::Future {
-        let progress = Arc::<Progress>::default();
-        let (mut parts, body) = request.into_parts();
-        parts.extensions.insert(progress.clone());
-        self.0.call(Request::from_parts(parts, body::Body::new(Counted { body, progress })))
-    }
-}
-
-struct Counted {
-    body: body::Body,
+/// Counts what a connection receives.
+#[derive(Debug)]
+pub struct Meter {
     progress: Arc<Progress>,
+    bytes: usize,
+    began: Instant,
 }
 
-impl Body for Counted {
-    type Data = Bytes;
-    type Error = Status;
+impl Meter {
+    pub fn new(progress: Arc<Progress>, now: Instant) -> Meter {
+        Meter { progress, bytes: 0, began: now }
+    }
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(&polled, Poll::Ready(Some(Ok(_)))) {
-            self.progress.came();
+    pub fn received(&mut self, bytes: usize, now: Instant) {
+        if now.saturating_duration_since(self.began) > PROVES_WITHIN {
+            (self.bytes, self.began) = (0, now);
         }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes >= PROVES_BYTES {
+            self.progress.came_at(now);
+            (self.bytes, self.began) = (0, now);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_of_a_frame_is_progress_and_pings_are_none() {
+        let began = Instant::now();
+        let after = |seconds| began + Duration::from_secs(seconds);
+        let progress = Arc::<Progress>::default();
+        let mut meter = Meter::new(progress.clone(), began);
+        let heard = || progress.heard(began, Duration::from_secs(1000));
+        for second in (0..300).step_by(5) {
+            meter.received(34, after(second));
+        }
+        assert!(heard() < after(1));
+        // Three connections share a link of 64 kbit/s.
+        for second in 300..310 {
+            meter.received(2_600, after(second));
+            assert!(heard() >= after(second) - Duration::from_millis(1), "at {second} s");
+        }
+    }
 
     #[test]
     fn bytes_of_an_unfinished_message_count_until_its_deadline() {

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use pcfarm_proto::PART_BYTES_TARGET;
 
-/// A limit that every link carries within seconds: 64 kbit/s in four.
-const FIRST_LIMIT: usize = 32 << 10;
+/// A limit that every link carries within seconds: 64 kbit/s in two, and in six if three slots share it.
+const FIRST_LIMIT: usize = 16 << 10;
 
-/// Two seconds at 64 kbit/s.
-const LEAST_LIMIT: usize = 16 << 10;
+/// A second at 64 kbit/s.
+const LEAST_LIMIT: usize = 8 << 10;
 
 /// Limit on a local network. During an outage of the database a server holds so much of each agent.
 const NEAR_LIMIT: usize = 4 * PART_BYTES_TARGET;

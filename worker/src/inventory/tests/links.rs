@@ -31,10 +31,10 @@ fn a_solution_larger_than_a_piece_goes_in_parts_behind_which_its_delivery_comes(
     let mut trial = open();
     trial.on(checkout(1, &[10]));
     // A quarter of the first limit each, until that is full.
-    let sent = trial.on(sized(1, &[10], 40 << 10));
-    assert_eq!(sent[..4], ["part 1:10 0+8192", "part 1:10 8192+8192", "part 1:10 16384+8192", "part 1:10 24576+8192"]);
-    assert_eq!(trial.on(received(1, 10, 8192)), ["part 1:10 32768+8192", "delivery 1: 1 [10] finished"]);
-    for end in [16384, 24576, 32768, 40960] {
+    let sent = trial.on(sized(1, &[10], 20 << 10));
+    assert_eq!(sent[..4], ["part 1:10 0+4096", "part 1:10 4096+4096", "part 1:10 8192+4096", "part 1:10 12288+4096"]);
+    assert_eq!(trial.on(received(1, 10, 4096)), ["part 1:10 16384+4096", "delivery 1: 1 [10] finished"]);
+    for end in [8192, 12288, 16384, 20480] {
         assert_eq!(trial.on(received(1, 10, end)), [""; 0], "a receipt acknowledges nothing");
     }
     assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
@@ -44,13 +44,14 @@ fn a_solution_larger_than_a_piece_goes_in_parts_behind_which_its_delivery_comes(
 #[test]
 fn deliveries_are_pieces_of_whole_results() {
     let mut trial = open();
-    trial.on(checkout(1, &[10, 11, 12, 13, 14, 15]));
-    let sent = trial.on(sized(1, &[10, 11, 12, 13, 14, 15], 7 << 10));
-    assert_eq!(
-        sent[..4],
-        ["delivery 1: 1 [10]", "delivery 2: 1 [11]", "delivery 3: 1 [12]", "delivery 4: 1 [13]"].map(str::to_owned)
-    );
-    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["delivery 5: 1 [14]", "delivery 6: 1 [15] finished"]);
+    trial.on(checkout(1, &[10, 11, 12, 13, 14, 15, 16, 17]));
+    let sent = trial.on(sized(1, &[10, 11, 12, 13, 14, 15, 16, 17], 3 << 10));
+    // As many as the link has room for, and one that exceeds it.
+    for (place, problem) in (0..6).zip(10..) {
+        assert_eq!(sent[place], format!("delivery {}: 1 [{problem}]", place + 1));
+    }
+    assert_eq!(trial.on(ack(1, &[(1, Accepted)])), ["delivery 7: 1 [16]"]);
+    assert_eq!(trial.on(ack(2, &[(1, Accepted)])), ["delivery 8: 1 [17] finished"]);
 }
 
 #[test]
@@ -58,7 +59,7 @@ fn full_deliveries_are_not_cut_again_and_fill_the_link() {
     let mut trial = open();
     let problems: Vec<i64> = (10..24).collect();
     trial.on(checkout(1, &problems));
-    let sent = trial.on(sized(1, &problems, 3000));
+    let sent = trial.on(sized(1, &problems, 1500));
     let deliveries: Vec<&String> = sent.iter().filter(|action| action.starts_with("delivery")).collect();
     // Two of them fit a piece, and six pieces of this weight the link.
     assert_eq!(
@@ -85,7 +86,7 @@ fn full_deliveries_are_not_cut_again_and_fill_the_link() {
 fn stored_results_are_not_sent_again() {
     let mut trial = open();
     trial.on(checkout(1, &[10, 11, 12]));
-    trial.on(sized(1, &[10, 11, 12], 4 << 10));
+    trial.on(sized(1, &[10, 11, 12], 4072));
     trial.on(Event::Disconnected);
     trial.on(Event::Connected);
     let asked = trial.on(measured());
@@ -182,9 +183,9 @@ fn parts_begin_anew_with_a_session_and_end_with_their_checkout() {
     trial.on(Event::Disconnected);
     trial.on(Event::Connected);
     let again = trial.on(measured());
-    assert!(again.contains(&"part 1:10 0+8192".to_owned()), "{again:?}");
+    assert!(again.contains(&"part 1:10 0+4096".to_owned()), "{again:?}");
     trial.on(revoke(1));
-    for end in [8192, 16384, 24576, 32768] {
+    for end in [4096, 8192, 12288, 16384] {
         assert_eq!(trial.on(received(1, 10, end)), [""; 0]);
     }
     assert_eq!(trial.inventory.unacknowledged_bytes(), 0);
