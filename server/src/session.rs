@@ -569,7 +569,17 @@ impl Session {
         state.holding.surplus(time, Instant::now())
     }
 
-    /// Notes a request to return problems, or that the server found none that an idle workstation could take.
+    /// Time of the last look for problems to return.
+    pub fn looked_at(&self) -> Option<Instant> {
+        self.state().holding.looked_at()
+    }
+
+    /// Notes that the server found no problem here that an idle workstation could take.
+    pub fn looked(&self) {
+        self.state().holding.looked(Instant::now());
+    }
+
+    /// Notes a request to return problems.
     pub fn asked(&self) {
         self.state().holding.asked(Instant::now());
     }

@@ -16,7 +16,7 @@ use rand::seq::SliceRandom;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 use tracing::{debug, warn};
 
@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Idle workstations that a server names to the others, and considers itself.
 const NAMED_LIMIT: usize = 16;
 
-/// Most workstations that one look asks, and most checkouts that it names to each.
+/// Most workstations that one look considers, and most checkouts of each.
 const ASKED_LIMIT: usize = 16;
 const CHECKOUTS_LIMIT: usize = 64;
 
@@ -80,29 +80,45 @@ struct Holder<W> {
     /// In the order in which it got them.
     checkouts: Vec<CheckoutId>,
     surplus: usize,
+    /// The last look at it, if there was one.
+    looked_at: Option<Instant>,
 }
 
-/// Holders that this look asks: those with the most to spare, and no more than workstations are idle.
-fn candidates<W>(mut holders: Vec<Holder<W>>, idle: usize) -> Vec<Holder<W>> {
-    holders.sort_by_key(|holder| std::cmp::Reverse(holder.surplus));
-    holders.truncate(idle.min(ASKED_LIMIT));
+/// Holders that this look considers: those whose turn it is, and of these those with the most to spare. The number of idle
+/// workstations does not matter yet: holders without a returnable problem must not keep others from their turn.
+fn candidates<W>(mut holders: Vec<Holder<W>>) -> Vec<Holder<W>> {
+    holders.sort_by_key(|holder| (holder.looked_at, std::cmp::Reverse(holder.surplus)));
+    holders.truncate(ASKED_LIMIT);
     holders.iter_mut().for_each(|holder| holder.checkouts.truncate(CHECKOUTS_LIMIT));
     holders
 }
 
-/// Requests to these holders. A holder without a returnable checkout gets none.
-fn requests<W>(holders: Vec<Holder<W>>, returnable: &[Returnable]) -> Vec<(W, v1::GiveBack)> {
+/// Plan of one look.
+struct Plan<W> {
+    /// Requests to the holders with the most to spare, no more than workstations are idle.
+    requests: Vec<(W, v1::GiveBack)>,
+    /// Holders without a returnable checkout. Other holders wait for the next look.
+    barren: Vec<W>,
+}
+
+fn plan<W>(mut holders: Vec<Holder<W>>, returnable: &[Returnable], idle: usize) -> Plan<W> {
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.surplus));
     let whole_convoys: HashMap<CheckoutId, bool> =
         returnable.iter().map(|one| (one.checkout_id, one.whole_convoys)).collect();
-    let request = |holder: Holder<W>| {
+    let mut plan = Plan { requests: Vec::new(), barren: Vec::new() };
+    for holder in holders {
         let returnable = holder.checkouts.iter().filter_map(|checkout| {
             let whole_convoys = *whole_convoys.get(checkout)?;
             Some(v1::Returnable { checkout_id: checkout.0, whole_convoys })
         });
         let checkouts: Vec<_> = returnable.collect();
-        (!checkouts.is_empty()).then_some((holder.who, v1::GiveBack { checkouts, problems: PROBLEMS_LIMIT }))
-    };
-    holders.into_iter().filter_map(request).collect()
+        if checkouts.is_empty() {
+            plan.barren.push(holder.who);
+        } else if plan.requests.len() < idle {
+            plan.requests.push((holder.who, v1::GiveBack { checkouts, problems: PROBLEMS_LIMIT }));
+        }
+    }
+    plan
 }
 
 /// Asks workstations to return problems while others are idle, until the server stops.
@@ -130,19 +146,21 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
     }
     let holder = |who: Arc<Session>| {
         let (checkouts, surplus) = who.surplus(IDLE)?;
-        Some(Holder { who, checkouts, surplus })
+        let looked_at = who.looked_at();
+        Some(Holder { who, checkouts, surplus, looked_at })
     };
-    let holders = candidates(farm.sessions().into_iter().filter_map(holder).collect(), idle.len());
+    let holders = candidates(farm.sessions().into_iter().filter_map(holder).collect());
     if holders.is_empty() {
         return Ok(());
     }
-    // Also a holder that turns out to have nothing returnable waits for its next turn.
-    holders.iter().for_each(|holder| holder.who.asked());
     let checkouts: Vec<CheckoutId> = holders.iter().flat_map(|holder| holder.checkouts.iter().copied()).collect();
     let client = farm.pool.get().await.context("getting a connection")?;
     let returnable =
         checkout::returnable(&*client, &idle, &checkouts).await.context("reading what others could take")?;
-    for (session, request) in requests(holders, &returnable) {
+    let plan = plan(holders, &returnable, idle.len());
+    plan.barren.iter().for_each(|session| session.looked());
+    for (session, request) in plan.requests {
+        session.asked();
         debug!(workstation_id = %session.workstation_id, checkouts = request.checkouts.len(), "asked to return problems");
         let message = v1::ServerMessage { message: Some(server_message::Message::GiveBack(request)) };
         // Full: a later look asks again.
@@ -156,26 +174,29 @@ mod tests {
     use super::*;
 
     fn holder(who: &'static str, checkouts: std::ops::Range<i64>, surplus: usize) -> Holder<&'static str> {
-        Holder { who, checkouts: checkouts.map(CheckoutId).collect(), surplus }
+        Holder { who, checkouts: checkouts.map(CheckoutId).collect(), surplus, looked_at: None }
     }
 
-    /// (number of idle workstations, checkouts that they could take) → requests to the holders.
+    fn returnable(checkouts: &[i64]) -> Vec<Returnable> {
+        checkouts.iter().map(|&id| Returnable { checkout_id: CheckoutId(id), whole_convoys: id == 5 }).collect()
+    }
+
+    /// (number of idle workstations, checkouts that they could take) → requests to the holders, and holders without any.
     #[test]
     fn those_with_the_most_to_spare_are_asked_for_what_idle_workstations_could_take() {
         let holders = || vec![holder("a", 1..3, 1), holder("b", 3..5, 7), holder("c", 5..6, 3)];
         let all: Vec<i64> = (1..6).collect();
-        for (idle, takes, expected) in [
-            (1, &all[..], "b[3, 4]"),
-            (2, &all[..], "b[3, 4] c[5]"),
-            (9, &all[..], "b[3, 4] c[5] a[1, 2]"),
-            (9, &[2, 5], "c[5] a[2]"),
-            // The next look asks the next one.
-            (1, &[2, 5], ""),
-            (9, &[], ""),
+        for (idle, takes, expected, barren) in [
+            (1, &all[..], "b[3, 4]", ""),
+            (2, &all[..], "b[3, 4] c[5]", ""),
+            (9, &all[..], "b[3, 4] c[5] a[1, 2]", ""),
+            (9, &[2, 5], "c[5] a[2]", "b"),
+            // A holder without a returnable problem takes no other holder's place.
+            (1, &[2, 5], "c[5]", "b"),
+            (9, &[], "", "bca"),
         ] {
-            let returnable: Vec<Returnable> =
-                takes.iter().map(|&id| Returnable { checkout_id: CheckoutId(id), whole_convoys: id == 5 }).collect();
-            let asked: Vec<String> = requests(candidates(holders(), idle), &returnable)
+            let Plan { requests, barren: without } = plan(candidates(holders()), &returnable(takes), idle);
+            let asked: Vec<String> = requests
                 .into_iter()
                 .map(|(who, request)| {
                     assert!(request.checkouts.iter().all(|one| one.whole_convoys == (one.checkout_id == 5)));
@@ -183,14 +204,35 @@ mod tests {
                     format!("{who}{ids:?}")
                 })
                 .collect();
-            assert_eq!(asked.join(" "), expected, "{idle} idle, {takes:?}");
+            assert_eq!((asked.join(" ").as_str(), without.concat().as_str()), (expected, barren), "{idle}, {takes:?}");
         }
+    }
+
+    #[test]
+    fn holders_without_a_returnable_problem_let_others_have_their_turn() {
+        let now = Instant::now();
+        let mut looked = [None; 41];
+        for look in 0..3 {
+            let holder = |(who, looked_at): (usize, &Option<Instant>)| Holder {
+                who,
+                checkouts: vec![CheckoutId(i64::try_from(who).expect("small"))],
+                surplus: if who == 40 { 1 } else { 1000 },
+                looked_at: *looked_at,
+            };
+            let considered = candidates(looked.iter().enumerate().map(holder).collect());
+            let Plan { requests, barren } = plan(considered, &returnable(&[40]), 1);
+            if requests.iter().any(|(who, _)| *who == 40) {
+                return;
+            }
+            barren.into_iter().for_each(|who| looked[who] = Some(now + LOOK * look));
+        }
+        panic!("it never has its turn");
     }
 
     #[test]
     fn what_is_asked_at_a_time_is_bounded() {
         let many = (0..100).map(|_| holder("a", 0..1000, 9)).collect();
-        let asked = candidates(many, 1000);
+        let asked = candidates(many);
         assert!(asked.len() == ASKED_LIMIT && asked.iter().all(|one| one.checkouts.len() == CHECKOUTS_LIMIT));
     }
 }

@@ -6,8 +6,8 @@ use pcfarm_proto::ids::CheckoutId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Shortest and longest time between two requests to one workstation to return problems. It doubles while requests return
-/// nothing.
+/// Shortest and longest time between two requests to one workstation to return problems. It doubles while requests help no other
+/// workstation: nothing is returned, or the holder is handed the same again because a limit keeps others from it.
 const ASK_PAUSE: Duration = Duration::from_secs(1);
 const ASK_PAUSE_LIMIT: Duration = Duration::from_secs(16);
 
@@ -30,8 +30,20 @@ pub struct Holding {
     freed: bool,
     ask_from: Instant,
     ask_pause: Duration,
+    /// The last look at the workstation for problems to return.
+    looked_at: Option<Instant>,
+    returned: Option<Returned>,
     /// The workstation returned problems and has had no result since: it is given nothing in advance.
     gave_back: bool,
+}
+
+/// Problems that the workstation returned last.
+#[derive(Debug)]
+struct Returned {
+    job_type: String,
+    at: Instant,
+    /// The workstation was handed problems of this job type again.
+    came_back: bool,
 }
 
 #[derive(Debug)]
@@ -56,6 +68,8 @@ impl Holding {
             freed: false,
             ask_from: now,
             ask_pause: ASK_PAUSE,
+            looked_at: None,
+            returned: None,
             gave_back: false,
         }
     }
@@ -67,7 +81,9 @@ impl Holding {
             self.progressed = now;
         }
         self.free_since = now;
-        self.ask_pause = ASK_PAUSE;
+        if let Some(returned) = self.returned.as_mut().filter(|returned| returned.job_type == job_type) {
+            returned.came_back = true;
+        }
         let work = Work { job_type: job_type.to_owned(), is_apart, left: problems, since: now };
         self.work.insert(checkout, work);
         if is_apart {
@@ -98,7 +114,9 @@ impl Holding {
     /// Notes returned problems. For a checkout that was returned as a whole, [`Holding::ends`] follows.
     pub fn returns(&mut self, checkout: CheckoutId, problems: usize, now: Instant) {
         self.gave_back = true;
-        (self.ask_pause, self.ask_from) = (ASK_PAUSE, now + ASK_PAUSE);
+        if let Some(work) = self.work.get(&checkout) {
+            self.returned = Some(Returned { job_type: work.job_type.clone(), at: now, came_back: false });
+        }
         self.lessen(checkout, problems, now);
     }
 
@@ -166,7 +184,7 @@ impl Holding {
     /// that the cores compute. None: there is nothing to spare, or the last request was a moment ago.
     pub fn surplus(&self, time: Duration, now: Instant) -> Option<(Vec<CheckoutId>, usize)> {
         let surplus = self.left.saturating_sub(self.cores).saturating_add(self.left_of_pools);
-        if surplus == 0 || now < self.ask_from {
+        if surplus == 0 || !(now >= self.ask_from || self.has_helped(now)) {
             return None;
         }
         let is_settled = |work: &Work| work.left > 0 && now >= work.since + time;
@@ -176,8 +194,29 @@ impl Holding {
         (!checkouts.is_empty()).then_some((checkouts, surplus))
     }
 
-    /// Notes a request to return problems. The next one comes later while requests return nothing.
+    /// True if another workstation took what this one returned, as far as this can be told.
+    fn has_helped(&self, now: Instant) -> bool {
+        self.returned.as_ref().is_some_and(|returned| !returned.came_back && now >= returned.at + ASK_PAUSE)
+    }
+
+    /// Time of the last look for problems to return.
+    pub fn looked_at(&self) -> Option<Instant> {
+        self.looked_at
+    }
+
+    /// Notes a look that found nothing that an idle workstation could take.
+    pub fn looked(&mut self, now: Instant) {
+        self.looked_at = Some(now);
+        self.ask_from = self.ask_from.max(now + ASK_PAUSE);
+    }
+
+    /// Notes a request to return problems.
     pub fn asked(&mut self, now: Instant) {
+        if self.has_helped(now) {
+            self.ask_pause = ASK_PAUSE;
+        }
+        self.returned = None;
+        self.looked_at = Some(now);
         self.ask_from = now + self.ask_pause;
         self.ask_pause = (self.ask_pause * 2).min(ASK_PAUSE_LIMIT);
     }
@@ -247,5 +286,37 @@ mod tests {
         assert!(holding.ahead(|_| None, at).gave_back && holding.surplus(SECOND, at + SECOND).is_none());
         holding.progresses(id(1), 1, at);
         assert!(!holding.ahead(|_| None, at).gave_back, "it has had a result since");
+    }
+
+    #[test]
+    fn the_interval_grows_while_returned_problems_come_back() {
+        let mut at = Instant::now();
+        let mut holding = Holding::new(1, at);
+        holding.begins(id(0), "t", false, 1, at);
+        let mut next = 1;
+        let mut round = |holding: &mut Holding, at: Instant, comes_back: bool| {
+            holding.begins(id(next), if comes_back { "t" } else { "u" }, false, 9, at);
+            let returned = id(next);
+            next += 1;
+            let asked = (0..100).map(|second| at + second * SECOND).find(|at| holding.surplus(SECOND, *at).is_some());
+            let asked = asked.expect("it is asked again");
+            holding.asked(asked);
+            holding.returns(returned, 9, asked);
+            holding.ends(returned, asked);
+            asked
+        };
+        at = round(&mut holding, at, true);
+        for pause in [1, 2, 4, 8, 16, 16] {
+            let asked = round(&mut holding, at, true);
+            assert_eq!(asked.saturating_duration_since(at), Duration::from_secs(pause), "a limit keeps others from it");
+            at = asked;
+        }
+        // Something else comes: another workstation took what was returned.
+        for _ in 0..3 {
+            let asked = round(&mut holding, at, false);
+            assert_eq!(asked.saturating_duration_since(at), SECOND);
+            at = asked;
+            holding.returned.as_mut().expect("it returned").job_type = "t".to_owned();
+        }
     }
 }
