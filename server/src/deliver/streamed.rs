@@ -46,6 +46,8 @@ impl Room {
 pub struct Streamed {
     room: Room,
     unfinished: Option<Solution>,
+    /// Checkout and problem of the last solution that came too slowly.
+    overdue: Option<(i64, i64)>,
 }
 
 struct Solution {
@@ -59,17 +61,22 @@ struct Solution {
 
 impl Streamed {
     pub fn new(room: Room) -> Streamed {
-        Streamed { room, unfinished: None }
+        Streamed { room, unfinished: None, overdue: None }
     }
 
-    /// Fails if the unfinished solution is overdue. Called for every message of the session, so that an agent that sends only
-    /// heartbeats does not hold room that others wait for.
-    pub fn check_deadline(&self) -> Result<(), Status> {
-        match &self.unfinished {
-            Some(solution) if Instant::now() > solution.deadline => {
-                Err(Status::deadline_exceeded("a solution came too slowly"))
-            }
-            Some(_) | None => Ok(()),
+    /// Drops the unfinished solution if it is overdue. Called for every message of the session, so that an agent that sends only
+    /// heartbeats does not hold room that others wait for. The agent may have given it up: its checkout may be revoked. Only
+    /// further messages about it are wrong.
+    pub fn drop_overdue(&mut self) {
+        if let Some(solution) = self.unfinished.take_if(|solution| Instant::now() > solution.deadline) {
+            self.overdue = Some((solution.checkout_id, solution.problem_id));
+        }
+    }
+
+    fn missing(&self, of: (i64, i64), what: &str) -> Status {
+        match self.overdue {
+            Some(overdue) if overdue == of => Status::deadline_exceeded("a solution came too slowly"),
+            _ => Status::invalid_argument(what),
         }
     }
 
@@ -77,21 +84,23 @@ impl Streamed {
     pub async fn take(&mut self, part: v1::ResultPart) -> Result<PartReceived, Status> {
         let v1::ResultPart { checkout_id, problem_id, offset, total, content } = part;
         if offset == 0 {
-            self.unfinished = None;
+            (self.unfinished, self.overdue) = (None, None);
             let total = usize::try_from(total).ok().filter(|total| (1..=SOLUTION_BYTES_LIMIT).contains(total));
             let total = total.ok_or_else(|| Status::invalid_argument("a solution of no byte, or of too many"))?;
+            let room = self.room.reserve(total).await?;
             self.unfinished = Some(Solution {
                 checkout_id,
                 problem_id,
                 total,
-                content: Vec::new(),
-                _room: self.room.reserve(total).await?,
+                // The room that is reserved: a vector that grows by itself takes up to twice as much.
+                content: Vec::with_capacity(total),
+                _room: room,
                 deadline: Instant::now() + time_for(total),
             });
         }
         let of_it = |solution: &&mut Solution| (solution.checkout_id, solution.problem_id) == (checkout_id, problem_id);
         let Some(solution) = self.unfinished.as_mut().filter(of_it) else {
-            return Err(Status::invalid_argument("a part of a solution that has not begun"));
+            return Err(self.missing((checkout_id, problem_id), "a part of a solution that has not begun"));
         };
         let is_next = usize::try_from(offset).is_ok_and(|offset| offset == solution.content.len());
         if !is_next || content.len() > solution.total - solution.content.len() {
@@ -112,8 +121,8 @@ impl Streamed {
                         && solution.total as u64 == total
                 };
                 let solution = self.unfinished.take().filter(of_it);
-                let solution =
-                    solution.ok_or_else(|| Status::invalid_argument("a solution whose parts have not come"))?;
+                let of = (results.checkout_id, result.problem_id);
+                let solution = solution.ok_or_else(|| self.missing(of, "a solution whose parts have not come"))?;
                 result.outcome = Some(Outcome::Solution(solution.content.into()));
             }
         }
@@ -185,9 +194,25 @@ mod tests {
     async fn a_solution_that_trickles_is_given_up() {
         let mut streamed = Streamed::new(Room::default());
         streamed.take(part(8, 0, 4, b"1")).await.expect("a beginning");
-        streamed.check_deadline().expect("it has time");
-        streamed.unfinished.as_mut().expect("begun").deadline = Instant::now() - Duration::from_secs(1);
-        assert_eq!(streamed.check_deadline().expect_err("late").code(), tonic::Code::DeadlineExceeded);
+        streamed.drop_overdue();
+        streamed.take(part(8, 1, 4, b"2")).await.expect("it has time");
+        let end_its_time = |streamed: &mut Streamed| {
+            streamed.unfinished.as_mut().expect("begun").deadline = Instant::now() - Duration::from_secs(1);
+            streamed.drop_overdue();
+        };
+        end_its_time(&mut streamed);
+        assert_eq!(streamed.room.0.available_permits(), ROOM_BYTES / UNIT_BYTES, "others have its room");
+        let late = streamed.take(part(8, 2, 4, b"3")).await.expect_err("late");
+        assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
+        assert_eq!(streamed.fill(&mut delivery(8, 4)).expect_err("late").code(), tonic::Code::DeadlineExceeded);
+        // An agent whose checkout was revoked says no more of it, and goes on with others.
+        streamed.take(part(9, 0, 2, b"1")).await.expect("another solution");
+        end_its_time(&mut streamed);
+        let mut plain = delivery(10, 0);
+        plain.checkouts[0].results[0].outcome = Some(Outcome::Failure("no".to_owned()));
+        streamed.fill(&mut plain).expect("it has none in parts");
+        streamed.take(part(10, 0, 1, b"1")).await.expect("the next solution");
+        streamed.fill(&mut delivery(10, 1)).expect("it is whole");
         assert_eq!(time_for(1 << 20), Duration::from_secs(60 + 512));
     }
 }

@@ -565,7 +565,7 @@ async fn handle(
     streamed: &mut Streamed,
     message: Message,
 ) -> Result<Next, Status> {
-    streamed.check_deadline()?;
+    streamed.drop_overdue();
     match message {
         Message::Goodbye(goodbye) => {
             take_leave(farm, session, &goodbye).await;
