@@ -122,7 +122,10 @@ impl Files {
         expected: Option<FileHash>,
         mut pieces: Coming,
     ) -> Result<Put, Status> {
-        let mut span = Span::of_people();
+        let mut span = match whose {
+            For::Caller(..) => Span::of_people(),
+            For::Problem(_) => Span::of_agents(),
+        };
         let (mut digest, mut bytes, mut number, mut gathered) = (Sha256::new(), 0_u64, 0, BytesMut::new());
         loop {
             let began = Instant::now();

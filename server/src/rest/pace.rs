@@ -19,6 +19,9 @@ pub struct Pace {
 /// 4 KiB/s: slower than any line that people upload files by.
 const PACE: Pace = Pace { span: Duration::from_secs(30), least_bytes: 120 << 10 };
 
+/// 1 KiB/s: an agent's files share a link of 64 kbit/s with its results.
+const AGENTS_PACE: Pace = Pace { span: Duration::from_secs(60), least_bytes: 60 << 10 };
+
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the body came too slowly: at least {} KiB in {} s, please; nothing was done", .0.least_bytes >> 10, .0.span.as_secs())]
 pub struct TooSlow(Pace);
@@ -34,6 +37,10 @@ pub struct Span {
 impl Span {
     pub fn of_people() -> Span {
         Span::new(PACE)
+    }
+
+    pub fn of_agents() -> Span {
+        Span::new(AGENTS_PACE)
     }
 
     fn new(pace: Pace) -> Span {
@@ -104,6 +111,10 @@ mod tests {
         assert!(span.came(30 * second, 1).is_err(), "what came before does not count for it");
         let mut slow_line = Span::new(PACE);
         assert!((0..100).all(|_| slow_line.came(5 * second, 20 << 10).is_ok()));
+        // Messages of 16 KiB at 1.5 KiB/s.
+        let mut agents = Span::of_agents();
+        assert!((0..100).all(|_| agents.came(second * 32 / 3, 16 << 10).is_ok()));
+        assert!(!(0..100).all(|_| agents.came(32 * second, 16 << 10).is_ok()));
     }
 
     async fn read(body: Body, pace: Pace) -> Result<usize, io::Error> {

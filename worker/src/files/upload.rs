@@ -15,25 +15,32 @@ use pcfarm_proto::v1::put_output_request::Part;
 use pcfarm_proto::v1::{HeldCheckout, Output, PutOutputRequest};
 use rand::seq::SliceRandom;
 use sha2::{Digest, Sha256};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 use tracing::{debug, info};
 
 use super::{Farm, STEP, unwanted};
+use crate::link::wire;
 use crate::work::CheckoutKey;
 
 /// A server that does not connect, or does not answer for so long, is left for another.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Slower lines than this are given up and tried again, so that a server that has frozen does not hold a core for ever. Half of
-/// 64 kbit/s: servers give up below it, too.
-const LEAST_BYTES_PER_SECOND: u64 = 4 << 10;
+/// Slower lines than this are given up and tried again, so that a server that has frozen does not hold a core for ever. An eighth
+/// of 64 kbit/s, which results and slots share: servers give up below it, too.
+const LEAST_BYTES_PER_SECOND: u64 = 1 << 10;
 
-/// Content of one message. The server measures the rate by whole messages in spans of 30 s, of which this is a fraction at 64 kbit/s.
-const MESSAGE_CONTENT_BYTES: usize = 32 << 10;
+/// A server pings a connection that is idle more often. One that has frozen must not keep other files waiting.
+const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Content of one message. The server measures the rate by whole messages in spans of 60 s, of which this is a fraction.
+const MESSAGE_CONTENT_BYTES: usize = 16 << 10;
+
+/// One upload at a time in this process. Several that share a slow link come below the least rate, and are all begun again.
+static SENDING: Mutex<()> = Mutex::const_new(());
 
 /// Pieces of a file between the disk and the network.
 const PIECES_WAITING: usize = 2;
@@ -150,8 +157,10 @@ async fn offer(farm: &Farm, server: &Endpoint, output: &Output, file: &File) -> 
         _ => Stopped::Here(status.into()),
     };
     let endpoint = farm.credentials.tune(server.clone()).map_err(Stopped::Here)?;
-    let connected = timeout(WAIT, endpoint.connect()).await.context("not connected in time").map_err(Stopped::Here)?;
-    let channel: Channel = connected.map_err(|error| Stopped::Here(error.into()))?;
+    let _turn = SENDING.lock().await;
+    let connected = timeout(WAIT, wire::connect(&endpoint, WAIT)).await;
+    let connected = connected.context("not connected in time").map_err(Stopped::Here)?;
+    let (channel, wire) = connected.map_err(|error| Stopped::Here(error.into()))?;
     let mut client = AgentServiceClient::new(channel);
     let offered = timeout(WAIT, client.offer_output(output.clone())).await;
     let offered = offered.context("no answer in time").map_err(Stopped::Here)?.map_err(stopped)?;
@@ -160,8 +169,11 @@ async fn offer(farm: &Farm, server: &Endpoint, output: &Output, file: &File) -> 
     }
     let file = file.try_clone().map_err(|error| Stopped::ForGood(UploadError::Disk(output.name.clone(), error)))?;
     let patience = WAIT + Duration::from_secs(output.bytes / LEAST_BYTES_PER_SECOND);
-    let put = timeout(patience, client.put_output(messages(output.clone(), file))).await;
-    put.context("not taken in time").map_err(Stopped::Here)?.map_err(stopped)?;
+    let put = tokio::select! {
+        put = timeout(patience, client.put_output(messages(output.clone(), file))) => put.context("not taken in time"),
+        () = wire.silent_for(SILENCE_LIMIT) => Err(anyhow::anyhow!("no byte has moved for {} s", SILENCE_LIMIT.as_secs())),
+    };
+    put.map_err(Stopped::Here)?.map_err(stopped)?;
     Ok(())
 }
 
