@@ -18,6 +18,7 @@ use crate::farm::Farm;
 use crate::session::Session;
 use accept::{AsideOutcome, PutAside, accept_all, accept_aside, troubles_of};
 use aside::{Aside, Kept, Tried};
+use batch::RETURNED_LIMIT;
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
@@ -63,6 +64,9 @@ impl Delivered {
                 size.results += if writes_back || result.more.is_some() { RESULTS_AT_ONCE / SLOW_AT_ONCE } else { 1 };
                 size.bytes += bytes_of(result);
             }
+            let returned = results.given_back.len();
+            size.results += returned.min(RETURNED_LIMIT);
+            size.bytes += returned * size_of::<i64>();
         }
         Delivered { session, delivery, from_agent, came: SystemTime::now(), arrived: Instant::now(), size }
     }

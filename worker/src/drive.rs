@@ -161,6 +161,15 @@ async fn room(stream: Option<&Stream>) -> Option<mpsc::OwnedPermit<AgentMessage>
     }
 }
 
+/// A heartbeat, or a credit of nothing in its place.
+fn is_sign_of_life(message: &Out) -> bool {
+    match message {
+        Out::Heartbeat(_) => true,
+        Out::Credit(credit) => credit.checkouts == 0,
+        _ => false,
+    }
+}
+
 impl Driver {
     fn take(&mut self, event: Event) {
         self.inventory.take(clock::now(), event);
@@ -178,6 +187,9 @@ impl Driver {
     }
 
     fn hear(&mut self, event: LinkEvent) {
+        if let (LinkEvent::Received(_), Some(stream)) = (&event, &self.stream) {
+            self.inventory.message_came(stream.wire.received_bytes());
+        }
         match event {
             LinkEvent::Opened(stream) => {
                 self.outgoing.clear();
@@ -286,6 +298,10 @@ impl Driver {
                     Action::Send(mut message) => {
                         if let Out::Hello(hello) = &mut message {
                             hello.waking = self.stream.as_ref().and_then(|stream| stream.waking.clone());
+                        }
+                        if is_sign_of_life(&message) {
+                            // One that waits to be sent says nothing that this one does not say.
+                            self.outgoing.retain(|waiting| !is_sign_of_life(waiting));
                         }
                         self.outgoing.push_back(message);
                     }

@@ -110,6 +110,9 @@ const WORK_AHEAD: Duration = Duration::from_millis(100);
 /// Most checkouts ahead, however small they are.
 const PREFETCH_LIMIT: u32 = 63;
 
+/// A heartbeat that lists more checkouts waits while results are on a slow link before it.
+const SHORT_LIST: usize = 32;
+
 /// What of a message's limit is left to its frame around one solution.
 const FRAME_BYTES: usize = 64 << 10;
 
@@ -239,6 +242,8 @@ struct Open {
     /// While it holds nothing, which nobody then waits for.
     idle_heartbeat_every: Duration,
     heartbeat_due: Duration,
+    /// The last heartbeat that listed all checkouts in hand.
+    listed_at: Duration,
     state: v1::WorkstationState,
     state_due: Duration,
     /// Why it is in that state, if there is something to say, and when that may change.

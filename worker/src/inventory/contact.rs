@@ -40,7 +40,7 @@ pub struct Contact {
     heard_at: Duration,
     /// The last time that a large message was on its way here: answers wait behind it.
     pub(super) busy_at: Duration,
-    /// Bytes of this connection, as of then.
+    /// Bytes of this connection as of then, or of the last message.
     received_bytes: u64,
 }
 
@@ -67,6 +67,11 @@ impl Inventory {
             contact.received_bytes = received_bytes;
             contact.busy_at = if news.is_some() { at } else { contact.busy_at };
         }
+    }
+
+    /// A whole message has come, after so many bytes of the connection. Bytes before it are no longer a message on its way.
+    pub fn message_came(&mut self, received_bytes: u64) {
+        self.contact.received_bytes = received_bytes;
     }
 
     /// End of the lease. None while a session is open: the link ends a connection on which no byte moves.

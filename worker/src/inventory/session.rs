@@ -60,6 +60,7 @@ impl Inventory {
             heartbeat_every,
             idle_heartbeat_every: idle_heartbeat(heartbeat_every, self.lease),
             heartbeat_due: now + heartbeat_every,
+            listed_at: now,
             state: state_told,
             state_due: now,
             reason: String::new(),

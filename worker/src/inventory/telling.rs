@@ -13,7 +13,7 @@ use super::outbox::Next;
 use super::pace::Parcel;
 use super::{
     Drain, EQUIPMENT_CHANGE_EVERY, Inventory, PARTIAL_DELIVERY_EVERY, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY,
-    STATE_CHANGE_EVERY, Session, Signs, held_message, key_of, settings_message, yields_message,
+    SHORT_LIST, STATE_CHANGE_EVERY, Session, Signs, held_message, key_of, settings_message, yields_message,
 };
 use crate::work::Checkout;
 
@@ -194,6 +194,14 @@ impl Inventory {
         }
         let is_idle = self.held.is_empty() && open.arriving.is_empty();
         open.heartbeat_due = now + if is_idle { open.idle_heartbeat_every } else { open.heartbeat_every };
+        let is_long = self.held.len() + open.arriving.len() > SHORT_LIST;
+        let is_behind = self.pace.oldest().is_some_and(|sent| sent <= open.listed_at);
+        if is_long && is_behind && now < open.listed_at + self.lease {
+            // The list before is still on its way. A slow link would soon carry nothing but lists: the shortest message says as well
+            // that the agent lives.
+            return self.send(Out::Credit(v1::Credit { checkouts: 0 }));
+        }
+        open.listed_at = now;
         // What is arriving is in this agent's hands as far as the server can tell.
         let arriving = open.arriving.values().map(|part| held_message(key_of(part)));
         let heartbeat = v1::Heartbeat {

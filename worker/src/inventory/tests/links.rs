@@ -207,6 +207,38 @@ fn a_server_that_is_sending_may_answer_later() {
     assert!(trial.after(2 * SECOND).contains(&"reconnect".to_owned()), "pings are no answer");
 }
 
+#[test]
+fn whole_messages_do_not_excuse_a_missing_answer() {
+    let mut trial = open();
+    trial.on(checkout(1, &[10]));
+    trial.on(solved(1, &[10]));
+    let mut ends = false;
+    for second in 1..70 {
+        trial.inventory.message_came(second * 8000);
+        trial.inventory.heard(trial.now + SECOND, second * 8000 + 100);
+        ends |= trial.after(SECOND).contains(&"reconnect".to_owned());
+    }
+    assert!(ends, "the server sends work, and does not answer for three leases");
+}
+
+#[test]
+fn long_lists_do_not_fill_a_slow_link() {
+    let mut trial = open();
+    for id in 1..=40 {
+        trial.on(checkout(id, &[id * 10]));
+    }
+    trial.on(sized(1, &[10], 3000));
+    // A list, signs of life while the delivery before it is under way, and a list again after a lease.
+    let beats: Vec<String> = (0..30)
+        .flat_map(|_| trial.after(SECOND))
+        .filter(|action| action.starts_with("heartbeat") || action == "credit 0")
+        .map(|action| action.split(' ').take(2).collect::<Vec<_>>().join(" "))
+        .collect();
+    assert_eq!(beats, ["heartbeat 40", "credit 0", "credit 0", "credit 0", "heartbeat 40", "credit 0"]);
+    trial.on(ack(1, &[(1, Accepted)]));
+    assert!(trial.after(5 * SECOND).iter().any(|action| action.starts_with("heartbeat")));
+}
+
 fn program(id: i64) -> Event {
     Event::Received(In::Checkout(v1::Checkout {
         controller: "exec:solver".to_owned(),
