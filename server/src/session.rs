@@ -19,6 +19,7 @@ use pcfarm_sql::presence::Connection;
 use progress::{Progress, piece_deadline};
 use selecting::Selecting;
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 use tokio_util::sync::CancellationToken;
@@ -61,6 +62,8 @@ pub struct Session {
     /// Bytes that have come, of whole messages and others.
     progress: Arc<Progress>,
     piece_deadline: Duration,
+    /// Some of its cores have nothing to do.
+    free: Arc<AtomicBool>,
     state: Mutex<State>,
 }
 
@@ -108,6 +111,21 @@ pub enum Listened {
 struct Sent {
     at: Instant,
     sequence: u64,
+}
+
+/// Part of a delivery that the database has judged.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Judged<'a> {
+    /// Results.
+    pub problems: usize,
+    /// Job type and the cores' time, if these are known.
+    pub measured: Option<(&'a str, Duration)>,
+    /// The agent is done with the checkout.
+    pub finished: bool,
+    /// Problems that came back unbegun, if the agent returned any, or all that were left.
+    pub returned: Option<usize>,
+    /// The workstation does not hold the checkout any more.
+    pub over: bool,
 }
 
 #[derive(Debug)]
@@ -173,6 +191,40 @@ impl State {
         let able = !self.suspended && !self.leaving && !self.drained;
         able && self.credit > 0 && !self.claimed && self.alone.is_empty()
     }
+
+    /// Results have come, which took the cores so long. A checkout is measured as a whole, when it is finished: how much
+    /// the next one may grow depends on its size.
+    fn measured(
+        &mut self,
+        checkout: CheckoutId,
+        (job_type, cores): (&str, u32),
+        problems: usize,
+        busy: Duration,
+        finished: bool,
+    ) {
+        self.worked |= problems > 0;
+        let (all, spent) = self.measuring.entry(checkout).or_default();
+        *all += problems;
+        *spent += busy;
+        if !finished {
+            return;
+        }
+        let (problems, busy) = self.measuring.remove(&checkout).unwrap_or_default();
+        let before = self.speeds.get(job_type).copied();
+        if let Some(speed) = size::updated(before, problems, busy, cores) {
+            self.speeds.insert(job_type.to_owned(), speed);
+            self.newest_speed = Some((job_type.to_owned(), speed.problems_per_second));
+        }
+    }
+
+    fn forget(&mut self, checkout: CheckoutId, now: Instant) -> bool {
+        self.alone.remove(&checkout);
+        self.aside.remove(&checkout);
+        self.measuring.remove(&checkout);
+        self.holding.ends(checkout, now);
+        self.sent_apart.remove(&checkout);
+        self.sent.remove(&checkout).is_some()
+    }
 }
 
 impl Session {
@@ -187,6 +239,7 @@ impl Session {
         let controllers: BTreeSet<String> = hello.controllers.iter().cloned().collect();
         let facts = Facts::of(hello);
         let selecting = Selecting::new(&controllers, &facts, connection.selection.as_ref(), BTreeSet::new());
+        let holding = Holding::new(hello.cores.max(1), Instant::now());
         Session {
             workstation_id: connection.workstation_id,
             number: connection.session,
@@ -203,6 +256,7 @@ impl Session {
             ended,
             progress,
             piece_deadline: piece_deadline(lease),
+            free: holding.free(),
             state: Mutex::new(State {
                 credit: 0,
                 began: Instant::now(),
@@ -225,7 +279,7 @@ impl Session {
                 aside: HashSet::new(),
                 alone: HashSet::new(),
                 reported: None,
-                holding: Holding::new(hello.cores.max(1), Instant::now()),
+                holding,
                 measuring: HashMap::new(),
                 speeds: HashMap::new(),
                 worked: false,
@@ -492,18 +546,25 @@ impl Session {
         self.state().sent.keys().copied().collect()
     }
 
-    /// A checkout for that controller is on its way; `None` until its last part is written.
-    pub fn sending(&self, checkout: CheckoutId, controller: &str) {
+    /// Notes a checkout that is on its way, with the number of its problems, until [`Session::sent`] its last part. `alone`: nothing else may be handed to the workstation
+    /// beside it.
+    pub fn announce(
+        &self,
+        checkout: CheckoutId,
+        (job_type, controller): (&str, &str),
+        problems: usize,
+        alone: bool,
+    ) {
+        let is_apart = self.apart.contains(controller);
         let mut state = self.state();
         state.sent.insert(checkout, None);
-        if self.apart.contains(controller) {
+        if is_apart {
             state.sent_apart.insert(checkout, controller.to_owned());
         }
-    }
-
-    /// Nothing else may be handed to it beside this checkout, which is on its way.
-    pub fn alone(&self, checkout: CheckoutId) {
-        self.state().alone.insert(checkout);
+        state.holding.begins(checkout, job_type, is_apart, problems, Instant::now());
+        if alone {
+            state.alone.insert(checkout);
+        }
     }
 
     /// It is delivered, and something stands in the way of its results: it takes no room from others.
@@ -516,37 +577,35 @@ impl Session {
         }
     }
 
-    /// Notes the problems of a checkout that is on its way.
-    pub fn begins(&self, checkout: CheckoutId, job_type: &str, controller: &str, problems: usize) {
-        let is_apart = self.apart.contains(controller);
-        self.state().holding.begins(checkout, job_type, is_apart, problems, Instant::now());
+    /// Notes a judged part of a delivery. Returns true if a core has become free since the last call.
+    pub fn judged(&self, checkout: CheckoutId, delivered: &Judged) -> bool {
+        let now = Instant::now();
+        let mut state = self.state();
+        if let Some((job_type, busy)) = delivered.measured {
+            state.measured(checkout, (job_type, self.cores), delivered.problems, busy, delivered.finished);
+        }
+        state.holding.progresses(checkout, delivered.problems, now);
+        if let Some(returned) = delivered.returned {
+            state.holding.returns(checkout, returned, now);
+        }
+        if delivered.over {
+            state.forget(checkout, now);
+        }
+        state.holding.take_freed()
     }
 
-    /// Notes that so many problems of a checkout have results.
-    pub fn progresses(&self, checkout: CheckoutId, problems: usize) {
-        self.state().holding.progresses(checkout, problems, Instant::now());
-    }
-
-    /// Notes that so many problems of a checkout were returned unbegun.
-    pub fn returns(&self, checkout: CheckoutId, problems: usize) {
-        self.state().holding.returns(checkout, problems, Instant::now());
-    }
-
-    /// Work of its cores before they begin a problem of this controller. None: such a problem does not wait for the cores.
-    pub fn ahead(&self, controller: &str) -> Option<Ahead> {
+    /// Its speed at this job type, and the work of its cores before they begin a problem of this controller. Without that work, such
+    /// a problem does not wait for the cores.
+    pub fn speed_and_ahead(&self, job_type: &str, controller: &str) -> (Option<Speed>, Option<Ahead>) {
         let state = self.state();
         let speed = |job_type: &str| state.speeds.get(job_type).copied();
-        (!self.apart.contains(controller)).then(|| state.holding.ahead(speed, Instant::now()))
-    }
-
-    /// Returns true if a core has become free since the last call.
-    pub fn take_freed(&self) -> bool {
-        self.state().holding.take_freed()
+        let ahead = (!self.apart.contains(controller)).then(|| state.holding.ahead(speed, Instant::now()));
+        (speed(job_type), ahead)
     }
 
     /// True if some of its cores have nothing to do.
     pub fn is_free(&self) -> bool {
-        self.state().holding.is_free()
+        self.free.load(Ordering::Relaxed)
     }
 
     /// True if it wants work and some of its cores have had nothing to do for that long.
@@ -614,13 +673,7 @@ impl Session {
 
     /// True if it was on its way or in its hands.
     pub fn forget(&self, checkout: CheckoutId) -> bool {
-        let mut state = self.state();
-        state.alone.remove(&checkout);
-        state.aside.remove(&checkout);
-        state.measuring.remove(&checkout);
-        state.holding.ends(checkout, Instant::now());
-        state.sent_apart.remove(&checkout);
-        state.sent.remove(&checkout).is_some()
+        self.state().forget(checkout, Instant::now())
     }
 
     pub fn next_sequence(&self) -> u64 {
@@ -647,29 +700,6 @@ impl Session {
             Some(Some(sent)) => report.last_sequence >= sent.sequence && report.at > sent.at + grace,
             Some(None) => false,
             None => true,
-        }
-    }
-
-    pub fn speed(&self, job_type: &str) -> Option<Speed> {
-        self.state().speeds.get(job_type).copied()
-    }
-
-    /// Results have come, which took its cores so long. A checkout is measured as a whole, when it is finished: how much
-    /// the next one may grow depends on its size.
-    pub fn measured(&self, checkout: CheckoutId, job_type: &str, problems: usize, busy: Duration, finished: bool) {
-        let mut state = self.state();
-        state.worked |= problems > 0;
-        let (all, spent) = state.measuring.entry(checkout).or_default();
-        *all += problems;
-        *spent += busy;
-        if !finished {
-            return;
-        }
-        let (problems, busy) = state.measuring.remove(&checkout).unwrap_or_default();
-        let before = state.speeds.get(job_type).copied();
-        if let Some(speed) = size::updated(before, problems, busy, self.cores) {
-            state.speeds.insert(job_type.to_owned(), speed);
-            state.newest_speed = Some((job_type.to_owned(), speed.problems_per_second));
         }
     }
 
@@ -722,6 +752,15 @@ impl Session {
         };
         let edge = (tokio::sync::mpsc::channel(1).0, Arc::default());
         Session::new(&connection, hello, None, edge, CancellationToken::new(), Duration::from_secs(20))
+    }
+
+    /// A checkout for that controller is on its way; `None` until its last part is written.
+    pub fn sending(&self, checkout: CheckoutId, controller: &str) {
+        let mut state = self.state();
+        state.sent.insert(checkout, None);
+        if self.apart.contains(controller) {
+            state.sent_apart.insert(checkout, controller.to_owned());
+        }
     }
 
     /// Asks for one checkout.
@@ -821,7 +860,8 @@ mod tests {
     fn a_speed_is_news_if_it_is_another() {
         let one = session(false);
         let solve = |job_type: &str, problems: usize| {
-            one.measured(CheckoutId(1), job_type, problems, Duration::from_secs(1), true);
+            let measured = Some((job_type, Duration::from_secs(1)));
+            one.judged(CheckoutId(1), &Judged { problems, measured, finished: true, ..Judged::default() });
             one.take_speed()
         };
         assert_eq!(one.take_speed(), None);

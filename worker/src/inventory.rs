@@ -211,8 +211,10 @@ pub struct Inventory {
     /// Unanswered request of the server to return problems.
     to_return: Option<v1::GiveBack>,
     pockets_emptied: Duration,
-    /// GPUs and programs as of the last message to the server.
+    /// GPUs and programs as of the last message to the server, and whether these are the present ones: comparing them is no work for
+    /// each turn of the loop.
     equipment_told: v1::Equipment,
+    equipment_is_told: bool,
     stuck: stuck::Stuck,
 }
 
@@ -309,6 +311,7 @@ impl Inventory {
             to_return: None,
             pockets_emptied: now,
             equipment_told: v1::Equipment::default(),
+            equipment_is_told: true,
             stuck: stuck::Stuck::default(),
         }
     }
@@ -328,6 +331,7 @@ impl Inventory {
             Event::Directed(directive) => self.directed(directive),
             Event::Equipped(v1::Equipment { gpus, programs }) => {
                 (self.profile.hello.gpus, self.profile.hello.programs) = (gpus, programs);
+                self.equipment_is_told = self.equipment() == self.equipment_told;
             }
             Event::Stop => self.stop(now),
         }
@@ -373,7 +377,7 @@ impl Inventory {
                 if open.intake_due > now && open.paused != self.to_be_paused(open) {
                     due(open.intake_due);
                 }
-                if open.takes_equipment && !self.equipment_is_told() {
+                if open.takes_equipment && !self.equipment_is_told {
                     due(open.equipment_due);
                 }
                 if open.state == self.state() && (open.reason != self.reason() || self.is_news(open)) {

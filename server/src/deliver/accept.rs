@@ -6,7 +6,7 @@ use super::{AboutCheckouts, Delivered, store};
 use crate::dispatch;
 use crate::farm::{Farm, Held};
 use crate::members::{Listed, Members};
-use crate::session::Session;
+use crate::session::Judged;
 use crate::traces::path::{self, AcceptCall};
 use anyhow::Context;
 use deadpool_postgres::ClientWrapper;
@@ -399,8 +399,11 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
         for results in &delivery.checkouts {
             let id = CheckoutId(results.checkout_id);
             let Some(verdict) = verdicts.get(&(id, results.token.cast_signed())) else { continue };
-            measure(farm, &session, results);
-            note_progress(&session, id, results);
+            let held = farm.recall(id);
+            // Its id may have been given anew, after a crash of PostgreSQL: then another is known by it.
+            let is_another = held.as_ref().is_some_and(|held| held.token != results.token.cast_signed());
+            let over = (verdict.closed || verdict.kind != VerdictKind::Accepted) && !is_another;
+            let freed = session.judged(id, &judged(results, held.as_deref(), over));
             if let Some(call) = &call {
                 path::delivered(farm, results, verdict, came, call);
             }
@@ -412,20 +415,14 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
                 info!(checkout_id = %id, workstation_id = %session.workstation_id, refused, verdict = ?verdict.kind,
                     reason = verdict.reason, "results refused");
             }
-            // Its id may have been given anew, after a crash of PostgreSQL: then another is known by it.
-            let is_another = farm.recall(id).is_some_and(|held| held.token != results.token.cast_signed());
-            if (verdict.closed || verdict.kind != VerdictKind::Accepted) && !is_another {
-                session.forget(id);
+            if over {
                 match farm.forget(id) {
                     Some(held) => farm.maybe_over.checkout_closed(held.job_id),
                     None => farm.maybe_over.any(),
                 }
-                if session.holds_little() && session.wants_work() {
-                    // Now it can be given what it had no room for, or what must be alone. Full: there is a poll behind it.
-                    drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
-                }
             }
-            if session.take_freed() && session.wants_work() {
+            if (freed || (over && session.holds_little())) && session.wants_work() {
+                // The workstation may have room now. A full queue loses nothing: the dispatcher also polls.
                 drop(farm.dispatcher.try_send(dispatch::Event::Credit(session.clone())));
             }
             answers.push(v1::CheckoutVerdict {
@@ -454,17 +451,15 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
     }
 }
 
-fn note_progress(session: &Session, id: CheckoutId, results: &v1::CheckoutResults) {
-    session.progresses(id, results.results.len());
-    if !results.given_back.is_empty() || (results.finished && !results.give_back_reason.is_empty()) {
-        session.returns(id, results.given_back.len());
-    }
-}
-
-fn measure(farm: &Farm, session: &Session, results: &v1::CheckoutResults) {
+fn judged<'a>(results: &v1::CheckoutResults, held: Option<&'a Held>, over: bool) -> Judged<'a> {
     let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok());
-    if let (Some(held), Some(busy)) = (farm.recall(CheckoutId(results.checkout_id)), busy) {
-        let checkout = CheckoutId(results.checkout_id);
-        session.measured(checkout, &held.job_type, results.results.len(), busy, results.finished);
+    let has_returned =
+        !results.given_back.is_empty() || (results.finished && !results.give_back_reason.is_empty());
+    Judged {
+        problems: results.results.len(),
+        measured: held.map(|held| held.job_type.as_str()).zip(busy),
+        finished: results.finished,
+        returned: has_returned.then_some(results.given_back.len()),
+        over,
     }
 }

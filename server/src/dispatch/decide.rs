@@ -161,7 +161,7 @@ impl Dispatcher {
     fn wanted(&mut self, session: &Session, choice: &Choice, job_type: &JobType, in_hand: &InHand) -> Option<usize> {
         let remaining = self.lanes.get_mut(&choice.lane())?.remaining();
         let controller = announced(&job_type.controller);
-        let measured = session.speed(&job_type.name);
+        let (measured, ahead) = session.speed_and_ahead(&job_type.name, controller);
         let situation = size::Situation {
             aim: self.farm.rhythm.checkout,
             limit: self.farm.rhythm.checkout_problems,
@@ -171,7 +171,7 @@ impl Dispatcher {
             elsewhere: self.lanes.in_sight().saturating_sub(1),
             workstations: self.workstations(choice, controller),
             time_limit: job_type.time_limit,
-            ahead: session.ahead(controller).map(|ahead| ahead.and(in_hand.decided, measured)),
+            ahead: ahead.map(|ahead| ahead.and(in_hand.decided, measured)),
         };
         let wanted = size::wanted(&situation);
         let most = self.lanes.room(choice).and_then(|room| usize::try_from(room.problems).ok());

@@ -313,7 +313,7 @@ mod tests {
         let sessions = [session(1, &["a"]), session(2, &["a", "b"]), session(3, &["a"]), session(4, &["a"])];
         let mut queue = queue(&sessions);
         for (busy, problems) in [(0, 1), (1, 2), (2, 3)] {
-            sessions[busy].begins(CheckoutId(7), "t", "a", problems);
+            sessions[busy].announce(CheckoutId(7), ("t", "a"), problems, false);
         }
         let mut round = Round::default();
         let mut order: Vec<i64> = Vec::new();

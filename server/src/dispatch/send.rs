@@ -74,11 +74,8 @@ impl Shipment {
     /// Makes the checkout known to those who will ask about it, before anything can come back.
     pub fn announce(&self, farm: &Farm) {
         let controller = announced(&self.job_type.controller);
-        self.session.sending(self.checkout_id, controller);
-        self.session.begins(self.checkout_id, &self.job_type.name, controller, self.problems.len());
-        if self.suspect {
-            self.session.alone(self.checkout_id);
-        }
+        let of = (self.job_type.name.as_str(), controller);
+        self.session.announce(self.checkout_id, of, self.problems.len(), self.suspect);
         farm.remember(
             self.checkout_id,
             Held {

@@ -4,12 +4,17 @@
 use crate::dispatch::size::{Ahead, Speed};
 use pcfarm_proto::ids::CheckoutId;
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Shortest and longest time between two requests to one workstation to return problems. It doubles while requests help no other
 /// workstation: nothing is returned, or the holder is handed the same again because a limit keeps others from it.
 const ASK_PAUSE: Duration = Duration::from_secs(1);
 const ASK_PAUSE_LIMIT: Duration = Duration::from_secs(16);
+
+/// Names of job types that are kept although no problem of them is left.
+const NAMES_LIMIT: usize = 64;
 
 /// Unfinished checkouts of one workstation.
 #[derive(Debug)]
@@ -20,8 +25,10 @@ pub struct Holding {
     /// hold thousands of checkouts.
     left: usize,
     left_of_pools: usize,
-    /// Problems for the cores, by job type.
-    left_by_type: HashMap<String, usize>,
+    /// Problems for the cores, by job type. A name is allocated once, and not for each checkout.
+    left_by_type: HashMap<Arc<str>, usize>,
+    /// Some core has nothing to do. Read without the session's lock: the dispatcher's queue looks at a thousand sessions in a row.
+    free: Arc<AtomicBool>,
     /// Last result, or the moment from which all cores were busy.
     progressed: Instant,
     /// From when on some core is free and nothing new has come.
@@ -40,7 +47,7 @@ pub struct Holding {
 /// Problems that the workstation returned last.
 #[derive(Debug)]
 struct Returned {
-    job_type: String,
+    job_type: Arc<str>,
     at: Instant,
     /// The workstation was handed problems of this job type again.
     came_back: bool,
@@ -48,7 +55,7 @@ struct Returned {
 
 #[derive(Debug)]
 struct Work {
-    job_type: String,
+    job_type: Arc<str>,
     /// Its problems wait for a pool of their own and not for the cores.
     is_apart: bool,
     left: usize,
@@ -63,6 +70,7 @@ impl Holding {
             left: 0,
             left_of_pools: 0,
             left_by_type: HashMap::new(),
+            free: Arc::new(AtomicBool::new(cores > 0)),
             progressed: now,
             free_since: now,
             freed: false,
@@ -81,20 +89,40 @@ impl Holding {
             self.progressed = now;
         }
         self.free_since = now;
-        if let Some(returned) = self.returned.as_mut().filter(|returned| returned.job_type == job_type) {
+        if let Some(returned) = self.returned.as_mut().filter(|returned| &*returned.job_type == job_type) {
             returned.came_back = true;
         }
-        let work = Work { job_type: job_type.to_owned(), is_apart, left: problems, since: now };
+        let job_type = self.named(job_type);
+        let work = Work { job_type: job_type.clone(), is_apart, left: problems, since: now };
         self.work.insert(checkout, work);
         if is_apart {
             self.left_of_pools += problems;
             return;
         }
         self.left += problems;
-        match self.left_by_type.get_mut(job_type) {
-            Some(left) => *left += problems,
-            None => drop(self.left_by_type.insert(job_type.to_owned(), problems)),
+        *self.left_by_type.entry(job_type).or_default() += problems;
+        self.show_free();
+    }
+
+    fn named(&mut self, job_type: &str) -> Arc<str> {
+        if let Some((name, _)) = self.left_by_type.get_key_value(job_type) {
+            return name.clone();
         }
+        if self.left_by_type.len() >= NAMES_LIMIT {
+            self.left_by_type.retain(|_, left| *left > 0);
+        }
+        let name: Arc<str> = job_type.into();
+        self.left_by_type.insert(name.clone(), 0);
+        name
+    }
+
+    fn show_free(&self) {
+        self.free.store(self.is_free(), Ordering::Relaxed);
+    }
+
+    /// Becomes true when some core has nothing to do, and false when none is free.
+    pub fn free(&self) -> Arc<AtomicBool> {
+        self.free.clone()
     }
 
     /// Notes a checkout that the workstation had when it connected. It counts as work for all cores: its problems are unknown.
@@ -139,10 +167,8 @@ impl Holding {
         self.left -= fewer;
         if let Some(left) = self.left_by_type.get_mut(&work.job_type) {
             *left -= fewer;
-            if *left == 0 {
-                self.left_by_type.remove(&work.job_type);
-            }
         }
+        self.show_free();
         if was_busy && self.is_free() {
             (self.free_since, self.freed) = (now, true);
         }
@@ -170,7 +196,7 @@ impl Holding {
     /// Work of the cores before they begin something new.
     pub fn ahead(&self, speed: impl Fn(&str) -> Option<Speed>, now: Instant) -> Ahead {
         let problems = self.left;
-        let takes = self.left_by_type.iter().try_fold(0.0, |seconds, (job_type, left)| {
+        let takes = self.left_by_type.iter().filter(|(_, left)| **left > 0).try_fold(0.0, |seconds, (job_type, left)| {
             let speed = speed(job_type)?;
             Some(seconds + *left as f64 / speed.problems_per_second)
         });
@@ -316,7 +342,7 @@ mod tests {
             let asked = round(&mut holding, at, false);
             assert_eq!(asked.saturating_duration_since(at), SECOND);
             at = asked;
-            holding.returned.as_mut().expect("it returned").job_type = "t".to_owned();
+            holding.returned.as_mut().expect("it returned").job_type = "t".into();
         }
     }
 }

@@ -94,8 +94,9 @@ impl Inventory {
     }
 
     pub(super) fn lease_deadline(&self) -> Option<Duration> {
-        let stops = self.profile.after_lease == AfterLease::Stop && self.held.values().any(is_program);
-        self.lease_ends().filter(|_| stops)
+        // Mostly no lease can end. The walk over all checkouts would cost each turn of the loop.
+        let stops = || self.profile.after_lease == AfterLease::Stop && self.held.values().any(is_program);
+        self.lease_ends().filter(|_| stops())
     }
 }
 

@@ -39,6 +39,7 @@ impl Inventory {
             settings: Arc::clone(&self.settings),
         };
         self.equipment_told = self.equipment();
+        self.equipment_is_told = true;
         self.send(Out::Hello(hello));
     }
 

@@ -108,20 +108,16 @@ impl Inventory {
         v1::Equipment { gpus: hello.gpus.clone(), programs: hello.programs.clone() }
     }
 
-    pub(super) fn equipment_is_told(&self) -> bool {
-        let hello = &self.profile.hello;
-        self.equipment_told.gpus == hello.gpus && self.equipment_told.programs == hello.programs
-    }
-
     /// Tells the server of GPUs and programs after a change.
     pub(super) fn tell_equipment(&mut self, now: Duration) {
-        let is_told = self.equipment_is_told();
+        let is_told = self.equipment_is_told;
         let Session::Open(open) = &mut self.session else { return };
         if !open.takes_equipment || is_told || now < open.equipment_due {
             return;
         }
         open.equipment_due = now + EQUIPMENT_CHANGE_EVERY;
         self.equipment_told = self.equipment();
+        self.equipment_is_told = true;
         self.send(Out::Equipment(self.equipment_told.clone()));
     }
 
