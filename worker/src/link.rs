@@ -29,8 +29,10 @@ use crate::credentials::Credentials;
 use crate::sleep::Wake;
 pub use wire::Wire;
 
-/// A server on the same campus answers in milliseconds: with three, rotating past a dead one stays quick.
+/// A server on the same campus answers in milliseconds: with three, rotating past a dead one stays quick. When every server has been
+/// tried, the link may be slow or lossy: TCP and TLS need several round trips and repetitions.
 const CONNECT_WAIT: Duration = Duration::from_secs(3);
+const PATIENT_CONNECT_WAIT: Duration = Duration::from_secs(10);
 
 /// A server that says nothing is pinged after the first of these, and left when no byte has moved for the second: half a lease.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
@@ -114,7 +116,6 @@ impl Link {
         endpoints.shuffle(&mut rand::rng());
         let tuned = |endpoint: Endpoint| {
             endpoint
-                .connect_timeout(CONNECT_WAIT)
                 .http2_keep_alive_interval(PING_INTERVAL)
                 .keep_alive_timeout(PONG_WAIT)
                 .keep_alive_while_idle(true)
@@ -140,7 +141,7 @@ impl Link {
     async fn rotate(&self) -> Infallible {
         let mut failures = 0;
         for endpoint in self.endpoints.iter().cycle() {
-            let end = self.session(endpoint).await;
+            let end = self.session(endpoint, connect_wait(self.endpoints.len(), failures)).await;
             debug!(server = %endpoint.uri(), ?end, "session ended");
             let cause = match end {
                 End::Served(cause) => {
@@ -184,20 +185,20 @@ impl Link {
         self.longest_delay_ms.store(u64::try_from(longest).expect("seconds"), Ordering::Relaxed);
     }
 
-    async fn session(&self, endpoint: &Endpoint) -> End {
+    async fn session(&self, endpoint: &Endpoint, wait: Duration) -> End {
         // With the certificate that it has now.
-        let endpoint = match self.credentials.tune(endpoint.clone()) {
+        let endpoint = match self.credentials.tune(endpoint.clone().connect_timeout(wait)) {
             Ok(endpoint) => endpoint,
             Err(error) => return End::Failed(Cause::Rotate(error)),
         };
-        match timeout(CONNECT_WAIT, wire::connect(&endpoint, CONNECT_WAIT)).await {
+        match timeout(wait, wire::connect(&endpoint, wait)).await {
             Ok(Ok((channel, wire))) => {
                 info!(server = %endpoint.uri(), "connected");
                 let waking = timeout(CONNECT_WAIT, self.wake.by(endpoint.uri())).await.unwrap_or_default();
                 self.converse(endpoint.uri().to_string(), waking, channel, wire).await
             }
             Ok(Err(error)) => End::Failed(Cause::Rotate(error.into())),
-            Err(_) => End::Failed(Cause::Rotate(anyhow::anyhow!("not connected within {} s", CONNECT_WAIT.as_secs()))),
+            Err(_) => End::Failed(Cause::Rotate(anyhow::anyhow!("not connected within {} s", wait.as_secs()))),
         }
     }
 
@@ -250,6 +251,11 @@ impl Link {
     }
 }
 
+fn connect_wait(servers: usize, failures: u32) -> Duration {
+    let has_tried_all = usize::try_from(failures).is_ok_and(|failures| failures >= servers);
+    if servers <= 1 || has_tried_all { PATIENT_CONNECT_WAIT } else { CONNECT_WAIT }
+}
+
 fn cause(status: Status) -> Cause {
     match status.code() {
         Code::AlreadyExists => Cause::IdentityInUse(status.message().to_owned()),
@@ -291,6 +297,13 @@ mod tests {
         }
         assert_eq!(delay(u32::MAX, LONGEST_DELAY, 0.0), LONGEST_DELAY);
         assert_eq!(delay(9, Duration::from_millis(500), 0.0), Duration::from_millis(500), "a short lease");
+    }
+
+    #[test]
+    fn servers_have_more_time_to_connect_when_each_has_been_tried() {
+        for (servers, failures, seconds) in [(1, 0, 10), (3, 0, 3), (3, 2, 3), (3, 3, 10), (3, u32::MAX, 10), (2, 2, 10)] {
+            assert_eq!(connect_wait(servers, failures), Duration::from_secs(seconds), "{servers} {failures}");
+        }
     }
 
     #[test]

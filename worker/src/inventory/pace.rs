@@ -35,6 +35,11 @@ const PIECE_LIMIT: usize = PART_BYTES_TARGET;
 /// The longest round trip that is taken for distance, and not for a queue.
 const FARTHEST: Duration = Duration::from_millis(700);
 
+/// A longer distance is learnt after such a time.
+const DISTANCE_SPAN: Duration = Duration::from_secs(30);
+
+const SECOND: Duration = Duration::from_secs(1);
+
 /// The limit grows while parcels wait for less than the first. It shrinks to a wait of the second when they wait for more than
 /// the third.
 const SHORT_WAIT: Duration = Duration::from_millis(500);
@@ -64,6 +69,8 @@ struct UnderWay {
     parcel: Parcel,
     bytes: usize,
     sent: Duration,
+    /// Nothing else was under way.
+    alone: bool,
 }
 
 /// Measurement of one parcel.
@@ -77,6 +84,53 @@ struct Trip {
     took: Duration,
     /// At least half of the limit was under way.
     was_full: bool,
+    /// Nothing else was under way when it was sent.
+    alone: bool,
+}
+
+/// The shortest round trip without the server's time.
+#[derive(Debug, Default)]
+struct Distance {
+    shortest: Option<Duration>,
+    since: Duration,
+    /// The shortest round trip in this span of a parcel that was alone under way: it met no queue of this agent.
+    alone: Option<Duration>,
+}
+
+impl Distance {
+    /// Notes a round trip. Returns the distance. It grows when all parcels of a span that met no queue say so: another route may be
+    /// longer for good.
+    fn of(&mut self, trip: Duration, was_alone: bool, now: Duration) -> Duration {
+        if now >= self.since + DISTANCE_SPAN {
+            self.shortest = self.alone.take().or(self.shortest);
+            self.since = now;
+        }
+        if was_alone {
+            self.alone = Some(self.alone.map_or(trip, |alone| alone.min(trip)));
+        }
+        let shortest = self.shortest.map_or(trip, |shortest| shortest.min(trip));
+        self.shortest = Some(shortest);
+        shortest
+    }
+}
+
+/// Bytes that the link has carried.
+#[derive(Debug, Default)]
+struct Carried {
+    since: Duration,
+    bytes: usize,
+    last_second: usize,
+}
+
+impl Carried {
+    fn add(&mut self, bytes: usize, now: Duration) {
+        let time = now.saturating_sub(self.since);
+        if time >= SECOND {
+            self.last_second = (self.bytes as f64 / time.as_secs_f64()) as usize;
+            (self.since, self.bytes) = (now, 0);
+        }
+        self.bytes += bytes;
+    }
 }
 
 /// Bytes under way in one session, and their limit.
@@ -86,8 +140,8 @@ pub struct Pace {
     limit: Option<usize>,
     under_way: VecDeque<UnderWay>,
     bytes: usize,
-    /// The shortest round trip without the server's time.
-    distance: Option<Duration>,
+    distance: Distance,
+    carried: Carried,
     /// When the limit shrank last. Parcels sent before say nothing of the limit that holds now.
     shrunk: Duration,
 }
@@ -110,34 +164,36 @@ impl Pace {
 
     pub fn sent(&mut self, parcel: Parcel, bytes: usize, now: Duration) {
         if self.limit.is_some() {
+            let alone = self.under_way.is_empty();
             self.bytes += bytes;
-            self.under_way.push_back(UnderWay { parcel, bytes, sent: now });
+            self.under_way.push_back(UnderWay { parcel, bytes, sent: now, alone });
         }
     }
 
     /// A parcel has come, `took` before this was known; none: how long that was, is not known.
     pub fn carried(&mut self, parcel: Parcel, took: Option<Duration>, now: Duration) {
         let Some(place) = self.under_way.iter().position(|under_way| under_way.parcel == parcel) else { return };
-        let Some(UnderWay { bytes, sent, .. }) = self.under_way.remove(place) else { return };
+        let Some(UnderWay { bytes, sent, alone, .. }) = self.under_way.remove(place) else { return };
+        self.carried.add(bytes, now);
         let was_full = self.limit.is_some_and(|limit| self.bytes * 2 >= limit);
         self.bytes -= bytes;
         if let (Some(limit), Some(took)) = (self.limit, took) {
             let trip = now.saturating_sub(sent).saturating_sub(took);
-            self.limit = Some(self.adapted(limit, &Trip { bytes, sent, trip, took, was_full }, now));
+            self.limit = Some(self.adapted(limit, &Trip { bytes, sent, trip, took, was_full, alone }, now));
         }
     }
 
     fn adapted(&mut self, limit: usize, parcel: &Trip, now: Duration) -> usize {
-        let Trip { bytes, sent, trip, took, was_full } = *parcel;
-        let distance = self.distance.map_or(trip, |before| before.min(trip)).min(FARTHEST);
-        self.distance = Some(distance);
+        let Trip { bytes, sent, trip, took, was_full, alone } = *parcel;
+        let distance = self.distance.of(trip, alone, now).min(FARTHEST);
         let most = if distance > FAR || took <= QUICK { FULL_LIMIT } else { NEAR_LIMIT };
         let wait = trip.saturating_sub(distance);
         if wait > LONG_WAIT && sent >= self.shrunk {
             self.shrunk = now;
             // Parcels in the server's hands are under way, too.
             let fitting = limit as f64 * (WAIT + distance + took).as_secs_f64() / (trip + took).as_secs_f64();
-            return (fitting as usize).clamp(limit / 2, limit).max(LEAST_LIMIT);
+            // The link carries at least what it has just carried.
+            return (fitting as usize).max(limit / 2).max(self.carried.last_second).min(limit).max(LEAST_LIMIT);
         }
         let grown = if wait < SHORT_WAIT && was_full { limit + bytes } else { limit };
         grown.max(proven(limit, bytes, trip).min(NEAR_LIMIT)).min(most).max(LEAST_LIMIT)
@@ -245,6 +301,37 @@ mod tests {
         pace.sent(Parcel::Delivery(0), PIECE_LIMIT, now);
         pace.carried(Parcel::Delivery(0), Some(Duration::from_secs(2)), now + Duration::from_secs(2));
         assert_eq!(pace.limit, Some(NEAR_LIMIT));
+    }
+
+    #[test]
+    fn a_longer_route_is_learnt() {
+        let mut distance = Distance::default();
+        let (ms, second) = (Duration::from_millis, Duration::from_secs(1));
+        assert_eq!(distance.of(ms(10), true, 40 * second), ms(10));
+        for now in 41..200 {
+            assert_eq!(distance.of(ms(900), false, now * second), ms(10), "it may have met a queue");
+        }
+        for now in 200..220 {
+            assert_eq!(distance.of(ms(500), true, now * second), ms(10));
+        }
+        assert_eq!(distance.of(ms(510), true, 220 * second), ms(500));
+        assert_eq!(distance.of(ms(20), false, 221 * second), ms(20));
+    }
+
+    #[test]
+    fn the_limit_never_shrinks_below_what_the_link_carries() {
+        let mut pace = after_a_minute(1.25e6, Duration::ZERO, Duration::ZERO).0;
+        let before = pace.limit.expect("measured");
+        // One parcel waits for lost packets while others pass.
+        let now = Duration::from_secs(100);
+        pace.sent(Parcel::Delivery(0), 10_000, now);
+        for piece in 1..=24 {
+            pace.sent(Parcel::Delivery(piece), 100_000, now);
+            pace.carried(Parcel::Delivery(piece), None, now + Duration::from_millis(100 * piece));
+        }
+        pace.carried(Parcel::Delivery(0), Some(Duration::ZERO), now + Duration::from_millis(2_500));
+        let after = pace.limit.expect("measured");
+        assert!(after >= before.min(900_000), "{before} {after}");
     }
 
     #[test]
