@@ -5,11 +5,14 @@
 
 use crate::context::Context;
 use crate::farm::{Farm, Server};
+use crate::links::namespace::Namespace;
+use crate::links::relay::Relay;
 use crate::links::{Link, Shape};
 use crate::program::Program;
 use crate::report::{Figures, Report};
 use anyhow::{Context as _, ensure};
 use serde_json::json;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -35,10 +38,13 @@ const LEASE: &str = "5";
 
 pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "network namespaces need root");
+    let congestion = Namespace::new()?.inside_run("sysctl -n net.ipv4.tcp_congestion_control")?;
     report.note(format!(
         "results through a shaped link, as stored, of the link's rate; far: {} ms of delay, lossy: {LOSS_PERCENT} % of packets, both \
-         ways; plain: one TCP connection on the same link that sends as fast as it can; lease {LEASE} s",
-        FAR.as_millis()
+         ways; plain: one TCP connection on the same link that sends as fast as it can; lease {LEASE} s; congestion control {}; \
+         loopback and gigabit both pass a relay without delay",
+        FAR.as_millis(),
+        congestion.trim()
     ));
     let kbits = if context.quick { &QUICK_KBITS[..] } else { &KBITS[..] };
     let mut cases = Vec::new();
@@ -63,6 +69,7 @@ pub async fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     for case in cases.iter().filter(|case| context.wants(&case.name())) {
         report.promise_at_least(&format!("{}_share_ratio", case.name()), LEAST_SHARE);
         report.promise_always_at_most(&format!("{}_dead_count", case.name()), 0.0);
+        report.promise_always_at_most(&format!("{}_revoked_count", case.name()), 0.0);
     }
     if context.wants("gigabit") {
         report.promise_at_least("gigabit_of_loopback_ratio", LEAST_OF_LOOPBACK);
@@ -128,10 +135,12 @@ impl Site {
         self.farm.until(Duration::from_secs(60), "select exists (select from pcfarm.workstation)").await;
     }
 
-    async fn deaths(&self) -> f64 {
+    /// Times that a workstation was declared dead, and checkouts that were revoked.
+    async fn losses(&self) -> (f64, f64) {
+        let dead = "select count(*) from pcfarm.event where what = 'workstation dead'";
         let revoked =
             "select count(*) from pcfarm.checkout where ending = 'revoked' and reason not like 'never received%'";
-        self.farm.number(revoked).await as f64
+        (self.farm.number(dead).await as f64, self.farm.number(revoked).await as f64)
     }
 }
 
@@ -152,7 +161,9 @@ async fn measure(context: &Context, report: &mut Report, figures: &mut Figures, 
     figures.add(format!("{name}_of_rate_ratio"), stored / rate);
     figures.add(format!("{name}_share_ratio"), stored / if case.lossy { rate.min(plain) } else { rate });
     figures.add(format!("{name}_connections_count"), link.relay().connections() as f64);
-    figures.add(format!("{name}_dead_count"), site.deaths().await);
+    let (dead, revoked) = site.losses().await;
+    figures.add(format!("{name}_dead_count"), dead);
+    figures.add(format!("{name}_revoked_count"), revoked);
     drop((agent, link, site));
     context.drop_database(database).await
 }
@@ -183,7 +194,7 @@ async fn plain(link: &Link, case: &Case, time: Duration) -> anyhow::Result<f64> 
     Ok(rate)
 }
 
-/// Results over loopback, and over a link of 1 Gbit/s.
+/// Results over loopback, and over a link of 1 Gbit/s. Both pass the same kind of relay, which copies every byte.
 async fn loopback(context: &Context, report: &mut Report, figures: &mut Figures) -> anyhow::Result<()> {
     let count = context.scaled(2_000, 100);
     for (name, shaped) in [("loopback", false), ("gigabit", true)] {
@@ -191,15 +202,16 @@ async fn loopback(context: &Context, report: &mut Report, figures: &mut Figures)
         let (site, database) = Site::start(context).await?;
         let shape = Shape { kbit: Some(GIGABIT), ..Shape::default() };
         let link = if shaped { Some(Link::up(shape, &site.server).await?) } else { None };
+        let near = Relay::start(Ipv4Addr::LOCALHOST, site.server.port, Duration::ZERO).await?;
         let mut agent = match &link {
             Some(link) => site.agent("agent", &link.url()).within(&link.namespace),
-            None => site.agent("agent", &site.server.url()),
+            None => site.agent("agent", &format!("http://{}", near.address())),
         };
         agent.start();
         site.connected().await;
         figures.add(format!("{name}_mib_per_second"), site.rate(64_000, count).await? / 1_048_576.0);
         report.processed(count);
-        drop((agent, link, site));
+        drop((agent, link, near, site));
         context.drop_database(database).await?;
     }
     figures.add_ratio("gigabit_of_loopback_ratio", "gigabit_mib_per_second", "loopback_mib_per_second");
