@@ -127,6 +127,26 @@ async fn a_changed_address_and_a_nat_that_forgets_cost_a_reconnection() {
 }
 
 #[tokio::test]
+#[ignore = "nightly: 180 kB on a link of 64 kbit/s"]
+async fn agents_that_share_a_slow_link_are_not_dead() {
+    if !can_shape() {
+        return;
+    }
+    let site = Site::start(&["--lease", "5", "--heartbeat", "1"]).await;
+    let link = Link::up(Shape { kbit: Some(64), ..Shape::default() }, &site.server).await.expect("a link");
+    let mut agents = Vec::new();
+    for name in ["one", "two", "three"] {
+        agents.push(site.agent(name, &link).await);
+    }
+    let job = site.submit(9, 20_000).await;
+    assert_eq!(site.farm.ended(job, LONG).await, "done");
+    assert_eq!(site.revoked().await, 0);
+    let dead = "select count(*) from pcfarm.event where what = 'workstation dead'";
+    assert_eq!(site.farm.number(dead).await, 0);
+    assert_eq!(link.relay().connections(), 3, "no connection is given up");
+}
+
+#[tokio::test]
 #[ignore = "nightly: a piece has half a minute before it is given up"]
 async fn bytes_that_trickle_do_not_hold_work() {
     if !can_shape() {
