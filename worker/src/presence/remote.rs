@@ -24,10 +24,10 @@ pub use watch::{Watch, service_account};
 /// A reader of a long text, or a meeting, pauses for that long without the session's programs doing anything.
 const AFTER: Duration = Duration::from_secs(2 * 3600);
 
-/// Seconds of CPU per minute, 3 % of one core. A person who types, scrolls or saves causes more: a language server looks at each change,
-/// a VNC server encodes each frame. Idle ones cause less: file watchers, keep-alives and a fetch of `git` every few minutes stay
-/// below 1 s.
-const CPU_PER_MINUTE: f64 = 2.0;
+/// Seconds of CPU per minute, 2 % of one core. A person who types, scrolls or saves causes more: a language server looks at each change,
+/// a VNC server encodes each frame. Idle ones cause less: file watchers, keep-alives and a fetch of `git` every few minutes. With
+/// 0.3 s a remote editor that is left open may keep the PC from work all night: the documentation leaves that to the owner.
+const CPU_PER_MINUTE: f64 = 1.0;
 
 /// The table `[presence.remote]` of the file.
 #[derive(Clone, Debug, Default, Deserialize)]

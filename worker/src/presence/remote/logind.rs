@@ -56,6 +56,11 @@ impl Session {
     pub fn is_opening(&self) -> bool {
         self.state == "opening"
     }
+
+    /// Its user has logged out, and programs of the session still run.
+    pub fn is_closing(&self) -> bool {
+        self.state == "closing"
+    }
 }
 
 /// Returns all sessions, or none on a machine without logind. An error means that the list is unknown.

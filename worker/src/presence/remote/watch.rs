@@ -1,6 +1,9 @@
 //! Sessions and services that people use without a terminal, from one look to the next.
 //!
 //! Remembers the CPU use of each, and that of sessions that have ended for `start_after`.
+//!
+//! A remote editor leaves its server behind when its connection breaks, in the cgroup of the session that is `closing`. The next
+//! connection finds that server. What such a cgroup uses from then on counts for the user's live sessions.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,6 +34,34 @@ pub struct Watch {
     sessions: BTreeMap<String, Known>,
     services: BTreeMap<String, Meter>,
     ended: Vec<Use>,
+    left_behind: LeftBehind,
+}
+
+/// Use of the CPU by programs of sessions that are closing.
+#[derive(Default)]
+struct LeftBehind {
+    /// By user and cgroup, as of the last look.
+    seen: BTreeMap<(u32, String), Duration>,
+    /// By user, over all looks: it never shrinks.
+    used: BTreeMap<u32, Duration>,
+}
+
+impl LeftBehind {
+    fn read(&mut self, closing: Vec<((u32, String), Duration)>) {
+        let before = std::mem::take(&mut self.seen);
+        for ((user, scope), used) in closing {
+            let key = (user, scope);
+            // Before the first look the cgroup belonged to a session that counted by itself.
+            let more = before.get(&key).map_or(Duration::ZERO, |before| used.saturating_sub(*before));
+            let total = self.used.entry(user).or_default();
+            *total = total.saturating_add(more);
+            self.seen.insert(key, used);
+        }
+    }
+
+    fn by(&self, user: u32) -> Duration {
+        self.used.get(&user).copied().unwrap_or_default()
+    }
 }
 
 /// A session, as it was last seen.
@@ -38,6 +69,8 @@ struct Known {
     by: String,
     what: String,
     meter: Meter,
+    /// Use by programs of closing sessions of the same user before this session was seen.
+    left_behind: Duration,
 }
 
 /// The account of this agent, if that is a service's.
@@ -57,6 +90,7 @@ impl Watch {
             sessions: BTreeMap::new(),
             services: BTreeMap::new(),
             ended: Vec::new(),
+            left_behind: LeftBehind::default(),
         }
     }
 
@@ -66,15 +100,19 @@ impl Watch {
         let unlisted = listed.is_none().then_some("no logind runs here");
         let mut known = std::mem::take(&mut self.sessions);
         let mut uses = Vec::new();
-        for session in listed.unwrap_or_default() {
+        let listed = listed.unwrap_or_default();
+        self.left_behind.read(self.closing(&listed));
+        for session in listed {
             let is_typed = session.leader.is_some_and(|leader| typed::only_in_terminals(&self.proc, leader));
             if !session.is_unseen() || is_typed || !self.is_of_person(&session, rules) {
                 continue;
             }
             let key = format!("{} {}", session.id, session.since);
-            let mut known = known.remove(&key).unwrap_or_else(|| Known::new(&session));
+            let mut known = known.remove(&key).unwrap_or_else(|| Known::new(&session, self.left_behind.by(session.uid)));
             let limit = Duration::from_secs_f64(rules.cpu);
-            let last = self.used_by(&session).map(|used| known.meter.read(used, limit, now));
+            let left_behind = self.left_behind.by(session.uid).saturating_sub(known.left_behind);
+            let used = self.used_by(&session).map(|used| used.saturating_add(left_behind));
+            let last = used.map(|used| known.meter.read(used, limit, now));
             uses.push(Use { what: known.what.clone(), by: known.by.clone(), last, counts_for: rules.after });
             self.sessions.insert(key, known);
         }
@@ -84,6 +122,17 @@ impl Watch {
         self.remember(known, start_after.min(rules.after), now);
         uses.extend(self.ended.iter().cloned());
         Ok(Remote { unlisted, uses })
+    }
+
+    /// Cgroups of closing sessions, with their use. A cgroup that cannot be read belongs to no live session.
+    fn closing(&self, listed: &[Session]) -> Vec<((u32, String), Duration)> {
+        let closing = listed.iter().filter(|session| session.is_closing() && !session.scope.is_empty());
+        let used = |session: &Session| {
+            let scope = format!("user.slice/user-{}.slice/{}", session.uid, session.scope);
+            let used = cpu::used(&self.hierarchy.join(&scope)).ok().flatten()?;
+            Some(((session.uid, session.scope.clone()), used))
+        };
+        closing.filter_map(used).collect()
     }
 
     fn is_of_person(&self, session: &Session, rules: &Rules) -> bool {
@@ -133,7 +182,7 @@ impl Watch {
 }
 
 impl Known {
-    fn new(session: &Session) -> Known {
+    fn new(session: &Session, left_behind: Duration) -> Known {
         let Session { id, user, service, since, .. } = session;
         let service = if service.is_empty() { String::new() } else { format!(" by {service}") };
         let since = if since.is_empty() { String::new() } else { format!(", since {since}") };
@@ -141,6 +190,7 @@ impl Known {
             what: format!("session {id} of {user}{service}{since}"),
             by: format!("session {id}{service}{since}"),
             meter: Meter::default(),
+            left_behind,
         }
     }
 }
@@ -215,6 +265,7 @@ mod tests {
     #[test]
     fn a_remote_editor_counts_until_two_hours_after_its_last_use() {
         let mut machine = Machine::new();
+        machine.rules.cpu = 2.0;
         assert!(!machine.counts(990), "nobody is there");
         machine.session("3", "alice", "");
         machine.used_in("session-3.scope", 1);
@@ -243,6 +294,33 @@ mod tests {
         assert!(reason.ends_with("less than 15 min ago (session 3 by sshd, ended)"), "{reason}");
         assert!(machine.counts(1899));
         assert!(!machine.counts(1900));
+    }
+
+    #[test]
+    fn an_editor_that_connects_again_finds_its_server_in_the_closing_session() {
+        let mut machine = Machine::new();
+        machine.session("3", "alice", "STATE=closing");
+        machine.used_in("session-3.scope", 500);
+        machine.session("4", "alice", "");
+        machine.used_in("session-4.scope", 0);
+        assert!(!machine.counts(1000), "it has done nothing since");
+        machine.used_in("session-3.scope", 510);
+        let reason = machine.read(1030).expect("it is known").expect("it counts");
+        assert!(reason.ends_with("(session 4 by sshd)"), "{reason}");
+        // The last of its programs ends. Its use is not taken back, which would look like another cgroup.
+        fs::remove_file(machine.dir.path().join("run/systemd/sessions/3")).expect("it is there");
+        assert!(!machine.counts(1030 + 7200));
+        // A session that begins later has no part in what was used before.
+        machine.session("5", "alice", "");
+        machine.used_in("session-5.scope", 0);
+        assert!(!machine.counts(9000));
+        // Without a live session such programs are no person.
+        let mut machine = Machine::new();
+        machine.session("3", "alice", "STATE=closing");
+        machine.used_in("session-3.scope", 500);
+        assert!(!machine.counts(1000));
+        machine.used_in("session-3.scope", 600);
+        assert!(!machine.counts(1030));
     }
 
     #[test]
