@@ -301,6 +301,7 @@ impl Agent {
             pool::threads(settings.cores, Rank::of(settings.presence.policy.unattended)).map_err(AgentError::Failed)?;
         let start =
             if own.as_ref().is_some_and(|own| own.instance.is_some()) { Start::Interrupted } else { Start::Fresh };
+        settings.presence.own_users = own_users(&settings);
         // Its thread ends with it.
         let presence =
             Presence::start(settings.presence.clone(), &settings.state_dir, start).map_err(AgentError::Presence)?;
@@ -602,6 +603,21 @@ fn can_stand_still(controller: &str) -> bool {
 /// GPUs that programs may use, and programs that are there.
 fn equipment(settings: &Settings, controllers: &[String]) -> v1::Equipment {
     v1::Equipment { gpus: machine::gpus(Path::new("/"), settings.gpu), programs: programs(settings, controllers) }
+}
+
+/// Accounts in which programs of the farm run and no person works.
+fn own_users(settings: &Settings) -> std::collections::BTreeSet<u32> {
+    #[cfg(target_os = "linux")]
+    {
+        let programs = settings.checked_programs().unwrap_or_default();
+        let users = programs.into_iter().filter_map(|program| program.user).map(|user| user.uid);
+        users.chain(crate::presence::remote::service_account()).collect()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = settings;
+        std::collections::BTreeSet::new()
+    }
 }
 
 /// Of what this agent runs, that which jobs may require beside their controllers.

@@ -45,7 +45,7 @@ impl Own {
             ignored: settings.ignore_devices,
         };
         let proves = if settings.trust_terminals { Proves::Absence } else { Proves::Presence };
-        let dev = settings.dev;
+        let (dev, own) = (settings.dev, settings.own_users);
         let restart = {
             let noticed = noticed.clone();
             Box::new(move || Evdev::start(places.clone(), noticed.clone()))
@@ -60,7 +60,7 @@ impl Own {
             evdev: attended.then(&restart),
             restart,
             restarted: clock::now(),
-            terminals: attended.then(|| Terminals::start(dev, proves, noticed)),
+            terminals: attended.then(|| Terminals::start(dev, proves, own, noticed)),
         }
     }
 

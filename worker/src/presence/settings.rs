@@ -47,6 +47,8 @@ pub struct Settings {
     pub trust_sessions: bool,
     /// Patterns for names of input devices to ignore.
     pub ignore_devices: Vec<String>,
+    /// Accounts in which programs of the farm run: their terminals are no person's.
+    pub own_users: BTreeSet<u32>,
     /// Where `/dev`, `/proc` and `/sys` are, as a container may see them.
     pub dev: PathBuf,
     pub proc: PathBuf,
@@ -85,6 +87,7 @@ impl Settings {
             trust_terminals: false,
             trust_sessions: false,
             ignore_devices: Vec::new(),
+            own_users: BTreeSet::new(),
             dev: "/dev".into(),
             proc: "/proc".into(),
             sys: "/sys".into(),
@@ -233,6 +236,7 @@ impl FileSettings {
             trust_terminals: self.trust_terminals.unwrap_or(default.trust_terminals),
             trust_sessions: self.trust_sessions.unwrap_or(default.trust_sessions),
             ignore_devices: self.ignore_devices,
+            own_users: default.own_users,
             dev: self.dev.unwrap_or(default.dev),
             proc: self.proc.unwrap_or(default.proc),
             sys: self.sys.unwrap_or(default.sys),

@@ -2,11 +2,11 @@
 //!
 //! Owns the times of access of terminals; `ears` hears from the kernel when a terminal is read. A terminal knows nothing of a
 //! graphical desktop beside it, so it proves presence and, unless the owner says that there is nothing else, never absence.
-//! Typing and a new terminal are activity; closing a terminal is not.
+//! Typing and a new terminal are activity; closing a terminal is not. Terminals of the farm's own programs do not count.
 
 mod ears;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -28,6 +28,8 @@ pub struct Terminals {
     accessed: Option<Accessed>,
     last: Moment,
     proves: Proves,
+    /// Accounts whose terminals belong to programs of the farm.
+    own: BTreeSet<u32>,
     ears: Option<Ears>,
 }
 
@@ -35,13 +37,18 @@ type Accessed = BTreeMap<PathBuf, (i64, i64)>;
 
 impl Terminals {
     /// Calls `noticed` when somebody may have typed. Where that cannot be had, [`Terminals::read`] finds out when it is called.
-    pub fn start(devices: PathBuf, proves: Proves, noticed: impl Fn() + Send + 'static) -> Terminals {
-        let ears = Ears::start(&devices, noticed).inspect_err(|error| debug!(%error, "terminals are only looked at"));
-        Terminals { ears: ears.ok(), ..Terminals::new(devices, proves, clock::now()) }
+    pub fn start(
+        devices: PathBuf,
+        proves: Proves,
+        own: BTreeSet<u32>,
+        noticed: impl Fn() + Send + 'static,
+    ) -> Terminals {
+        let ears = Ears::start(&devices, own.clone(), noticed).inspect_err(|error| debug!(%error, "terminals are only looked at"));
+        Terminals { ears: ears.ok(), own, ..Terminals::new(devices, proves, clock::now()) }
     }
 
     fn new(devices: PathBuf, proves: Proves, now: Moment) -> Terminals {
-        Terminals { devices, accessed: None, last: now, proves, ears: None }
+        Terminals { devices, accessed: None, last: now, proves, own: BTreeSet::new(), ears: None }
     }
 
     pub fn read(&mut self, now: Moment) -> Reading<Input> {
@@ -78,6 +85,7 @@ impl Terminals {
             };
             for path in found {
                 match fs::metadata(&path) {
+                    Ok(file) if is_own(&self.devices, &path, file.uid(), &self.own) => {}
                     Ok(file) => {
                         all.insert(path, (file.atime(), file.atime_nsec()));
                     }
@@ -97,6 +105,11 @@ impl Terminals {
 /// True if a terminal was read or opened between two looks.
 fn is_used(before: &Accessed, now: &Accessed) -> bool {
     now.iter().any(|(terminal, accessed)| before.get(terminal) != Some(accessed))
+}
+
+/// Consoles belong to the account that is logged in there.
+fn is_own(devices: &Path, terminal: &Path, user: u32, own: &BTreeSet<u32>) -> bool {
+    own.contains(&user) && terminal.parent() != Some(devices)
 }
 
 fn numbered(directory: &Path, prefix: &str) -> std::io::Result<Vec<PathBuf>> {
@@ -177,7 +190,7 @@ mod tests {
     fn looks_do_not_wake_the_ears_and_typing_does() {
         let mut terminal = a_terminal();
         let (sender, noticed) = std::sync::mpsc::channel();
-        let mut terminals = Terminals::start("/dev".into(), Proves::Presence, move || {
+        let mut terminals = Terminals::start("/dev".into(), Proves::Presence, BTreeSet::new(), move || {
             let _ = sender.send(());
         });
         let woken = |terminals: &Terminals| terminals.ears.as_ref().expect("this kernel has inotify").woken();
@@ -232,7 +245,7 @@ mod tests {
             if is_root {
                 rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("it may");
             }
-            let mut terminals = Terminals::start(place.clone(), Proves::Presence, move || {
+            let mut terminals = Terminals::start(place.clone(), Proves::Presence, BTreeSet::new(), move || {
                 let _ = sender.send(());
             });
             let input = terminals.read(clock::now()).says.expect("there are some");
@@ -242,6 +255,40 @@ mod tests {
             assert!(terminals.read(clock::now()).says.expect("there are some").last > input.last);
         });
         unprivileged.join().expect("all is well");
+    }
+
+    /// Needs root, as does `run_as`.
+    #[test]
+    fn terminals_of_the_farms_own_programs_are_nobodys() {
+        const PROGRAM: u32 = 65534;
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let pts = dir.path().join("pts");
+        fs::create_dir(&pts).expect("made");
+        fs::write(pts.join("0"), "x").expect("written");
+        let of_program = |name: &str| {
+            fs::write(dir.path().join("aside"), "x").expect("written");
+            std::os::unix::fs::chown(dir.path().join("aside"), Some(PROGRAM), None).expect("it may");
+            fs::rename(dir.path().join("aside"), pts.join(name)).expect("moved");
+        };
+        of_program("1");
+        let (sender, noticed) = std::sync::mpsc::channel();
+        let mut terminals =
+            Terminals::start(dir.path().to_owned(), Proves::Presence, BTreeSet::from([PROGRAM]), move || {
+                let _ = sender.send(());
+            });
+        let mut last = || terminals.read(clock::now()).says.expect("there is one").last;
+        let before = last();
+        fs::read(pts.join("1")).expect("it is read");
+        of_program("2");
+        fs::read(pts.join("2")).expect("it is read");
+        assert!(noticed.recv_timeout(Duration::from_millis(300)).is_err());
+        assert_eq!(last(), before);
+        fs::read(pts.join("0")).expect("it is read");
+        noticed.recv_timeout(Duration::from_secs(10)).expect("a person's is heard");
+        assert!(last() > before);
     }
 
     #[test]

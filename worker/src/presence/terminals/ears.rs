@@ -9,8 +9,10 @@
 //! 6.18.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -79,9 +81,9 @@ fn meaning(flags: ReadFlags, is_of_directory: bool, name: Option<&str>) -> Meani
 }
 
 impl Ears {
-    pub fn start(devices: &Path, noticed: impl Fn() + Send + 'static) -> std::io::Result<Ears> {
+    pub fn start(devices: &Path, own: BTreeSet<u32>, noticed: impl Fn() + Send + 'static) -> std::io::Result<Ears> {
         let known = Arc::new(Mutex::new(Known::default()));
-        let mut listener = Listener::new(devices, Arc::clone(&known))?;
+        let mut listener = Listener::new(devices, own, Arc::clone(&known))?;
         let (until, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let listen = move || {
             while listener.hears_something(&until) {
@@ -127,11 +129,13 @@ struct Listener {
     /// `/dev/pts`, and the number of its watch if it has one.
     directory: PathBuf,
     watch: Option<i32>,
+    /// Accounts whose terminals belong to programs of the farm.
+    own: BTreeSet<u32>,
     known: Arc<Mutex<Known>>,
 }
 
 impl Listener {
-    fn new(devices: &Path, known: Arc<Mutex<Known>>) -> std::io::Result<Listener> {
+    fn new(devices: &Path, own: BTreeSet<u32>, known: Arc<Mutex<Known>>) -> std::io::Result<Listener> {
         let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let directory = devices.join("pts");
         // The directory of all devices has no watch: some devices are read all the time.
@@ -148,7 +152,7 @@ impl Listener {
             }
             Err(error) => return Err(error.into()),
         };
-        let listener = Listener { events, directory, watch, known };
+        let listener = Listener { events, directory, watch, own, known };
         listener.listen_at_all();
         Ok(listener)
     }
@@ -160,11 +164,16 @@ impl Listener {
         }
     }
 
-    fn listen_at(&self, terminal: PathBuf) {
+    /// Returns false for a terminal of a program of the farm.
+    fn listen_at(&self, terminal: PathBuf) -> bool {
+        if fs::metadata(&terminal).is_ok_and(|file| self.own.contains(&file.uid())) {
+            return false;
+        }
         if let Err(error) = listen_at(&self.events, terminal.clone(), &self.known) {
             debug!(%error, terminal = %terminal.display(), "terminal is only looked at");
             locked(&self.known).deaf.insert(terminal);
         }
+        true
     }
 
     /// Waits for activity. False: it is time to end.
@@ -214,10 +223,7 @@ impl Listener {
         match meaning {
             Meaning::Nothing => false,
             Meaning::Typed => true,
-            Meaning::New(name) => {
-                self.listen_at(self.directory.join(name));
-                true
-            }
+            Meaning::New(name) => self.listen_at(self.directory.join(name)),
             Meaning::Closed(name) => {
                 locked(&self.known).deaf.remove(&self.directory.join(name));
                 false
