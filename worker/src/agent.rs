@@ -317,9 +317,13 @@ impl Agent {
         });
         let watchdog = watchdog.minding(desk.clone());
         let can_be_replaced = own.is_some();
-        let looks = (settings.clone(), names.clone());
+        let looks = (settings.clone(), names.clone(), desk.clone());
         let body = Body {
-            equipment: Lookout::new(move || equipment(&looks.0, &looks.1)),
+            equipment: Lookout::new(move || {
+                let (settings, names, desk) = &looks;
+                desk.found_gpus(crate::machine::gpus_explained(std::path::Path::new("/"), settings.gpu));
+                equipment(settings, names)
+            }),
             settings,
             state_dir,
             endpoints,

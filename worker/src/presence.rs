@@ -173,6 +173,8 @@ struct Shared {
 /// What is in the cores' hands.
 #[derive(Default)]
 struct Computes {
+    /// GPUs, for people who ask.
+    gpus: Mutex<Vec<String>>,
     /// What was begun, and when.
     held: Vec<(Moment, Weak<Checkout>)>,
     /// When something was there last.
@@ -264,6 +266,7 @@ impl Presence {
             move || desk.nudge()
         };
         let policy = shared.known().policy.clone();
+            gpus: Mutex::default(),
         let mut sources = Sources::start(settings, &policy, noticed)?;
         shared.look(&mut sources);
         let thread = std::thread::Builder::new().name("pcfarm-presence".to_owned()).spawn(move || {

@@ -196,8 +196,14 @@ impl Desk {
 
     pub fn about(&self) -> Option<About> {
         let session = self.0.session.lock().expect("nothing panics under this lock").clone();
-        let gpus = |agent: &About| crate::machine::gpus_explained(std::path::Path::new("/"), agent.gpu);
-        self.0.agent.get().map(|agent| About { session, gpus: gpus(agent), ..agent.clone() })
+        let gpus = self.0.gpus.lock().expect("nothing panics under this lock").clone();
+        self.0.agent.get().map(|agent| About { session, gpus, ..agent.clone() })
+    }
+
+    /// GPUs of the machine, each with the reason if the farm is not told of it. A driver may hang whoever asks it, so a thread that
+    /// may hang looks for them.
+    pub fn found_gpus(&self, gpus: Vec<String>) {
+        *self.0.gpus.lock().expect("nothing panics under this lock") = gpus;
     }
 
     /// For how long nobody has asked the sources.
