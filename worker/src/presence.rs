@@ -380,6 +380,8 @@ impl Shared {
                 let new = Directive { activity: state.activity, reason, input, asleep: false, ..directive.clone() };
                 let is_new = *directive != new;
                 *directive = new;
+            let start_after = known.policy.start_after;
+            known.inhibitors.expire(now, start_after);
                 is_new
             });
             if (before.activity, before.weightiest()) != (state.activity, state.weightiest()) {

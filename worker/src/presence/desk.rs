@@ -47,7 +47,7 @@ impl Desk {
     pub fn hear_inhibitors(&self, connection: u64, told: Option<(String, Vec<Held>)>) {
         let is_news = match told {
             Some((source, held)) => self.0.known().inhibitors.hear(connection, source, held, clock::now()),
-            None => self.0.known().inhibitors.forget(connection),
+            None => self.0.known().inhibitors.forget(connection, clock::now()),
         };
         if is_news {
             self.nudge();

@@ -98,7 +98,7 @@ impl Sources {
             network: self.own.network(policy, now),
             remote,
             inhibitors,
-            told_inhibitors: heard.inhibitors.read(),
+            told_inhibitors: heard.inhibitors.read(now),
             paused: heard.paused.clone(),
             time: local_time(),
         }
