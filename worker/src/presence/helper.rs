@@ -90,7 +90,10 @@ impl Helpers {
         match says {
             None => before.map(|here| self.end(here, wall)).is_some(),
             Some(helper) => {
-                self.ended.retain(|ended| ended.source != helper.source);
+                // Another session of the same user, which already had a helper, says nothing about the one that ended.
+                if before.is_none() {
+                    self.ended.retain(|ended| ended.source != helper.source);
+                }
                 let told = helper.last.as_ref().ok().map(|last| Told { at: helper.at, last: *last });
                 let told = told.or(before.as_ref().and_then(|before| before.told));
                 let is_news = before.is_none_or(|before| is_news(&before.helper, &helper));
@@ -262,6 +265,14 @@ mod tests {
             let last = last.map(Duration::from_millis).map_err(str::to_owned);
             let at = Duration::from_secs(at);
             Helper { source: "x11".to_owned(), is_own: false, at, last, full_screen: None }
+        // Another session of the same user says nothing about the one whose helper ended.
+        helpers.hear(3, seen("x11 of user 7", Ok(990)), Timestamp::UNIX_EPOCH);
+        helpers.hear(2, None, Timestamp::UNIX_EPOCH);
+        helpers.hear(3, seen("x11 of user 7", Ok(994)), Timestamp::UNIX_EPOCH);
+        assert!(notes(&helpers)[0].ends_with("00:00: the display is gone"));
+        helpers.hear(2, seen("x11 of user 7", Err("the display is gone")), Timestamp::UNIX_EPOCH);
+        assert!(notes(&helpers).is_empty());
+        helpers.hear(3, None, Timestamp::UNIX_EPOCH);
         };
         for (what, before, now, expected) in [
             ("nothing happened", at(1000, Ok(990_000)), at(1004, Ok(990_003)), false),
