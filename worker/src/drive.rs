@@ -2,6 +2,8 @@
 //!
 //! Owns the link, the cores and the messages under way between them. It decides nothing itself.
 
+mod alarm;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +14,18 @@ use pcfarm_proto::v1::server_message::Message as In;
 use pcfarm_proto::v1::{AgentMessage, Goodbye};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
+use tracing::warn;
 
+use self::alarm::Alarm;
 use crate::clock;
 use crate::credentials::Credentials;
 use crate::equipment::Lookout;
 use crate::goodbye;
 use crate::inventory::{Action, Ending, Event, Inventory, Profile};
-use crate::link::{Link, LinkEvent, Stream};
+use crate::link::{Link, LinkEvent, SILENCE_LIMIT, Stream};
 use crate::pool::{Pool, Report};
 use crate::presence::policy::Activity;
 use crate::presence::signals::Moment;
@@ -44,6 +48,9 @@ const FAREWELL_WAIT: Duration = Duration::from_secs(2);
 /// else happens.
 const STILL_LOOK: Duration = Duration::from_millis(10);
 const STILL_WAIT: Duration = Duration::from_secs(5);
+
+/// A wait that took so much longer than planned proves nothing about the connection.
+const STOOD_STILL: Duration = Duration::from_secs(2);
 
 /// What an agent runs with.
 pub struct Setup {
@@ -112,10 +119,13 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
     let mut directives = driver.desk.directives();
     driver.direct(directives.borrow_and_update().clone());
     let mut told_to_stop = false;
+    let mut alarm = Alarm::default();
     let ending = loop {
         let now = clock::now();
         let until_due = driver.inventory.deadline(now).saturating_sub(now).min(driver.until_still(now));
-        let due = sleep(watchdog.as_ref().map_or(until_due, |watchdog| watchdog.at_most(until_due)));
+        let until_due = until_due.min(driver.until_silent(now));
+        let until_due = watchdog.as_ref().map_or(until_due, |watchdog| watchdog.at_most(until_due));
+        let due = alarm.after(until_due);
         watchdog.iter_mut().for_each(Watchdog::beat);
         tokio::select! {
             biased;
@@ -140,6 +150,7 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
             Some(report) = reports.recv() => driver.take_reports(report, &mut reports),
             () = due => {}
         }
+        driver.leave_silence(now + until_due);
         if let Some(ending) = driver.act() {
             break ending;
         }
@@ -335,6 +346,26 @@ impl Driver {
                 self.measure_giving_way();
                 return None;
             }
+        }
+    }
+
+    /// Time until the connection has been silent for too long.
+    fn until_silent(&self, now: Moment) -> Duration {
+        self.stream.as_ref().map_or(Duration::MAX, |stream| stream.wire.until_silent(SILENCE_LIMIT, now))
+    }
+
+    /// Gives up a connection that has been silent for too long. `planned`: the latest end of the last wait.
+    fn leave_silence(&mut self, planned: Moment) {
+        let now = clock::now();
+        let Some(stream) = &self.stream else { return };
+        if now > planned.saturating_add(STOOD_STILL) {
+            // This process stood still: bytes may wait to be read.
+            stream.wire.moved();
+        }
+        if stream.wire.until_silent(SILENCE_LIMIT, now).is_zero() {
+            let (server, seconds) = (&stream.server, SILENCE_LIMIT.as_secs());
+            warn!(server, seconds, "connection given up: no byte has moved");
+            stream.give_up.cancel();
         }
     }
 

@@ -361,8 +361,8 @@ impl Inventory {
 
     /// When [`Inventory::settle`] has something to do even if nothing happens.
     pub fn deadline(&self, now: Duration) -> Duration {
-        // Often enough to notice that the machine slept.
-        let mut next = now + self.lease / 4;
+        // Often enough to notice that the machine slept, before anything that is held is revoked.
+        let mut next = now + if self.held.is_empty() { self.lease / 2 } else { self.lease / 4 };
         let mut due = |at: Duration| next = next.min(at);
         match &self.session {
             Session::None | Session::GivenUp => {}

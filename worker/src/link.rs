@@ -34,9 +34,11 @@ pub use wire::Wire;
 const CONNECT_WAIT: Duration = Duration::from_secs(3);
 const PATIENT_CONNECT_WAIT: Duration = Duration::from_secs(10);
 
-/// A server that says nothing is pinged after the first of these, and left when no byte has moved for the second: half a lease.
-const PING_INTERVAL: Duration = Duration::from_secs(5);
-const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+/// A server that says nothing is pinged after the first of these, and left when no byte has moved for the second. A server hears an
+/// agent that computes every 5 s, so the agent has left a frozen server before its lease of 20 s ends. An answer has 4 s: at a
+/// round trip of 300 ms TCP has repeated a lost packet twice by then. More pings would wake an idle PC more often.
+const PING_INTERVAL: Duration = Duration::from_secs(8);
+pub const SILENCE_LIMIT: Duration = Duration::from_secs(12);
 
 /// Pings never end a connection: [`SILENCE_LIMIT`] does.
 const PONG_WAIT: Duration = Duration::from_secs(86_400);
@@ -205,15 +207,13 @@ impl Link {
     async fn converse(&self, server: String, waking: Option<v1::Waking>, channel: Channel, wire: Arc<Wire>) -> End {
         let (outbound, requests) = mpsc::channel(OUTBOUND_WAITING);
         let give_up = CancellationToken::new();
-        let stream = Stream { server, waking, outbound, give_up: give_up.clone(), wire: wire.clone() };
+        let stream = Stream { server, waking, outbound, give_up: give_up.clone(), wire };
         self.tell(LinkEvent::Opened(stream)).await;
         let mut welcomed = false;
         let cause = tokio::select! {
             cause = self.listen(channel, requests, &mut welcomed) => cause,
+            // The loop watches the wire: its waits cost no timer more.
             () = give_up.cancelled() => Cause::Rotate(anyhow::anyhow!("given up by this agent")),
-            () = wire.silent_for(SILENCE_LIMIT) => {
-                Cause::Rotate(anyhow::anyhow!("no byte has moved for {} s", SILENCE_LIMIT.as_secs()))
-            }
         };
         self.tell(LinkEvent::Ended).await;
         if welcomed { End::Served(cause) } else { End::Failed(cause) }

@@ -87,8 +87,11 @@ use crate::clock;
 use crate::local::message::{About, Session};
 use crate::work::Checkout;
 
-/// The rhythm of an agent that holds something: nothing wakes an idle machine more often. Input does at once.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The rhythm of an idle agent: the thread of `prober` wakes every so often and causes a look. Nothing else does, but input at once.
+const LOOK_EVERY: Duration = prober::RHYTHM;
+
+/// A look that no answer of probes causes: they hang. Sources still answer within their limit then.
+const LOOK_AT_LATEST: Duration = Duration::from_secs(7);
 
 /// While something is in the cores' hands: that the machine slept, nobody tells but its clocks, and whoever woke it is not to wait.
 const LOOK_AT_WORK_EVERY: Duration = Duration::from_secs(1);
@@ -299,7 +302,7 @@ fn settled(owner: &Settings, wanted: &Map<String, Value>) -> Settled {
 fn rhythm(is_busy: bool, signals: Option<&Signals>) -> Duration {
     let untold = |input: &Reading<Input>| input.says.as_ref().is_ok_and(|input| input.untold);
     match signals.is_some_and(|signals| signals.input.iter().any(untold)) {
-        _ if !is_busy => LOOK_EVERY,
+        _ if !is_busy => LOOK_AT_LATEST,
         false => LOOK_AT_WORK_EVERY,
         true => LOOK_CLOSELY_EVERY,
     }

@@ -42,7 +42,8 @@ impl Wire {
         Arc::new(wire)
     }
 
-    fn moved(&self) {
+    /// A byte moves, or did while this process stood still.
+    pub fn moved(&self) {
         self.moved_us.store(micros(clock::now()), Ordering::Relaxed);
     }
 
@@ -69,11 +70,18 @@ impl Wire {
         self.received_bytes.load(Ordering::Relaxed)
     }
 
+    /// Time until no byte has moved for so long.
+    pub fn until_silent(&self, limit: Duration, now: Duration) -> Duration {
+        let until = Duration::from_micros(self.moved_us.load(Ordering::Relaxed)) + limit;
+        until.saturating_sub(now)
+    }
+
     /// Waits until no byte has moved for so long.
     pub async fn silent_for(&self, limit: Duration) {
         loop {
-            let until = Duration::from_micros(self.moved_us.load(Ordering::Relaxed)) + limit;
-            let left = until.saturating_sub(clock::now());
+            let now = clock::now();
+            let left = self.until_silent(limit, now);
+            let until = now + left;
             if left.is_zero() {
                 return;
             }

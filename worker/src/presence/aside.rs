@@ -21,11 +21,33 @@ pub struct Aside<T> {
 impl<T: Send + 'static> Aside<T> {
     /// `room`: for what waits.
     pub fn start(name: &str, room: usize, mut work: impl FnMut(T) + Send + 'static) -> io::Result<Aside<T>> {
+        Aside::run(name, room, move |given| given.into_iter().for_each(&mut work))
+    }
+
+    /// A thread that also works without a job when it has been given none for so long.
+    pub fn with_rhythm(
+        name: &str,
+        room: usize,
+        every: Duration,
+        mut work: impl FnMut(Option<T>) + Send + 'static,
+    ) -> io::Result<Aside<T>> {
+        Aside::run(name, room, move |given| {
+            loop {
+                match given.recv_timeout(every) {
+                    Ok(job) => work(Some(job)),
+                    Err(RecvTimeoutError::Timeout) => work(None),
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        })
+    }
+
+    fn run(name: &str, room: usize, work: impl FnOnce(Receiver<T>) + Send + 'static) -> io::Result<Aside<T>> {
         let (jobs, given) = sync_channel(room);
         let (alive, ended) = channel();
         let run = move || {
             let _alive = alive; // dropped in the end
-            given.into_iter().for_each(&mut work);
+            work(given);
         };
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Aside { jobs: Some(jobs), ended: Mutex::new(ended), thread: Some(thread) })

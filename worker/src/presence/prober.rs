@@ -2,6 +2,9 @@
 //!
 //! Owns that nobody waits for them: they go through all processes, on a machine that may be busy, swap or hang. What they said last is
 //! always at hand, with its age. Another policy waits for what matters to it, and no longer than that takes where nothing hangs.
+//!
+//! The thread also owns the rhythm of an idle agent: it asks probes every [`RHYTHM`], and each answer causes one look. A look that
+//! asked probes itself would be followed by another at their answer.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -17,7 +20,10 @@ use super::signals::Moment;
 use super::sources::Machine;
 use crate::clock;
 
-/// They are asked in the rhythm of looks, just less than which this is, and not with every key that somebody presses.
+/// Time between two answers of an idle agent.
+pub const RHYTHM: Duration = Duration::from_secs(5);
+
+/// Time after which a look asks for another answer: less than [`RHYTHM`], and not with every key that a person presses.
 pub const BELIEVED: Duration = Duration::from_secs(4);
 
 /// What they said.
@@ -53,8 +59,12 @@ impl Prober {
         };
         let probed = Arc::new(Mutex::new(ask(policy.clone())));
         let answers = Arc::clone(&probed);
-        let work = move |policy| {
-            let answer = ask(policy);
+        let mut last = policy.clone();
+        let work = move |policy: Option<Policy>| {
+            if let Some(policy) = policy {
+                last = policy;
+            }
+            let answer = ask(last.clone());
             *answers.lock().expect("nothing panics under this lock") = answer;
             noticed();
         };
@@ -62,7 +72,7 @@ impl Prober {
             probed,
             meant: (clock::now(), policy.clone()),
             asked: None,
-            thread: Aside::start("pcfarm-probes", 1, work)?,
+            thread: Aside::with_rhythm("pcfarm-probes", 1, RHYTHM, work)?,
         })
     }
 

@@ -273,9 +273,9 @@ fn it_looks_closely_only_while_it_works() {
     let place = Place::new();
     let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
     let mut signals = presence.desk.view(|_, _, signals, _| signals.cloned()).expect("it has looked");
-    assert_eq!((rhythm(false, Some(&signals)), rhythm(true, Some(&signals))), (LOOK_EVERY, LOOK_AT_WORK_EVERY));
+    assert_eq!((rhythm(false, Some(&signals)), rhythm(true, Some(&signals))), (LOOK_AT_LATEST, LOOK_AT_WORK_EVERY));
     signals.input[0].says = signals.input[0].says.clone().map(|input| Input { untold: true, ..input });
-    assert_eq!((rhythm(false, Some(&signals)), rhythm(true, Some(&signals))), (LOOK_EVERY, LOOK_CLOSELY_EVERY));
+    assert_eq!((rhythm(false, Some(&signals)), rhythm(true, Some(&signals))), (LOOK_AT_LATEST, LOOK_CLOSELY_EVERY));
 
     let mut computes = Computes::default();
     let at = Duration::from_secs;

@@ -1,19 +1,18 @@
 //! The agent as a program on the machine's own `/dev`, with an idle terminal.
 //!
-//! Other programs of this machine may use terminals meanwhile. Each step therefore waits for the outcome, and the count of wake-ups is
-//! repeated until a window of five seconds is quiet.
+//! Other programs of this machine may use terminals meanwhile. Each step therefore waits for the outcome, and wake-ups are counted in
+//! windows of five seconds until the median is low enough.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use super::*;
 
-/// Wake-ups of the threads that look for the person, in five seconds.
+/// Wake-ups of all threads in five seconds, as docs/workstations.md promises.
 const WAKES: u64 = 8;
 const WINDOW: Duration = Duration::from_secs(5);
-const WINDOWS: u32 = 8;
-
-/// Threads of the presence part, as the kernel shortens their names.
-const LOOKS: [&str; 4] = ["pcfarm-presence", "pcfarm-terminal", "pcfarm-input", "pcfarm-probes"];
+const FEWEST_WINDOWS: usize = 3;
+const WINDOWS: usize = 9;
 
 /// A terminal of the kernel: the side that types, and the program's side.
 struct Terminal {
@@ -38,16 +37,54 @@ impl Terminal {
     }
 }
 
-/// By voluntary context switches.
-fn wakes(process: u32) -> u64 {
+/// Voluntary context switches of each thread.
+fn wakes(process: u32) -> BTreeMap<String, u64> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
     let of = |thread: fs::DirEntry| {
         let name = fs::read_to_string(thread.path().join("comm")).ok()?;
         let status = fs::read_to_string(thread.path().join("status")).ok()?;
         let switches = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-        LOOKS.contains(&name.trim()).then(|| switches.trim().parse::<u64>().ok())?
+        Some((format!("{} {}", thread.file_name().display(), name.trim()), switches.trim().parse().ok()?))
     };
-    threads.filter_map(of).sum()
+    threads.filter_map(of).collect()
+}
+
+/// Wake-ups in one window, while the directory of terminals is listed. Prints those of each thread.
+async fn woken(process: u32) -> u64 {
+    let (before, end) = (wakes(process), tokio::time::Instant::now() + WINDOW);
+    while tokio::time::Instant::now() < end {
+        fs::read_dir("/dev/pts").expect("there are terminals").for_each(drop);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let more = wakes(process).into_iter().map(|(thread, now)| {
+        let more = now - before.get(&thread).copied().unwrap_or_default();
+        (thread, more)
+    });
+    let more: Vec<_> = more.filter(|(_, more)| *more > 0).collect();
+    let all = more.iter().map(|(_, more)| more).sum();
+    println!("{all} wake-ups in {WINDOW:?}: {more:?}");
+    all
+}
+
+fn median(windows: &[u64]) -> u64 {
+    let mut sorted = windows.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
+}
+
+/// Speaks as the helper of an idle session does, until the agent has gone.
+fn speak_as_helper(desk: &Desk) {
+    let mut agent = UnixStream::connect(desk.dir.path().join("state/agent.sock")).expect("the agent listens");
+    std::thread::spawn(move || {
+        for since in (100_u64..).step_by(4) {
+            let session = format!(r#"{{"version":1,"ask":"session","source":"x11","idle_ms":{}}}"#, since * 1000);
+            let inhibitors = r#"{"version":1,"ask":"inhibitors","held":[]}"#;
+            if agent.write_all(format!("{session}\n{inhibitors}\n").as_bytes()).is_err() {
+                return;
+            }
+            std::thread::sleep(Duration::from_secs(4));
+        }
+    });
 }
 
 fn settings(desk: &Desk) -> PathBuf {
@@ -74,20 +111,13 @@ async fn an_idle_terminal_of_this_machine_does_not_keep_the_agent_from_work_and_
     assert_eq!(hello.state(), State::Suspended, "the agent has just begun to look");
     session.until_state(State::Waiting).await;
     let pid = agent.id().expect("it runs");
-    let mut fewest = u64::MAX;
-    for _ in 0..WINDOWS {
-        let (before, end) = (wakes(pid), tokio::time::Instant::now() + WINDOW);
-        while tokio::time::Instant::now() < end {
-            fs::read_dir("/dev/pts").expect("there are terminals").for_each(drop);
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        fewest = fewest.min(wakes(pid) - before);
-        if fewest <= WAKES {
-            break;
-        }
+    speak_as_helper(&desk);
+    let mut windows = Vec::new();
+    while windows.len() < FEWEST_WINDOWS || (median(&windows) > WAKES && windows.len() < WINDOWS) {
+        windows.push(woken(pid).await);
     }
-    println!("{fewest} wake-ups in {WINDOW:?}");
-    assert!(fewest > 0 && fewest <= WAKES, "{fewest} wake-ups in {WINDOW:?}");
+    let median = median(&windows);
+    assert!(median > 0 && median <= WAKES, "{windows:?} wake-ups in windows of {WINDOW:?}");
     terminal.type_a_line();
     let reason = session.until_state(State::Suspended).await;
     assert_eq!(reason, "its person is here, or left less than 2 s ago (tty)");
