@@ -48,8 +48,9 @@ pub fn axis_range(device: BorrowedFd<'_>, code: u16) -> Option<(i32, i32)> {
 /// Returns true if another program has grabbed the device, so that its events do not come here. None: the kernel refuses the
 /// probe.
 ///
-/// The kernel answers only an attempt, so the probe grabs the device and gives it back at once. Events of these microseconds
-/// reach this program alone, so the probe is for a device that is not in use.
+/// The kernel answers only an attempt, so the probe grabs the device and gives it back at once. Each of the two calls waits until
+/// all processors have noticed (`synchronize_rcu`), which takes some milliseconds. Events of that time reach this program alone, so
+/// the probe is for a device that is not in use.
 #[allow(unsafe_code)]
 pub fn is_grabbed(device: BorrowedFd<'_>) -> Option<bool> {
     // SAFETY: the request takes an integer: 1 grabs.

@@ -179,8 +179,8 @@ impl Connection {
                 info!(by = self.caller(), "no longer paused");
                 kept(ended).await?;
             }
-            Ask::Session { source, idle_ms, error, full_screen } => {
-                self.hear(&source, idle_ms, error, full_screen);
+            Ask::Session { source, idle_ms, error, full_screen, seat } => {
+                self.hear(&source, idle_ms, error, full_screen, seat.is_some());
                 return Ok(None);
             }
             Ask::Inhibitors { held } => {
@@ -205,7 +205,14 @@ impl Connection {
         self.desk.hear_inhibitors(self.number, Some((format!("session of {}", self.caller()), held)));
     }
 
-    fn hear(&self, source: &str, idle_ms: Option<u64>, error: Option<String>, full_screen: Option<bool>) {
+    fn hear(
+        &self,
+        source: &str,
+        idle_ms: Option<u64>,
+        error: Option<String>,
+        full_screen: Option<bool>,
+        at_seat: bool,
+    ) {
         let now = clock::now();
         let unknown = || Err(error.as_deref().map_or_else(|| "it does not say why it cannot tell".to_owned(), short));
         let last = idle_ms.map_or_else(unknown, |idle| Ok(now.saturating_sub(Duration::from_millis(idle))));
@@ -215,6 +222,7 @@ impl Connection {
             at: now,
             last,
             full_screen,
+            at_seat,
         };
         self.desk.hear(self.number, Some(helper));
     }

@@ -13,6 +13,8 @@ mod inhibitors;
 mod mutter;
 mod retry;
 #[cfg(target_os = "linux")]
+mod seat;
+#[cfg(target_os = "linux")]
 mod wayland;
 #[cfg(windows)]
 mod windows;
@@ -22,16 +24,21 @@ mod x11;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use self::retry::{Loss, Retry};
 use crate::local::message::{Ask, write};
 use crate::platform::{self, Connection};
+use crate::presence::inhibitors::{Held, Place};
+use crate::presence::policy::ANSWER_LIMIT;
 
 /// How often the agent hears that there is no input. It takes a helper that is silent for ten seconds for one that hangs.
 const SPEAK_EVERY: Duration = Duration::from_secs(4);
+
+/// An unchanged list of inhibitors is told again after this, with the message that is due then.
+const REPEAT_AFTER: Duration = Duration::from_millis(3_500);
 
 /// How long a display, compositor or bus may take to answer. Together with [`SPEAK_EVERY`] it is less than the silence that the
 /// agent tolerates.
@@ -54,17 +61,17 @@ pub struct Sight {
 /// Runs until the session ends, which ends it. Without an agent it waits for one.
 #[cfg(target_os = "linux")]
 pub fn run(sockets: &[PathBuf], is_autostart: bool) -> ExitCode {
-    let inhibited = Arc::new(AtomicBool::new(false));
+    let inhibited = Arc::new(Inhibited::default());
     if is_autostart {
         return accompany(sockets, &inhibited);
     }
-    inhibitors::start(sockets.to_vec(), Arc::clone(&inhibited));
+    inhibitors::start(Arc::clone(&inhibited));
     follow(sockets, &inhibited)
 }
 
 #[cfg(windows)]
 pub fn run(sockets: &[PathBuf], _is_autostart: bool) -> ExitCode {
-    follow(sockets, &Arc::new(AtomicBool::new(false)))
+    follow(sockets, &Arc::new(Inhibited::default()))
 }
 
 fn connect(sockets: &[PathBuf]) -> Option<Connection> {
@@ -73,7 +80,7 @@ fn connect(sockets: &[PathBuf]) -> Option<Connection> {
 
 /// Runs for a desktop that started the helper with the session: prints nothing and never fails.
 #[cfg(target_os = "linux")]
-fn accompany(sockets: &[PathBuf], inhibited: &Arc<AtomicBool>) -> ExitCode {
+fn accompany(sockets: &[PathBuf], inhibited: &Arc<Inhibited>) -> ExitCode {
     let (mut wait, mut is_known) = (RETRY_AFTER, false);
     let mut session = Session { is_quiet: true, ..Session::default() };
     // An upgrade restarts the agent, and a removal ends it: before each agent the helper looks for its own program.
@@ -87,7 +94,7 @@ fn accompany(sockets: &[PathBuf], inhibited: &Arc<AtomicBool>) -> ExitCode {
             continue;
         };
         if !std::mem::replace(&mut is_known, true) {
-            inhibitors::start(sockets.to_vec(), Arc::clone(inhibited));
+            inhibitors::start(Arc::clone(inhibited));
         }
         if matches!(watch(&mut session, Agent::new(stream, inhibited)), Ended::Session(..)) {
             break;
@@ -102,7 +109,7 @@ fn accompany(sockets: &[PathBuf], inhibited: &Arc<AtomicBool>) -> ExitCode {
 }
 
 /// Runs for a person who started the helper, and prints why it waits or ends.
-fn follow(sockets: &[PathBuf], inhibited: &Arc<AtomicBool>) -> ExitCode {
+fn follow(sockets: &[PathBuf], inhibited: &Arc<Inhibited>) -> ExitCode {
     let mut complained = false;
     let mut session = Session::default();
     loop {
@@ -132,7 +139,7 @@ fn watch(session: &mut Session, mut agent: Agent) -> Ended {
         agent.has_told = false;
         let (source, Err(ended)) = session.tell(&mut agent);
         // A compositor that is lost holds nothing any more.
-        agent.inhibited.store(false, Ordering::Relaxed);
+        agent.is_inhibited(false);
         let Ended::Session(loss, why) = ended else { return ended };
         if agent.has_told {
             retry = Retry::default();
@@ -169,19 +176,54 @@ pub struct Agent {
     stream: Connection,
     /// The session could be seen since the last attempt began.
     has_told: bool,
-    /// The compositor reports a program that keeps the screen on.
-    inhibited: Arc<AtomicBool>,
+    inhibited: Arc<Inhibited>,
+    /// The last list of inhibitors that the agent heard.
+    told: Option<(Instant, Vec<Held>)>,
+    seat: Option<String>,
+}
+
+/// Programs that keep the session's screen on. A thread of its own asks the desktop for them.
+#[derive(Default)]
+pub struct Inhibited {
+    compositor: AtomicBool,
+    desktop: Mutex<Option<(Instant, Vec<Held>)>>,
+}
+
+impl Inhibited {
+    #[cfg(target_os = "linux")]
+    fn by_desktop(&self, held: Vec<Held>) {
+        *self.desktop.lock().expect("nothing panics under this lock") = Some((Instant::now(), held));
+    }
+
+    /// None: the thread that asks the desktop does not answer.
+    fn held(&self) -> Option<Vec<Held>> {
+        let known = self.desktop.lock().expect("nothing panics under this lock").clone();
+        let (at, mut held) = known?;
+        if self.compositor.load(Ordering::Relaxed) {
+            held.push(Held { place: Place::Wayland, by: "a program".to_owned() });
+        }
+        (at.elapsed() <= ANSWER_LIMIT).then_some(held)
+    }
 }
 
 impl Agent {
-    fn new(stream: Connection, inhibited: &Arc<AtomicBool>) -> Agent {
-        Agent { stream, has_told: false, inhibited: Arc::clone(inhibited) }
+    fn new(stream: Connection, inhibited: &Arc<Inhibited>) -> Agent {
+        #[cfg(target_os = "linux")]
+        let seat = seat::of_session();
+        #[cfg(not(target_os = "linux"))]
+        let seat = None;
+        Agent { stream, has_told: false, inhibited: Arc::clone(inhibited), told: None, seat }
     }
 
-    /// Records whether a program keeps the screen on.
-    #[cfg(target_os = "linux")]
+    /// Records whether the compositor reports a program that keeps the screen on.
     pub fn is_inhibited(&self, inhibited: bool) {
-        self.inhibited.store(inhibited, Ordering::Relaxed);
+        self.inhibited.compositor.store(inhibited, Ordering::Relaxed);
+    }
+
+    /// The display has no console, so that no seat is behind it.
+    #[cfg(target_os = "linux")]
+    pub fn has_no_seat(&mut self) {
+        self.seat = None;
     }
 
     pub fn hear(&mut self, sight: &Sight) -> Result<(), Ended> {
@@ -191,8 +233,24 @@ impl Agent {
         };
         self.has_told |= sight.idle.is_ok();
         let source = sight.source.to_owned();
-        let said = write(&Ask::Session { source, idle_ms, error, full_screen: sight.full_screen });
+        let (full_screen, seat) = (sight.full_screen, self.seat.clone());
+        let mut said = write(&Ask::Session { source, idle_ms, error, full_screen, seat });
+        // Both go with one write, so that they wake the agent once.
+        if let Some(held) = self.news_of_inhibitors() {
+            said.extend(write(&Ask::Inhibitors { held }));
+        }
         self.stream.write_all(&said).map_err(|_| Ended::AgentGone)
+    }
+
+    /// The list of inhibitors, if it is another than the agent knows, or if the agent is to hear that it is still the same.
+    fn news_of_inhibitors(&mut self) -> Option<Vec<Held>> {
+        let held = self.inhibited.held()?;
+        let is_known = |(at, told): &(Instant, Vec<Held>)| *told == held && at.elapsed() < REPEAT_AFTER;
+        if self.told.as_ref().is_some_and(is_known) {
+            return None;
+        }
+        self.told = Some((Instant::now(), held.clone()));
+        Some(held)
     }
 
     /// Repeats it until then.

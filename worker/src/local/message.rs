@@ -13,7 +13,7 @@ use crate::presence::Desk;
 use crate::presence::history::Entry;
 use crate::presence::hours::gaps;
 use crate::presence::inhibitors::{Held, Inhibitor};
-use crate::presence::policy::{ANSWER_LIMIT, Activity, Kind, OnReturn, Policy, State, span};
+use crate::presence::policy::{ANSWER_LIMIT, Activity, OnReturn, Policy, State, is_blind, span};
 use crate::presence::remote::{Remote, Rules as Remotes};
 use crate::presence::signals::{Moment, Network, Power, Proves, Reading, Signals};
 use crate::presence::wishes::Setting;
@@ -47,6 +47,9 @@ pub enum Ask {
         idle_ms: Option<u64>,
         error: Option<String>,
         full_screen: Option<bool>,
+        /// Seat of the session, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seat: Option<String>,
     },
     /// A helper tells all programs that keep its session's screen on, and gets no answer.
     Inhibitors {
@@ -213,7 +216,7 @@ impl Explanation {
             holds: Vec::new(),
             yields: None,
             not_kept: 0,
-            blind: state.objections.iter().any(|objection| objection.kind == Kind::Unknown),
+            blind: signals.is_some_and(|signals| is_blind(policy, signals, now)),
             agent: None,
         }
     }
@@ -435,12 +438,13 @@ mod tests {
     #[test]
     fn a_source_that_is_silent_is_named_with_its_time() {
         let input = |source, at| {
-            let says = Input { last: Duration::from_secs(1), proves: Proves::Absence, bump: None, untold: false };
+            let says = Input { last: Duration::from_secs(1), proves: Proves::Absence, bump: None, untold: false, at_seat: false };
             Reading::new(source, Duration::from_secs(at), Ok(says))
         };
         let unknown = || Err("not asked".to_owned());
         let signals = Signals {
             input: vec![input("evdev", 1000), input("x11 of user 7", 970)],
+            noises: crate::presence::signals::Noises::default(),
             notes: vec!["the session helper mutter of user 8 ended".to_owned()],
             woke: None,
             load: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
@@ -466,7 +470,7 @@ mod tests {
 
     #[test]
     fn messages_are_what_they_say_in_their_version() {
-        let said = Ask::Session { source: "x11".to_owned(), idle_ms: Some(5), error: None, full_screen: Some(true) };
+        let said = Ask::Session { source: "x11".to_owned(), idle_ms: Some(5), error: None, full_screen: Some(true), seat: None };
         assert_eq!(read::<Ask>(&write(&said)), Ok(said));
         assert_eq!(read::<Ask>(br#"{"version":1,"ask":"pause","for":"1h"}"#), Ok(Ask::Pause { wish: "1h".to_owned() }));
         for (line, expected) in [

@@ -15,7 +15,7 @@ use super::helper::Helper;
 use super::history::History;
 use super::inhibitors::Held;
 use super::pause::{Caller, NotYours, Pauses, TooMany, Wish};
-use super::policy::{Activity, Policy, State};
+use super::policy::{self, Activity, Policy, State};
 use super::signals::{Moment, Reading, Signals};
 use super::wishes::{Setting, Settled};
 use super::{Desk, Directive, settled};
@@ -136,8 +136,7 @@ impl Desk {
     pub fn looks_for_sleep(&self, now: Moment) -> Look {
         let (deserted, touched) = {
             let known = self.0.known();
-            let inputs = known.signals.iter().flat_map(|signals| &signals.input);
-            let touched = inputs.filter_map(|reading| Some(reading.says.as_ref().ok()?.last)).max();
+            let touched = known.signals.as_ref().and_then(|signals| policy::touched(signals, now));
             (known.signals.is_some() && known.state.is_deserted(), touched)
         };
         let mut woken = self.0.woken.lock().expect("nothing panics under this lock");

@@ -3,13 +3,16 @@
 //! Owns one thread that sleeps until a person touches a device, with any display or none. It must never miss a device: one that
 //! it cannot watch makes the whole source useless, and the source names it. A new device is activity. Removing one is not,
 //! because radios lose their devices at night as well.
+//!
+//! Devices that make noise, or that the owner ignores, do not wake the thread of an idle agent: the thread reads them when it is
+//! asked. The times of their events matter all the same, because a desktop takes such an event for input (`Noises`).
 
 mod description;
 mod device;
 mod events;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -22,18 +25,22 @@ use rustix::io::Errno;
 use tracing::{debug, warn};
 
 use self::description::{Description, fits};
-use self::device::Device;
+use self::device::{Device, Touches, next_probe};
 use super::bump::{Filter, Touch};
-use super::signals::{Input, Moment, Proves, Reading};
+use super::signals::{Input, Moment, Noises, Proves, Reading};
 use crate::clock;
 
-pub const SOURCE: &str = "evdev";
+pub const SOURCE: &str = super::policy::DEVICES;
 
 /// After something was seen the thread lets this much gather: somebody who types costs ten wake-ups a second, not a thousand.
 const GATHER: Duration = Duration::from_millis(100);
 
 /// It is not asked more often.
 const ASK_EVERY: Duration = Duration::from_millis(900);
+
+/// An agent at work asks more often than that. Then noisy devices wake the thread as well: the kernel's buffer of a device holds less
+/// than a tenth of a second of a noisy stick, and the press of a button must not be lost in it.
+const ASKED_AT_WORK: Duration = Duration::from_secs(2);
 
 // Types and codes of linux/input-event-codes.h.
 const EV_KEY: u16 = 1;
@@ -82,6 +89,26 @@ struct Seen {
     misses_some: bool,
     /// Noisy and grabbed devices.
     notes: Vec<String>,
+    noises: Noises,
+    /// The thread sleeps until one of its files has something to read.
+    asleep: Option<Asleep>,
+    /// The thread is to be asked from then on, for a probe or for devices that do not wake it.
+    due: Moment,
+}
+
+struct Asleep {
+    devices: Vec<Arc<File>>,
+    changes: Arc<OwnedFd>,
+}
+
+impl Asleep {
+    /// Returns true if the thread would read nothing. Then it need not be woken for that.
+    fn has_nothing_to_read(&self) -> bool {
+        let mut watched = vec![PollFd::new(&self.changes, PollFlags::IN)];
+        watched.extend(self.devices.iter().map(|device| PollFd::new(device, PollFlags::IN)));
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut watched, Some(&at_once)) == Ok(0)
+    }
 }
 
 impl Evdev {
@@ -95,9 +122,12 @@ impl Evdev {
             watching: Err("it does not look".to_owned()),
             misses_some: false,
             notes: Vec::new(),
+            noises: Noises::default(),
+            asleep: None,
+            due: Moment::ZERO,
         };
         let seen = Arc::new(Mutex::new(seen));
-        let watcher = Watcher { places, devices: BTreeMap::new(), seen: Arc::clone(&seen), noticed };
+        let watcher = Watcher { places, devices: BTreeMap::new(), seen: Arc::clone(&seen), asked: None, noticed };
         match watcher.start() {
             Ok((ask, thread)) => Evdev { seen, ask: Some(ask), thread: Some(thread) },
             Err(why) => {
@@ -117,9 +147,36 @@ impl Evdev {
         locked(&self.seen).notes.clone()
     }
 
-    /// As old as the thread's last look. It is asked for the next one; nobody waits for that.
+    /// Times at which devices moved without a person.
+    pub fn noises(&self) -> Noises {
+        locked(&self.seen).noises.clone()
+    }
+
+    /// Asks the thread to look now.
+    pub fn ask(&self) {
+        if let Some(ask) = &self.ask {
+            let _ = rustix::io::write(ask, b"?"); // full: it has been asked often enough
+        }
+    }
+
+    #[cfg(test)]
+    pub fn make_old(&self, age: Duration) {
+        let mut seen = locked(&self.seen);
+        (seen.looked, seen.asleep) = (seen.looked.saturating_sub(age), None);
+    }
+
+    /// Returns true if the thread has looked since, or never will.
+    pub fn has_looked(&self, since: Duration) -> bool {
+        self.has_ended() || locked(&self.seen).looked >= since
+    }
+
+    /// As old as the last moment at which nothing was left to read. While the thread sleeps, a glance at its files shows that. Otherwise
+    /// the thread is asked to look, without waiting for it.
     pub fn read(&self, now: Moment) -> Reading<Input> {
-        let seen = locked(&self.seen);
+        let mut seen = locked(&self.seen);
+        if now < seen.due && seen.asleep.as_ref().is_some_and(Asleep::has_nothing_to_read) {
+            seen.looked = clock::awake();
+        }
         let age = clock::awake().saturating_sub(seen.looked);
         let says = match &seen.watching {
             Err(why) => Err(why.clone()),
@@ -129,11 +186,12 @@ impl Evdev {
                 proves: if seen.misses_some { Proves::Presence } else { Proves::Absence },
                 bump: seen.filter.bump(),
                 untold: false,
+                at_seat: false,
             }),
         };
         drop(seen);
-        if let Some(ask) = self.ask.as_ref().filter(|_| age >= ASK_EVERY) {
-            let _ = rustix::io::write(ask, b"?"); // full: it has been asked often enough
+        if age >= ASK_EVERY {
+            self.ask();
         }
         Reading::new(SOURCE, now.saturating_sub(age), says)
     }
@@ -157,13 +215,23 @@ struct Woken {
     ended: bool,
     /// Devices have come or gone.
     changed: bool,
+    /// A device has events.
+    by_device: bool,
 }
 
 struct Watcher<N> {
     places: Places,
     devices: BTreeMap<String, Device>,
     seen: Arc<Mutex<Seen>>,
+    asked: Option<Asked>,
     noticed: N,
+}
+
+/// The last question whether the thread looks.
+struct Asked {
+    at: Duration,
+    /// The question followed another within [`ASKED_AT_WORK`].
+    is_at_work: bool,
 }
 
 impl<N: Fn() + Send + 'static> Watcher<N> {
@@ -179,10 +247,15 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
             | inotify::WatchFlags::DELETE_SELF
             | inotify::WatchFlags::ONLYDIR;
         let directory = &self.places.devices;
-        inotify::add_watch(&changes, directory, wanted).map_err(|error| format!("{}: {error}", directory.display()))?;
+        inotify::add_watch(&changes, directory, wanted).map_err(|error| match error {
+            // The kernel makes the directory for the first device.
+            Errno::NOENT => NO_DEVICES.to_owned(),
+            error => format!("{}: {error}", directory.display()),
+        })?;
         let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
         let (asked, ask) = rustix::pipe::pipe_with(flags).map_err(|error| format!("cannot make a pipe: {error}"))?;
         self.look_for_devices();
+        let changes = Arc::new(changes);
         let run = move || {
             if let Err(why) = self.watch(&asked, &changes) {
                 warn!(why, "input devices cannot be watched");
@@ -195,14 +268,21 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
     }
 
     /// Until the other end of `asked` is closed. An error: nothing can be seen from now on.
-    fn watch(&mut self, asked: &OwnedFd, changes: &OwnedFd) -> Result<(), String> {
+    fn watch(&mut self, asked: &OwnedFd, changes: &Arc<OwnedFd>) -> Result<(), String> {
         loop {
-            let Woken { ended, changed } = self.wait(asked, changes)?;
+            let devices = self.devices.values().map(|device| Arc::clone(&device.file)).collect();
+            locked(&self.seen).asleep = Some(Asleep { devices, changes: Arc::clone(changes) });
+            let woken = self.wait(asked, changes);
+            locked(&self.seen).asleep = None;
+            let Woken { ended, changed, by_device } = woken?;
             if ended {
                 return Ok(());
             }
-            drain(asked);
             let looked = clock::awake();
+            if drain(asked) {
+                let is_at_work = self.asked.as_ref().is_some_and(|last| looked.saturating_sub(last.at) < ASKED_AT_WORK);
+                self.asked = Some(Asked { at: looked, is_at_work });
+            }
             let touched = self.read_devices();
             locked(&self.seen).looked = looked;
             if changed {
@@ -214,23 +294,35 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
             }
             if touched || changed {
                 (self.noticed)();
-                let pause = Timespec { tv_sec: 0, tv_nsec: i64::from(GATHER.subsec_nanos()) };
+            }
+            if by_device || changed {
+                let gather = if self.hears_noise() { GATHER / 2 } else { GATHER };
+                let pause = Timespec { tv_sec: 0, tv_nsec: i64::from(gather.subsec_nanos()) };
                 // Only its end, and no question, cuts that short.
                 let _ = poll(&mut [PollFd::new(asked, PollFlags::empty())], Some(&pause));
             }
         }
     }
 
+    /// Noisy devices wake the thread while the agent works.
+    fn hears_noise(&self) -> bool {
+        let is_at_work = self.asked.as_ref().is_some_and(|asked| asked.is_at_work);
+        is_at_work && self.devices.values().any(Device::is_noisy)
+    }
+
     fn wait(&self, asked: &OwnedFd, changes: &OwnedFd) -> Result<Woken, String> {
         let mut watched = vec![PollFd::new(asked, PollFlags::IN), PollFd::new(changes, PollFlags::IN)];
-        watched.extend(self.devices.values().map(|device| PollFd::new(&device.file, PollFlags::IN)));
+        let hears_noise = self.hears_noise();
+        let heard = self.devices.values().filter(|device| hears_noise || !device.is_noisy());
+        watched.extend(heard.map(|device| PollFd::new(&device.file, PollFlags::IN)));
         match poll(&mut watched, None) {
             Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Woken { ended: false, changed: false }),
+            Err(Errno::INTR) => return Ok(Woken { ended: false, changed: false, by_device: false }),
             Err(error) => return Err(format!("cannot wait for input: {error}")),
         }
         let ended = watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
-        Ok(Woken { ended, changed: !watched[1].revents().is_empty() })
+        let by_device = watched[2..].iter().any(|device| !device.revents().is_empty());
+        Ok(Woken { ended, changed: !watched[1].revents().is_empty(), by_device })
     }
 
     /// Reads all devices. True if a person touched one. Forgets devices that have gone.
@@ -240,10 +332,14 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
         let mut gone = Vec::new();
         for (name, device) in &mut self.devices {
             match device.read(now) {
-                Some(touches) => any |= take(&self.seen, touches, now),
+                Some(Touches { counted, noise_since }) => {
+                    any |= take(&self.seen, counted, now);
+                    if let Some(since) = noise_since {
+                        locked(&self.seen).noises.add(since, now);
+                    }
+                }
                 None => gone.push(name.clone()),
             }
-            device.probe(now);
         }
         if !gone.is_empty() {
             for name in gone {
@@ -252,8 +348,22 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
             }
             self.look_for_devices();
         }
+        self.probe(now);
         self.note();
         any
+    }
+
+    /// Probes at most one device, for a probe takes some milliseconds in which nothing is read.
+    fn probe(&mut self, now: Moment) {
+        let mut counted: Vec<&mut Device> = self.devices.values_mut().filter(|device| !device.is_noisy()).collect();
+        let times: Vec<_> = counted.iter().map(|device| device.times()).collect();
+        if let Some((_, place)) = next_probe(&times).filter(|(due, _)| *due <= now) {
+            counted[place].probe(now);
+        }
+        let times: Vec<_> = counted.iter().map(|device| device.times()).collect();
+        let probe = next_probe(&times).map_or(Moment::MAX, |(due, _)| due);
+        let is_noisy = self.devices.values().any(Device::is_noisy);
+        locked(&self.seen).due = if is_noisy { Moment::ZERO } else { probe };
     }
 
     fn note(&self) {
@@ -278,25 +388,28 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
         let mut failures = Vec::new();
         for name in found {
             let described = Description::read(&self.places.classes.join(&name).join("device"));
-            if self.devices.contains_key(&name) || !described.is_of_people() || self.is_ignored(&described) {
+            if self.devices.contains_key(&name) || !described.is_of_people() {
                 continue;
             }
-            match Device::open(&self.places.devices.join(&name), described.name.clone(), now) {
+            let is_ignored = self.is_ignored(&described);
+            match Device::open(&self.places.devices.join(&name), described.name.clone(), is_ignored, now) {
                 Ok(device) => {
-                    debug!(device = name, named = described.name, "watching an input device");
+                    debug!(device = name, named = described.name, is_ignored, "watching an input device");
                     self.devices.insert(name, device);
-                    is_new = true;
+                    is_new |= !is_ignored;
                 }
+                // Without the times of its events a desktop may take it for a person.
+                Err(error) if is_ignored => debug!(device = name, %error, "an ignored input device is not seen"),
                 // The device is being removed, and its file goes next.
                 Err(error) if is_gone(&error) => {}
                 Err(error) => failures.push(format!("{name} ({}): {error}", described.name)),
             }
         }
         let mut seen = locked(&self.seen);
-        let watching = match (failures.first(), self.devices.is_empty()) {
+        let watching = match (failures.first(), self.devices.values().any(Device::counts)) {
             (Some(first), _) => Err(format!("cannot open {first}")),
-            (None, true) => Err(NO_DEVICES.to_owned()),
-            (None, false) => Ok(()),
+            (None, false) => Err(NO_DEVICES.to_owned()),
+            (None, true) => Ok(()),
         };
         // Input before a device was opened is not known; and a person has plugged it in.
         if is_new || seen.watching.is_err() {
@@ -313,14 +426,14 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
 /// Whether any of them counts: of each how long ago it was. From the first of them on its person waits.
 fn take(seen: &Mutex<Seen>, touches: impl IntoIterator<Item = (Touch, Duration)>, now: Moment) -> bool {
     let mut seen = locked(seen);
-    let mut any = false;
+    let (mut any, before) = (false, seen.filter.bump());
     for (touch, age) in touches {
         if seen.filter.counts(touch, now) && !std::mem::replace(&mut any, true) {
             seen.last = seen.last.max(now.saturating_sub(age));
         }
     }
     // A movement in doubt is told, too: others may have seen it.
-    any || seen.filter.bump().is_some()
+    any || seen.filter.bump() != before
 }
 
 fn is_gone(error: &std::io::Error) -> bool {
@@ -338,14 +451,18 @@ fn event_files(directory: &Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn drain(changes: &OwnedFd) {
+/// Returns true if there was something to read.
+fn drain(pipe: &OwnedFd) -> bool {
     let mut buffer = [0; 4096];
-    while rustix::io::read(changes, &mut buffer).is_ok_and(|bytes| bytes > 0) {}
+    let mut any = false;
+    while rustix::io::read(pipe, &mut buffer).is_ok_and(|bytes| bytes > 0) {
+        any = true;
+    }
+    any
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::io::Write;
     use std::sync::mpsc;
     use std::time::UNIX_EPOCH;
@@ -533,8 +650,7 @@ mod tests {
         let _keyboard = desk.plug("event0", "A keyboard", "120013");
         let watched = Watched::start(&desk);
         let _ = watched.last();
-        let long_ago = clock::awake().saturating_sub(Duration::from_secs(20));
-        locked(&watched.evdev.seen).looked = long_ago;
+        watched.evdev.make_old(Duration::from_secs(20));
         let reading = watched.evdev.read(clock::now());
         assert!(clock::now().saturating_sub(reading.at) >= Duration::from_secs(20), "it is as old as that");
         // The read asked the thread to look, and the thread answers.
@@ -553,6 +669,66 @@ mod tests {
         let evdev = Evdev::start(places, || {});
         assert!(evdev.has_ended());
         let says = evdev.read(clock::now()).says;
-        assert!(says.as_ref().is_err_and(|why| why.contains("none")), "{says:?}");
+        assert_eq!(says, Err(NO_DEVICES.to_owned()), "it names the settings that permit work");
+    }
+
+    impl Watched {
+        fn ask_and_wait(&self) {
+            let since = clock::awake();
+            self.evdev.ask();
+            let has_looked = (0..1000).any(|_| {
+                std::thread::sleep(Duration::from_millis(5));
+                self.evdev.has_looked(since)
+            });
+            assert!(has_looked);
+        }
+
+        fn has_news(&self) -> bool {
+            std::thread::sleep(GATHER);
+            self.noticed.try_iter().count() > 0
+        }
+    }
+
+    #[test]
+    fn a_bump_is_told_once() {
+        let desk = Desk::new();
+        let mut mouse = desk.plug("event1", "A mouse", "17");
+        let watched = Watched::start(&desk);
+        watched.last();
+        mouse.write_all(&event(EV_REL, 0, 3)).expect("written");
+        let _ = watched.until("a bump", |says| says.as_ref().is_ok_and(|input| input.bump.is_some()));
+        watched.has_news();
+        for _ in 0..3 {
+            watched.ask_and_wait();
+            assert!(!watched.has_news(), "nothing has happened since");
+        }
+    }
+
+    #[test]
+    fn an_ignored_device_wakes_nobody_and_the_times_of_its_events_are_known() {
+        let desk = Desk::new();
+        let _keyboard = desk.plug("event0", "A keyboard", "120013");
+        let mut ignored = desk.plug("event1", "Nobody's", "120013");
+        let watched = Watched::start(&desk);
+        let last = watched.last();
+        watched.ask_and_wait();
+        watched.has_news();
+        let (before, since) = (clock::now(), clock::awake());
+        ignored.write_all(&event(EV_KEY, 30, 1)).expect("written");
+        std::thread::sleep(GATHER * 2);
+        assert!(!watched.evdev.has_looked(since), "its thread sleeps");
+        assert!(!watched.evdev.noises().cover(before, Duration::ZERO));
+        watched.ask_and_wait();
+        assert!(watched.evdev.noises().cover(before, Duration::ZERO));
+        assert!(!watched.has_news());
+        assert_eq!(watched.last(), last, "it is no input");
+    }
+
+    #[test]
+    fn ignored_devices_alone_are_no_devices() {
+        let desk = Desk::new();
+        let _ignored = desk.plug("event1", "Nobody's", "120013");
+        let watched = Watched::start(&desk);
+        assert_eq!(watched.evdev.read(clock::now()).says, Err(NO_DEVICES.to_owned()));
     }
 }

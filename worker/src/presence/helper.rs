@@ -26,12 +26,14 @@ pub struct Helper {
     /// When the session's person touched something last; or why that is not known.
     pub last: Result<Moment, String>,
     pub full_screen: Option<bool>,
+    /// The session has a seat, so that its input comes from devices that the agent sees, too.
+    pub at_seat: bool,
 }
 
 impl Helper {
     pub fn input(&self, trusted: bool) -> Reading<Input> {
         let proves = if self.is_own || trusted { Proves::Absence } else { Proves::Presence };
-        let says = self.last.clone().map(|last| Input { last, proves, bump: None, untold: false });
+        let says = self.last.clone().map(|last| Input { last, proves, bump: None, untold: false, at_seat: self.at_seat });
         Reading { source: Cow::Owned(self.source.clone()), at: self.at, says }
     }
 
@@ -56,7 +58,7 @@ const ENDED_LIMIT: usize = 16;
 pub struct Helpers {
     here: BTreeMap<u64, Here>,
     /// The last input that each source has seen.
-    gone: BTreeMap<String, Moment>,
+    gone: BTreeMap<String, Gone>,
     /// By source, the newest last.
     ended: Vec<Ended>,
 }
@@ -72,6 +74,12 @@ struct Here {
 struct Told {
     at: Moment,
     last: Moment,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Gone {
+    last: Moment,
+    at_seat: bool,
 }
 
 /// A helper whose connection ended.
@@ -107,11 +115,13 @@ impl Helpers {
         let Here { helper, told } = here;
         if let Some(told) = told {
             let known = self.gone.entry(helper.source.clone()).or_default();
-            *known = told.last.max(*known);
+            if told.last >= known.last {
+                *known = Gone { last: told.last, at_seat: helper.at_seat };
+            }
         }
         // The latest input keeps the agent from work for longest.
         while self.gone.len() > GONE_LIMIT {
-            let oldest = self.gone.iter().min_by_key(|(_, last)| **last).map(|(source, _)| source.clone());
+            let oldest = self.gone.iter().min_by_key(|(_, gone)| gone.last).map(|(source, _)| source.clone());
             oldest.and_then(|source| self.gone.remove(&source));
         }
         self.ended.retain(|ended| ended.source != helper.source);
@@ -122,7 +132,7 @@ impl Helpers {
 
     /// Forgets sources of helpers that ended and have seen no input for so long.
     pub fn forget(&mut self, now: Moment, after: Duration) {
-        self.gone.retain(|_, last| now.saturating_sub(*last) < after);
+        self.gone.retain(|_, gone| now.saturating_sub(gone.last) < after);
     }
 
     pub fn input(&self, trusted: bool, now: Moment) -> Vec<Reading<Input>> {
@@ -136,8 +146,9 @@ impl Helpers {
                 input.push(before.input(false));
             }
         }
-        input.extend(self.gone.iter().map(|(source, last)| {
-            let says = Ok(Input { last: *last, proves: Proves::Presence, bump: None, untold: false });
+        input.extend(self.gone.iter().map(|(source, Gone { last, at_seat })| {
+            let (last, at_seat) = (*last, *at_seat);
+            let says = Ok(Input { last, proves: Proves::Presence, bump: None, untold: false, at_seat });
             Reading { source: Cow::Owned(format!("{source}, gone")), at: now, says }
         }));
         input
@@ -175,7 +186,7 @@ mod tests {
     fn seen(source: &str, last: Result<u64, &str>) -> Option<Helper> {
         let last = last.map(Duration::from_secs).map_err(str::to_owned);
         let source = source.to_owned();
-        Some(Helper { source, is_own: false, at: Duration::from_secs(1000), last, full_screen: None })
+        Some(Helper { source, is_own: false, at: Duration::from_secs(1000), last, full_screen: None, at_seat: false })
     }
 
     #[test]
@@ -264,15 +275,7 @@ mod tests {
         let at = |at, last: Result<u64, &str>| {
             let last = last.map(Duration::from_millis).map_err(str::to_owned);
             let at = Duration::from_secs(at);
-            Helper { source: "x11".to_owned(), is_own: false, at, last, full_screen: None }
-        // Another session of the same user says nothing about the one whose helper ended.
-        helpers.hear(3, seen("x11 of user 7", Ok(990)), Timestamp::UNIX_EPOCH);
-        helpers.hear(2, None, Timestamp::UNIX_EPOCH);
-        helpers.hear(3, seen("x11 of user 7", Ok(994)), Timestamp::UNIX_EPOCH);
-        assert!(notes(&helpers)[0].ends_with("00:00: the display is gone"));
-        helpers.hear(2, seen("x11 of user 7", Err("the display is gone")), Timestamp::UNIX_EPOCH);
-        assert!(notes(&helpers).is_empty());
-        helpers.hear(3, None, Timestamp::UNIX_EPOCH);
+            Helper { source: "x11".to_owned(), is_own: false, at, last, full_screen: None, at_seat: false }
         };
         for (what, before, now, expected) in [
             ("nothing happened", at(1000, Ok(990_000)), at(1004, Ok(990_003)), false),

@@ -46,6 +46,7 @@ impl Hid {
             proves: Proves::Absence,
             bump: None,
             untold: false,
+            at_seat: false,
         });
         Reading::new(SOURCE, now, says)
     }

@@ -15,7 +15,7 @@ use super::policy::Policy;
 use super::probes::{self, Processes};
 use super::remote::{self, Watch};
 use super::settings::Settings;
-use super::signals::{self, Input, Moment, Proves, Reading};
+use super::signals::{self, Input, Moment, Noises, Proves, Reading};
 use super::sources::{Machine, not_asked};
 use super::terminals::Terminals;
 use crate::clock;
@@ -75,6 +75,24 @@ impl Own {
         let helpers = missing::desktop().filter(|_| self.terminals.is_some());
         let helpers = helpers.map(|missing| Reading::new("session helpers", now, Err(missing.to_string())));
         evdev.into_iter().chain(terminals).chain(helpers).collect()
+    }
+
+    /// Asks sources that answer later to answer now.
+    pub fn ask(&self) {
+        self.evdev.iter().for_each(Evdev::ask);
+    }
+
+    #[cfg(test)]
+    pub fn make_old(&self, age: Duration) {
+        self.evdev.iter().for_each(|evdev| evdev.make_old(age));
+    }
+
+    pub fn has_answered(&self, since: Duration) -> bool {
+        self.evdev.as_ref().is_none_or(|evdev| evdev.has_looked(since))
+    }
+
+    pub fn noises(&self) -> Noises {
+        self.evdev.as_ref().map(Evdev::noises).unwrap_or_default()
     }
 
     /// Findings about input devices, for people.

@@ -42,6 +42,9 @@ const MEMORY_HYSTERESIS: f64 = 1.5;
 /// What a source without a sense for movements makes of a bump: input, at about the same time.
 const ABOUT_THE_SAME: Duration = Duration::from_millis(1250);
 
+/// The source that sees input devices themselves.
+pub const DEVICES: &str = "evdev";
+
 /// What the owner wants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
@@ -265,8 +268,8 @@ fn objections(policy: &Policy, signals: &Signals, before: &State, now: Moment) -
     let found = [
         signals.paused.as_ref().map(|until| (Kind::Paused, format!("paused by its owner {until}"))),
         if policy.unattended { None } else { person(policy, signals, before, now) },
-        remote(policy, &signals.remote, now),
-        watching(policy, signals, now),
+        remote(policy, &signals.remote, works, now),
+        watching(policy, signals, works, now),
         if policy.beside_full_screen { None } else { full_screen().map(|text| (Kind::FullScreen, text)) },
         programs(policy, &signals.programs, now).map(|text| (Kind::Program, text)),
         if policy.on_battery { None } else { battery(&signals.power, now).map(|text| (Kind::Battery, text)) },
@@ -326,6 +329,8 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     let is_bump = |source: &str, last: Moment| {
         bumps.iter().any(|(by, bump)| **by != *source && last.abs_diff(*bump) <= ABOUT_THE_SAME)
     };
+    let sees_devices = sees_devices(signals, now);
+    let is_noise = |input: &Input| sees_devices && is_noise(input, signals);
     let woke = signals.woke.map(|woke| ("the machine woke", woke));
     let soonest = policy.resume_after.min(policy.start_after);
     let is_recent = |interrupted: Interrupted| now.saturating_sub(interrupted.at) < policy.give_back_after;
@@ -337,34 +342,76 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     // At work the first says the same, unless what was seen just then came in late.
     let is_new = |last: Moment| before.activity == Activity::Work && last > before.since;
     let objects = |last: Moment| now.saturating_sub(last) < needed || is_new(last);
-    let inputs = heard.iter().filter(|(source, input)| !is_bump(source, input.last));
+    let inputs = heard.iter().filter(|(source, input)| !is_bump(source, input.last) && !is_noise(input));
     let mut inputs = inputs.map(|(source, input)| (*source, input.last)).chain(woke);
     // The first in their order and not the latest: which of several is the latest changes with every key.
     let (source, _) = inputs.find(|(_, last)| objects(*last))?;
     Some((Kind::Person, format!("its person is here, or left less than {} ago ({source})", span(needed))))
 }
 
+/// Returns true if no source can tell whether a person is there.
+pub fn is_blind(policy: &Policy, signals: &Signals, now: Moment) -> bool {
+    let proves = |reading: &Reading<Input>| {
+        reading.fresh(now, ANSWER_LIMIT).is_ok_and(|input| input.proves == Proves::Absence)
+    };
+    !policy.unattended && !signals.input.iter().any(proves)
+}
+
+/// The last input that a person made, as far as is known.
+pub fn touched(signals: &Signals, now: Moment) -> Option<Moment> {
+    let sees_devices = sees_devices(signals, now);
+    let inputs = signals.input.iter().filter_map(|reading| reading.says.as_ref().ok());
+    inputs.filter(|input| !(sees_devices && is_noise(input, signals))).map(|input| input.last).max()
+}
+
+/// Returns true if a source that sees the devices themselves proves absence. Only beside it may a desktop's input be taken for noise.
+fn sees_devices(signals: &Signals, now: Moment) -> bool {
+    let sees = |reading: &Reading<Input>| {
+        let proves = |input: &Input| input.proves == Proves::Absence && !input.at_seat;
+        reading.source == DEVICES && reading.fresh(now, ANSWER_LIMIT).is_ok_and(proves)
+    };
+    signals.input.iter().any(sees)
+}
+
+/// Returns true if a desktop tells of input that the source of input devices has not looked for: it may be noise.
+pub fn may_be_noise(signals: &Signals) -> bool {
+    let looked = signals.input.iter().find(|reading| reading.source == DEVICES).map(|reading| reading.at);
+    let inputs = signals.input.iter().filter_map(|reading| reading.says.as_ref().ok());
+    let newest = inputs.filter(|input| input.at_seat).map(|input| input.last).max();
+    !signals.noises.is_empty() && newest > looked
+}
+
+/// Desktops know no noise and no ignored devices: to them every event is input. A session without a seat has no such device.
+fn is_noise(input: &Input, signals: &Signals) -> bool {
+    input.at_seat && signals.noises.cover(input.last, ABOUT_THE_SAME)
+}
+
+/// While work runs a person whom only logind sees is noticed as soon as others. Nothing begins by old answers anyway.
+fn logind_age_limit(works: bool) -> Duration {
+    if works { ANSWER_LIMIT } else { PROBE_AGE_LIMIT }
+}
+
 /// A person who works by a session without a terminal.
-fn remote(policy: &Policy, reading: &Reading<Remote>, now: Moment) -> Option<(Kind, String)> {
+fn remote(policy: &Policy, reading: &Reading<Remote>, works: bool, now: Moment) -> Option<(Kind, String)> {
     if !policy.remote.matter() {
         return None;
     }
-    match reading.fresh(now, PROBE_AGE_LIMIT) {
+    match reading.fresh(now, logind_age_limit(works)) {
         Ok(remote) => remote.objection(now).map(|text| (Kind::Person, text)),
         Err(why) => Some((Kind::Unknown, format!("cannot tell who works here without a terminal: {why}"))),
     }
 }
 
 /// A person who touches nothing, for a program keeps the screen on.
-fn watching(policy: &Policy, signals: &Signals, now: Moment) -> Option<(Kind, String)> {
+fn watching(policy: &Policy, signals: &Signals, works: bool, now: Moment) -> Option<(Kind, String)> {
     let rules = &policy.inhibitors;
-    let logind = signals.inhibitors.fresh(now, PROBE_AGE_LIMIT);
+    let logind = signals.inhibitors.fresh(now, logind_age_limit(works));
     if let Err(why) = &logind
         && rules.logind
     {
         return Some((Kind::Unknown, format!("cannot tell which programs keep the screen on: {why}")));
     }
-    let touched = signals.input.iter().filter_map(|reading| Some(reading.says.as_ref().ok()?.last)).max();
+    let touched = touched(signals, now);
     let counts = |inhibitor: &&Inhibitor| inhibitor.counts(rules, touched, now);
     // A film counts, however stale the answer of its helper is.
     let told = signals.told_inhibitors.iter().filter_map(|reading| reading.says.as_ref().ok());

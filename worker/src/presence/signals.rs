@@ -4,6 +4,7 @@
 //! who cannot tell says so, and why.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::hours::LocalTime;
@@ -48,6 +49,36 @@ pub struct Input {
     pub bump: Option<Moment>,
     /// Some of what it sees does not tell by itself, and is found out by looking.
     pub untold: bool,
+    /// The source sees the input devices of this machine through a desktop, which takes noise for input.
+    pub at_seat: bool,
+}
+
+/// Spans of time in which input devices moved without a person: devices that make noise, and devices that the owner ignores.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Noises(VecDeque<(Moment, Moment)>);
+
+/// Spans that are remembered. A span grows while the noise goes on.
+const NOISES_LIMIT: usize = 64;
+
+impl Noises {
+    pub fn add(&mut self, from: Moment, to: Moment) {
+        if let Some(last) = self.0.back_mut().filter(|last| from <= last.1) {
+            *last = (last.0.min(from), last.1.max(to));
+            return;
+        }
+        self.0.push_back((from, to));
+        let surplus = self.0.len().saturating_sub(NOISES_LIMIT);
+        self.0.drain(..surplus);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns true if a span is not further from the moment than `about`.
+    pub fn cover(&self, moment: Moment, about: Duration) -> bool {
+        self.0.iter().any(|(from, to)| from.saturating_sub(about) <= moment && moment <= to.saturating_add(about))
+    }
 }
 
 /// What follows if a source of input has seen nothing.
@@ -87,6 +118,7 @@ pub enum Network {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Signals {
     pub input: Vec<Reading<Input>>,
+    pub noises: Noises,
     /// When the machine woke from its last sleep, if it slept since the agent's start: somebody may have woken it.
     pub woke: Option<Moment>,
     /// CPU that others use, in cores.

@@ -106,6 +106,7 @@ impl Sources {
 
     /// While the machine sleeps one clock stands still.
     fn notice_sleep(&mut self, now: Moment, asleep: Duration) {
+            noises: self.own.noises(),
         if asleep.saturating_sub(self.asleep) > SLEPT {
             self.woke = Some(now);
         }

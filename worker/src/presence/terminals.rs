@@ -61,7 +61,7 @@ impl Terminals {
             self.last = self.last.max(heard);
             self.accessed = Some(accessed);
             let untold = self.ears.as_ref().is_none_or(Ears::misses_some);
-            Input { last: self.last, proves: self.proves, bump: None, untold }
+            Input { last: self.last, proves: self.proves, bump: None, untold, at_seat: false }
         });
         if says.is_err() {
             self.accessed = None;

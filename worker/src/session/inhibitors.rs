@@ -1,13 +1,10 @@
 //! Programs that keep this session's screen on, as its desktop and its compositor know of them.
 //!
-//! Runs a thread with a connection to the session's bus and one to the agent. It asks the desktop and tells the agent every few seconds.
-//! An agent that hears nothing for ten seconds takes the session for one that hangs, so a bus that hangs delays no message: its last
-//! answer holds for a minute. A session without a bus has no inhibitors.
+//! Runs a thread with a connection to the session's bus, which asks the desktop every few seconds. The helper tells the agent with its
+//! next message. An agent that hears of no inhibitors for ten seconds takes the session for one that hangs, so a bus that hangs
+//! delays no message: its last answer holds for a minute. A session without a bus has no inhibitors.
 
-use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::time::{sleep, timeout};
@@ -15,16 +12,11 @@ use zbus::Connection;
 use zbus::fdo::DBusProxy;
 use zbus::names::BusName;
 
-use super::{ANSWER_WAIT, SPEAK_EVERY, WRITE_WAIT};
-use crate::local::message::{Ask, write};
-use crate::platform;
+use super::{ANSWER_WAIT, Inhibited, SPEAK_EVERY};
 use crate::presence::inhibitors::{HELD_LIMIT, Held, Place};
 
 /// A bus that hangs for a moment does not end a film.
 const BELIEVED: Duration = Duration::from_secs(60);
-
-/// An agent that does not know these messages ends the connection.
-const RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Length of a program's name. All names together fit into one message to the agent, even if every character needs an escape.
 const NAME_BYTES_LIMIT: usize = 80;
@@ -73,36 +65,20 @@ trait PowerManagement {
     fn has_inhibit(&self) -> zbus::Result<bool>;
 }
 
-/// Tells the agent from now on, until the process ends. `compositor`: it says that a program keeps the screen on.
-pub fn start(sockets: Vec<PathBuf>, compositor: Arc<AtomicBool>) {
+/// Asks the desktop from now on, until the process ends.
+pub fn start(inhibited: Arc<Inhibited>) {
     let run = move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
             let mut desktop = Desktop::default();
             loop {
-                if let Some(agent) = sockets.iter().find_map(|socket| platform::connect(socket, WRITE_WAIT).ok()) {
-                    tell(agent, &mut desktop, &compositor).await;
-                }
-                sleep(RETRY_AFTER).await;
+                inhibited.by_desktop(desktop.held().await);
+                sleep(SPEAK_EVERY).await;
             }
         });
     };
     // Without a thread the helper does not report inhibitors. It does the rest.
     let _ = std::thread::Builder::new().name("pcfarm-inhibitors".to_owned()).spawn(run);
-}
-
-/// Until the agent is gone.
-async fn tell(mut agent: platform::Connection, desktop: &mut Desktop, compositor: &AtomicBool) {
-    loop {
-        let mut held = desktop.held().await;
-        if compositor.load(Ordering::Relaxed) {
-            held.push(Held { place: Place::Wayland, by: "a program".to_owned() });
-        }
-        if agent.write_all(&write(&Ask::Inhibitors { held })).is_err() {
-            return;
-        }
-        sleep(SPEAK_EVERY).await;
-    }
 }
 
 /// Last answer of the desktop.

@@ -42,6 +42,8 @@ pub struct Display {
     active_window: Atom,
     window_state: Atom,
     fills_screen: Atom,
+    /// The display has a console, so that a person may sit at it.
+    has_console: bool,
 }
 
 impl Display {
@@ -65,12 +67,16 @@ impl Display {
         let active_window = atom("_NET_ACTIVE_WINDOW").map_err(failed)?;
         let window_state = atom("_NET_WM_STATE").map_err(failed)?;
         let fills_screen = atom("_NET_WM_STATE_FULLSCREEN").map_err(failed)?;
-        Ok(Display { connection, root, has_alarm, active_window, window_state, fills_screen })
+        let has_console = has_console(&connection, root).map_err(failed)?;
+        Ok(Display { connection, root, has_alarm, active_window, window_state, fills_screen, has_console })
     }
 
     pub fn tell(&self, agent: &mut Agent) -> Result<Never, Ended> {
         let gone = |why: &dyn std::fmt::Display| Ended::Session(Loss::Gone, format!("the display is gone: {why}"));
         let mut spoke: Option<(Duration, Sight)> = None;
+        if !self.has_console {
+            agent.has_no_seat();
+        }
         loop {
             let idle = match self.idle() {
                 Ok(idle) => Ok(idle),
@@ -143,6 +149,16 @@ impl Display {
             }
         }
     }
+}
+
+/// Xorg names its console at the root window. Servers for remote desktops have none.
+fn has_console(connection: &RustConnection<Patient>, root: Window) -> Result<bool, ReplyError> {
+    let name = connection.intern_atom(true, b"XFree86_VT")?.reply()?.atom;
+    if name == u32::from(AtomEnum::NONE) {
+        return Ok(false);
+    }
+    let console = connection.get_property(false, root, name, AtomEnum::ANY, 0, 1)?.reply()?;
+    Ok(console.type_ != u32::from(AtomEnum::NONE))
 }
 
 /// To the one that the environment names, and its screen.

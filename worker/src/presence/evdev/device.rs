@@ -8,6 +8,7 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use pcfarm_native::linux;
@@ -20,49 +21,84 @@ use crate::presence::signals::Moment;
 
 const EVENTS_AT_ONCE: usize = 64;
 
-/// Quiet time before a device is probed, and the time between probes. A probe keeps the events of a few microseconds from other
-/// programs. After a quiet minute no key is down whose release could be lost.
-const QUIET: Duration = Duration::from_secs(60);
+/// Time without an event of any device before one is probed. For some milliseconds a probe keeps the events of its device from all
+/// other programs, the console included: after a quiet minute nobody types, and no key is down whose release could be lost.
+pub const QUIET: Duration = Duration::from_secs(60);
+
+/// Time between two probes of a device without events.
+const PROBE_EVERY: Duration = Duration::from_secs(600);
+
+/// Time that one read of noise covers at most.
+const NOISE_SPAN: Duration = Duration::from_secs(10);
+
+/// Events of one read.
+#[derive(Default)]
+pub struct Touches {
+    /// Touches that count, with the age of each.
+    pub counted: Vec<(Touch, Duration)>,
+    /// Begin of the time in which the device moved without a person.
+    pub noise_since: Option<Moment>,
+}
 
 pub struct Device {
-    pub file: File,
+    pub file: Arc<File>,
     /// Name in sysfs.
     pub named: String,
+    /// The owner ignores the device: only the times of its events matter.
+    is_ignored: bool,
     noise: Noise,
     /// The tiny range of absolute axes.
     tiny: BTreeMap<u16, i64>,
-    /// Its last event, or its beginning.
+    /// Last event, or the beginning.
     active: Moment,
+    read: Moment,
     probed: Moment,
     is_grabbed: bool,
 }
 
 impl Device {
-    pub fn open(path: &Path, named: String, now: Moment) -> std::io::Result<Device> {
+    pub fn open(path: &Path, named: String, is_ignored: bool, now: Moment) -> std::io::Result<Device> {
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
         Ok(Device {
-            file,
+            file: Arc::new(file),
             named,
+            is_ignored,
             noise: Noise::default(),
             tiny: BTreeMap::new(),
             active: now,
+            read: now,
             probed: now,
             is_grabbed: false,
         })
     }
 
-    /// Touches that count, with the age of each. None: the device is gone.
-    pub fn read(&mut self, now: Moment) -> Option<Vec<(Touch, Duration)>> {
+    /// Returns true if events of the device may count.
+    pub fn counts(&self) -> bool {
+        !self.is_ignored
+    }
+
+    /// Returns true for a device that moves by itself, as far as is known, or that the owner ignores.
+    pub fn is_noisy(&self) -> bool {
+        self.is_ignored || self.noise.is_noise()
+    }
+
+    /// Reads all events. None: the device is gone.
+    pub fn read(&mut self, now: Moment) -> Option<Touches> {
         let mut buffer = [0; EVENT_BYTES * EVENTS_AT_ONCE];
-        let mut touches = Vec::new();
+        let mut touches = Touches::default();
+        let before = std::mem::replace(&mut self.read, now).max(now.saturating_sub(NOISE_SPAN));
         loop {
-            match self.file.read(&mut buffer) {
+            match (&*self.file).read(&mut buffer) {
                 Ok(0) => return None,
                 Ok(bytes) => {
                     self.active = now;
-                    let events = events(&buffer[..bytes], SystemTime::now());
-                    touches.extend(events.into_iter().filter_map(|(event, age)| Some((self.judge(event, now)?, age))));
+                    for (event, age) in events(&buffer[..bytes], SystemTime::now()) {
+                        match self.judge(event, now) {
+                            Some(touch) => touches.counted.push((touch, age)),
+                            None => touches.noise_since = Some(before),
+                        }
+                    }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Some(touches),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -73,6 +109,9 @@ impl Device {
 
     /// None: it is noise.
     fn judge(&mut self, event: Event, now: Moment) -> Option<Touch> {
+        if self.is_ignored {
+            return None;
+        }
         match event {
             Event::Deliberate => {
                 self.noise.is_used();
@@ -92,13 +131,15 @@ impl Device {
         }
     }
 
-    /// Looks whether another program has grabbed it, if it is quiet and that is due.
+    /// Asks the kernel whether another program has grabbed the device.
     pub fn probe(&mut self, now: Moment) {
-        let is_due = is_due(now, self.active, self.probed);
-        if is_due {
-            self.probed = now;
-            self.is_grabbed = linux::is_grabbed(self.file.as_fd()).unwrap_or(false);
-        }
+        self.probed = now;
+        self.is_grabbed = linux::is_grabbed(self.file.as_fd()).unwrap_or(false);
+    }
+
+    /// Times of the last event and of the last probe.
+    pub fn times(&self) -> (Moment, Moment) {
+        (self.active, self.probed)
     }
 
     pub fn is_grabbed(&self) -> bool {
@@ -120,8 +161,15 @@ impl Device {
     }
 }
 
-fn is_due(now: Moment, active: Moment, probed: Moment) -> bool {
-    now.saturating_sub(active) >= QUIET && now.saturating_sub(probed) >= QUIET
+/// Chooses the device to probe next, and when, by the times of the last event and of the last probe of each: one at a time, the device
+/// that was probed longest ago. A device is due once after its last event, and then every ten minutes.
+pub fn next_probe(times: &[(Moment, Moment)]) -> Option<(Moment, usize)> {
+    let quiet = times.iter().map(|(active, _)| *active).max()?.saturating_add(QUIET);
+    let due = |active: Moment, probed: Moment| {
+        if probed <= active { quiet } else { quiet.max(probed.saturating_add(PROBE_EVERY)) }
+    };
+    let all = times.iter().enumerate().map(|(place, (active, probed))| (due(*active, *probed), *probed, place));
+    all.min().map(|(due, _, place)| (due, place))
 }
 
 #[cfg(test)]
@@ -129,12 +177,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_probed_only_after_a_quiet_minute() {
+    fn one_device_at_a_time_is_probed_after_a_quiet_minute() {
         let at = Duration::from_secs;
-        for (now, active, probed, expected) in
-            [(100, 0, 0, true), (100, 41, 0, false), (100, 0, 41, false), (59, 0, 0, false), (10, 90, 90, false)]
-        {
-            assert_eq!(is_due(at(now), at(active), at(probed)), expected, "{now} {active} {probed}");
+        let cases: [(&str, u64, &[(u64, u64)], Option<usize>); 7] = [
+            ("none", 100, &[], None),
+            ("just plugged in", 1059, &[(1000, 1000)], None),
+            ("a quiet minute later", 1060, &[(1000, 1000)], Some(0)),
+            ("another device is in use", 1060, &[(1000, 1000), (1050, 900)], None),
+            ("the one probed longest ago", 1100, &[(1000, 990), (1000, 980), (1000, 1000)], Some(1)),
+            ("probed since its last event", 1100, &[(1000, 1060)], None),
+            ("ten minutes ago", 1660, &[(1000, 1060), (1000, 1061)], Some(0)),
+        ];
+        for (what, now, times, expected) in cases {
+            let times: Vec<_> = times.iter().map(|(active, probed)| (at(*active), at(*probed))).collect();
+            let due = next_probe(&times).filter(|(due, _)| *due <= at(now));
+            assert_eq!(due.map(|(_, place)| place), expected, "{what}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::hours::LocalTime;
-use super::super::signals::Input;
+use super::super::signals::{Input, Noises};
 use super::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -36,7 +36,7 @@ fn seen(source: &'static str, at: Moment, idle: Duration) -> Reading<Input> {
     Reading::new(
         source,
         at,
-        Ok(Input { last: at.saturating_sub(idle), proves: Proves::Absence, bump: None, untold: false }),
+        Ok(Input { last: at.saturating_sub(idle), proves: Proves::Absence, bump: None, untold: false, at_seat: false }),
     )
 }
 
@@ -45,6 +45,7 @@ fn quiet(now: Moment) -> Signals {
     let memory = Memory { total_bytes: 16 << 30, available_bytes: 12 << 30, own_bytes: 1 << 30 };
     Signals {
         input: vec![seen("evdev", now, 60 * MINUTE)],
+        noises: Noises::default(),
         notes: Vec::new(),
         woke: None,
         load: Reading::new("proc", now, Ok(0.05)),
@@ -306,6 +307,80 @@ fn the_reason_says_who_said_so() {
     );
 }
 
+/// A mouse that jitters by one count resets the idle time of every desktop at its seat.
+#[test]
+fn a_desktop_that_takes_noise_for_input_is_not_believed() {
+    let second = Duration::from_secs(1);
+    let helper = |idle, at_seat| {
+        let mut helper = seen("x11 of user 7", NOW, idle);
+        helper.says = helper.says.map(|input| Input { proves: Proves::Presence, at_seat, ..input });
+        helper
+    };
+    type Change = fn(&mut Signals);
+    let table: &[(&str, Duration, bool, Change, bool)] = &[
+        ("noise", second, true, |_| {}, false),
+        ("noise of a minute ago", 60 * second, true, |_| {}, false),
+        ("input just after it", second, true, |s| s.noises = noises(3), false),
+        ("input without noise", 5 * second, true, |s| s.noises = noises(60), true),
+        ("a remote session", second, false, |_| {}, true),
+        ("devices that are not all seen", second, true, |s| s.input[0].says = Err("no".to_owned()), true),
+        ("a source of devices that is silent", second, true, |s| s.input[0].at = NOW - Duration::from_secs(11), true),
+        ("somebody at the keyboard", second, true, |s| s.input[0] = seen("evdev", NOW, Duration::from_secs(1)), true),
+    ];
+    fn noises(seconds_ago: u64) -> Noises {
+        let mut noises = Noises::default();
+        let from = NOW - Duration::from_secs(120);
+        noises.add(from, NOW - Duration::from_secs(seconds_ago) + Duration::from_secs(1));
+        noises
+    }
+    for (what, idle, at_seat, change, expected) in table {
+        let mut signals = quiet(NOW);
+        signals.noises = noises(1);
+        signals.input.push(helper(*idle, *at_seat));
+        change(&mut signals);
+        let state = decide(&policy(), &signals, &State::new(NOW - 60 * MINUTE), NOW);
+        assert_eq!(!state.objections.is_empty(), *expected, "{what}: {:?}", state.objections);
+    }
+    let mut signals = quiet(NOW);
+    signals.input.push(helper(second, true));
+    assert!(!may_be_noise(&signals), "no device makes noise");
+    signals.noises = noises(60);
+    signals.input[0].at = NOW - 4 * second;
+    assert!(may_be_noise(&signals), "the devices were not looked at since");
+    signals.input[0].at = NOW;
+    assert!(!may_be_noise(&signals));
+    assert_eq!(touched(&signals, NOW), Some(NOW - second));
+}
+
+#[test]
+fn while_it_works_old_answers_of_logind_count_for_ten_seconds() {
+    let second = Duration::from_secs(1);
+    for (age, works, expected) in [(10, true, false), (11, true, true), (11, false, false), (61, false, true)] {
+        type Old = fn(&mut Signals, Moment);
+        let olds: [Old; 2] = [|s, at| s.remote.at = at, |s, at| s.inhibitors.at = at];
+        for old in olds {
+            let mut signals = quiet(NOW);
+            old(&mut signals, NOW - age * second);
+            let mut before = State::new(NOW - 60 * MINUTE);
+            before.activity = if works { Activity::Work } else { Activity::Rest };
+            let state = decide(&policy(), &signals, &before, NOW);
+            assert_eq!(state.weightiest() == Some(Kind::Unknown), expected, "{age} {works}");
+        }
+    }
+}
+
+#[test]
+fn only_an_agent_without_a_source_is_blind() {
+    let mut signals = quiet(NOW);
+    assert!(!is_blind(&policy(), &signals, NOW));
+    signals.inhibitors.says = Err("no list".to_owned());
+    assert!(!is_blind(&policy(), &signals, NOW), "it sees the keyboard");
+    signals.input[0].says = Err("no devices".to_owned());
+    assert!(is_blind(&policy(), &signals, NOW));
+    assert!(!is_blind(&Policy { unattended: true, ..policy() }, &signals, NOW));
+}
+
+
 fn any_reading<T: Clone + std::fmt::Debug + 'static>(
     source: &'static str,
     says: impl Strategy<Value = T> + 'static,
@@ -352,7 +427,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn signals_of(step: &Step, now: Moment) -> Signals {
     let ago = |seconds: u64| now.saturating_sub(Duration::from_secs(seconds));
     let input = |(age, says, source): &(u64, Result<u64, String>, &'static str), proves| {
-        let says = says.clone().map(|idle| Input { last: ago(idle), proves, bump: None, untold: false });
+        let says = says.clone().map(|idle| Input { last: ago(idle), proves, bump: None, untold: false, at_seat: false });
         Reading::new(source, ago(*age), says)
     };
     let power = |mains| if mains { Power::Mains } else { Power::Battery };
