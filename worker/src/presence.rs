@@ -16,7 +16,7 @@
 //!   `probes`, `network`. `prober`: asks what takes time. `elsewhere`: the system's own counts, on macOS with `hid`. `load`: what others compute.
 //! - [`remote`]: sessions without a terminal. [`inhibitors`]: programs that keep the screen on.
 //! - [`wishes`]: what the farm wants, within the owner's limits; [`cores`]: of that, what the next process begins with.
-//! - `pulse`: whether the thread still looks, for programs that run on without it.
+//! - `pulse`: whether the thread still looks and the agent obeys, for programs that run on without it.
 //! - `desk`: what is said to it and by it. `pause`: the owner's pause. `history`: what it did in the last week. `disk`: writes both.
 
 mod aside;
@@ -77,7 +77,7 @@ use self::helper::Helpers;
 use self::history::{History, Yields};
 use self::inhibitors::Told;
 use self::pause::Pauses;
-use self::policy::{Activity, Policy, State, decide};
+use self::policy::{ANSWER_LIMIT, Activity, Policy, State, decide};
 use self::pulse::Pulse;
 use self::settings::Settings;
 use self::signals::{Input, Moment, Reading, Signals};
@@ -98,6 +98,12 @@ const LOOK_AT_WORK_EVERY: Duration = Duration::from_secs(1);
 
 /// The same, where somebody may type whom nobody tells of: half of what a person may wait.
 const LOOK_CLOSELY_EVERY: Duration = Duration::from_millis(500);
+
+/// How long a look waits at most for answers that it asked for.
+const ANSWERS_WAIT: Duration = Duration::from_millis(200);
+
+/// Time in which the agent's loop stops what cores compute.
+const OBEYED_WITHIN: Duration = Duration::from_secs(1);
 
 /// What sessions are to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -167,6 +173,8 @@ struct Shared {
     /// Who works here, for people who ask.
     agent: OnceLock<About>,
     session: Mutex<Option<Session>>,
+    /// GPUs, for people who ask.
+    gpus: Mutex<Vec<String>>,
     /// That the farm has it take no more.
     drained: Mutex<Option<Reading<String>>>,
     /// When a server said that it had woken the PC, until somebody touches it.
@@ -176,8 +184,6 @@ struct Shared {
 /// What is in the cores' hands.
 #[derive(Default)]
 struct Computes {
-    /// GPUs, for people who ask.
-    gpus: Mutex<Vec<String>>,
     /// What was begun, and when.
     held: Vec<(Moment, Weak<Checkout>)>,
     /// When something was there last.
@@ -260,6 +266,7 @@ impl Presence {
             pulse: Pulse::new(),
             agent: OnceLock::new(),
             session: Mutex::default(),
+            gpus: Mutex::default(),
             drained: Mutex::default(),
             woken: Mutex::default(),
         });
@@ -269,7 +276,6 @@ impl Presence {
             move || desk.nudge()
         };
         let policy = shared.known().policy.clone();
-            gpus: Mutex::default(),
         let mut sources = Sources::start(settings, &policy, noticed)?;
         shared.look(&mut sources);
         let thread = std::thread::Builder::new().name("pcfarm-presence".to_owned()).spawn(move || {
@@ -308,6 +314,15 @@ fn rhythm(is_busy: bool, signals: Option<&Signals>) -> Duration {
     }
 }
 
+/// Returns false if cores go on though the agent's loop was told to stop them: it hangs, and the supervisors of programs are to
+/// stop them without it.
+fn is_obeyed(state: &State, computes: bool, now: Moment) -> bool {
+    match state.activity {
+        Activity::Work | Activity::Finish => true,
+        Activity::Freeze | Activity::Rest => !computes || now.saturating_sub(state.since) <= OBEYED_WITHIN,
+    }
+}
+
 impl Shared {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().expect("nothing panics under this lock")
@@ -336,11 +351,37 @@ impl Shared {
 
     /// By what probes said last: whoever is back does not wait for them. But nothing begins by what is old.
     fn look(&self, sources: &mut Sources) {
+        if self.stood_still() {
+            self.await_answers(sources);
+        }
+        let (now, mut look) = self.read(sources);
+        let works = self.known().state.activity == Activity::Work;
+        if works && policy::may_be_noise(&look.signals) {
+            self.await_answers(sources);
+            look = self.read(sources).1;
+        }
+        let Look { signals, policy, is_fresh } = look;
+        let computes = self.computes();
+        let mut known = self.known();
+        let state = decide(&policy, &signals, &known.state, now);
+        let begins = state.activity == Activity::Work && known.state.activity != Activity::Work;
+        if is_fresh || !begins {
+            self.take(&mut known, &policy, signals, state, now);
+        }
+        known.looked = clock::awake();
+        if is_obeyed(&known.state, computes, now) {
+            self.pulse.beat();
+        }
+    }
+
+    fn read(&self, sources: &mut Sources) -> (Moment, Look) {
         let now = clock::now();
         let (policy, heard) = {
             let mut known = self.known();
             let remembers = known.policy.start_after.max(known.policy.resume_after);
             known.helpers.forget(now, remembers);
+            let start_after = known.policy.start_after;
+            known.inhibitors.expire(now, start_after);
             (
                 known.policy.clone(),
                 Heard {
@@ -350,15 +391,33 @@ impl Shared {
                 },
             )
         };
-        let Look { signals, policy, is_fresh } = sources.read(&policy, &heard, now);
-        let mut known = self.known();
-        let state = decide(&policy, &signals, &known.state, now);
-        let begins = state.activity == Activity::Work && known.state.activity != Activity::Work;
-        if is_fresh || !begins {
-            self.take(&mut known, &policy, signals, state, now);
+        (now, sources.read(&policy, &heard, now))
+    }
+
+    /// This process was stopped, or got no core: all answers are older than allowed, though their sources are there.
+    fn stood_still(&self) -> bool {
+        clock::awake().saturating_sub(self.known().looked) > ANSWER_LIMIT
+    }
+
+    /// Asks all sources and waits for their answers, a moment at most.
+    fn await_answers(&self, sources: &mut Sources) {
+        let (now, awake) = (clock::now(), clock::awake());
+        let policy = self.known().policy.clone();
+        sources.ask(&policy, now);
+        let has_heard = || self.known().helpers.are_heard(clock::now());
+        while clock::awake().saturating_sub(awake) < ANSWERS_WAIT {
+            if sources.have_answered(now, awake) && has_heard() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
-        known.looked = clock::awake();
-        self.pulse.beat();
+    }
+
+    /// A checkout is in the hands of cores, and nothing has stopped it.
+    fn computes(&self) -> bool {
+        let computes = self.computes.lock().expect("nothing panics under this lock");
+        let held = computes.held.iter().filter_map(|(_, held)| held.upgrade());
+        held.into_iter().any(|checkout| !checkout.is_cancelled() && !checkout.is_frozen())
     }
 
     /// Where it stands now, for everybody who wants to know.
@@ -383,8 +442,6 @@ impl Shared {
                 let new = Directive { activity: state.activity, reason, input, asleep: false, ..directive.clone() };
                 let is_new = *directive != new;
                 *directive = new;
-            let start_after = known.policy.start_after;
-            known.inhibitors.expire(now, start_after);
                 is_new
             });
             if (before.activity, before.weightiest()) != (state.activity, state.weightiest()) {

@@ -130,6 +130,11 @@ impl Helpers {
         self.ended.drain(..surplus);
     }
 
+    /// Returns true if every connected helper has told something lately.
+    pub fn are_heard(&self, now: Moment) -> bool {
+        self.here.values().all(|here| now.saturating_sub(here.helper.at) <= ANSWER_LIMIT)
+    }
+
     /// Forgets sources of helpers that ended and have seen no input for so long.
     pub fn forget(&mut self, now: Moment, after: Duration) {
         self.gone.retain(|_, gone| now.saturating_sub(gone.last) < after);
@@ -260,6 +265,14 @@ mod tests {
         assert_eq!(notes(&helpers), ["the session helper x11 of user 7 ended at Thu 1970-01-01 00:00"]);
         helpers.hear(2, seen("x11 of user 7", Err("the display is gone")), Timestamp::UNIX_EPOCH);
         assert!(notes(&helpers).is_empty());
+        // Another session of the same user says nothing about the one whose helper ended.
+        helpers.hear(3, seen("x11 of user 7", Ok(990)), Timestamp::UNIX_EPOCH);
+        helpers.hear(2, None, Timestamp::UNIX_EPOCH);
+        helpers.hear(3, seen("x11 of user 7", Ok(994)), Timestamp::UNIX_EPOCH);
+        assert!(notes(&helpers)[0].ends_with("00:00: the display is gone"));
+        helpers.hear(2, seen("x11 of user 7", Err("the display is gone")), Timestamp::UNIX_EPOCH);
+        assert!(notes(&helpers).is_empty());
+        helpers.hear(3, None, Timestamp::UNIX_EPOCH);
         helpers.hear(2, None, Timestamp::UNIX_EPOCH);
         assert!(notes(&helpers)[0].ends_with("00:00: the display is gone"));
         for number in 0..100 {

@@ -76,6 +76,22 @@ impl Prober {
         })
     }
 
+    /// Asks now, however old the last answer is.
+    pub fn ask(&mut self, policy: &Policy, now: Moment) {
+        self.thread.give(policy.clone());
+        self.asked = Some(now);
+    }
+
+    #[cfg(all(test, target_os = "linux"))]
+    pub fn make_old(&self, age: Duration) {
+        let mut probed = self.probed.lock().expect("nothing panics under this lock");
+        probed.at = probed.at.saturating_sub(age);
+    }
+
+    pub fn has_answered(&self, since: Moment) -> bool {
+        self.probed.lock().expect("nothing panics under this lock").at >= since
+    }
+
     /// What they said last. If that is not fresh they are asked. Who changes the policy is obeyed though they hang: what they were
     /// not asked for it is not known, then.
     pub fn read(&mut self, policy: &Policy, now: Moment) -> Probed {
@@ -85,8 +101,7 @@ impl Prober {
         }
         let is_recent = |at: Moment| now.saturating_sub(at) < BELIEVED;
         if !probed.is_fresh(policy, now) && !self.asked.is_some_and(is_recent) {
-            self.thread.give(policy.clone());
-            self.asked = Some(now);
+            self.ask(policy, now);
         }
         if is_recent(self.meant.0) { probed } else { Probed { policy: policy.clone(), ..probed } }
     }

@@ -73,6 +73,24 @@ impl Sources {
         Ok(Sources { own: Own::start(settings, noticed), trust_sessions, asleep: asleep(), woke: None, prober })
     }
 
+    /// Asks all sources that answer later to answer now.
+    pub fn ask(&mut self, policy: &Policy, now: Moment) {
+        self.own.ask();
+        self.prober.ask(policy, now);
+    }
+
+    /// Returns true if all of them have answered since, on both clocks.
+    pub fn have_answered(&self, since: Moment, since_awake: Duration) -> bool {
+        self.own.has_answered(since_awake) && self.prober.has_answered(since)
+    }
+
+    /// Makes all answers older.
+    #[cfg(all(test, target_os = "linux"))]
+    pub fn make_old(&self, age: Duration) {
+        self.own.make_old(age);
+        self.prober.make_old(age);
+    }
+
     /// What is seen now, and what probes said last.
     pub fn read(&mut self, policy: &Policy, heard: &Heard, now: Moment) -> Look {
         let probed = self.prober.read(policy, now);
@@ -88,6 +106,7 @@ impl Sources {
         let Machine { load, memory, power, programs, remote, inhibitors } = machine;
         Signals {
             input,
+            noises: self.own.noises(),
             woke: self.woke,
             load,
             memory,
@@ -106,7 +125,6 @@ impl Sources {
 
     /// While the machine sleeps one clock stands still.
     fn notice_sleep(&mut self, now: Moment, asleep: Duration) {
-            noises: self.own.noises(),
         if asleep.saturating_sub(self.asleep) > SLEPT {
             self.woke = Some(now);
         }

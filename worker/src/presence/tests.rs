@@ -313,3 +313,72 @@ fn hours_and_a_drain_are_explained_with_their_source_and_age() {
     presence.desk.drained(None);
     assert_eq!(says("drain").0, None);
 }
+
+#[test]
+fn an_agent_that_does_not_stop_its_work_has_no_pulse() {
+    let at = Duration::from_secs;
+    let state = |activity| {
+        let mut state = State::new(at(100));
+        state.activity = activity;
+        state
+    };
+    for (activity, computes, now, expected) in [
+        (Activity::Work, true, 200, true),
+        (Activity::Finish, true, 200, true),
+        (Activity::Rest, false, 200, true),
+        (Activity::Rest, true, 101, true),
+        (Activity::Rest, true, 102, false),
+        (Activity::Freeze, true, 102, false),
+    ] {
+        assert_eq!(is_obeyed(&state(activity), computes, at(now)), expected, "{activity:?} {computes} {now}");
+    }
+}
+
+/// No loop stops this checkout, as if the loop hung.
+#[tokio::test]
+async fn programs_hear_nothing_of_an_agent_whose_loop_hangs() {
+    let mut place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    let mut directives = presence.desk.directives();
+    until(&mut directives, Activity::Work).await;
+    let checkout = begin(&presence.desk);
+    assert!(checkout.is_watched());
+    let deaf = async {
+        while checkout.is_watched() {
+            place.press_a_key();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), deaf).await.expect("in time");
+    checkout.cancel();
+    let obeyed = async {
+        while !checkout.is_watched() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), obeyed).await.expect("in time");
+}
+
+/// As after SIGSTOP: all answers are old, and all sources are there.
+#[tokio::test]
+async fn a_look_after_a_stop_waits_for_answers() {
+    let place = Place::new();
+    let mut settings = place.settings();
+    settings.policy.start_after = Duration::from_millis(100);
+    let presence = Presence::start(settings, &place.state(), Start::Fresh).expect("it starts");
+    let desk = presence.desk.clone();
+    until(&mut desk.directives(), Activity::Work).await;
+    let shared = Arc::clone(&desk.0);
+    drop(presence);
+    let mut sources = Sources::start(place.settings(), &shared.known().policy.clone(), || {}).expect("it starts");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!shared.stood_still());
+    // A source counts its own beginning as input.
+    shared.known().state.since = clock::now();
+    shared.known().looked = clock::awake().saturating_sub(ANSWER_LIMIT * 2);
+    assert!(shared.stood_still());
+    sources.make_old(ANSWER_LIMIT * 2);
+    shared.look(&mut sources);
+    let known = shared.known();
+    assert_eq!(known.state.activity, Activity::Work, "{:?}", known.state.objections);
+}

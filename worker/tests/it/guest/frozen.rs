@@ -245,6 +245,25 @@ async fn programs_stand_still_while_their_agent_is_stopped() {
     spinning.until("gone", true, <[i32]>::is_empty).await;
 }
 
+/// All answers of all sources are older than they may be when the agent goes on, though every source is there.
+#[tokio::test]
+#[ignore = "nightly: stops an agent for longer than a source may be silent"]
+async fn a_long_stop_gives_back_no_work_while_the_person_stays_away() {
+    use rustix::process::Signal;
+    let mut spinning = Spinning::new("agent-stopped-for-long");
+    let mut server = Server::start().await;
+    let agent = spinning.start(&server, "");
+    let (mut session, _) = server.welcomed().await;
+    spinning.begun(&mut session).await;
+    signal(&agent, Signal::STOP);
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    signal(&agent, Signal::CONT);
+    spinning.until("going on", false, |processes| processes.len() == 2 && processes.iter().all(|pid| is(*pid, "R"))).await;
+    let suspended = tokio::time::timeout(Duration::from_secs(3), session.until_state(State::Suspended)).await;
+    assert!(suspended.is_err(), "nobody came: {suspended:?}");
+    assert_eq!(spinning.processes().len(), 2);
+}
+
 #[tokio::test]
 async fn what_computes_has_the_idle_class_and_what_waits_has_not() {
     const IDLE: &str = "5";
