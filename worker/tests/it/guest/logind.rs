@@ -151,7 +151,11 @@ async fn systemd(address: &str) -> (Connection, JoinSet<()>) {
 /// A cgroup of a session, which is gone when this is.
 struct Scope {
     dir: PathBuf,
-    _busy: Child,
+    busy: Child,
+}
+
+fn busy() -> Child {
+    quiet(Command::new("sh").args(["-c", "while :; do :; done"]))
 }
 
 impl Scope {
@@ -161,19 +165,26 @@ impl Scope {
         let user = Path::new(hierarchy).join(format!("user.slice/user-{NOBODY}.slice"));
         let dir = user.join(format!("session-{session}.scope"));
         fs::create_dir_all(&dir).ok()?;
-        let busy = quiet(Command::new("sh").args(["-c", "while :; do :; done"]));
+        let busy = busy();
         fs::write(dir.join("cgroup.procs"), busy.id().expect("it runs").to_string()).ok()?;
-        Some(Scope { dir, _busy: busy })
+        Some(Scope { dir, busy })
     }
 
     async fn rest(&mut self) {
-        self._busy.kill().await.expect("it is there");
+        self.busy.kill().await.expect("it is there");
+    }
+
+    /// Another program of the session computes.
+    fn compute(&mut self) {
+        self.busy = busy();
+        let pid = self.busy.id().expect("it runs").to_string();
+        fs::write(self.dir.join("cgroup.procs"), pid).expect("it was made so");
     }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let _ = self._busy.start_kill();
+        let _ = self.busy.start_kill();
         let dir = self.dir.clone();
         // As soon as the kernel has let go of its process.
         for _ in 0..100 {
@@ -221,6 +232,10 @@ async fn a_remote_editor_counts_until_some_time_after_its_last_use() {
             .is_ok_and(|text| text.contains("STATE=closing"))
     })
     .await;
+    scope.compute();
+    // Longer than from one look at the list to the next.
+    let suspended = tokio::time::timeout(Duration::from_secs(7), session.until_state(State::Suspended)).await;
+    assert!(suspended.is_err(), "a program that its user left behind is no person: {suspended:?}");
     agent.stop.cancel();
     drop((session, scope));
     agent.ended().await.expect("nothing is left");
