@@ -8,7 +8,7 @@ mod counted;
 mod silence;
 
 pub use apart::apart;
-pub use silence::{PING_INTERVAL, PONG_WAIT};
+pub use silence::{PING_INTERVAL, PONG_WAIT, Signs};
 
 use crate::access::Peer;
 use crate::authority::{self, Tls};
@@ -199,7 +199,7 @@ impl Incoming {
         #[cfg(target_os = "linux")]
         drop(SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES));
         let place = Place { taken: self.taken.clone(), address };
-        let info = ConnectInfo { address, proven: Arc::default(), progress: Arc::default() };
+        let info = ConnectInfo { address, proven: Arc::default(), progress: Arc::default(), signs: Signs::default() };
         let stream = Counted::new(stream, info.progress.clone());
         let socket = match (&self.tls, self.protocol) {
             (None, _) | (_, None) => Socket::Plain(stream),
@@ -207,7 +207,7 @@ impl Incoming {
                 Socket::Agreeing(Box::new(TlsAcceptor::from(tls.config(protocol)).accept(stream)))
             }
         };
-        let (preface, silence) = watched(self.protocol);
+        let (preface, silence) = watched(self.protocol, &info.signs);
         Some(Connection { socket, info, preface, silence, _place: place })
     }
 
@@ -262,8 +262,8 @@ impl Preface {
 }
 
 /// Watches over a connection of HTTP/2 that does not go on. Requests of HTTP/1.1 are timed where they are served.
-fn watched(protocol: Option<Protocol>) -> (Option<Preface>, Option<Silence>) {
-    let silence = || Silence::new(SILENCE_LIMIT);
+fn watched(protocol: Option<Protocol>, signs: &Signs) -> (Option<Preface>, Option<Silence>) {
+    let silence = || Silence::new(SILENCE_LIMIT, signs.clone());
     (protocol.and_then(Preface::of), (protocol == Some(Protocol::Http2)).then(silence))
 }
 
@@ -273,6 +273,7 @@ pub struct ConnectInfo {
     address: IpAddr,
     proven: Arc<OnceLock<(Uuid, SystemTime)>>,
     progress: Arc<Progress>,
+    signs: Signs,
 }
 
 impl ConnectInfo {
@@ -282,6 +283,11 @@ impl ConnectInfo {
 
     pub fn progress(&self) -> Arc<Progress> {
         self.progress.clone()
+    }
+
+    /// Signs of life on the connection.
+    pub fn signs(&self) -> Signs {
+        self.signs.clone()
     }
 }
 

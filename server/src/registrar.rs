@@ -2,6 +2,8 @@
 //! When a server starts again, or was short of time, thousands of them come at once. The next database call records together all
 //! that came during the last one.
 
+pub mod contest;
+
 use crate::farm::Farm;
 use crate::grpc::status_code;
 use crate::session::Session;

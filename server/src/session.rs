@@ -2,11 +2,13 @@
 //! was last heard. Never touches the database or the wire itself.
 
 mod holding;
+mod proof;
 pub mod progress;
 mod selecting;
 
 pub use selecting::Chosen;
 
+use crate::accept::Signs;
 use crate::dispatch::choose::Selection;
 use crate::dispatch::requirement::{Facts, Requirements};
 use crate::dispatch::size::{self, Ahead, Speed};
@@ -36,6 +38,16 @@ const EQUIPMENT_SECONDS: u64 = 5;
 /// A speed that differs by less is not written down anew.
 const SPEED_CHANGE: f64 = 0.1;
 
+/// Where a session meets its connection.
+#[derive(Clone, Debug)]
+pub struct Edge {
+    pub out: outgoing::Sender,
+    /// Bytes of the session's own stream.
+    pub progress: Arc<Progress>,
+    /// Signs of life on the connection.
+    pub signs: Signs,
+}
+
 /// An agent's connection.
 #[derive(Debug)]
 pub struct Session {
@@ -61,6 +73,7 @@ pub struct Session {
     pub ended: CancellationToken,
     /// Bytes that have come, of whole messages and others.
     progress: Arc<Progress>,
+    signs: Signs,
     piece_deadline: Duration,
     /// Some of its cores have nothing to do.
     free: Arc<AtomicBool>,
@@ -232,7 +245,7 @@ impl Session {
         connection: &Connection,
         hello: &v1::Hello,
         credential: Option<(Uuid, SystemTime)>,
-        (out, progress): (outgoing::Sender, Arc<Progress>),
+        Edge { out, progress, signs }: Edge,
         ended: CancellationToken,
         lease: Duration,
     ) -> Session {
@@ -255,6 +268,7 @@ impl Session {
             unread: Arc::default(),
             ended,
             progress,
+            signs,
             piece_deadline: piece_deadline(lease),
             free: holding.free(),
             state: Mutex::new(State {
@@ -750,7 +764,8 @@ impl Session {
             presence: None,
             slots: Vec::new(),
         };
-        let edge = (tokio::sync::mpsc::channel(1).0, Arc::default());
+        let out = tokio::sync::mpsc::channel(1).0;
+        let edge = Edge { out, progress: Arc::default(), signs: Signs::default() };
         Session::new(&connection, hello, None, edge, CancellationToken::new(), Duration::from_secs(20))
     }
 
@@ -761,6 +776,12 @@ impl Session {
         if self.apart.contains(controller) {
             state.sent_apart.insert(checkout, controller.to_owned());
         }
+    }
+
+    /// With the other end of its messages.
+    pub fn that_listens(id: i64, hello: &v1::Hello) -> (Session, tokio::sync::mpsc::Receiver<outgoing::Outgoing>) {
+        let (out, messages) = tokio::sync::mpsc::channel(4);
+        (Session { out, ..Session::of_test(id, hello, false, String::new()) }, messages)
     }
 
     /// Asks for one checkout.

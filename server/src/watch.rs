@@ -5,6 +5,7 @@
 use crate::dispatch;
 use crate::dispatch::spread;
 use crate::farm::Farm;
+use crate::registrar::contest;
 use crate::session::{Drained, Limits, Listened, Session};
 use crate::traces::path;
 use anyhow::Context;
@@ -410,7 +411,7 @@ pub async fn listen(farm: Arc<Farm>, target: Target) {
     }
 }
 
-async fn listen_once(farm: &Farm, target: &Target) -> anyhow::Result<()> {
+async fn listen_once(farm: &Arc<Farm>, target: &Target) -> anyhow::Result<()> {
     let (client, mut messages) = target.connect().await?;
     client.batch_execute("listen pcfarm").await?;
     let its_own = submit::work_of(farm.server_id);
@@ -432,6 +433,10 @@ async fn listen_once(farm: &Farm, target: &Target) -> anyhow::Result<()> {
     .await;
     while let Some(message) = messages.next().await {
         let AsyncMessage::Notification(notification) = message else { continue };
+        if let Some(challenge) = presence::challenged(notification.payload()) {
+            contest::challenged(farm, challenge);
+            continue;
+        }
         // Its own submissions come to the dispatcher by themselves.
         if notification.payload() != its_own {
             nudge(farm, &HashSet::from([notification.payload()])).await;

@@ -303,8 +303,8 @@ create table pcfarm.workstation (
     -- Made at every start of the agent: a new one means that what the old one held is lost, the same one that
     -- it never received what it does not hold.
     instance       uuid not null,
-    -- The instance that this one has displaced. When it comes back, two agents have the same identity.
-    displaced      uuid,
+    -- Time at which its agent last answered a server that asked, because another agent named the same identity.
+    answered_at    timestamptz,
     -- Digest of the machine to which the identity is bound; null: its agent has named none.
     machine        bytea constraint machine_digest check (octet_length(machine) = 32),
     hostname       text not null,

@@ -8,9 +8,12 @@
 -- $32).
 --
 -- An identity belongs to the machine ($28) that registered it. Another machine is refused. The exception: its owner has bound the
--- identity anew from the registered machine (pairs of a position, $29, and a digest, $30), and no agent is heard under it. An agent
--- that names no machine is refused while another one is heard. An instance that comes back after another has displaced it proves
--- that two agents have the identity: the one that is heard stays. A refused identity changes nothing.
+-- identity anew from the registered machine (pairs of a position, $29, and a digest, $30), and no agent is heard under it. While an
+-- agent is heard, another instance is refused: the connected agent stays. `answered` says that the connected agent has answered its
+-- server a moment ago; without that the caller has it asked and tries again. A refused identity changes nothing.
+--
+-- Sessions of a server that has stopped are heard by nobody. A running server writes a pulse every second, so one that is 4 s
+-- behind the newest pulse has stopped. After an outage of the database all pulses are equally old.
 with asked as materialized (
     select a.*
     from unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[], $6::text[], $7::text[], $8::text[],
@@ -44,8 +47,13 @@ noted as materialized (
     from unnest($31::integer[], $32::text[]) with ordinality as o(position, note, n)
     group by o.position),
 prior as materialized (
-    select w.workstation_id, w.identity, w.instance, w.displaced, w.machine, w.state, w.hostname,
-        w.silent_since is null and w.state not in ('offline', 'dead') as heard
+    select w.workstation_id, w.identity, w.instance, w.session, w.machine, w.state, w.hostname,
+        w.silent_since is null and w.state not in ('offline', 'dead') and not exists (
+            select from pcfarm.server s
+            where s.server_id = w.server_id and (s.stopped_at is not null or s.heard_at
+                < (select max(r.heard_at) from pcfarm.server r where r.stopped_at is null) - interval '4 seconds')) as heard,
+        coalesce(w.answered_at between clock_timestamp() - interval '10 seconds' and clock_timestamp() + interval '10 seconds',
+            false) as answered
     from pcfarm.workstation w
     where w.identity = any ($1)
     order by w.workstation_id
@@ -55,7 +63,7 @@ refused as materialized (
         case when a.machine <> p.machine and not coalesce(p.machine = any (b.machines), false) then 'another machine'
             when a.machine <> p.machine and p.heard then 'bound anew while in use'
             when a.machine is null and p.machine is not null and p.heard and a.instance <> p.instance then 'no machine'
-            when p.displaced = a.instance and p.heard then 'two agents' end as why
+            when a.instance <> p.instance and p.heard then 'two agents' end as why
     from asked a
     join prior p on p.identity = a.identity
     left join before b on b.position = a.position),
@@ -79,7 +87,6 @@ connected as (
     order by p.workstation_id, a.identity
     on conflict (identity) do update set
         instance = excluded.instance,
-        displaced = case when w.instance <> excluded.instance then w.instance else w.displaced end,
         machine = coalesce(excluded.machine, w.machine), hostname = excluded.hostname, cores = excluded.cores,
         memory_bytes = excluded.memory_bytes, system = excluded.system, agent_version = excluded.agent_version,
         system_name = excluded.system_name, arch = excluded.arch, gpus = excluded.gpus, programs = excluded.programs,
@@ -95,9 +102,10 @@ connected as (
         cannot_tell_since = case when excluded.idle_source = 'none' then coalesce(w.cannot_tell_since, excluded.cannot_tell_since)
             when excluded.idle_source = '' then w.cannot_tell_since end,
         cannot_tell_told = w.cannot_tell_told and excluded.idle_source in ('', 'none'),
-        silent_since = null, disconnected = false, connected_at = clock_timestamp()
+        silent_since = null, disconnected = false, answered_at = null, connected_at = clock_timestamp()
     returning w.workstation_id, w.identity, w.instance, w.session, w.drain, w.reason)
-select f.why as refused, coalesce(c.workstation_id, p.workstation_id) as workstation_id, c.session, c.drain,
+select f.why as refused, coalesce(c.workstation_id, p.workstation_id) as workstation_id, coalesce(c.session, p.session) as session,
+    coalesce(p.answered, false) as answered, c.drain,
     case when c.drain then c.reason else '' end as drain_reason,
     coalesce(p.instance = c.instance, false) as same_instance,
     coalesce(p.state = 'dead', false) as was_dead, s.selection,

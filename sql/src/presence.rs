@@ -154,6 +154,20 @@ impl Refusal {
 pub struct Refused {
     pub workstation_id: WorkstationId,
     pub why: Refusal,
+    /// Session of the agent that stays.
+    pub session: i64,
+    /// The agent that stays has answered its server a moment ago.
+    pub answered: bool,
+}
+
+impl Refused {
+    /// The refusal holds only if the connected agent is alive, and its server has not asked it lately.
+    pub fn depends_on_an_answer(&self) -> bool {
+        match self.why {
+            Refusal::AnotherMachine => false,
+            Refusal::InUse | Refusal::NoMachine | Refusal::TwoAgents => !self.answered,
+        }
+    }
 }
 
 /// Registers these workstations, in one transaction; answers in the same order. An identity may come only once.
@@ -222,7 +236,12 @@ pub async fn connect(
         .await?;
     rows.iter()
         .map(|row| match row.try_get::<_, Option<&str>>("refused")? {
-            Some(why) => Ok(Err(Refused { workstation_id: row.try_get("workstation_id")?, why: Refusal::named(why) })),
+            Some(why) => Ok(Err(Refused {
+                workstation_id: row.try_get("workstation_id")?,
+                why: Refusal::named(why),
+                session: row.try_get("session")?,
+                answered: row.try_get("answered")?,
+            })),
             None => connection_of_row(row).map(Ok),
         })
         .collect()
@@ -253,6 +272,22 @@ pub async fn note_clone(
 ) -> Result<bool, Error> {
     let every = every.map(|every| every.as_secs_f64());
     client.run(include_str!("../queries/note_clone.sql"), &[&workstation, details, &every]).await?[0].try_get(0)
+}
+
+/// Asks the server that holds this session whether its agent answers. Servers listen for it.
+pub async fn challenge(client: &ClientWrapper, workstation: WorkstationId, session: i64) -> Result<(), Error> {
+    client.run(include_str!("../queries/challenge_workstation.sql"), &[&workstation, &session]).await.map(drop)
+}
+
+/// Returns the workstation and the session that a notification challenges.
+pub fn challenged(payload: &str) -> Option<(WorkstationId, i64)> {
+    let (workstation, session) = payload.strip_prefix("challenge ")?.split_once(' ')?;
+    Some((WorkstationId(workstation.parse().ok()?), session.parse().ok()?))
+}
+
+/// Records that the agent of this session answers its server.
+pub async fn note_answer(client: &ClientWrapper, workstation: WorkstationId, session: i64) -> Result<(), Error> {
+    client.run(include_str!("../queries/answered_workstation.sql"), &[&workstation, &session]).await.map(drop)
 }
 
 /// The workstations' live checkouts and their tokens.

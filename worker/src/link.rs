@@ -49,9 +49,9 @@ const FIRST_DELAY: Duration = Duration::from_millis(50);
 /// An agent is back this soon after an outage; some hundred agents at this pace are nothing to a server.
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// An identity that another agent uses stays refused until an administrator or the owner acts. The agent goes on to ask, so that
-/// it works again as soon as it may.
-const IN_USE_DELAY: Duration = Duration::from_secs(60);
+/// Delays after refusals of an identity that another agent uses, the last one from then on. The first are short, because the other
+/// agent may be one that is about to end; the last is long, because an administrator or the owner must act.
+const IN_USE_DELAYS: [Duration; 6] = [2, 5, 10, 20, 40, 60].map(Duration::from_secs);
 
 /// Room for a part of a checkout, several times over: fewer round trips for window updates.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
@@ -141,13 +141,13 @@ impl Link {
     }
 
     async fn rotate(&self) -> Infallible {
-        let mut failures = 0;
+        let (mut failures, mut refusals) = (0, 0);
         for endpoint in self.endpoints.iter().cycle() {
             let end = self.session(endpoint, connect_wait(self.endpoints.len(), failures)).await;
             debug!(server = %endpoint.uri(), ?end, "session ended");
             let cause = match end {
                 End::Served(cause) => {
-                    failures = 0;
+                    (failures, refusals) = (0, 0);
                     cause
                 }
                 End::Failed(cause) => cause,
@@ -163,11 +163,13 @@ impl Link {
                     LONGEST_DELAY
                 }
                 Cause::IdentityInUse(reason) => {
+                    let delay = in_use_delay(refusals);
+                    refusals += 1;
                     error!(
-                        server = %endpoint.uri(), reason, retry_seconds = IN_USE_DELAY.as_secs(),
+                        server = %endpoint.uri(), reason, retry_seconds = delay.as_secs(),
                         "another agent has this workstation's identity (a copied state directory?)"
                     );
-                    IN_USE_DELAY.mul_f64(0.75 + rand::rng().random::<f64>() / 2.0)
+                    delay.mul_f64(0.75 + rand::rng().random::<f64>() / 2.0)
                 }
             };
             failures += 1;
@@ -278,6 +280,10 @@ fn note_failure(failures: u32, endpoint: &Endpoint, error: &anyhow::Error) {
     }
 }
 
+fn in_use_delay(refusals: usize) -> Duration {
+    IN_USE_DELAYS[refusals.min(IN_USE_DELAYS.len() - 1)]
+}
+
 /// Doubles with each failure; `luck` in 0..1 takes off up to half, so that agents do not come in step.
 fn delay(failures: u32, longest: Duration, luck: f64) -> Duration {
     let full = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures)).min(longest);
@@ -304,6 +310,12 @@ mod tests {
         for (servers, failures, seconds) in [(1, 0, 10), (3, 0, 3), (3, 2, 3), (3, 3, 10), (3, u32::MAX, 10), (2, 2, 10)] {
             assert_eq!(connect_wait(servers, failures), Duration::from_secs(seconds), "{servers} {failures}");
         }
+    }
+
+    #[test]
+    fn a_copied_identity_is_asked_for_soon_and_then_ever_more_rarely() {
+        let delays: Vec<u64> = [0, 1, 2, 5, 6, 1000].map(|refusals| in_use_delay(refusals).as_secs()).to_vec();
+        assert_eq!(delays, [2, 5, 10, 60, 60, 60]);
     }
 
     #[test]

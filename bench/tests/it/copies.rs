@@ -147,6 +147,81 @@ async fn a_copy_that_names_the_originals_identity_is_refused_and_asks_on() {
     assert_ne!(identity(&farm, "copy"), its_identity);
 }
 
+/// Machine with this machine-id and no network cards, as a container is.
+fn container(farm: &Farm, name: &str) -> PathBuf {
+    let root = farm.path(name);
+    fs::create_dir_all(root.join("etc")).expect("made");
+    fs::write(root.join("etc/machine-id"), format!("{ONE_ID}\n")).expect("written");
+    root
+}
+
+#[tokio::test]
+async fn a_copy_that_cannot_be_told_apart_is_refused_and_the_original_stays() {
+    let farm = Farm::new().await;
+    let [server, other] = [farm.serving("a", &[]).await, farm.serving("b", &[]).await];
+    let [desk, lab] = ["desk", "lab"].map(|name| container(&farm, name));
+    let mut original = agent(&farm, "original", &server, &desk);
+    original.start();
+    is(&farm, "original", "state = 'waiting'").await;
+    let its_identity = identity(&farm, "original");
+    let its_session = session(&farm, &its_identity).await;
+    // At the original's server and at another one, which has to have the original asked.
+    for (name, at) in [("near", &server), ("far", &other)] {
+        copy_state(&farm, "original", name);
+        let mut copy = agent(&farm, name, at, &lab);
+        copy.start();
+        copy.says("cannot be told apart", SOON).await;
+        let told = format!(
+            "select exists (select from pcfarm.event where what = 'workstation cloned' and details ->> 'copy' = '{name}'
+                 and details ->> 'outcome' like 'refused: another agent is connected%')"
+        );
+        farm.until(SOON, &told).await;
+        assert!(copy.runs(), "{}", copy.log());
+        copy.kill();
+    }
+    assert_eq!(session(&farm, &its_identity).await, its_session, "the original never lost its connection");
+    assert!(original.runs());
+
+    // A crash ends the connection at once, so the agent is back at once.
+    original.kill();
+    original.start();
+    farm.until(SOON, &connected_after(&its_identity, its_session)).await;
+    assert_eq!(farm.number("select count(*) from pcfarm.event where what = 'workstation cloned'").await, 2);
+}
+
+/// Condition that a later session of this identity is connected.
+fn connected_after(identity: &str, session: i64) -> String {
+    format!(
+        "select session > {session} and silent_since is null and state = 'waiting'
+         from pcfarm.workstation where identity = '{identity}'"
+    )
+}
+
+#[tokio::test]
+async fn an_agent_that_does_not_answer_gives_way_to_another_instance() {
+    let farm = Farm::new().await;
+    // The lease would keep it for minutes.
+    let flags = ["--lease", "600", "--heartbeat", "200"];
+    let [server, other] = [farm.serving("a", &flags).await, farm.serving("b", &flags).await];
+    let desk = container(&farm, "desk");
+    let mut frozen = agent(&farm, "frozen", &server, &desk);
+    frozen.start();
+    is(&farm, "frozen", "state = 'waiting'").await;
+    let its_identity = identity(&farm, "frozen");
+    frozen.freeze();
+    let mut instances = Vec::new();
+    for (name, at) in [("near", &server), ("far", &other)] {
+        let before = session(&farm, &its_identity).await;
+        copy_state(&farm, "frozen", name);
+        let mut next = agent(&farm, name, at, &desk);
+        next.start();
+        farm.until(SOON, &connected_after(&its_identity, before)).await;
+        next.freeze();
+        instances.push(next);
+    }
+    assert_eq!(cloned(&farm).await, 0, "a restart is no copy");
+}
+
 /// Returns the output of `pcfarm-worker` for the state directory of that agent.
 fn worker(farm: &Farm, name: &str, machine: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(executable_path("pcfarm-worker"));

@@ -126,6 +126,25 @@ async fn a_changed_address_and_a_nat_that_forgets_cost_a_reconnection() {
     }
 }
 
+/// A restart during which the address changes leaves a connection that is half open on the server. The new instance does not wait
+/// until the lease has ended it.
+#[tokio::test]
+async fn an_agent_that_restarts_with_another_address_is_back_at_once() {
+    if !can_shape() {
+        return;
+    }
+    let site = Site::start(&["--lease", "600", "--heartbeat", "200"]).await;
+    let link = Link::up(Shape::default(), &site.server).await.expect("a link");
+    let mut agent = site.agent("vpn", &link).await;
+    let session = site.farm.number("select session from pcfarm.workstation where silent_since is null").await;
+    link.namespace.change_address().expect("another address");
+    agent.kill();
+    agent.start();
+    let is_back = format!("select session > {session} and silent_since is null from pcfarm.workstation");
+    site.farm.until(SOON, &is_back).await;
+    assert_eq!(site.farm.number("select count(*) from pcfarm.event where what = 'workstation cloned'").await, 0);
+}
+
 #[tokio::test]
 #[ignore = "nightly: 180 kB on a link of 64 kbit/s"]
 async fn agents_that_share_a_slow_link_are_not_dead() {

@@ -83,7 +83,7 @@ async fn tell(connection: Connection, tls: Option<Arc<Tls>>) -> io::Result<(Prot
             (protocol, Socket::Agreeing(Box::new(start.into_stream(tls.config(protocol)))))
         }
     };
-    let (preface, silence) = watched(Some(protocol));
+    let (preface, silence) = watched(Some(protocol), &connection.info.signs);
     Ok((protocol, Connection { socket, preface, silence, ..connection }))
 }
 

@@ -5,6 +5,8 @@
 //! acknowledged others. HTTP/2's pings only make an idle peer say something.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
@@ -18,9 +20,24 @@ pub const SILENCE_LIMIT: Duration = Duration::from_secs(40);
 /// Pings never end a connection: [`SILENCE_LIMIT`] does.
 pub const PONG_WAIT: Duration = Duration::from_secs(86_400);
 
+/// Count of the signs of life on one connection.
+#[derive(Clone, Debug, Default)]
+pub struct Signs(Arc<AtomicU64>);
+
+impl Signs {
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn more(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Watches over one connection.
 pub(super) struct Silence {
     moved: Instant,
+    signs: Signs,
     /// The last write found the send buffer full.
     blocked: bool,
     limit: Duration,
@@ -28,18 +45,19 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    pub(super) fn new(limit: Duration) -> Silence {
-        Silence { moved: Instant::now(), blocked: false, limit, look: Box::pin(sleep(limit)) }
+    pub(super) fn new(limit: Duration, signs: Signs) -> Silence {
+        Silence { moved: Instant::now(), signs, blocked: false, limit, look: Box::pin(sleep(limit)) }
     }
 
     pub(super) fn received(&mut self) {
         self.moved = Instant::now();
+        self.signs.more();
     }
 
     /// A write that finds room proves nothing by itself: the buffer of a dead connection takes many.
     pub(super) fn wrote(&mut self, is_pending: bool) {
         if !is_pending && self.blocked {
-            self.moved = Instant::now();
+            self.received();
         }
         self.blocked = is_pending;
     }
@@ -68,7 +86,7 @@ mod tests {
 
     /// A connection on which something moved a limit ago.
     fn silent() -> Silence {
-        let mut silence = Silence::new(LIMIT);
+        let mut silence = Silence::new(LIMIT, Signs::default());
         silence.moved -= LIMIT;
         silence
     }
@@ -91,5 +109,6 @@ mod tests {
         assert!(silence.has_lasted(Instant::now()));
         silence.wrote(false);
         assert!(!silence.has_lasted(Instant::now()), "the send buffer was full, and drained");
+        assert_eq!(silence.signs.count(), 1);
     }
 }

@@ -2,7 +2,7 @@
 
 mod clones;
 
-use crate::accept::ConnectInfo;
+use crate::accept::{ConnectInfo, Signs as LifeSigns};
 use crate::access::places::Holder;
 use crate::access::{Caller, Kind, Peer};
 use crate::deliver::Delivered;
@@ -12,9 +12,9 @@ use crate::farm::Farm;
 use crate::files::{self, Coming, Files, For, Pieces};
 use crate::grpc::files::BEGINNING_DEADLINE;
 use crate::grpc::status_code;
-use crate::outgoing::{self, MESSAGES_LIMIT, Outgoing};
-use crate::registrar::{Entry, Registered};
-use crate::session::Session;
+use crate::outgoing::{MESSAGES_LIMIT, Outgoing};
+use crate::registrar::{Entry, Registered, contest};
+use crate::session::{Edge, Session};
 use crate::session::progress::Progress;
 use crate::traces::path;
 use futures_util::StreamExt;
@@ -116,7 +116,9 @@ impl v1::agent_service_server::AgentService for AgentApi {
 
     async fn work(&self, request: Request<Streaming<v1::AgentMessage>>) -> Result<Response<Self::WorkStream>, Status> {
         let (caller, peer) = (Caller::of(&request)?, Peer::of(&request));
-        let progress = request.extensions().get::<ConnectInfo>().map(ConnectInfo::progress).unwrap_or_default();
+        let info = request.extensions().get::<ConnectInfo>();
+        let progress = info.map(ConnectInfo::progress).unwrap_or_default();
+        let signs = info.map_or_else(LifeSigns::default, ConnectInfo::signs);
         let mut incoming = request.into_inner();
         let mut hello = match tokio::time::timeout(HELLO_DEADLINE, incoming.message()).await {
             Ok(Ok(Some(v1::AgentMessage { message: Some(Message::Hello(hello)) }))) => hello,
@@ -137,7 +139,7 @@ impl v1::agent_service_server::AgentService for AgentApi {
         let span = info_span!("session", hostname = who.hostname);
         // A cancelled call must not leave registering half done on a pooled connection: it runs in a task of its own.
         let task = async move {
-            match register(&farm, &hello, who, credential, (out.clone(), progress)).await {
+            match register(&farm, &hello, who, credential, Edge { out: out.clone(), progress, signs }).await {
                 Ok(session) => {
                     clones::note_own_identity(&farm, &session, &hello).await;
                     converse(&farm, &session, incoming).await;
@@ -400,14 +402,11 @@ async fn register(
     hello: &v1::Hello,
     who: Introduction,
     credential: Option<(Uuid, SystemTime)>,
-    (out, progress): (outgoing::Sender, Arc<Progress>),
+    edge: Edge,
 ) -> Result<Arc<Session>, Status> {
-    let stopping = || Status::unavailable("this server is stopping: connect to another");
     let cores = who.cores;
     let newcomer = clones::Newcomer::of(&who);
-    let (entry, registered) = Entry::connected(who);
-    farm.registrar.send(entry).await.map_err(|_| stopping())?;
-    let Registered { connection, live } = match registered.await.map_err(|_| stopping())?? {
+    let Registered { connection, live } = match contest::registered(farm, who).await? {
         Ok(registered) => registered,
         Err(refused) => return Err(clones::refuse(farm, refused, &newcomer).await),
     };
@@ -415,7 +414,6 @@ async fn register(
     let known = Instant::now();
     let revoked = settle(farm, hello, &connection, &live).await?;
     let ended = farm.stopping.child_token();
-    let edge = (out.clone(), progress);
     let session = Arc::new(Session::new(&connection, hello, credential, edge, ended, farm.rhythm.lease));
     session.set_slots(&connection.slots);
     session.set_presence(connection.presence.as_ref());
@@ -458,7 +456,7 @@ async fn register(
         takes_parts: true,
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
-    drop(out.try_send(Ok(message).into()));
+    drop(session.out.try_send(Ok(message).into()));
     Ok(session)
 }
 

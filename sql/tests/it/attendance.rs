@@ -58,14 +58,19 @@ async fn an_identity_belongs_to_the_machine_that_registered_it() {
     let queue = queue().await;
     let first = connects(&queue, agent(1, A, &[])).await.expect("new");
     connects(&queue, agent(1, A, &[])).await.expect("the same agent");
+    let again = connects(&queue, agent(1, A, &[])).await.expect("connects again");
+    assert!(again.0 == first.0 && again.1 > first.1);
+    assert_eq!(connects(&queue, agent(2, A, &[])).await, Err(Refusal::TwoAgents), "the connected agent stays");
+    let lost = presence::mark_silent(&*queue.server().await, &[(again.0, again.1, 0.0)], true).await;
+    lost.expect("its connection ended");
     let restarted = connects(&queue, agent(2, A, &[])).await.expect("started again");
-    assert!(restarted.0 == first.0 && restarted.1 > first.1);
+    assert!(restarted.0 == first.0 && restarted.1 > again.1);
     for (case, who, why) in [
         ("a copy", agent(3, B, &[]), Refusal::AnotherMachine),
         ("a copy of another machine's", agent(3, B, &[Some([0xc; 32])]), Refusal::AnotherMachine),
         ("an agent that names no machine", agent(4, None, &[]), Refusal::NoMachine),
         ("an owner's wish while the other works", agent(5, B, &[A]), Refusal::InUse),
-        ("an agent that was displaced", agent(1, A, &[]), Refusal::TwoAgents),
+        ("the instance before", agent(1, A, &[]), Refusal::TwoAgents),
     ] {
         assert_eq!(connects(&queue, who).await, Err(why), "{case}");
     }
@@ -79,6 +84,58 @@ async fn an_identity_belongs_to_the_machine_that_registered_it() {
     assert_eq!(connects(&queue, agent(6, A, &[])).await, Err(Refusal::AnotherMachine), "the machine before");
     says_goodbye(&queue, kept).await;
     connects(&queue, agent(7, None, &[])).await.expect("nobody is heard: an older version");
+}
+
+#[tokio::test]
+async fn a_newcomer_is_refused_for_good_only_while_the_connected_agent_answers() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let (workstation, session) = connects(&queue, agent(1, A, &[])).await.expect("new");
+    let newcomer = agent(2, A, &[]);
+    let asks = async || presence::connect(&client, &[&newcomer], ServerId(1)).await.expect("asked").remove(0);
+    let refused = asks().await.expect_err("an agent is connected");
+    assert_eq!((refused.session, refused.answered, refused.depends_on_an_answer()), (session, false, true));
+    presence::note_answer(&client, workstation, session + 1).await.expect("noted");
+    assert!(asks().await.expect_err("refused").depends_on_an_answer(), "the answer of another session");
+    presence::note_answer(&client, workstation, session).await.expect("noted");
+    assert!(!asks().await.expect_err("refused").depends_on_an_answer());
+    for age in ["11 seconds", "-11 seconds"] {
+        queue.run(&format!("update pcfarm.workstation set answered_at = clock_timestamp() - interval '{age}'")).await;
+        assert!(asks().await.expect_err("refused").depends_on_an_answer(), "{age}");
+    }
+    let copy = presence::connect(&client, &[&agent(3, B, &[])], ServerId(1)).await.expect("asked").remove(0);
+    assert!(!copy.expect_err("refused").depends_on_an_answer(), "another machine is refused in any case");
+}
+
+#[tokio::test]
+async fn sessions_of_a_server_that_has_stopped_keep_nobody_out() {
+    let queue = queue().await;
+    let server = async |age: f64, stopped: bool| {
+        let text = format!(
+            "insert into pcfarm.server (name, heard_at, stopped_at)
+             values ('s', clock_timestamp() - {age} * interval '1 second', case when {stopped} then clock_timestamp() end)
+             returning server_id"
+        );
+        ServerId(queue.number(&text).await)
+    };
+    let (living, behind, stopped) = (server(60.0, false).await, server(70.0, false).await, server(60.0, true).await);
+    let client = queue.server().await;
+    let mut instance = 0;
+    for (case, of, stays) in [("it runs", living, true), ("no pulse", behind, false), ("stopped", stopped, false)] {
+        queue.run("delete from pcfarm.workstation where hostname = 'desk'").await;
+        instance += 2;
+        let answer = presence::connect(&client, &[&agent(instance, A, &[])], of).await.expect("asked").remove(0);
+        answer.expect("new");
+        assert_eq!(connects(&queue, agent(instance + 1, A, &[])).await.is_err(), stays, "{case}");
+    }
+}
+
+#[test]
+fn a_challenge_is_read_as_it_is_written() {
+    assert_eq!(presence::challenged("challenge 7 12"), Some((WorkstationId(7), 12)));
+    for other in ["work", "challenge", "challenge 7", "challenge 7 x", "challenge 7 1 2"] {
+        assert_eq!(presence::challenged(other), None, "{other}");
+    }
 }
 
 #[tokio::test]

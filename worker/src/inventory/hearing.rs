@@ -43,6 +43,11 @@ impl Inventory {
             // The driver's: they are sessions of their own.
             In::Slots(_) | In::Presence(_) => {}
             In::GiveBack(request) => self.asked_to_return(request),
+            In::Probe(v1::Probe {}) => {
+                if let Session::Open(open) = &mut self.session {
+                    open.heartbeat_due = now;
+                }
+            }
             In::Drain(drain) => {
                 self.drained_by_server(Some(drain.reason));
                 if let Drain::Server { over, gives_back, .. } = &mut self.drain {

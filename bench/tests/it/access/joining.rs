@@ -166,8 +166,9 @@ async fn who_copies_a_state_directory_is_one_workstation_and_one_agent_at_a_time
     // With the identity, on the same machine, it is the same workstation: one of the two works, and the other one says why it does not.
     std::fs::copy(site.farm.path("pc1.state").join("identity"), stolen.join("identity")).expect("copied");
     thief.start();
-    first.says("another agent has this workstation's identity", SOON).await;
-    assert!(first.runs(), "it goes on to ask: {}", first.log());
+    thief.says("another agent has this workstation's identity", SOON).await;
+    assert!(thief.runs(), "it goes on to ask: {}", thief.log());
+    assert!(!first.log().contains("another agent has this workstation's identity"), "{}", first.log());
     assert_eq!(site.farm.number("select count(*) from pcfarm.workstation").await, 1);
 
     // In the clear nobody takes that workstation's name, whoever it is.

@@ -31,7 +31,7 @@ impl Newcomer {
 
 /// Records the refusal and returns its status.
 pub async fn refuse(farm: &Farm, refused: Refused, newcomer: &Newcomer) -> Status {
-    let Refused { workstation_id, why } = refused;
+    let Refused { workstation_id, why, .. } = refused;
     let (outcome, advice) = match why {
         Refusal::AnotherMachine => (
             "refused: the identity belongs to another machine",
