@@ -1,69 +1,103 @@
 //! Lines of the service's unit that may keep a program from running, as `systemctl cat` shows them. Pure.
 //!
-//! - [`rules`]: the lines, grouped by the setting that they make up together.
+//! - [`Unit`]: the lines, grouped by the setting that they make up together.
 //! - [`blockers`]: the rules without which a program runs that does not run under all of them.
 
 use std::fmt;
 
-/// Settings that restrict a program. The others (directories, restarts, the service's type) are the agent's own.
-const RESTRICTIONS: [&str; 48] = [
-    "AmbientCapabilities",
-    "BindPaths",
-    "BindReadOnlyPaths",
-    "CapabilityBoundingSet",
-    "DeviceAllow",
-    "DevicePolicy",
-    "ExecPaths",
-    "IPAddressAllow",
-    "IPAddressDeny",
-    "InaccessiblePaths",
-    "KeyringMode",
-    "LimitAS",
-    "LimitDATA",
-    "LimitFSIZE",
-    "LimitMEMLOCK",
-    "LimitNOFILE",
-    "LimitNPROC",
-    "LimitSTACK",
-    "LockPersonality",
-    "MemoryDenyWriteExecute",
-    "MemoryHigh",
-    "MemoryMax",
-    "MemorySwapMax",
-    "NoExecPaths",
-    "NoNewPrivileges",
-    "PrivateDevices",
-    "PrivateIPC",
-    "PrivateMounts",
-    "PrivateNetwork",
-    "PrivateUsers",
-    "ProcSubset",
-    "ProtectClock",
-    "ProtectControlGroups",
-    "ProtectHome",
-    "ProtectHostname",
-    "ProtectKernelLogs",
-    "ProtectKernelModules",
-    "ProtectKernelTunables",
-    "ProtectProc",
-    "ProtectSystem",
-    "ReadOnlyPaths",
-    "ReadWritePaths",
-    "RestrictAddressFamilies",
-    "RestrictFileSystems",
-    "RestrictNamespaces",
-    "RestrictRealtime",
-    "RestrictSUIDSGID",
-    "SystemCallArchitectures",
+use crate::service::system::UNIT;
+
+/// Settings that are the agent's own: the service's type, its start, end, directories, and log. A program neither inherits them nor
+/// depends on them. Its environment is made anew, so the unit's variables do not reach it. A check has a private `/tmp` in any case, and
+/// `RemoveIPC=` at its end would take shared memory from programs that run. Every other setting may stop a program.
+const OF_THE_AGENT: [&str; 61] = [
+    "BusName",
+    "CacheDirectory",
+    "CacheDirectoryMode",
+    "ConfigurationDirectory",
+    "ConfigurationDirectoryMode",
+    "CoredumpReceive",
+    "Delegate",
+    "DelegateSubgroup",
+    "DynamicUser",
+    "Environment",
+    "EnvironmentFile",
+    "ExecCondition",
+    "ExecReload",
+    "ExecSearchPath",
+    "ExecStart",
+    "ExecStartPost",
+    "ExecStartPre",
+    "ExecStop",
+    "ExecStopPost",
+    "ExitType",
+    "FileDescriptorStoreMax",
+    "FileDescriptorStorePreserve",
+    "FinalKillSignal",
+    "GuessMainPID",
+    "KillMode",
+    "KillSignal",
+    "LogExtraFields",
+    "LogFilterPatterns",
+    "LogLevelMax",
+    "LogNamespace",
+    "LogRateLimitBurst",
+    "LogRateLimitIntervalSec",
+    "LogsDirectory",
+    "LogsDirectoryMode",
+    "NonBlocking",
+    "NotifyAccess",
+    "OOMPolicy",
+    "OpenFile",
+    "PIDFile",
+    "PassEnvironment",
+    "PrivateTmp",
+    "RemainAfterExit",
+    "ReloadSignal",
+    "RemoveIPC",
+    "RootDirectoryStartOnly",
+    "RuntimeDirectory",
+    "RuntimeDirectoryMode",
+    "RuntimeDirectoryPreserve",
+    "SendSIGHUP",
+    "SendSIGKILL",
+    "Sockets",
+    "StateDirectory",
+    "StateDirectoryMode",
+    "SuccessExitStatus",
+    "Type",
+    "USBFunctionDescriptors",
+    "USBFunctionStrings",
+    "UnsetEnvironment",
+    "UtmpIdentifier",
+    "UtmpMode",
+    "WorkingDirectory",
+];
+
+/// Beginnings of names of more settings that are the agent's own.
+const FAMILIES_OF_THE_AGENT: [&str; 12] = [
+    "ImportCredential",
+    "LoadCredential",
+    "Restart",
+    "RuntimeMax",
+    "RuntimeRandom",
+    "SetCredential",
+    "Standard",
+    "StartLimit",
+    "Syslog",
+    "TTY",
+    "Timeout",
+    "Watchdog",
 ];
 
 /// Settings of which several together make up one rule.
-const TOGETHER: [(&str, &str); 6] = [
+const TOGETHER: [(&str, &str); 7] = [
     ("DevicePolicy", "devices"),
     ("DeviceAllow", "devices"),
     ("PrivateDevices", "devices"),
     ("SystemCallFilter", "system calls"),
     ("SystemCallErrorNumber", "system calls"),
+    ("SystemCallLog", "system calls"),
     ("TemporaryFileSystem", "files"),
 ];
 
@@ -104,21 +138,36 @@ pub struct Rule {
 pub struct Unit {
     pub rules: Vec<Rule>,
     pub groups: Vec<Line>,
+    /// The user and the group of the service, if the unit names them.
+    pub user: Option<String>,
+    pub group: Option<String>,
+    /// Lines that cannot be tried: a transient unit does not take them.
+    pub untried: Vec<Line>,
 }
 
 impl Unit {
     /// From the output of `systemctl cat`: the unit's files with their drop-ins, each under a comment with its path.
     pub fn of(cat: &str) -> Unit {
         let mut unit = Unit::default();
-        for line in in_force(cat) {
+        let lines = in_force(cat);
+        let last = |name: &str| lines.iter().rev().find(|line| line.name == name).map(|line| line.value.clone());
+        (unit.user, unit.group) = (last("User"), last("Group"));
+        for mut line in lines {
+            if is_of_the_agent(&line.name) {
+                continue;
+            }
+            match expanded(&line.value) {
+                Some(value) => line.value = value,
+                None => {
+                    unit.untried.push(line);
+                    continue;
+                }
+            }
             if line.name == GROUPS {
                 unit.groups.push(line);
                 continue;
             }
             let together = TOGETHER.iter().find(|(name, _)| *name == line.name).map(|(_, rule)| *rule);
-            if together.is_none() && !RESTRICTIONS.contains(&line.name.as_str()) {
-                continue;
-            }
             let name = together.map_or_else(|| line.name.clone(), str::to_owned);
             match unit.rules.iter_mut().find(|rule| rule.name == name) {
                 Some(rule) => rule.lines.push(line),
@@ -127,6 +176,54 @@ impl Unit {
         }
         unit
     }
+
+    /// Gives up a setting that a transient unit does not take. False if there is none of that name.
+    pub fn leave_out(&mut self, name: &str) -> bool {
+        let before = self.untried.len();
+        for rule in &mut self.rules {
+            let (out, stays) = rule.lines.drain(..).partition(|line| line.name == name);
+            rule.lines = stays;
+            self.untried.extend::<Vec<Line>>(out);
+        }
+        self.rules.retain(|rule| !rule.lines.is_empty());
+        self.untried.len() > before
+    }
+}
+
+fn is_of_the_agent(name: &str) -> bool {
+    let is_user = ["User", "Group"].contains(&name);
+    // systemd passes over names that begin with X-.
+    is_user
+        || name.starts_with("X-")
+        || OF_THE_AGENT.contains(&name)
+        || FAMILIES_OF_THE_AGENT.iter().any(|family| name.starts_with(family))
+}
+
+/// The value with its specifiers replaced, because a transient unit takes values as they are. None: it has one whose value depends on
+/// the machine or the user.
+fn expanded(value: &str) -> Option<String> {
+    let (mut expanded, mut characters) = (String::with_capacity(value.len()), value.chars().peekable());
+    while let Some(character) = characters.next() {
+        // A share, such as 50 %, is none.
+        if character != '%' || characters.peek().is_none_or(|next| next.is_whitespace()) {
+            expanded.push(character);
+            continue;
+        }
+        expanded.push_str(match characters.next()? {
+            '%' => "%",
+            'C' => "/var/cache",
+            'E' => "/etc",
+            'L' => "/var/log",
+            'N' | 'p' | 'P' => "pcfarm-worker",
+            'S' => "/var/lib",
+            'T' => "/tmp",
+            'V' => "/var/tmp",
+            'n' => UNIT,
+            't' => "/run",
+            _ => return None,
+        });
+    }
+    Some(expanded)
 }
 
 /// Settings of the section `[Service]`. An empty value takes back the lines of that name before it.

@@ -30,12 +30,10 @@ fn ran(passed: bool, says: &str) -> Ran {
 
 /// The finding of a check that fails under these rules, and always if there is a `*`.
 fn told(stop: &[&str]) -> Finding {
-    let unit = unit();
-    let found = search(&unit, &mut |rules| {
+    under_rules("exec:a", &unit(), &mut |_, rules| {
         let stops = stop.contains(&"*") || rules.iter().any(|rule| stop.contains(&rule.name.as_str()));
         Ok(ran(!stops, "exit status 126: Exec format error"))
-    });
-    finding("exec:a", found)
+    })
 }
 
 #[test]
@@ -55,10 +53,108 @@ fn the_line_to_change_is_named() {
 
 #[test]
 fn a_check_that_systemd_cannot_start_is_no_failure_of_the_program() {
-    let unit = unit();
-    let finding = finding("exec:a", search(&unit, &mut |_| Err("systemd-run: Failed to connect to bus".to_owned())));
+    let failed = || NoRun::Failed("systemd-run: Failed to connect to bus".to_owned());
+    let finding = under_rules("exec:a", &unit(), &mut |_, _| Err(failed()));
     assert_eq!(finding.outcome, Outcome::Skipped);
     assert!(finding.says.contains("could not be run: systemd-run: Failed to connect to bus"), "{finding:?}");
+}
+
+fn ended(code: i32, text: &str) -> Ended {
+    Ended { code: Some(code), text: text.to_owned(), ..Ended::default() }
+}
+
+fn failed(result: &str, status: i32) -> Option<Shown> {
+    Some(Shown { is_loaded: true, result: result.to_owned(), status: (status >= 0).then_some(status) })
+}
+
+/// A check may print anything, and end with any status. Only a unit that was never made is a failure of systemd-run.
+#[test]
+fn failures_of_the_program_are_told_from_those_of_systemd_run() {
+    let sandbox = "Failed to move to new namespace: PID namespaces supported, but failed: errno = Operation not permitted";
+    let bus = "Failed to connect to bus: No such file or directory";
+    let gone = Some(Shown::default());
+    let mut one = shell("true");
+    one.exit_codes = vec![0, 1];
+    for (case, end, unit, outcome) in [
+        ("a browser's sandbox", ended(133, sandbox), failed("exit-code", 133), Ok((false, "exit status 133: Failed to move"))),
+        ("the same with 12", ended(12, sandbox), failed("exit-code", 12), Ok((false, "exit status 12: Failed to move"))),
+        ("the same, nothing known", ended(12, sandbox), None, Ok((false, "exit status 12: Failed to move"))),
+        ("a program's own bus", ended(1, bus), failed("exit-code", 1), Ok((true, "exit status 1: Failed to connect"))),
+        ("no bus for systemd-run", ended(1, bus), None, Err(NoRun::Failed(format!("systemd-run: exit status 1: {bus}")))),
+        ("1 is no failure here", ended(1, "no licence"), failed("exit-code", 1), Ok((true, "exit status 1: no licence"))),
+        ("over its time", ended(1, "x"), failed("timeout", -1), Ok((false, "no end within 10 s: x"))),
+        ("out of memory", ended(1, ""), failed("oom-kill", -1), Ok((false, "ended with the result oom-kill"))),
+        ("a signal", ended(255, ""), failed("signal", -1), Ok((false, "ended with the result signal"))),
+        (
+            "no such setting",
+            ended(1, "Unknown assignment: PrivatePIDs=yes"),
+            gone.clone(),
+            Err(NoRun::Unknown("PrivatePIDs".to_owned())),
+        ),
+        (
+            "none of a transient unit",
+            ended(1, "Failed to start transient service unit: Cannot set property Fancy, or unknown property."),
+            gone,
+            Err(NoRun::Unknown("Fancy".to_owned())),
+        ),
+        (
+            "a program that says so",
+            ended(1, "Unknown assignment: a=b"),
+            failed("exit-code", 1),
+            Ok((true, "exit status 1: Unknown assignment")),
+        ),
+    ] {
+        match (judged(&one, end, unit.as_ref()), outcome) {
+            (Ok(ran), Ok((passed, says))) => {
+                assert!(ran.passed == passed && ran.says.starts_with(says), "{case}: {ran:?}");
+            }
+            (judged, outcome) => assert_eq!(judged.err(), outcome.err(), "{case}"),
+        }
+    }
+}
+
+#[test]
+fn the_state_of_a_failed_unit_is_read() {
+    let text = "Result=exit-code\nExecMainCode=1\nExecMainStatus=203\nLoadState=loaded\n";
+    assert_eq!(Some(Shown::of(text)), failed("exit-code", 203));
+    let killed = "Result=timeout\nExecMainCode=2\nExecMainStatus=9\nLoadState=loaded\n";
+    assert_eq!(Some(Shown::of(killed)), failed("timeout", -1));
+    assert!(!Shown::of("Result=success\nLoadState=not-found\n").is_loaded);
+}
+
+#[test]
+fn a_setting_that_no_transient_unit_takes_is_left_out_and_named() {
+    let unit = Unit::of("# /etc/a.service\n[Service]\nFancy=1\nRestrictNamespaces=yes\nBindPaths=/run/user/%U\n");
+    let found = under_rules("exec:a", &unit, &mut |_, rules| {
+        match rules.iter().any(|rule| rule.name == "Fancy") {
+            true => Err(NoRun::Unknown("Fancy".to_owned())),
+            false => Ok(ran(rules.is_empty(), "exit status 1")),
+        }
+    });
+    assert!(found.says.contains("these lines block it: /etc/a.service:3: RestrictNamespaces=yes; not tried"), "{found:?}");
+    assert!(found.says.ends_with("/etc/a.service:4: BindPaths=/run/user/%U, /etc/a.service:2: Fancy=1"), "{found:?}");
+    // Never without end.
+    let found = under_rules("exec:a", &unit, &mut |_, _| Err(NoRun::Unknown("Other".to_owned())));
+    assert_eq!(found.outcome, Outcome::Skipped);
+}
+
+#[test]
+fn checks_never_run_as_root_because_the_agents_user_is_not_known() {
+    let ids = |uid| User { uid, gid: uid };
+    let named = || Some(("pcfarm-worker".to_owned(), &Account::Own));
+    let of_unit = || Account::Named { user: "pcfarm-worker".to_owned(), group: None };
+    for (case, owner, unit, own, expected) in [
+        ("as the service's user", Some(ids(991)), named(), 0, Some(Account::Ids(ids(991)))),
+        ("before its first start", None, named(), 0, Some(of_unit())),
+        ("an agent of root", Some(ids(0)), named(), 0, Some(Account::Own)),
+        ("an agent of a user", Some(ids(1000)), None, 1000, Some(Account::Own)),
+        ("no state and no unit", None, None, 0, None),
+        ("no state and no unit, a user", None, None, 1000, Some(Account::Own)),
+        ("another user's agent", Some(ids(991)), named(), 1000, None),
+        ("the unit's, and no root", None, named(), 1000, None),
+    ] {
+        assert_eq!(account(owner, unit, own).ok(), expected, "{case}");
+    }
 }
 
 #[test]
@@ -67,18 +163,18 @@ fn a_transient_unit_has_the_units_rules_and_shows_no_secret() {
     let rules: Vec<&Rule> = unit.rules.iter().collect();
     let arguments = arguments(
         &program("/bin/cat", "[\"--version\"]"),
-        Some(User { uid: 991, gid: 990 }),
+        &Account::Ids(User { uid: 991, gid: 990 }),
         &unit.groups,
         &rules,
         "x",
     );
     let text = arguments.join(" ");
     for part in [
-        "--wait --pipe --collect",
+        "--wait --pipe --quiet",
         "-p User=991 -p Group=990",
         "-p SupplementaryGroups=input",
         "-p SystemCallArchitectures=native -p RestrictNamespaces=yes",
-        "-p RuntimeMaxSec=10",
+        "-p RuntimeMaxSec=10 -p TimeoutStopSec=1",
         "--setenv=SECRET",
         "-- /bin/cat --version",
     ] {
@@ -90,27 +186,28 @@ fn a_transient_unit_has_the_units_rules_and_shows_no_secret() {
 #[test]
 fn without_systemd_the_check_runs_directly_and_says_so() {
     let why = "systemd does not run here";
-    let passes = here("exec:a", why, direct(&shell("echo $LC_ALL; test \"$SECRET\" = hidden"), None));
+    let passes = here("exec:a", why, direct(&shell("echo $LC_ALL; test \"$SECRET\" = hidden"), &Account::Own));
     assert_eq!(passes.outcome, Outcome::Ok);
     assert_eq!(
         passes.says,
         "exec:a: its check passes (systemd does not run here, so the check ran without the unit's rules)"
     );
-    let fails = here("exec:a", why, direct(&shell("echo no licence >&2; exit 3"), None));
+    let fails = here("exec:a", why, direct(&shell("echo no licence >&2; exit 3"), &Account::Own));
     assert!(fails.has_failed() && fails.says.contains("exit status 3: no licence"), "{fails:?}");
-    let missing = here("exec:a", why, direct(&program("/nowhere/at/all", "[]"), None));
+    let missing = here("exec:a", why, direct(&program("/nowhere/at/all", "[]"), &Account::Own));
     assert_eq!(missing.outcome, Outcome::Skipped, "{missing:?}");
 }
 
 #[test]
 fn time_and_output_of_a_check_are_bounded() {
     let talks = shell("yes | head -c 1000000");
-    let ran = direct(&talks, None).expect("it runs");
+    let ran = direct(&talks, &Account::Own).expect("it runs");
     assert!(ran.passed && ran.says.chars().count() < SHOWN_CHARS + 50, "{}", ran.says.len());
     let stays = shell("sleep 1000");
     let mut command = Command::new(&stays.path);
     command.args(stays.check.iter().flatten());
-    let ran = outcome(&stays, command.process_group(0), Duration::from_millis(100), &|| {}).expect("it runs");
+    let ended = run(command.process_group(0), Duration::from_millis(100), &|| {}).expect("it runs");
+    let ran = ended.ran(&stays);
     assert!(!ran.passed && ran.says.starts_with("no end within"), "{ran:?}");
     let line = tail("a\u{1b}[31m\tb\n\nc");
     assert_eq!(line, ": a[31m b c");
