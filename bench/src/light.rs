@@ -445,6 +445,7 @@ impl Agent {
                 self.forget(ack.verdicts.iter().map(|v| v.checkout_id));
             }
             In::Drain(_) => {}
+            In::Probe(_) => return Some(self.heartbeat()),
         }
         None
     }

@@ -2,8 +2,8 @@
 //! was last heard. Never touches the database or the wire itself.
 
 mod holding;
-mod proof;
 pub mod progress;
+mod proof;
 mod selecting;
 
 pub use selecting::Chosen;

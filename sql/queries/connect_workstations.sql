@@ -12,7 +12,7 @@
 -- agent is heard, another instance is refused: the connected agent stays. `answered` says that the connected agent has answered its
 -- server a moment ago; without that the caller has it asked and tries again. A refused identity changes nothing.
 --
--- Sessions of a server that has stopped are heard by nobody. A running server writes a pulse every second, so one that is 4 s
+-- No agent is heard by a server that has stopped. A running server writes a pulse every second, so one that is 4 s
 -- behind the newest pulse has stopped. After an outage of the database all pulses are equally old.
 with asked as materialized (
     select a.*

@@ -37,6 +37,7 @@
 mod arguments;
 pub(crate) mod controller;
 pub(crate) mod directory;
+mod devices;
 pub(crate) mod fence;
 mod instance;
 mod launcher;

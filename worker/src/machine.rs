@@ -57,6 +57,17 @@ pub fn gpu_nodes(root: &Path) -> Vec<PathBuf> {
 struct Found {
     gpu: Gpu,
     nodes: Vec<PathBuf>,
+    /// Nodes that all GPUs of the vendor need.
+    shared: Vec<PathBuf>,
+}
+
+/// Nodes that CUDA opens beside a GPU's own. The free driver of these GPUs has neither.
+const OF_CUDA: [&str; 2] = ["nvidiactl", "nvidia-uvm"];
+/// Node that ROCm opens beside a GPU's own.
+const OF_ROCM: [&str; 1] = ["kfd"];
+
+fn shared(root: &Path, names: &[&str]) -> Vec<PathBuf> {
+    names.iter().map(|name| root.join("dev").join(name)).collect()
 }
 
 impl Found {
@@ -68,7 +79,8 @@ impl Found {
         if self.nodes.is_empty() {
             return Some("its driver offers no device for computing".to_owned());
         }
-        let wrong = self.nodes.iter().find_map(|node| may_open(node).err().map(|error| (node, error)));
+        let wrong =
+            self.nodes.iter().chain(&self.shared).find_map(|node| may_open(node).err().map(|error| (node, error)));
         wrong.map(|(node, error)| format!("the agent may not open {}: {error}", node.display()))
     }
 }
@@ -124,7 +136,8 @@ fn of_graphics(root: &Path) -> BTreeMap<String, Found> {
             let code = code.trim_start_matches("0x");
             let name = id("device").map(|device| format!("{code}:{}", device.trim_start_matches("0x")));
             let gpu = Gpu { vendor: (*vendor).to_owned(), name: name.unwrap_or_default() };
-            Some((place(card)?, Found { gpu, nodes: Vec::new() }))
+            let shared = if *vendor == "amd" { shared(root, &OF_ROCM) } else { Vec::new() };
+            Some((place(card)?, Found { gpu, nodes: Vec::new(), shared }))
         })
         .collect();
     for node in names.iter().filter(|name| is_numbered(name, "renderD")) {
@@ -142,12 +155,10 @@ fn of_nvidia(root: &Path) -> BTreeMap<String, Found> {
         let said = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let name = said("Model:").map(|model| model.chars().take(100).collect()).unwrap_or_default();
         let minor = said("Device Minor:").and_then(|minor| minor.parse::<u32>().ok());
-        let nodes = minor.map(|minor| format!("nvidia{minor}")).into_iter().chain(["nvidiactl".to_owned()]);
-        let nodes = nodes.map(|name| root.join("dev").join(name)).collect();
-        (
-            entry.file_name().to_string_lossy().into_owned(),
-            Found { gpu: Gpu { vendor: "nvidia".to_owned(), name }, nodes },
-        )
+        let nodes = minor.map(|minor| root.join("dev").join(format!("nvidia{minor}"))).into_iter().collect();
+        let gpu = Gpu { vendor: "nvidia".to_owned(), name };
+        let shared = shared(root, &OF_CUDA);
+        (entry.file_name().to_string_lossy().into_owned(), Found { gpu, nodes, shared })
     };
     entries.map(gpu).collect()
 }
@@ -229,10 +240,28 @@ mod tests {
     #[test]
     fn a_gpu_that_may_not_be_opened_is_not_told() {
         let gpu = Gpu { vendor: "amd".to_owned(), name: "card".to_owned() };
-        let found = Found { gpu, nodes: vec!["/dev/dri/renderD128".into()] };
+        let found = Found { gpu, nodes: vec!["/dev/dri/renderD128".into()], shared: shared(Path::new("/"), &OF_ROCM) };
         let refused = |_: &Path| Err(io::Error::from_raw_os_error(1));
         let why = found.withheld(true, &refused).expect("withheld");
         assert_eq!(why, "the agent may not open /dev/dri/renderD128: Operation not permitted (os error 1)");
         assert_eq!(found.withheld(true, &|_: &Path| Ok(())), None);
+        // ROCm opens its own node for all of them.
+        let no_kfd = |node: &Path| if node.ends_with("kfd") { Err(io::Error::from_raw_os_error(2)) } else { Ok(()) };
+        let why = found.withheld(true, &no_kfd).expect("withheld");
+        assert!(why.starts_with("the agent may not open /dev/kfd: No such file"), "{why}");
+    }
+
+    #[test]
+    fn a_gpu_of_nvidia_without_the_node_of_cuda_is_not_told() {
+        let root = tempfile::tempdir().expect("a directory");
+        let root = root.path();
+        let gpu = root.join("proc/driver/nvidia/gpus/0000:01:00.0");
+        fs::create_dir_all(&gpu).expect("a GPU");
+        fs::write(gpu.join("information"), "Model: \t A100\nDevice Minor: \t 0\n").expect("information");
+        ["nvidia0", "nvidiactl"].iter().for_each(|name| node(root, name));
+        assert_eq!(gpus(root, true), []);
+        assert!(gpus_explained(root, true)[0].contains("/dev/nvidia-uvm"));
+        node(root, "nvidia-uvm");
+        assert_eq!(gpus(root, true).len(), 1);
     }
 }

@@ -428,14 +428,8 @@ impl Settings {
         if let Some(path) = self.hide.iter().find(|path| !path.is_absolute()) {
             return Err(SettingsError::Hide(path.clone()));
         }
-        let mut programs = crate::exec::settings::check(&self.programs, &machine)
-            .map_err(|(name, source)| SettingsError::Program { name, source })?;
-        if self.gpu {
-            // The fence closes all devices that are not named.
-            let nodes = crate::machine::gpu_nodes(Path::new("/"));
-            programs.iter_mut().for_each(|program| program.writable.extend(nodes.iter().cloned()));
-        }
-        Ok(programs)
+        crate::exec::settings::check(&self.programs, &machine)
+            .map_err(|(name, source)| SettingsError::Program { name, source })
     }
 
     pub(crate) fn credentials(&self, identity: Uuid) -> Credentials {

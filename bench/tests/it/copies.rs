@@ -10,11 +10,11 @@ use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path};
 use pcfarm_bench::program::Program;
 use serde_json::{Value, json};
 
-const ONE_ID: &str = "0123456789abcdef0123456789abcdef";
+pub const ONE_ID: &str = "0123456789abcdef0123456789abcdef";
 const OTHER_ID: &str = "fedcba9876543210fedcba9876543210";
 
 /// Machine with this machine-id and one network card.
-fn machine(farm: &Farm, name: &str, id: &str, address: &str) -> PathBuf {
+pub fn machine(farm: &Farm, name: &str, id: &str, address: &str) -> PathBuf {
     let root = farm.path(name);
     let (card, device) = (root.join("sys/class/net/eth0"), root.join("sys/devices/pci0000:00/0000:00:1f.6"));
     [root.join("etc"), card.clone(), device.clone()].iter().for_each(|dir| fs::create_dir_all(dir).expect("made"));
@@ -31,17 +31,17 @@ fn agent(farm: &Farm, name: &str, server: &Server, machine: &Path) -> Program {
 }
 
 /// Copies an agent's state directory, as a copy of the disk does.
-fn copy_state(farm: &Farm, from: &str, to: &str) {
+pub fn copy_state(farm: &Farm, from: &str, to: &str) {
     let (from, to) = (farm.path(&format!("{from}.state")), farm.path(&format!("{to}.state")));
     let copied = Command::new("cp").args(["-r"]).arg(&from).arg(&to).status().expect("cp runs");
     assert!(copied.success());
 }
 
-fn identity(farm: &Farm, name: &str) -> String {
+pub fn identity(farm: &Farm, name: &str) -> String {
     fs::read_to_string(farm.path(&format!("{name}.state")).join("identity")).expect("an identity").trim().to_owned()
 }
 
-async fn is(farm: &Farm, hostname: &str, condition: &str) {
+pub async fn is(farm: &Farm, hostname: &str, condition: &str) {
     let text =
         format!("select exists (select from pcfarm.workstation_status where hostname = '{hostname}' and {condition})");
     farm.until(LONG, &text).await;
@@ -52,7 +52,7 @@ async fn cloned(farm: &Farm) -> i64 {
 }
 
 /// Session of the workstation that is connected under that identity.
-async fn session(farm: &Farm, identity: &str) -> i64 {
+pub async fn session(farm: &Farm, identity: &str) -> i64 {
     farm.number(&format!(
         "select session from pcfarm.workstation where identity = '{identity}' and silent_since is null"
     ))
@@ -165,8 +165,8 @@ async fn a_copy_that_cannot_be_told_apart_is_refused_and_the_original_stays() {
     is(&farm, "original", "state = 'waiting'").await;
     let its_identity = identity(&farm, "original");
     let its_session = session(&farm, &its_identity).await;
-    // At the original's server and at another one, which has to have the original asked.
-    for (name, at) in [("near", &server), ("far", &other)] {
+    // At another server, which has to have the original asked, and at the original's.
+    for (name, at) in [("far", &other), ("near", &server)] {
         copy_state(&farm, "original", name);
         let mut copy = agent(&farm, name, at, &lab);
         copy.start();

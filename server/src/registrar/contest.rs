@@ -4,9 +4,9 @@
 //! The server that holds the session asks its agent. An answer is recorded for some seconds; without one the session ends, and the
 //! newcomer takes its place. A session on another server is asked for by a notification.
 
+use super::{Entry, Registered};
 use crate::farm::Farm;
 use crate::grpc::status_code;
-use super::{Entry, Registered};
 use crate::session::Session;
 use pcfarm_proto::ids::WorkstationId;
 use pcfarm_sql::presence::{self, Introduction, Refused};
@@ -78,7 +78,8 @@ async fn prove(farm: &Farm, session: &Session) {
     let (workstation_id, number) = (session.workstation_id, session.number);
     if !session.is_alive().await {
         info!(%workstation_id, session = number, "no sign of life from an agent whose identity another agent names: session ended");
-        session.end(Status::unavailable("this agent did not answer while another one named its identity: connect again"));
+        session
+            .end(Status::unavailable("this agent did not answer while another one named its identity: connect again"));
         return;
     }
     let recorded = async {

@@ -108,7 +108,7 @@ async fn a_newcomer_is_refused_for_good_only_while_the_connected_agent_answers()
 }
 
 #[tokio::test]
-async fn sessions_of_a_server_that_has_stopped_keep_nobody_out() {
+async fn sessions_of_a_server_that_has_stopped_keep_no_newcomer_out() {
     let queue = queue().await;
     let server = async |age: f64, stopped: bool| {
         let text = format!(

@@ -18,6 +18,7 @@ use tracing::{debug, info, warn};
 
 use crate::controller::{Controller, Problem};
 use crate::exec::arguments::{Values, fill};
+use crate::exec::devices::Devices;
 use crate::exec::directory::{Area, ProblemDir};
 use crate::exec::instance::{Asked, Instance};
 use crate::exec::outputs::{self, Wanted};
@@ -87,6 +88,10 @@ impl Programs {
             let shared = (Arc::clone(&area), Arc::clone(&files));
             let mut exec = Exec::new(program, supervisor.clone(), hidden.clone(), shared);
             exec.is_attended = !settings.presence.policy.unattended;
+            if settings.gpu {
+                // The fence closes all devices that are not named.
+                exec.devices = Devices::of_gpus(Path::new("/"));
+            }
             let exec = Arc::new(exec);
             if !controllers.add_as(name.clone(), OnCores(Arc::clone(&exec))) {
                 return Err(SettingsError::DuplicateController(name));
@@ -160,6 +165,7 @@ struct Exec {
     rests: AtomicBool,
     /// The workstation has a person.
     is_attended: bool,
+    devices: Devices,
     failures: Mutex<Failures>,
 }
 
@@ -228,6 +234,7 @@ impl Exec {
             idle: Mutex::default(),
             rests: AtomicBool::new(false),
             is_attended: false,
+            devices: Devices::default(),
             failures: Mutex::default(),
         }
     }
@@ -248,6 +255,10 @@ impl Exec {
     }
 
     fn instance(&self) -> anyhow::Result<Instance> {
+        if self.devices.have_changed() {
+            let before = std::mem::take(&mut *self.idle());
+            drop(before);
+        }
         // The lock is not held while one that has retired ends.
         while let Some(instance) = { self.idle().pop() } {
             if !instance.has_retired() {
@@ -274,7 +285,7 @@ impl Exec {
             nice: program.nice,
             is_guest: Rank::of_this_thread() == Rank::Guest,
             hidden: self.hidden.clone(),
-            writable: program.writable.clone(),
+            writable: program.writable.iter().cloned().chain(self.devices.now()).collect(),
             network: program.network,
             home: place.home(),
             area: place.path().to_owned(),

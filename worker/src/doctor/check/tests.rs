@@ -1,4 +1,6 @@
 use super::super::Outcome;
+use super::run::{Ended, SHOWN_CHARS, run, tail};
+use super::transient::{NoRun, Shown, arguments, judged};
 use super::*;
 
 fn program(path: &str, check: &str) -> Program {
@@ -70,18 +72,39 @@ fn failed(result: &str, status: i32) -> Option<Shown> {
 /// A check may print anything, and end with any status. Only a unit that was never made is a failure of systemd-run.
 #[test]
 fn failures_of_the_program_are_told_from_those_of_systemd_run() {
-    let sandbox = "Failed to move to new namespace: PID namespaces supported, but failed: errno = Operation not permitted";
+    let sandbox =
+        "Failed to move to new namespace: PID namespaces supported, but failed: errno = Operation not permitted";
     let bus = "Failed to connect to bus: No such file or directory";
     let gone = Some(Shown::default());
     let mut one = shell("true");
     one.exit_codes = vec![0, 1];
     for (case, end, unit, outcome) in [
-        ("a browser's sandbox", ended(133, sandbox), failed("exit-code", 133), Ok((false, "exit status 133: Failed to move"))),
-        ("the same with 12", ended(12, sandbox), failed("exit-code", 12), Ok((false, "exit status 12: Failed to move"))),
+        (
+            "a browser's sandbox",
+            ended(133, sandbox),
+            failed("exit-code", 133),
+            Ok((false, "exit status 133: Failed to move")),
+        ),
+        (
+            "the same with 12",
+            ended(12, sandbox),
+            failed("exit-code", 12),
+            Ok((false, "exit status 12: Failed to move")),
+        ),
         ("the same, nothing known", ended(12, sandbox), None, Ok((false, "exit status 12: Failed to move"))),
         ("a program's own bus", ended(1, bus), failed("exit-code", 1), Ok((true, "exit status 1: Failed to connect"))),
-        ("no bus for systemd-run", ended(1, bus), None, Err(NoRun::Failed(format!("systemd-run: exit status 1: {bus}")))),
-        ("1 is no failure here", ended(1, "no licence"), failed("exit-code", 1), Ok((true, "exit status 1: no licence"))),
+        (
+            "no bus for systemd-run",
+            ended(1, bus),
+            None,
+            Err(NoRun::Failed(format!("systemd-run: exit status 1: {bus}"))),
+        ),
+        (
+            "1 is no failure here",
+            ended(1, "no licence"),
+            failed("exit-code", 1),
+            Ok((true, "exit status 1: no licence")),
+        ),
         ("over its time", ended(1, "x"), failed("timeout", -1), Ok((false, "no end within 10 s: x"))),
         ("out of memory", ended(1, ""), failed("oom-kill", -1), Ok((false, "ended with the result oom-kill"))),
         ("a signal", ended(255, ""), failed("signal", -1), Ok((false, "ended with the result signal"))),
@@ -125,13 +148,14 @@ fn the_state_of_a_failed_unit_is_read() {
 #[test]
 fn a_setting_that_no_transient_unit_takes_is_left_out_and_named() {
     let unit = Unit::of("# /etc/a.service\n[Service]\nFancy=1\nRestrictNamespaces=yes\nBindPaths=/run/user/%U\n");
-    let found = under_rules("exec:a", &unit, &mut |_, rules| {
-        match rules.iter().any(|rule| rule.name == "Fancy") {
-            true => Err(NoRun::Unknown("Fancy".to_owned())),
-            false => Ok(ran(rules.is_empty(), "exit status 1")),
-        }
+    let found = under_rules("exec:a", &unit, &mut |_, rules| match rules.iter().any(|rule| rule.name == "Fancy") {
+        true => Err(NoRun::Unknown("Fancy".to_owned())),
+        false => Ok(ran(rules.is_empty(), "exit status 1")),
     });
-    assert!(found.says.contains("these lines block it: /etc/a.service:3: RestrictNamespaces=yes; not tried"), "{found:?}");
+    assert!(
+        found.says.contains("these lines block it: /etc/a.service:3: RestrictNamespaces=yes; not tried"),
+        "{found:?}"
+    );
     assert!(found.says.ends_with("/etc/a.service:4: BindPaths=/run/user/%U, /etc/a.service:2: Fancy=1"), "{found:?}");
     // Never without end.
     let found = under_rules("exec:a", &unit, &mut |_, _| Err(NoRun::Unknown("Other".to_owned())));
@@ -141,7 +165,7 @@ fn a_setting_that_no_transient_unit_takes_is_left_out_and_named() {
 #[test]
 fn checks_never_run_as_root_because_the_agents_user_is_not_known() {
     let ids = |uid| User { uid, gid: uid };
-    let named = || Some(("pcfarm-worker".to_owned(), &Account::Own));
+    let named = || Some(("pcfarm-worker".to_owned(), None));
     let of_unit = || Account::Named { user: "pcfarm-worker".to_owned(), group: None };
     for (case, owner, unit, own, expected) in [
         ("as the service's user", Some(ids(991)), named(), 0, Some(Account::Ids(ids(991)))),

@@ -58,21 +58,47 @@ fn rules_are_the_lines_in_force_with_their_places() {
     assert_eq!(unit.untried, []);
 }
 
-/// The list names the agent's own settings, so that a setting that nobody thought of is tried.
+/// The list names the agent's own settings, so a setting of a later systemd is tried.
 #[test]
 fn every_setting_is_a_rule_that_is_not_the_agents_own() {
     for setting in [
-        "TasksMax=1", "CPUQuota=1%", "AppArmorProfile=x", "SELinuxContext=x", "RootDirectory=/srv", "SecureBits=noroot",
-        "LimitCORE=0", "LimitCPU=1", "SocketBindDeny=any", "RestrictNetworkInterfaces=lo", "PrivatePIDs=yes", "UMask=0777",
-        "NoExecPaths=/", "ExecPaths=/bin", "Personality=x86", "OfAYearToCome=yes",
+        "TasksMax=1",
+        "CPUQuota=1%",
+        "AppArmorProfile=x",
+        "SELinuxContext=x",
+        "RootDirectory=/srv",
+        "SecureBits=noroot",
+        "LimitCORE=0",
+        "LimitCPU=1",
+        "SocketBindDeny=any",
+        "RestrictNetworkInterfaces=lo",
+        "PrivatePIDs=yes",
+        "UMask=0777",
+        "NoExecPaths=/",
+        "ExecPaths=/bin",
+        "Personality=x86",
+        "OfAYearToCome=yes",
     ] {
         let unit = Unit::of(&format!("# /etc/a.service\n[Service]\n{setting}\n"));
         assert_eq!(unit.rules.first().map(properties), Some(vec![setting.to_owned()]), "{setting}");
     }
     for setting in [
-        "Type=notify", "ExecStart=/bin/x", "ExecStartPre=/bin/x", "RestartSec=1", "RestartPreventExitStatus=2", "WatchdogSec=1",
-        "TimeoutStopSec=1", "StateDirectory=x", "RuntimeMaxSec=1", "StandardOutput=null", "Environment=A=b", "X-Own=1",
-        "LoadCredential=x", "RemoveIPC=yes", "User=x", "Group=x",
+        "Type=notify",
+        "ExecStart=/bin/x",
+        "ExecStartPre=/bin/x",
+        "RestartSec=1",
+        "RestartPreventExitStatus=2",
+        "WatchdogSec=1",
+        "TimeoutStopSec=1",
+        "StateDirectory=x",
+        "RuntimeMaxSec=1",
+        "StandardOutput=null",
+        "Environment=A=b",
+        "X-Own=1",
+        "LoadCredential=x",
+        "RemoveIPC=yes",
+        "User=x",
+        "Group=x",
     ] {
         assert_eq!(Unit::of(&format!("# /etc/a.service\n[Service]\n{setting}\n")).rules, [], "{setting}");
     }
