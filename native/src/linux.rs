@@ -1,9 +1,10 @@
-//! Input devices of the kernel: the range of an axis, and whether a program keeps a device for itself (linux/input.h).
+//! Requests to Linux: the range of an axis of an input device, whether a program keeps a device for itself (linux/input.h), and
+//! the permanent address of a network card (linux/ethtool.h).
 
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::ioctl::{Getter, IntegerSetter, Opcode, ioctl, opcode};
+use rustix::ioctl::{Getter, IntegerSetter, Opcode, Updater, ioctl, opcode};
 
 const GROUP: u8 = b'E';
 
@@ -66,4 +67,44 @@ pub fn is_grabbed(device: BorrowedFd<'_>) -> Option<bool> {
     // SAFETY: as above.
     let _ = unsafe { ioctl(device, release) };
     Some(false)
+}
+
+/// `SIOCETHTOOL` and `ETHTOOL_GPERMADDR`.
+const ETHTOOL: Opcode = 0x8946;
+const PERMANENT_ADDRESS: u32 = 0x20;
+
+/// Longest address of a card, and longest name with its end.
+const ADDRESS_BYTES: usize = 32;
+const NAME_BYTES: usize = 16;
+
+/// `struct ethtool_perm_addr` with room for the longest address.
+#[repr(C)]
+struct PermanentAddress {
+    command: u32,
+    size: u32,
+    address: [u8; ADDRESS_BYTES],
+}
+
+/// `struct ifreq`. The kernel reads the name and the pointer; the rest has at least the size of its union.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; NAME_BYTES],
+    data: *mut PermanentAddress,
+    rest: [u64; 2],
+}
+
+/// Permanent address of a network card, by any socket of the internet family. None: the card or its driver has none of six bytes.
+#[allow(unsafe_code)]
+pub fn permanent_address(socket: BorrowedFd<'_>, card: &str) -> Option<[u8; 6]> {
+    let mut name = [0; NAME_BYTES];
+    // The name ends with a zero.
+    name[..NAME_BYTES - 1].get_mut(..card.len())?.copy_from_slice(card.as_bytes());
+    let size = u32::try_from(ADDRESS_BYTES).ok()?;
+    let mut answer = PermanentAddress { command: PERMANENT_ADDRESS, size, address: [0; ADDRESS_BYTES] };
+    let mut request = InterfaceRequest { name, data: &raw mut answer, rest: [0; 2] };
+    // SAFETY: the request reads and writes an `ifreq`, whose pointer is to a struct of the size that the struct names.
+    let update = unsafe { Updater::<ETHTOOL, InterfaceRequest>::new(&mut request) };
+    // SAFETY: both structs live until the call returns, and a file that is no socket refuses the request.
+    unsafe { ioctl(socket, update) }.ok()?;
+    (answer.size == 6).then(|| answer.address[..6].try_into().ok()).flatten()
 }

@@ -5,12 +5,13 @@
 //! virtual functions do not count.
 //!
 //! The permanent address is the one that the maker gave. The kernel names it by netlink, even if the card uses another address
-//! now. Where the agent may not use netlink, or netlink names none, the current address counts if it is the card's own and was
-//! not set or made up.
+//! now. The service's unit closes netlink, so each card is also asked for by a socket of the internet family. Where neither names
+//! one, the current address counts if it is the card's own and was not set or made up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::net::netlink::SocketAddrNetlink;
@@ -41,12 +42,24 @@ const MESSAGES_LIMIT: usize = 1000;
 
 /// `root`: of the file system. Below another one than `/` the kernel is not asked.
 pub fn permanent_addresses(root: &Path) -> BTreeSet<Address> {
-    let of_kernel = if root == Path::new("/") { ask_kernel().unwrap_or_default() } else { BTreeMap::new() };
+    let has_kernel = root == Path::new("/");
+    let of_kernel = if has_kernel { ask_kernel().unwrap_or_default() } else { BTreeMap::new() };
     let entries = fs::read_dir(root.join("sys/class/net")).into_iter().flatten().flatten();
     let own = entries.filter(|entry| is_own_card(&entry.path()));
-    own.filter_map(|entry| of_kernel.get(entry.file_name().to_str()?).copied().or_else(|| current(&entry.path())))
-        .filter(is_address)
-        .collect()
+    own.filter_map(|entry| {
+        let name = entry.file_name();
+        let name = name.to_str()?;
+        let by_netlink = of_kernel.get(name).copied().filter(is_address);
+        let by_kernel = by_netlink.or_else(|| has_kernel.then(|| ask_for(name)).flatten());
+        by_kernel.or_else(|| current(&entry.path())).filter(is_address)
+    })
+    .collect()
+}
+
+/// Permanent address of one card. No right is needed for it.
+fn ask_for(card: &str) -> Option<Address> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    pcfarm_native::linux::permanent_address(socket.as_fd(), card).filter(is_address)
 }
 
 fn is_own_card(card: &Path) -> bool {
@@ -208,5 +221,16 @@ mod tests {
     fn the_kernel_answers() {
         let links = ask_kernel().expect("netlink");
         assert!(links.values().all(is_address), "{links:?}");
+    }
+
+    /// On a machine with cards both ways name the same addresses.
+    #[test]
+    fn netlink_and_the_internets_sockets_agree() {
+        for (name, address) in ask_kernel().expect("netlink") {
+            assert_eq!(ask_for(&name), Some(address), "{name}");
+        }
+        for none in ["lo", "no such card", "a name that is longer than any card's", ""] {
+            assert_eq!(ask_for(none), None, "{none:?}");
+        }
     }
 }

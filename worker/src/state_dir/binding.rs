@@ -26,7 +26,7 @@ const WISH_FILE: &str = "identity.wish";
 const CLEARED: &str = "keep, cleared";
 
 /// Copied identity and its credentials, moved aside.
-const COPIED_DIR: &str = "copied";
+pub(super) const COPIED_DIR: &str = "copied";
 
 /// Machines before this one that are remembered: the farm knows one of them until it has heard of this one.
 const BEFORE_LIMIT: usize = 8;
@@ -81,6 +81,7 @@ pub fn bind(dir: &Path, present: &Fingerprint) -> Result<(Uuid, Binding), StateD
         (Some(Wish::New), _) => replace(dir, present)?,
         (None, None) => first_use(dir, present)?,
         (None, Some(recorded)) => match recorded.machine.difference(present) {
+            None if lacks_a_part(&recorded.machine, present) => complete(dir, recorded, present)?,
             None => (identity(dir)?, recorded),
             Some(why) => {
                 warn!(
@@ -105,6 +106,25 @@ fn first_use(dir: &Path, present: &Fingerprint) -> Result<(Uuid, Binding), State
     let identity = identity(dir)?;
     let binding = Binding { machine: present.clone(), ..Binding::default() };
     write(dir, &binding)?;
+    Ok((identity, binding))
+}
+
+/// True if this machine has an id or cards, and the record has none.
+fn lacks_a_part(recorded: &Fingerprint, present: &Fingerprint) -> bool {
+    (recorded.id.is_none() && present.id.is_some()) || (recorded.cards.is_empty() && !present.cards.is_empty())
+}
+
+/// Adds the parts to the record that it lacks: from then on they tell a copy. The farm knows the machine by the former digest.
+fn complete(dir: &Path, recorded: Binding, present: &Fingerprint) -> Result<(Uuid, Binding), StateDirError> {
+    let Binding { machine, mut before, cloned_from } = recorded;
+    before.extend(machine.digest());
+    before.drain(..before.len().saturating_sub(BEFORE_LIMIT));
+    let cards = if machine.cards.is_empty() { present.cards.clone() } else { machine.cards };
+    let machine = Fingerprint { id: machine.id.or(present.id), cards };
+    let binding = Binding { machine, before, cloned_from };
+    write(dir, &binding)?;
+    let identity = identity(dir)?;
+    info!(%identity, "the record of this machine is completed by parts that were not known before");
     Ok((identity, binding))
 }
 
@@ -319,6 +339,26 @@ mod tests {
         Wish::New.leave(dir.path()).expect("left");
         let (own, binding) = bind(dir.path(), &machine(1, 19)).expect("bound");
         assert!(own != original && binding.cloned_from == Some(original));
+    }
+
+    #[test]
+    fn a_record_is_completed_by_the_parts_that_it_lacks() {
+        let id_alone = Fingerprint { id: Some([1; 32]), ..Fingerprint::default() };
+        let cards_alone = Fingerprint { id: None, cards: [[1; 32]].into() };
+        for first in [&id_alone, &cards_alone] {
+            let (dir, original) = used(first);
+            let (same, binding) = bind(dir.path(), &machine(1, 1)).expect("bound");
+            assert_eq!((same, &binding.machine), (original, &machine(1, 1)));
+            assert_eq!(binding.before, [first.digest().expect("a digest")], "the farm knows it by this one");
+            assert_eq!(bind(dir.path(), first).expect("bound"), (original, binding.clone()), "a part is missing today");
+            assert_eq!(bind(dir.path(), &machine(1, 1)).expect("bound"), (original, binding), "once");
+            let (own, _) = bind(dir.path(), &machine(1, 2)).expect("bound");
+            assert_ne!(own, original, "a copy on other cards is told from now on");
+        }
+        // More cards than the record has are no reason to bind anew.
+        let (dir, _) = used(&machine(1, 1));
+        let more = Fingerprint { id: Some([1; 32]), cards: [[1; 32], [2; 32]].into() };
+        assert_eq!(bind(dir.path(), &more).expect("bound").1.machine, machine(1, 1));
     }
 
     #[test]
