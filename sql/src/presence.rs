@@ -274,6 +274,12 @@ pub async fn note_clone(
     client.run(include_str!("../queries/note_clone.sql"), &[&workstation, details, &every]).await?[0].try_get(0)
 }
 
+/// The workstation with this identity, and its newest session.
+pub async fn workstation_of(client: &ClientWrapper, identity: Uuid) -> Result<Option<(WorkstationId, i64)>, Error> {
+    let rows = client.run(include_str!("../queries/workstation_of_identity.sql"), &[&identity]).await?;
+    rows.first().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose()
+}
+
 /// Asks the server that holds this session whether its agent answers. Servers listen for it.
 pub async fn challenge(client: &ClientWrapper, workstation: WorkstationId, session: i64) -> Result<(), Error> {
     client.run(include_str!("../queries/challenge_workstation.sql"), &[&workstation, &session]).await.map(drop)

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use pcfarm_proto::secrets::JoinToken;
 use pcfarm_proto::v1;
 #[cfg(target_os = "linux")]
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -21,6 +22,7 @@ use uuid::Uuid;
 use crate::controller::Controller;
 use crate::credentials::Credentials;
 use crate::drive::{Setup, drive};
+use crate::entrance::Entrance;
 use crate::equipment::Lookout;
 #[cfg(target_os = "linux")]
 use crate::exec::controller::Programs;
@@ -398,11 +400,25 @@ async fn enter(
     endpoints: &[Endpoint],
     is_copy: bool,
 ) -> Result<(), AgentError> {
-    if let Some(token) = &settings.join_token {
-        credentials.join(endpoints, token, is_copy).await.map_err(AgentError::Joining)?;
+    match &settings.join_token {
+        // The token may be used up. The link goes on to try, and reports the copy.
+        Some(token) if is_copy && !credentials.are_there() => join_if_possible(credentials, endpoints, token).await,
+        Some(token) => credentials.join(endpoints, token).await.map_err(AgentError::Joining)?,
+        None => {}
     }
     credentials.renew_if_due(endpoints).await;
     Ok(())
+}
+
+async fn join_if_possible(credentials: &Credentials, endpoints: &[Endpoint], token: &JoinToken) {
+    for server in endpoints {
+        match credentials.join_once(server, token).await {
+            Ok(()) => return info!(server = %server.uri(), "joined the farm"),
+            Err(error) => {
+                warn!(server = %server.uri(), error = format!("{error:#}"), "cannot join the farm with an identity of its own");
+            }
+        }
+    }
 }
 
 /// What the sessions of an agent have in common.
@@ -447,6 +463,7 @@ impl Body {
         Setup {
             endpoints: self.endpoints.clone(),
             credentials: self.credentials.clone(),
+            entrance: None,
             threads: self.threads.clone(),
             controllers: self.controllers.clone(),
             engine: Arc::clone(self.steps.engine()),
@@ -474,7 +491,9 @@ impl Body {
         let (slots, wanted) = watch::channel(Vec::new());
         let wake = self.settings.sleep.wake.clone();
         let setup = self.setup(self.state_dir.identity, None);
-        let setup = Setup { slots: Some(slots), wake, watchdog: Some(watchdog), ..setup };
+        let entrance = Entrance::new(&self.settings, &self.state_dir, self.credentials.clone());
+        let entrance = Some(Arc::new(entrance));
+        let setup = Setup { slots: Some(slots), wake, watchdog: Some(watchdog), entrance, ..setup };
         let ends = stop.child_token();
         // Its slots end with it: nobody is left who tells them apart.
         let working =

@@ -60,6 +60,8 @@ const SOONEST_RENEWAL: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Credentials {
     dir: PathBuf,
+    /// Directory of [`OWN_FILES`].
+    own_dir: PathBuf,
     identity: Uuid,
     hostname: String,
     /// Another authority of servers, beside the farm's own.
@@ -82,11 +84,18 @@ pub struct Anchors {
 
 impl Credentials {
     pub fn new(dir: &Path, identity: Uuid, hostname: &str, ca: Option<&Path>) -> Credentials {
-        Credentials { dir: dir.to_owned(), identity, hostname: hostname.to_owned(), ca: ca.map(Path::to_owned) }
+        let (dir, ca) = (dir.to_owned(), ca.map(Path::to_owned));
+        Credentials { own_dir: dir.clone(), dir, identity, hostname: hostname.to_owned(), ca }
+    }
+
+    /// The certificate and the key of another identity, in another directory.
+    pub fn of_copy(self, own_dir: &Path) -> Credentials {
+        Credentials { own_dir: own_dir.to_owned(), ..self }
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+        let dir = if OWN_FILES.contains(&name) { &self.own_dir } else { &self.dir };
+        dir.join(name)
     }
 
     /// Whether this agent has joined a farm.
@@ -141,8 +150,8 @@ impl Credentials {
     }
 
     /// Joins by whichever server answers, unless this agent has joined already. A refusal ends the first start of a new agent, so
-    /// that its owner sees it; `was_known`: the farm has known this agent, which goes on to ask.
-    pub async fn join(&self, servers: &[Endpoint], token: &JoinToken, was_known: bool) -> anyhow::Result<()> {
+    /// that its owner sees it.
+    pub async fn join(&self, servers: &[Endpoint], token: &JoinToken) -> anyhow::Result<()> {
         if self.are_there() && self.renewal_is_overdue_by() < TOO_LATE {
             return Ok(());
         }
@@ -155,7 +164,7 @@ impl Credentials {
                 }
                 Err(error) => {
                     let refusal = refusal(&error);
-                    if let Some(reason) = refusal.filter(|_| !was_known && !self.are_there()) {
+                    if let Some(reason) = refusal.filter(|_| !self.are_there()) {
                         return Err(Refused(reason).into());
                     }
                     warn!(server = %server.uri(), error = format!("{error:#}"), "could not join, trying again");
@@ -168,7 +177,6 @@ impl Credentials {
     }
 
     /// Joins by this server, now or not at all.
-    #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "an installation joins so"))]
     pub async fn join_once(&self, server: &Endpoint, token: &JoinToken) -> anyhow::Result<()> {
         self.join_by(server, token).await.map_err(|error| match refusal(&error) {
             Some(reason) => Refused(reason).into(),

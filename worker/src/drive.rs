@@ -22,6 +22,7 @@ use tracing::warn;
 use self::alarm::Alarm;
 use crate::clock;
 use crate::credentials::Credentials;
+use crate::entrance::Entrance;
 use crate::equipment::Lookout;
 use crate::goodbye;
 use crate::inventory::{Action, Ending, Event, Inventory, Profile};
@@ -56,6 +57,8 @@ const STOOD_STILL: Duration = Duration::from_secs(2);
 pub struct Setup {
     pub endpoints: Vec<Endpoint>,
     pub credentials: Arc<Credentials>,
+    /// A way into a farm that demands a certificate; a slot has none.
+    pub entrance: Option<Arc<Entrance>>,
     pub threads: Arc<rayon::ThreadPool>,
     pub controllers: Controllers,
     /// What runs those of several steps, which all sessions share.
@@ -99,7 +102,8 @@ pub async fn drive(setup: Setup, stop: CancellationToken) -> anyhow::Result<Endi
     let end_link = CancellationToken::new();
     let _end_link_with_this = end_link.clone().drop_guard();
     let mut tasks = JoinSet::new();
-    tasks.spawn(Link::new(setup.endpoints, setup.credentials, setup.wake, events).keep_up(end_link.clone()));
+    let link = Link::new(setup.endpoints, setup.credentials, setup.wake, events).entering_by(setup.entrance);
+    tasks.spawn(link.keep_up(end_link.clone()));
     let mut driver = Driver {
         inventory: Inventory::new(setup.profile, clock::now()),
         pool,

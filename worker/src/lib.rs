@@ -134,6 +134,7 @@ pub mod decisions {
 
 mod clock;
 mod drive;
+mod entrance;
 mod equipment;
 mod goodbye;
 mod inventory;

@@ -26,6 +26,7 @@ use tonic::{Code, Status};
 use tracing::{debug, error, info, warn};
 
 use crate::credentials::Credentials;
+use crate::entrance::{Attempt, Entrance};
 use crate::sleep::Wake;
 pub use wire::Wire;
 
@@ -49,9 +50,9 @@ const FIRST_DELAY: Duration = Duration::from_millis(50);
 /// An agent is back this soon after an outage; some hundred agents at this pace are nothing to a server.
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// Delays after refusals of an identity that another agent uses, the last one from then on. The first are short, because the other
+/// Seconds after refusals of an identity that another agent uses, the last one from then on. The first are short, because the other
 /// agent may be one that is about to end; the last is long, because an administrator or the owner must act.
-const IN_USE_DELAYS: [Duration; 6] = [2, 5, 10, 20, 40, 60].map(Duration::from_secs);
+const IN_USE_DELAYS: [u64; 6] = [2, 5, 10, 20, 40, 60];
 
 /// Room for a part of a checkout, several times over: fewer round trips for window updates.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
@@ -82,6 +83,7 @@ pub struct Stream {
 pub struct Link {
     endpoints: Vec<Endpoint>,
     credentials: Arc<Credentials>,
+    entrance: Option<Arc<Entrance>>,
     wake: Wake,
     events: mpsc::Sender<LinkEvent>,
     /// A quarter of the farm's lease if that is less than [`LONGEST_DELAY`]: back before it is over. Milliseconds.
@@ -127,10 +129,15 @@ impl Link {
         Link {
             endpoints: endpoints.into_iter().map(tuned).collect(),
             credentials,
+            entrance: None,
             wake,
             events,
             longest_delay_ms: AtomicU64::new(u64::try_from(LONGEST_DELAY.as_millis()).expect("seconds")),
         }
+    }
+
+    pub fn entering_by(self, entrance: Option<Arc<Entrance>>) -> Link {
+        Link { entrance, ..self }
     }
 
     /// Connects and connects again until the token is cancelled.
@@ -160,7 +167,14 @@ impl Link {
                 Cause::Refused(status) => {
                     let (code, reason) = (status.code(), status.message());
                     error!(server = %endpoint.uri(), %code, reason, "the server refuses this agent");
-                    LONGEST_DELAY
+                    match self.enter(endpoint, code).await {
+                        Attempt::Joined => FIRST_DELAY,
+                        Attempt::Nothing => LONGEST_DELAY,
+                        Attempt::Reported => {
+                            refusals += 1;
+                            spread(in_use_delay(refusals - 1))
+                        }
+                    }
                 }
                 Cause::IdentityInUse(reason) => {
                     let delay = in_use_delay(refusals);
@@ -169,13 +183,21 @@ impl Link {
                         server = %endpoint.uri(), reason, retry_seconds = delay.as_secs(),
                         "another agent has this workstation's identity (a copied state directory?)"
                     );
-                    delay.mul_f64(0.75 + rand::rng().random::<f64>() / 2.0)
+                    spread(delay)
                 }
             };
             failures += 1;
             sleep(delay).await;
         }
         unreachable!("settings name at least one server")
+    }
+
+    /// After a refusal for want of a certificate.
+    async fn enter(&self, endpoint: &Endpoint, code: Code) -> Attempt {
+        match &self.entrance {
+            Some(entrance) if code == Code::Unauthenticated => entrance.attempt(endpoint).await,
+            Some(_) | None => Attempt::Nothing,
+        }
     }
 
     fn longest_delay(&self) -> Duration {
@@ -280,8 +302,13 @@ fn note_failure(failures: u32, endpoint: &Endpoint, error: &anyhow::Error) {
     }
 }
 
+/// So that agents do not come in step.
+fn spread(delay: Duration) -> Duration {
+    delay.mul_f64(0.75 + rand::rng().random::<f64>() / 2.0)
+}
+
 fn in_use_delay(refusals: usize) -> Duration {
-    IN_USE_DELAYS[refusals.min(IN_USE_DELAYS.len() - 1)]
+    Duration::from_secs(IN_USE_DELAYS[refusals.min(IN_USE_DELAYS.len() - 1)])
 }
 
 /// Doubles with each failure; `luck` in 0..1 takes off up to half, so that agents do not come in step.

@@ -65,6 +65,8 @@ pub struct Settings {
     pub unacknowledged_bytes: usize,
     /// What lets this workstation into the farm, once.
     pub join_token: Option<JoinToken>,
+    /// File of the token, which is read again as long as a farm demands a certificate that this agent has not.
+    pub join_token_file: Option<PathBuf>,
     /// An authority of servers' certificates, beside the farm's own.
     pub ca: Option<PathBuf>,
     /// Programs that problems may be given to: the controllers `exec:NAME`.
@@ -105,6 +107,7 @@ impl Default for Settings {
             after_lease: AfterLease::default(),
             unacknowledged_bytes: DEFAULT_UNACKNOWLEDGED_MIB << 20,
             join_token: None,
+            join_token_file: None,
             ca: None,
             #[cfg(target_os = "linux")]
             programs: Vec::new(),
@@ -372,9 +375,9 @@ impl Settings {
         presence.cores = Cores::of(cores);
         let mut presence = file.presence.over(presence)?;
         presence.named.extend(owners_cores.map(|_| "cores"));
+        let state_dir = flags.state_dir.or(file.state_dir).unwrap_or(default.state_dir);
         let settings = Settings {
             servers: if flags.server.is_empty() { file_servers } else { flags.server },
-            state_dir: flags.state_dir.or(file.state_dir).unwrap_or(default.state_dir),
             cores,
             hostname: flags.hostname.or(file.hostname).unwrap_or(default.hostname),
             labels: if flags.label.is_empty() { file_labels } else { flags.label },
@@ -383,7 +386,9 @@ impl Settings {
             after_lease: flags.after_lease.or(file.after_lease).unwrap_or(default.after_lease),
             unacknowledged_bytes: unacknowledged
                 .map_or(default.unacknowledged_bytes, |mib| mib.saturating_mul(1 << 20)),
-            join_token: join_token(join_token_file)?,
+            join_token: join_token(join_token_file.as_deref(), is_known(&state_dir))?,
+            join_token_file,
+            state_dir,
             ca: flags.ca.or(file.ca),
             #[cfg(target_os = "linux")]
             programs: file.program,
@@ -458,13 +463,23 @@ pub(crate) fn memory_bytes() -> u64 {
 }
 
 /// Never in an argument, where every process of the machine reads it.
-fn join_token(file: Option<PathBuf>) -> Result<Option<JoinToken>, SettingsError> {
+fn join_token(file: Option<&Path>, is_known: bool) -> Result<Option<JoinToken>, SettingsError> {
     let text = match file {
-        Some(path) => std::fs::read_to_string(&path).map_err(|source| SettingsError::JoinTokenFile { path, source })?,
+        Some(path) => match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            // A token is for one use, and its file is often removed after it.
+            Err(error) if is_known && error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(source) => return Err(SettingsError::JoinTokenFile { path: path.to_owned(), source }),
+        },
         None => std::env::var("PCFARM_JOIN_TOKEN").unwrap_or_default(),
     };
     let text = text.trim();
     if text.is_empty() { Ok(None) } else { Ok(Some(text.parse()?)) }
+}
+
+/// True if an agent has used this state directory.
+fn is_known(state_dir: &Path) -> bool {
+    crate::state_dir::StateDir::peek(state_dir).is_ok_and(|identity| identity.is_some())
 }
 
 fn read_file(path: &Path) -> Result<FileSettings, SettingsError> {

@@ -25,6 +25,7 @@ pub struct StateDir {
     pub identity: Uuid,
     /// Machine to which the identity is bound, if [`StateDir::open_bound`] has opened it.
     pub(crate) binding: Binding,
+    dir: PathBuf,
     _lock: File,
 }
 
@@ -45,7 +46,7 @@ impl StateDir {
         let lock = lock(dir)?;
         let path = dir.join(IDENTITY_FILE);
         let identity = read_identity(&path)?.map_or_else(|| make_identity(dir, &path), Ok)?;
-        Ok(StateDir { identity, binding: Binding::default(), _lock: lock })
+        Ok(StateDir { identity, binding: Binding::default(), dir: dir.to_owned(), _lock: lock })
     }
 
     /// Takes the directory for an agent that runs on this machine, and binds its identity to it. A copy of another machine's
@@ -54,7 +55,12 @@ impl StateDir {
         platform::make_private_dir(dir).map_err(failed("make the state directory", dir))?;
         let lock = lock(dir)?;
         let (identity, binding) = binding::bind(dir, present)?;
-        Ok(StateDir { identity, binding, _lock: lock })
+        Ok(StateDir { identity, binding, dir: dir.to_owned(), _lock: lock })
+    }
+
+    /// Directory of a copied identity and its credentials.
+    pub(crate) fn copied(&self) -> PathBuf {
+        self.dir.join(binding::COPIED_DIR)
     }
 
     /// Whose directory it is, if it is anybody's yet. Takes nothing and makes nothing.

@@ -14,8 +14,8 @@ use crate::grpc::files::BEGINNING_DEADLINE;
 use crate::grpc::status_code;
 use crate::outgoing::{MESSAGES_LIMIT, Outgoing};
 use crate::registrar::{Entry, Registered, contest};
-use crate::session::{Edge, Session};
 use crate::session::progress::Progress;
+use crate::session::{Edge, Session};
 use crate::traces::path;
 use futures_util::StreamExt;
 use futures_util::stream::Map;
@@ -133,6 +133,9 @@ impl v1::agent_service_server::AgentService for AgentApi {
             warn!(hostname = who.hostname, labels, "what is no label is ignored: correct the agent's settings");
         }
         self.is_itself(&caller, who.identity, &who.hostname).await?;
+        if hello.rebinding.as_ref().is_some_and(|rebinding| rebinding.cloned_from == hello.identity) {
+            return Err(clones::reported(&self.farm, &who).await);
+        }
         let credential = peer.workstation.filter(|_| matches!(caller.kind(), Kind::Workstation(_)));
         let (out, messages) = mpsc::channel(MESSAGES_LIMIT);
         let farm = self.farm.clone();

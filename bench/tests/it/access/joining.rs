@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::caller::{Connection, shown};
+use crate::copies::{ONE_ID, copy_state, identity, is, machine, session};
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path, free_port};
 use pcfarm_bench::program::Program;
 use pcfarm_proto::v1::access_service_client::AccessServiceClient;
@@ -174,6 +175,42 @@ async fn who_copies_a_state_directory_is_one_workstation_and_one_agent_at_a_time
     // In the clear nobody takes that workstation's name, whoever it is.
     let job = site.farm.submit_sleeps("work", 4, 1, 1).await;
     assert_eq!(site.farm.ended(job, LONG).await, "done");
+}
+
+/// A copied disk whose settings have no token any more: the packaged installation removes it.
+#[tokio::test]
+async fn a_copy_without_a_token_is_reported_and_joins_when_there_is_one() {
+    let site = Site::new().await;
+    let server = site.serving("a", &[]).await;
+    let farm = &site.farm;
+    let desk = machine(farm, "desk", ONE_ID, "52:54:00:00:00:01");
+    let lab = machine(farm, "lab", ONE_ID, "52:54:00:00:00:02");
+    let token = site.join_token(&server, 2).await;
+    let mut original = site.agent("original", &[&server], &token).environment("PCFARM_HOST_ROOT", &desk);
+    original.start();
+    is(farm, "original", "state = 'waiting'").await;
+    let its_session = session(farm, &identity(farm, "original")).await;
+
+    copy_state(farm, "original", "copy");
+    let token_file = farm.path("token");
+    let mut copy = site
+        .agent("copy", &[&server], "")
+        .environment("PCFARM_HOST_ROOT", &lab)
+        .environment("PCFARM_JOIN_TOKEN_FILE", &token_file);
+    copy.start();
+    copy.says("this agent is a copy and has no certificate of its own", SOON).await;
+    let told = "select exists (select from pcfarm.event e join pcfarm.workstation w using (workstation_id)
+        where e.what = 'workstation cloned' and e.details ->> 'copy' = 'copy' and w.hostname = 'original'
+            and e.details ->> 'outcome' = 'refused: the identity belongs to another machine')";
+    farm.until(SOON, told).await;
+    assert_eq!(session(farm, &identity(farm, "original")).await, its_session, "the original stays");
+    assert_eq!(farm.number("select count(*) from pcfarm.workstation").await, 1);
+
+    std::fs::write(&token_file, &token).expect("written");
+    is(farm, "copy", "state = 'waiting'").await;
+    assert_ne!(identity(farm, "copy"), identity(farm, "original"));
+    assert_eq!(session(farm, &identity(farm, "original")).await, its_session);
+    assert!(copy.runs() && original.runs());
 }
 
 #[tokio::test]

@@ -29,6 +29,23 @@ impl Newcomer {
     }
 }
 
+/// Takes the report of a copy that shows the certificate of its original because it has none of its own. It changes nothing but
+/// events.
+pub async fn reported(farm: &Farm, who: &Introduction) -> Status {
+    let known = async {
+        let client = farm.pool.get().await?;
+        anyhow::Ok(presence::workstation_of(&client, who.identity).await?)
+    };
+    match known.await {
+        Ok(Some((workstation_id, session))) => {
+            let refused = Refused { workstation_id, why: Refusal::AnotherMachine, session, answered: false };
+            refuse(farm, refused, &Newcomer::of(who)).await
+        }
+        Ok(None) => Status::already_exists("this is a copy of a workstation that the farm does not know any more"),
+        Err(error) => Status::unavailable(format!("cannot look up the original of this copy: {error:#}")),
+    }
+}
+
 /// Records the refusal and returns its status.
 pub async fn refuse(farm: &Farm, refused: Refused, newcomer: &Newcomer) -> Status {
     let Refused { workstation_id, why, .. } = refused;
