@@ -7,16 +7,30 @@ use pcfarm_proto::v1::goodbye::Reason;
 pub async fn of(is_own: bool, program_stops: bool) -> Goodbye {
     let (reason, text) = match (program_stops, is_own) {
         (true, _) if system::stops().await => (Reason::Shutdown, ""),
-        (true, _) if system::has_replaced_this_program() => (Reason::Upgrade, "a new version"),
-        (true, _) => (Reason::Stopped, ""),
+        (true, _) => match system::program() {
+            Program::Same => (Reason::Stopped, ""),
+            Program::Replaced => (Reason::Upgrade, "a new version"),
+            Program::Removed => (Reason::Stopped, "its program was removed"),
+        },
         (false, true) => (Reason::Upgrade, "other settings"),
         (false, false) => (Reason::Stopped, "its slot was ended"),
     };
     Goodbye { reason: reason.into(), text: text.to_owned() }
 }
 
+/// The file that started this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "the agent cannot ask other systems"))]
+enum Program {
+    Same,
+    /// Another file has its name, as after an upgrade.
+    Replaced,
+    Removed,
+}
+
 #[cfg(target_os = "linux")]
 mod system {
+    use super::Program;
     use std::path::Path;
     use std::process::Stdio;
     use std::time::Duration;
@@ -37,9 +51,17 @@ mod system {
         matches!(timeout(ANSWER_WAIT, asks.output()).await, Ok(Ok(said)) if said.stdout.trim_ascii() == b"stopping")
     }
 
-    /// True if the file that started this process is gone, as after an upgrade.
-    pub fn has_replaced_this_program() -> bool {
-        std::fs::read_link("/proc/self/exe").is_ok_and(|exe| exe.to_string_lossy().ends_with(" (deleted)"))
+    pub fn program() -> Program {
+        std::fs::read_link("/proc/self/exe").map_or(Program::Same, |exe| of_link(&exe.to_string_lossy()))
+    }
+
+    /// `exe`: the link as the kernel shows it.
+    pub fn of_link(exe: &str) -> Program {
+        match exe.strip_suffix(" (deleted)") {
+            None => Program::Same,
+            Some(path) if Path::new(path).exists() => Program::Replaced,
+            Some(_) => Program::Removed,
+        }
     }
 }
 
@@ -50,14 +72,26 @@ mod system {
         false
     }
 
-    pub fn has_replaced_this_program() -> bool {
-        false
+    pub fn program() -> super::Program {
+        super::Program::Same
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_upgrade_is_told_from_a_removal() {
+        for (link, expected) in [
+            ("/usr/bin/env", Program::Same),
+            ("/usr/bin/env (deleted)", Program::Replaced),
+            ("/nowhere/pcfarm-worker (deleted)", Program::Removed),
+        ] {
+            assert_eq!(system::of_link(link), expected, "{link}");
+        }
+    }
 
     #[tokio::test]
     async fn a_goodbye_names_its_reason() {
