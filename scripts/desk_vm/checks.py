@@ -1,5 +1,6 @@
 """Checks on a virtual desktop. Each is one function of a Desk; they run in this order and leave the agent idle."""
 
+import json
 import time
 
 from machine import Failed
@@ -155,6 +156,82 @@ def moved_mouse_stops_work(desk):
         mouse.does("move 40 25")
         desk.wait_rests()
     desk.wait_works()
+
+
+def device_grab_is_detected(desk):
+    """`explain` names a device that another program has for itself, and the agent works again after the grab."""
+    with desk.device("keyboard", "grabbed keyboard") as keyboard:
+        grab = f"import evdev, time; evdev.InputDevice('{keyboard.path}').grab(); print('grabbed', flush=True); time.sleep(900)"
+        grabber = desk.machine.begin(f'python3 -c "{grab}"')
+        try:
+            expect(grabber.stdout.readline().strip() == "grabbed", "the device was not grabbed")
+            # The agent probes a device at most once a minute, and only after a minute without input.
+            named = lambda: 'grabbed input device "grabbed keyboard"' in desk.machine.out("pcfarm-worker explain")
+            desk.wait(named, "explain names the grabbed device", 300)
+        finally:
+            grabber.kill()
+            desk.machine.ssh("pkill -f '[.]grab[(]' || true")
+        desk.wait(lambda: not named(), "explain does not name the device after the grab", 300)
+    desk.wait_works()
+
+
+# A static 32-bit program that ends with 0: no package of another architecture is needed.
+THIRTY_TWO = (
+    "f0VMRgEBAQAAAAAAAAAAAAIAAwABAAAAVIAECDQAAAAAAAAAAAAAADQAIAABAAAAAAAAAAEAAAAAAAAAAIAECACABAhdAAAAXQAAAAUAAAAAEAAAuAEAAAAx282A"
+)
+
+# Programs with the lines of the unit that block their checks, and the drop-in for each.
+BLOCKED = {
+    "thirty-two": ("/usr/local/bin/thirty-two", [], "SystemCallArchitectures=native", "32-bit.conf"),
+    "links": ("/usr/sbin/ip", ["link"], "RestrictAddressFamilies=", "netlink.conf"),
+    "sandbox": ("/usr/bin/unshare", ["--user", "/usr/bin/true"], "RestrictNamespaces=yes", "browser-sandbox.conf"),
+}
+
+
+def doctor_names_the_line_to_change(desk):
+    """Under the unit's rules `doctor` names the line that blocks a check; with the drop-in that it names the check passes."""
+    machine, place = desk.machine, "/etc/systemd/system/pcfarm-worker.service.d"
+    machine.ssh(f"echo {THIRTY_TWO} | base64 -d > /usr/local/bin/thirty-two; chmod 755 /usr/local/bin/thirty-two")
+    drop_ins = " ".join(drop_in for _, _, _, drop_in in BLOCKED.values())
+    programs = {name: (path, check) for name, (path, check, _, _) in BLOCKED.items()}
+    # A program that needs nothing, and one whose failure looks like one of systemd-run.
+    programs["fine"] = ("/usr/bin/python3", ["--version"])
+    programs["broken"] = ("/bin/sh", ["-c", "echo Failed to connect to bus: no licence >&2; exit 1"])
+    tables = [
+        f'[[program]]\nname = "{name}"\npath = "{path}"\nmode = "one-shot"\ncheck = {json.dumps(check)}\n'
+        for name, (path, check) in programs.items()
+    ]
+    desk.configure(more="\n".join(tables))
+    try:
+        for name, (_, _, line, drop_in) in BLOCKED.items():
+            finding = found_by_doctor(desk, name)
+            expect(finding["outcome"] == "failed" and line in finding["says"] and drop_in in finding["advice"], finding)
+        expect(found_by_doctor(desk, "fine")["outcome"] == "ok", found_by_doctor(desk, "fine"))
+        broken = found_by_doctor(desk, "broken")
+        expect(broken["outcome"] == "failed" and "also without the unit's rules" in broken["says"], broken)
+        left = machine.out("systemctl list-units --all --no-legend 'pcfarm-worker-check-*'")
+        expect(not left, f"doctor left transient units:\n{left}")
+        machine.ssh(f"cd /usr/share/pcfarm-worker/drop-ins && install -Dm644 -t {place} {drop_ins} && systemctl daemon-reload")
+        desk.doctor = None
+        for name in BLOCKED:
+            expect(found_by_doctor(desk, name)["outcome"] == "ok", found_by_doctor(desk, name))
+    finally:
+        desk.doctor = None
+        machine.ssh(f"cd {place} 2>/dev/null && rm -f {drop_ins}; systemctl daemon-reload")
+        desk.configure()
+    desk.wait_works()
+
+
+def found_by_doctor(desk, program):
+    """Finding of `doctor` about a program. One run of it serves until desk.doctor is None."""
+    if getattr(desk, "doctor", None) is None:
+        # Each check is bisected with transient units, which take seconds on an emulated processor.
+        said = desk.machine.ssh("pcfarm-worker doctor --output json", check=False, seconds=900)
+        desk.doctor = json.loads(said.stdout)["steps"]
+    # Another finding of the same step tells of limits and the fence.
+    about = [one for one in desk.doctor if one["says"].startswith(f"exec:{program}: its check")]
+    expect(len(about) == 1, f"doctor has {len(about)} findings about the check of {program}: {desk.doctor}")
+    return about[0]
 
 
 def suspended_machine_goes_on(desk):

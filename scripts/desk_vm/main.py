@@ -21,6 +21,8 @@ ON_A_DESK = [
     checks.console_keyboard_stops_work,
     checks.noise_is_recognised,
     checks.moved_mouse_stops_work,
+    checks.device_grab_is_detected,
+    checks.doctor_names_the_line_to_change,
     checks.session_without_a_terminal_counts,
     checks.inhibitor_counts_as_presence,
     checks.x11_session_is_seen,
