@@ -14,7 +14,6 @@ use crate::grpc::files::BEGINNING_DEADLINE;
 use crate::grpc::status_code;
 use crate::outgoing::{MESSAGES_LIMIT, Outgoing};
 use crate::registrar::{Entry, Registered, contest};
-use crate::session::progress::Progress;
 use crate::session::{Edge, Session};
 use crate::traces::path;
 use futures_util::StreamExt;
