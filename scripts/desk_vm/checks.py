@@ -22,6 +22,8 @@ def idle_terminal_lets_the_agent_begin(desk):
     """An idle pts and listings of /dev/pts do not stop the agent; typing does."""
     terminal = desk.machine.begin("cat", user="ada", terminal=True)
     try:
+        desk.wait(lambda: desk.machine.out("ls /dev/pts | grep -c [0-9] || true") != "0", "the terminal is open")
+        desk.wait_rests()
         desk.wait_works()
         desk.machine.ssh("for i in $(seq 40); do ls /dev/pts /dev/input /dev >/dev/null; done")
         desk.stays(desk.works, "listings of devices let the agent work")
