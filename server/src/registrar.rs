@@ -176,7 +176,11 @@ async fn mark_heard(farm: &Farm, heard: &[Arc<Session>]) {
         Ok(locked) => debug!(workstations = locked.len(), "words after silence were not recorded: rows are locked"),
         Err(error) => {
             let error = format!("{error:#}");
-            warn!(error, workstations = heard.len(), "words after silence were not recorded: saying so with the next word");
+            warn!(
+                error,
+                workstations = heard.len(),
+                "words after silence were not recorded: saying so with the next word"
+            );
             heard.iter().for_each(|session| session.word_unrecorded());
         }
     }

@@ -562,13 +562,7 @@ impl Session {
 
     /// Notes a checkout that is on its way, with the number of its problems, until [`Session::sent`] its last part. `alone`: nothing else may be handed to the workstation
     /// beside it.
-    pub fn announce(
-        &self,
-        checkout: CheckoutId,
-        (job_type, controller): (&str, &str),
-        problems: usize,
-        alone: bool,
-    ) {
+    pub fn announce(&self, checkout: CheckoutId, (job_type, controller): (&str, &str), problems: usize, alone: bool) {
         let is_apart = self.apart.contains(controller);
         let mut state = self.state();
         state.sent.insert(checkout, None);

@@ -367,10 +367,7 @@ pub async fn mark_unconnected(
 }
 
 /// Takes the mark back. Returns workstations whose rows are locked: these keep it.
-pub async fn mark_heard(
-    client: &ClientWrapper,
-    heard: &[(WorkstationId, i64)],
-) -> Result<Vec<WorkstationId>, Error> {
+pub async fn mark_heard(client: &ClientWrapper, heard: &[(WorkstationId, i64)]) -> Result<Vec<WorkstationId>, Error> {
     let ids: Vec<i64> = heard.iter().map(|s| s.0.0).collect();
     let sessions: Vec<i64> = heard.iter().map(|s| s.1).collect();
     let rows = client.run(include_str!("../queries/heard_workstations.sql"), &[&ids, &sessions]).await?;

@@ -36,8 +36,8 @@
 
 mod arguments;
 pub(crate) mod controller;
-pub(crate) mod directory;
 mod devices;
+pub(crate) mod directory;
 pub(crate) mod fence;
 mod instance;
 mod launcher;

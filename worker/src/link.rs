@@ -334,7 +334,9 @@ mod tests {
 
     #[test]
     fn servers_have_more_time_to_connect_when_each_has_been_tried() {
-        for (servers, failures, seconds) in [(1, 0, 10), (3, 0, 3), (3, 2, 3), (3, 3, 10), (3, u32::MAX, 10), (2, 2, 10)] {
+        for (servers, failures, seconds) in
+            [(1, 0, 10), (3, 0, 3), (3, 2, 3), (3, 3, 10), (3, u32::MAX, 10), (2, 2, 10)]
+        {
             assert_eq!(connect_wait(servers, failures), Duration::from_secs(seconds), "{servers} {failures}");
         }
     }

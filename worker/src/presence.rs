@@ -314,6 +314,14 @@ fn rhythm(is_busy: bool, signals: Option<&Signals>) -> Duration {
     }
 }
 
+/// Waits until that is so, a moment at most.
+fn wait_for(is_so: impl Fn() -> bool) {
+    let began = clock::awake();
+    while !is_so() && clock::awake().saturating_sub(began) < ANSWERS_WAIT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Returns false if cores go on though the agent's loop was told to stop them: it hangs, and the supervisors of programs are to
 /// stop them without it.
 fn is_obeyed(state: &State, computes: bool, now: Moment) -> bool {
@@ -354,11 +362,13 @@ impl Shared {
         if self.stood_still() {
             self.await_answers(sources);
         }
-        let (now, mut look) = self.read(sources);
+        let (mut now, mut look) = self.read(sources);
         let works = self.known().state.activity == Activity::Work;
         if works && policy::may_be_noise(&look.signals) {
-            self.await_answers(sources);
-            look = self.read(sources).1;
+            let awake = clock::awake();
+            sources.ask_devices();
+            wait_for(|| sources.devices_have_answered(awake));
+            (now, look) = self.read(sources);
         }
         let Look { signals, policy, is_fresh } = look;
         let computes = self.computes();
@@ -404,13 +414,7 @@ impl Shared {
         let (now, awake) = (clock::now(), clock::awake());
         let policy = self.known().policy.clone();
         sources.ask(&policy, now);
-        let has_heard = || self.known().helpers.are_heard(clock::now());
-        while clock::awake().saturating_sub(awake) < ANSWERS_WAIT {
-            if sources.have_answered(now, awake) && has_heard() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_for(|| sources.have_answered(now, awake) && self.known().helpers.are_heard(clock::now()));
     }
 
     /// A checkout is in the hands of cores, and nothing has stopped it.

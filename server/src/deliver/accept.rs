@@ -453,8 +453,7 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
 
 fn judged<'a>(results: &v1::CheckoutResults, held: Option<&'a Held>, over: bool) -> Judged<'a> {
     let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok());
-    let has_returned =
-        !results.given_back.is_empty() || (results.finished && !results.give_back_reason.is_empty());
+    let has_returned = !results.given_back.is_empty() || (results.finished && !results.give_back_reason.is_empty());
     Judged {
         problems: results.results.len(),
         measured: held.map(|held| held.job_type.as_str()).zip(busy),

@@ -196,10 +196,11 @@ impl Holding {
     /// Work of the cores before they begin something new.
     pub fn ahead(&self, speed: impl Fn(&str) -> Option<Speed>, now: Instant) -> Ahead {
         let problems = self.left;
-        let takes = self.left_by_type.iter().filter(|(_, left)| **left > 0).try_fold(0.0, |seconds, (job_type, left)| {
-            let speed = speed(job_type)?;
-            Some(seconds + *left as f64 / speed.problems_per_second)
-        });
+        let takes =
+            self.left_by_type.iter().filter(|(_, left)| **left > 0).try_fold(0.0, |seconds, (job_type, left)| {
+                let speed = speed(job_type)?;
+                Some(seconds + *left as f64 / speed.problems_per_second)
+            });
         let silent =
             if problems >= self.cores { now.saturating_duration_since(self.progressed) } else { Duration::ZERO };
         let takes = takes.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

@@ -183,7 +183,9 @@ async fn a_locked_row_holds_up_no_other_workstation() {
     let silent = |row: &(WorkstationId, i64)| (row.0, row.1, 3.0);
     let lock = "begin; select from pcfarm.workstation where hostname = 'desk-2' for update";
     let names = |condition: &str| {
-        format!("select coalesce(string_agg(hostname, ' ' order by hostname), '') from pcfarm.workstation where {condition}")
+        format!(
+            "select coalesce(string_agg(hostname, ' ' order by hostname), '') from pcfarm.workstation where {condition}"
+        )
     };
     let marked: Vec<_> = here.iter().map(silent).collect();
 

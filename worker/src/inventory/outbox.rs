@@ -197,7 +197,8 @@ impl Outbox {
             let weight = weight(&first);
             entry.weight = entry.weight.saturating_sub(weight);
             let (is_doubtful, as_of) = (entry.is_doubtful, entry.as_of);
-            self.entries.insert(place, Entry { delivery: first, weight, stage: UNSENT, is_doubtful, kept: None, as_of });
+            self.entries
+                .insert(place, Entry { delivery: first, weight, stage: UNSENT, is_doubtful, kept: None, as_of });
         }
     }
 

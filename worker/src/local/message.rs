@@ -438,7 +438,13 @@ mod tests {
     #[test]
     fn a_source_that_is_silent_is_named_with_its_time() {
         let input = |source, at| {
-            let says = Input { last: Duration::from_secs(1), proves: Proves::Absence, bump: None, untold: false, at_seat: false };
+            let says = Input {
+                last: Duration::from_secs(1),
+                proves: Proves::Absence,
+                bump: None,
+                untold: false,
+                at_seat: false,
+            };
             Reading::new(source, Duration::from_secs(at), Ok(says))
         };
         let unknown = || Err("not asked".to_owned());
@@ -470,7 +476,13 @@ mod tests {
 
     #[test]
     fn messages_are_what_they_say_in_their_version() {
-        let said = Ask::Session { source: "x11".to_owned(), idle_ms: Some(5), error: None, full_screen: Some(true), seat: None };
+        let said = Ask::Session {
+            source: "x11".to_owned(),
+            idle_ms: Some(5),
+            error: None,
+            full_screen: Some(true),
+            seat: None,
+        };
         assert_eq!(read::<Ask>(&write(&said)), Ok(said));
         assert_eq!(read::<Ask>(br#"{"version":1,"ask":"pause","for":"1h"}"#), Ok(Ask::Pause { wish: "1h".to_owned() }));
         for (line, expected) in [

@@ -33,7 +33,8 @@ pub struct Helper {
 impl Helper {
     pub fn input(&self, trusted: bool) -> Reading<Input> {
         let proves = if self.is_own || trusted { Proves::Absence } else { Proves::Presence };
-        let says = self.last.clone().map(|last| Input { last, proves, bump: None, untold: false, at_seat: self.at_seat });
+        let says =
+            self.last.clone().map(|last| Input { last, proves, bump: None, untold: false, at_seat: self.at_seat });
         Reading { source: Cow::Owned(self.source.clone()), at: self.at, says }
     }
 

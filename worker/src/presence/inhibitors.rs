@@ -306,9 +306,11 @@ mod tests {
         told.hear(4, source(), vec![held("a")], 3 * HOUR);
         told.forget(4, 4 * HOUR);
         told.hear(5, source(), vec![held("a")], 4 * HOUR + minute / 2);
-        assert!(told.read(4 * HOUR + minute / 2).iter().all(|reading| {
-            reading.says.as_ref().is_ok_and(|all| all[0].since == 3 * HOUR)
-        }));
+        assert!(
+            told.read(4 * HOUR + minute / 2)
+                .iter()
+                .all(|reading| { reading.says.as_ref().is_ok_and(|all| all[0].since == 3 * HOUR) })
+        );
     }
 
     #[test]

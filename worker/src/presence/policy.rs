@@ -351,9 +351,8 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
 
 /// Returns true if no source can tell whether a person is there.
 pub fn is_blind(policy: &Policy, signals: &Signals, now: Moment) -> bool {
-    let proves = |reading: &Reading<Input>| {
-        reading.fresh(now, ANSWER_LIMIT).is_ok_and(|input| input.proves == Proves::Absence)
-    };
+    let proves =
+        |reading: &Reading<Input>| reading.fresh(now, ANSWER_LIMIT).is_ok_and(|input| input.proves == Proves::Absence);
     !policy.unattended && !signals.input.iter().any(proves)
 }
 

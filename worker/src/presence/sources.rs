@@ -75,13 +75,22 @@ impl Sources {
 
     /// Asks all sources that answer later to answer now.
     pub fn ask(&mut self, policy: &Policy, now: Moment) {
-        self.own.ask();
+        self.ask_devices();
         self.prober.ask(policy, now);
+    }
+
+    /// Asks the source of input devices.
+    pub fn ask_devices(&self) {
+        self.own.ask();
+    }
+
+    pub fn devices_have_answered(&self, since: Duration) -> bool {
+        self.own.has_answered(since)
     }
 
     /// Returns true if all of them have answered since, on both clocks.
     pub fn have_answered(&self, since: Moment, since_awake: Duration) -> bool {
-        self.own.has_answered(since_awake) && self.prober.has_answered(since)
+        self.devices_have_answered(since_awake) && self.prober.has_answered(since)
     }
 
     /// Makes all answers older.

@@ -43,7 +43,8 @@ impl Terminals {
         own: BTreeSet<u32>,
         noticed: impl Fn() + Send + 'static,
     ) -> Terminals {
-        let ears = Ears::start(&devices, own.clone(), noticed).inspect_err(|error| debug!(%error, "terminals are only looked at"));
+        let ears = Ears::start(&devices, own.clone(), noticed)
+            .inspect_err(|error| debug!(%error, "terminals are only looked at"));
         Terminals { ears: ears.ok(), own, ..Terminals::new(devices, proves, clock::now()) }
     }
 

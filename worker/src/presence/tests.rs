@@ -382,3 +382,22 @@ async fn a_look_after_a_stop_waits_for_answers() {
     let known = shared.known();
     assert_eq!(known.state.activity, Activity::Work, "{:?}", known.state.objections);
 }
+
+#[test]
+fn explain_names_the_gpus_that_the_last_look_found() {
+    let place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    presence.desk.introduce(About {
+        identity: String::new(),
+        hostname: String::new(),
+        version: String::new(),
+        servers: Vec::new(),
+        gpu: true,
+        gpus: Vec::new(),
+        session: None,
+    });
+    let gpus = || presence.desk.about().expect("it was introduced").gpus;
+    assert!(gpus().is_empty(), "asking looks at nothing");
+    presence.desk.found_gpus(vec!["amd card: told to the farm".to_owned()]);
+    assert_eq!(gpus(), ["amd card: told to the farm"]);
+}

@@ -142,7 +142,10 @@ mod tests {
             };
             let mut rest = v1::Delivery { delivery_id: 1, checkouts: vec![part] };
             let first = split(&mut rest, 200).expect("it is larger").checkouts.remove(0);
-            assert_eq!((first.given_back, first.give_back_reason.as_str(), first.finished), (vec![7, 8], "idle", false));
+            assert_eq!(
+                (first.given_back, first.give_back_reason.as_str(), first.finished),
+                (vec![7, 8], "idle", false)
+            );
             let last = rest.checkouts.remove(0);
             assert_eq!((last.given_back, last.give_back_reason.as_str()), (vec![], reason_of_last));
             assert_eq!(last.finished, finished);

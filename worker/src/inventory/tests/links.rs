@@ -109,11 +109,8 @@ fn stored_results_are_not_sent_again() {
 
 fn results_of(count: i64, bytes: usize) -> v1::CheckoutResults {
     let solution = Bytes::from(vec![b'1'; bytes]);
-    let result = |problem_id| v1::ProblemResult {
-        problem_id,
-        outcome: Some(Outcome::Solution(solution.clone())),
-        more: None,
-    };
+    let result =
+        |problem_id| v1::ProblemResult { problem_id, outcome: Some(Outcome::Solution(solution.clone())), more: None };
     v1::CheckoutResults { checkout_id: 1, token: 100, results: (0..count).map(result).collect(), ..Default::default() }
 }
 

@@ -380,7 +380,6 @@ fn only_an_agent_without_a_source_is_blind() {
     assert!(!is_blind(&Policy { unattended: true, ..policy() }, &signals, NOW));
 }
 
-
 fn any_reading<T: Clone + std::fmt::Debug + 'static>(
     source: &'static str,
     says: impl Strategy<Value = T> + 'static,
@@ -427,7 +426,8 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn signals_of(step: &Step, now: Moment) -> Signals {
     let ago = |seconds: u64| now.saturating_sub(Duration::from_secs(seconds));
     let input = |(age, says, source): &(u64, Result<u64, String>, &'static str), proves| {
-        let says = says.clone().map(|idle| Input { last: ago(idle), proves, bump: None, untold: false, at_seat: false });
+        let says =
+            says.clone().map(|idle| Input { last: ago(idle), proves, bump: None, untold: false, at_seat: false });
         Reading::new(source, ago(*age), says)
     };
     let power = |mains| if mains { Power::Mains } else { Power::Battery };

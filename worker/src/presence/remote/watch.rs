@@ -108,7 +108,8 @@ impl Watch {
                 continue;
             }
             let key = format!("{} {}", session.id, session.since);
-            let mut known = known.remove(&key).unwrap_or_else(|| Known::new(&session, self.left_behind.by(session.uid)));
+            let mut known =
+                known.remove(&key).unwrap_or_else(|| Known::new(&session, self.left_behind.by(session.uid)));
             let limit = Duration::from_secs_f64(rules.cpu);
             let left_behind = self.left_behind.by(session.uid).saturating_sub(known.left_behind);
             let used = self.used_by(&session).map(|used| used.saturating_add(left_behind));

@@ -258,7 +258,9 @@ async fn a_long_stop_gives_back_no_work_while_the_person_stays_away() {
     signal(&agent, Signal::STOP);
     tokio::time::sleep(Duration::from_secs(12)).await;
     signal(&agent, Signal::CONT);
-    spinning.until("going on", false, |processes| processes.len() == 2 && processes.iter().all(|pid| is(*pid, "R"))).await;
+    spinning
+        .until("going on", false, |processes| processes.len() == 2 && processes.iter().all(|pid| is(*pid, "R")))
+        .await;
     let suspended = tokio::time::timeout(Duration::from_secs(3), session.until_state(State::Suspended)).await;
     assert!(suspended.is_err(), "nobody came: {suspended:?}");
     assert_eq!(spinning.processes().len(), 2);

@@ -66,6 +66,15 @@ async fn woken(process: u32) -> u64 {
     all
 }
 
+async fn wakes_seldom(process: u32) {
+    let mut windows = Vec::new();
+    while windows.len() < FEWEST_WINDOWS || (median(&windows) > WAKES && windows.len() < WINDOWS) {
+        windows.push(woken(process).await);
+    }
+    let median = median(&windows);
+    assert!(median > 0 && median <= WAKES, "{windows:?} wake-ups in windows of {WINDOW:?}");
+}
+
 fn median(windows: &[u64]) -> u64 {
     let mut sorted = windows.to_vec();
     sorted.sort_unstable();
@@ -112,14 +121,28 @@ async fn an_idle_terminal_of_this_machine_does_not_keep_the_agent_from_work_and_
     session.until_state(State::Waiting).await;
     let pid = agent.id().expect("it runs");
     speak_as_helper(&desk);
-    let mut windows = Vec::new();
-    while windows.len() < FEWEST_WINDOWS || (median(&windows) > WAKES && windows.len() < WINDOWS) {
-        windows.push(woken(pid).await);
-    }
-    let median = median(&windows);
-    assert!(median > 0 && median <= WAKES, "{windows:?} wake-ups in windows of {WINDOW:?}");
+    wakes_seldom(pid).await;
     terminal.type_a_line();
     let reason = session.until_state(State::Suspended).await;
     assert_eq!(reason, "its person is here, or left less than 2 s ago (tty)");
     session.until_state(State::Waiting).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_agent_wakes_seldom_beside_a_mouse_that_was_used() {
+    let desk = Desk::new();
+    let mut mouse = desk.plug("event1", "A mouse", "17");
+    let mut server = Server::start().await;
+    let agent = program_by(&desk, &desk.config(), &["--server", &server.url(), "--cores", "1"])
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the agent starts");
+    let (mut session, _) = server.welcomed().await;
+    session.until_state(State::Waiting).await;
+    let mut moved = vec![0; 2 * size_of::<usize>()];
+    moved.extend([2_u16.to_ne_bytes(), 0_u16.to_ne_bytes()].concat());
+    moved.extend(2_i32.to_ne_bytes());
+    mouse.write_all(&moved).expect("moved");
+    speak_as_helper(&desk);
+    wakes_seldom(agent.id().expect("it runs")).await;
 }
