@@ -138,11 +138,11 @@ pub async fn put_leases_right(client: &impl Queries) -> Result<(), Error> {
 #[derive(Clone, Debug)]
 pub struct Clock {
     pub now: SystemTime,
-    /// Whether rows are removed for their age.
+    /// Rows are removed for their age.
     pub proven: bool,
-    /// Whether a server has looked within a minute.
+    /// A server has looked within a minute.
     pub watched: bool,
-    /// Whether checkouts are revoked for their time limits.
+    /// Checkouts are revoked for their time limits.
     pub time_limits_hold: bool,
     pub checked_at: Option<SystemTime>,
     pub unproven_since: Option<SystemTime>,

@@ -37,7 +37,7 @@ use crate::presence::policy::ANSWER_LIMIT;
 /// How often the agent hears that there is no input. It takes a helper that is silent for ten seconds for one that hangs.
 const SPEAK_EVERY: Duration = Duration::from_secs(4);
 
-/// An unchanged list of inhibitors is told again after this, with the message that is due then.
+/// Time after which the helper repeats an unchanged list of inhibitors, with its next message.
 const REPEAT_AFTER: Duration = Duration::from_millis(3_500);
 
 /// How long a display, compositor or bus may take to answer. Together with [`SPEAK_EVERY`] it is less than the silence that the

@@ -110,10 +110,12 @@ async fn a_newcomer_is_refused_for_good_only_while_the_connected_agent_answers()
 #[tokio::test]
 async fn sessions_of_a_server_that_has_stopped_keep_no_newcomer_out() {
     let queue = queue().await;
+    // The database did not answer for a minute: no server has a newer pulse.
+    queue.run("update pcfarm.server set heard_at = clock_timestamp() - interval '60 seconds'").await;
     let server = async |age: f64, stopped: bool| {
         let text = format!(
-            "insert into pcfarm.server (name, heard_at, stopped_at)
-             values ('s', clock_timestamp() - {age} * interval '1 second', case when {stopped} then clock_timestamp() end)
+            "insert into pcfarm.server (name, address, version, heard_at, stopped_at)
+             values ('s', 'a', 'v', clock_timestamp() - {age} * interval '1 second', case when {stopped} then clock_timestamp() end)
              returning server_id"
         );
         ServerId(queue.number(&text).await)

@@ -199,8 +199,8 @@ impl Desk {
         self.0.agent.get().map(|agent| About { session, gpus, ..agent.clone() })
     }
 
-    /// GPUs of the machine, each with the reason if the farm is not told of it. A driver may hang whoever asks it, so a thread that
-    /// may hang looks for them.
+    /// Records the GPUs of the machine, each with the reason if the agent hides it from the farm. A driver may hang the thread that asks
+    /// it, so another thread looks for them.
     pub fn found_gpus(&self, gpus: Vec<String>) {
         *self.0.gpus.lock().expect("nothing panics under this lock") = gpus;
     }

@@ -117,7 +117,7 @@ fn specifiers_are_replaced_or_the_line_is_named() {
         assert_eq!(expanded(value).as_deref(), expected, "{value}");
     }
     let unit = Unit::of("# /etc/a.service\n[Service]\nBindPaths=/home/%u\n");
-    assert_eq!((unit.rules.len(), unit.untried[0].to_string().as_str()), (0, "/etc/a.service:3: BindPaths=/home/%u"));
+    assert_eq!((unit.rules.len(), unit.untried[0].to_string().as_str()), (0, "/etc/a.service:2: BindPaths=/home/%u"));
 }
 
 #[test]

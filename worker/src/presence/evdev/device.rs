@@ -22,7 +22,7 @@ use crate::presence::signals::Moment;
 const EVENTS_AT_ONCE: usize = 64;
 
 /// Time without an event of any device before one is probed. For some milliseconds a probe keeps the events of its device from all
-/// other programs, the console included: after a quiet minute nobody types, and no key is down whose release could be lost.
+/// other programs, the console included: after a quiet minute no person types, and no key is down whose release could be lost.
 pub const QUIET: Duration = Duration::from_secs(60);
 
 /// Time between two probes of a device without events.

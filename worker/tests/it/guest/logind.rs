@@ -114,7 +114,16 @@ type Transient = (String, String, Vec<(String, OwnedVariant)>, Vec<(String, Vec<
 
 /// Says of each unit that it has been started.
 async fn systemd(address: &str) -> (Connection, JoinSet<()>) {
-    let bus = zbus::connection::Builder::address(address).build().await.expect("it answers");
+    // The socket exists a moment before the bus listens there.
+    let connected = async {
+        loop {
+            match zbus::connection::Builder::address(address).build().await {
+                Ok(bus) => return bus,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    let bus = tokio::time::timeout(Duration::from_secs(30), connected).await.expect("it answers in time");
     bus.request_name("org.freedesktop.systemd1").await.expect("nobody has it");
     let (mut calls, served) = (MessageStream::from(&bus), bus.clone());
     let mut serving = JoinSet::new();
