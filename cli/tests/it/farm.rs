@@ -639,7 +639,7 @@ async fn people_say_of_what_they_want_to_be_told() -> Test {
     let alerts = waiting["alerts"].as_array().context("an array")?;
     assert_eq!(alerts.len(), 2, "{waiting}");
     let table = farm.ends(0, "alerts list").await?;
-    assert!(table.contains("job 1 cancelled") && table.contains("onnect"), "{table}");
+    assert!(table.contains("job 1 cancelled") && table.contains("webhook_networks"), "{table}");
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
     let alert = alerts[0]["alert_id"].as_str().context("an id")?;
     farm.ends(0, &format!("alerts retry {alert}")).await?;

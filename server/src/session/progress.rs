@@ -22,20 +22,22 @@ pub fn piece_deadline(lease: Duration) -> Duration {
 
 static BASE: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Time of the last bytes of one connection that prove anything.
+/// Time of the last bytes of one connection that prove anything, in microseconds since the base; 0: none yet.
 #[derive(Debug, Default)]
 pub struct Progress(AtomicU64);
 
 impl Progress {
     pub(super) fn came_at(&self, now: Instant) {
         let since = u64::try_from(now.saturating_duration_since(*BASE).as_micros()).unwrap_or(u64::MAX);
-        self.0.store(since, Ordering::Relaxed);
+        self.0.store(since.max(1), Ordering::Relaxed);
     }
 
     /// Time of the last sign of life, given the time of the last message.
     pub fn heard(&self, message: Instant, deadline: Duration) -> Instant {
-        let bytes = *BASE + Duration::from_micros(self.0.load(Ordering::Relaxed));
-        heard(message, bytes, deadline)
+        match self.0.load(Ordering::Relaxed) {
+            0 => message,
+            since => heard(message, *BASE + Duration::from_micros(since), deadline),
+        }
     }
 }
 

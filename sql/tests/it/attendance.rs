@@ -122,13 +122,13 @@ async fn sessions_of_a_server_that_has_stopped_keep_no_newcomer_out() {
     };
     let (living, behind, stopped) = (server(60.0, false).await, server(70.0, false).await, server(60.0, true).await);
     let client = queue.server().await;
-    let mut instance = 0;
-    for (case, of, stays) in [("it runs", living, true), ("no pulse", behind, false), ("stopped", stopped, false)] {
-        queue.run("delete from pcfarm.workstation where hostname = 'desk'").await;
-        instance += 2;
-        let answer = presence::connect(&client, &[&agent(instance, A, &[])], of).await.expect("asked").remove(0);
+    for (number, (case, of, stays)) in
+        (10..).zip([("it runs", living, true), ("no pulse", behind, false), ("stopped", stopped, false)])
+    {
+        let one = |instance| Introduction { identity: Uuid::from_u128(number), ..agent(instance, A, &[]) };
+        let answer = presence::connect(&client, &[&one(1)], of).await.expect("asked").remove(0);
         answer.expect("new");
-        assert_eq!(connects(&queue, agent(instance + 1, A, &[])).await.is_err(), stays, "{case}");
+        assert_eq!(connects(&queue, one(2)).await.is_err(), stays, "{case}");
     }
 }
 
