@@ -179,7 +179,9 @@ mod tests {
     #[test]
     fn one_device_at_a_time_is_probed_after_a_quiet_minute() {
         let at = Duration::from_secs;
-        let cases: [(&str, u64, &[(u64, u64)], Option<usize>); 7] = [
+        /// Seconds of the last event and of the last probe.
+        type Times = &'static [(u64, u64)];
+        let cases: [(&str, u64, Times, Option<usize>); 7] = [
             ("none", 100, &[], None),
             ("just plugged in", 1059, &[(1000, 1000)], None),
             ("a quiet minute later", 1060, &[(1000, 1000)], Some(0)),
