@@ -52,6 +52,11 @@ async fn connect_one(client: &deadpool_postgres::ClientWrapper, instance: u128) 
         .expect("accepted")
 }
 
+/// The connections of all workstations end, as they do when agents crash.
+async fn lose_connections(queue: &Queue) {
+    queue.run("update pcfarm.workstation set silent_since = clock_timestamp(), disconnected = true").await;
+}
+
 #[tokio::test]
 async fn a_connection_is_told_who_spoke_before() {
     let queue = queue().await;
@@ -67,6 +72,7 @@ async fn a_connection_is_told_who_spoke_before() {
         if dead {
             queue.run("update pcfarm.workstation set state = 'dead'").await;
         }
+        lose_connections(&queue).await;
         let connected = connect(&queue, instance).await;
         assert_eq!((connected.same_instance, connected.was_dead), (same_instance, dead), "{case}");
         assert!(connected.session > session, "{case}");
@@ -80,6 +86,7 @@ async fn a_connection_is_told_who_spoke_before() {
 async fn of_two_connections_at_once_the_later_one_has_the_newer_session() {
     let queue = queue().await;
     connect(&queue, 10).await;
+    lose_connections(&queue).await;
     let (one, two) = (queue.server().await, queue.server().await);
     let waits = backend(&two).await;
     one.batch_execute("begin; select from pcfarm.workstation where hostname = 'pc' for update").await.expect("begun");
@@ -108,6 +115,7 @@ async fn many_are_registered_at_once_each_as_if_alone() {
     assert!(before.iter().all(|c| !c.same_instance && !c.was_dead && !c.drain));
     queue.run("update pcfarm.workstation set state = 'dead' where hostname = 'pc-1'").await;
     queue.run("update pcfarm.workstation set drain = true, state = 'draining' where hostname = 'pc-2'").await;
+    lose_connections(&queue).await;
     let second = [who(1, 1, &["x"]), who(4, 1, &["y", "z"]), who(2, 2, &[]), who(3, 1, &["a"])];
     let after = connect_all(&client, &second, 2).await;
     let told: Vec<_> = after.iter().map(|c| (c.same_instance, c.was_dead, c.drain)).collect();
