@@ -136,9 +136,9 @@ impl Inventory {
         let new_settings = (self.settings != open.settings).then(|| settings_message(&self.settings));
         let is_news = reason != open.reason || self.signs != open.signs || new_settings.is_some();
         let says_why = state == open.state && is_news && now >= open.reason_due;
-        // There may not be another chance.
-        let is_last_word = asleep && !open.asleep;
-        if !says_why && !is_last_word && (state == open.state || ((now < open.state_due || too_early) && !urgent)) {
+        // Before its sleep there may not be another chance. A PC that stays awake after all needs no packet that wakes it.
+        let wakes_or_sleeps = asleep != open.asleep;
+        if !says_why && !wakes_or_sleeps && (state == open.state || ((now < open.state_due || too_early) && !urgent)) {
             return;
         }
         open.state = state;
