@@ -111,7 +111,8 @@ def stopped_agent_does_not_disturb(desk):
     finally:
         desk.machine.ssh("kill -CONT $(systemctl show -P MainPID pcfarm-worker) || true")
     desk.wait(desk.computes, "programs compute again", 120)
-    desk.farm.pcfarm("job", "cancel", "long", check=False)
+    desk.farm.cancel("long")
+    desk.wait(lambda: not desk.computes(), "programs stop")
 
 
 def inhibitor_counts_as_presence(desk):
@@ -131,9 +132,9 @@ def session_without_a_terminal_counts(desk):
     busy = "python3 -c 'import time\nend = time.time() + 30\nwhile time.time() < end: pass\ntime.sleep(600)'"
     remote = desk.machine.begin(busy, user="ada")
     try:
-        desk.wait_rests(120)
-        said = desk.machine.out("pcfarm-worker explain")
-        expect("ada" in said and "ssh" in said, f"explain does not name the session:\n{said}")
+        named = lambda: any("ada" in line and "sshd" in line and "; counts" in line for line in desk.machine.out("pcfarm-worker explain").splitlines())
+        desk.wait(named, "explain names the session", 120)
+        desk.wait_rests()
     finally:
         remote.kill()
         desk.machine.ssh("pkill -u ada python3 || true")
@@ -163,11 +164,12 @@ def moved_mouse_stops_work(desk):
 def device_grab_is_detected(desk):
     """`explain` names a device that another program has for itself, and the agent works again after the grab."""
     with desk.device("keyboard", "grabbed keyboard") as keyboard:
-        grab = f"import evdev, time; evdev.InputDevice('{keyboard.path}').grab(); print('grabbed', flush=True); time.sleep(900)"
+        # The device stays open as long as a name holds it.
+        grab = f"import evdev, time; held = evdev.InputDevice('{keyboard.path}'); held.grab(); print('grabbed', flush=True); time.sleep(900)"
         grabber = desk.machine.begin(f'python3 -c "{grab}"')
         try:
             expect(grabber.stdout.readline().strip() == "grabbed", "the device was not grabbed")
-            # The agent probes a device at most once a minute, and only after a minute without input.
+            # The agent probes a device after a minute without input.
             named = lambda: 'grabbed input device "grabbed keyboard"' in desk.machine.out("pcfarm-worker explain")
             desk.wait(named, "explain names the grabbed device", 300)
         finally:
@@ -246,7 +248,7 @@ def suspended_machine_goes_on(desk):
     desk.machine.qmp("system_wakeup")
     desk.machine.wait_until(lambda: desk.machine.ssh("true", check=False, seconds=20).returncode == 0, "the machine wakes up")
     desk.wait_works()
-    jobs = lambda: [job for job in desk.farm.json("jobs", "--all")["jobs"] if job["name"] == "night"]
+    jobs = lambda: desk.farm.jobs("night")
     desk.wait(lambda: jobs() and jobs()[0]["done"] == 20, "every problem of the night is solved", 300)
 
 

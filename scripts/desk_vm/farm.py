@@ -69,5 +69,12 @@ class Farm:
         lines = "".join(json.dumps({"key": str(number), "payload": {"seconds": seconds}}) + "\n" for number in range(count))
         self.pcfarm("job", "load", "-", "--format", "ndjson", "--name", name, "--type", "compute", given=lines)
 
+    def jobs(self, name):
+        return [job for job in self.json("jobs", "--all")["jobs"] if job["name"] == name]
+
+    def cancel(self, name):
+        for job in self.jobs(name):
+            self.pcfarm("job", "cancel", job["job_id"])
+
     def workstations(self):
         return self.json("workstations")["workstations"]

@@ -137,9 +137,10 @@ impl Device {
         self.is_grabbed = linux::is_grabbed(self.file.as_fd()).unwrap_or(false);
     }
 
-    /// Times of the last event and of the last probe.
+    /// Times of the last event and of the last probe. A grab ends without an event, so a grabbed device is due again a minute after its
+    /// probe.
     pub fn times(&self) -> (Moment, Moment) {
-        (self.active, self.probed)
+        (if self.is_grabbed { self.probed } else { self.active }, self.probed)
     }
 
     pub fn is_grabbed(&self) -> bool {
