@@ -39,11 +39,11 @@ def idle_agent_sleeps(desk):
     """At most 8 wake-ups in 5 s while nobody is there and there is nothing to do."""
     count = "cat /proc/$(systemctl show -P MainPID pcfarm-worker)/task/*/status | awk '/^voluntary_ctxt/ { n += $2 } END { print n }'"
     rates = []
-    for _ in range(3):
+    for _ in range(7):
         first, second = map(int, desk.machine.out(f"{count}; sleep 5; {count}").split())
         rates.append(second - first)
     print(f"    wake-ups in 5 s: {rates}")
-    expect(sorted(rates)[1] <= 8, f"more than 8 wake-ups in 5 s: {rates}")
+    expect(sorted(rates)[3] <= 8, f"more than 8 wake-ups in 5 s: {rates}")
 
 
 def console_keyboard_stops_work(desk):
