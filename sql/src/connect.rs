@@ -2,6 +2,7 @@
 //! outside the pool: for LISTEN and session locks, which need their own, for migrations and for tests. This is the only place
 //! that drives a tokio-postgres connection by hand.
 
+mod hosts;
 pub mod pooler;
 pub(crate) mod session;
 
@@ -13,15 +14,18 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Socket};
 
 use crate::tls::{Connector, Encryption, Mode, Stream, TlsFailure, with_cause};
+use hosts::{each_host, log_in_as, number_of_hosts, without_login};
 use session::Session;
 
 /// For a configuration without a limit of its own: name look-up, connecting and logging in together.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// For each of several hosts in a configuration without a limit: a silent one leaves time for the next.
+pub(crate) const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time for a cancel request to reach the database.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Notifications are hints behind a poll, so a few hundred waiting are as good as all.
@@ -87,7 +91,7 @@ impl Target {
 
     /// This server and database for another login.
     pub fn for_login(&self, user: &str, password: Option<&str>) -> Target {
-        let mut config = without_login(&self.config);
+        let mut config = without_login(&self.config, 0..usize::MAX);
         config.user(user);
         if let Some(password) = password {
             config.password(password);
@@ -103,16 +107,8 @@ impl Target {
 
     /// With these settings in place of the configuration's `options`, which they contain.
     pub(crate) fn with_session(self, session: Session) -> Target {
-        let mut config = without_login(&self.config);
-        if let Some(user) = self.config.get_user() {
-            config.user(user);
-        }
-        if let Some(password) = self.config.get_password() {
-            config.password(password);
-        }
-        if let Some(name) = self.config.get_application_name() {
-            config.application_name(name);
-        }
+        let mut config = without_login(&self.config, 0..usize::MAX);
+        log_in_as(&mut config, &self.config);
         Target { config, encryption: self.encryption, session: Some(session) }
     }
 
@@ -130,10 +126,8 @@ impl Target {
         &self,
         prepare: impl AsyncFnOnce(&Client) -> Result<(), tokio_postgres::Error>,
     ) -> Result<(Client, ConnectionTask), ConnectError> {
-        let each = self.config.get_connect_timeout().copied().unwrap_or(LOGIN_TIMEOUT);
-        // The limit of the configuration is for each host in turn, and covers the socket only.
-        let hosts = self.config.get_hosts().len().max(1) * self.encryption.mode.attempts().len();
-        let within = each.saturating_mul(hosts as u32);
+        let attempts = number_of_hosts(&self.config).max(1) * self.encryption.mode.attempts().len();
+        let within = self.limit().saturating_mul(u32::try_from(attempts).unwrap_or(u32::MAX));
         let connecting = async {
             let (client, connection) = self.open().await?;
             let task = ConnectionTask::spawn(connection);
@@ -146,6 +140,11 @@ impl Target {
         }
     }
 
+    /// Limit for a host. tokio-postgres applies it to the socket only.
+    fn limit(&self) -> Duration {
+        self.config.get_connect_timeout().copied().unwrap_or(LOGIN_TIMEOUT)
+    }
+
     /// A logged-in connection, whose bytes do not move yet.
     pub(crate) async fn open(&self) -> Result<(Client, Connection), tokio_postgres::Error> {
         let Some(session) = &self.session else {
@@ -154,10 +153,26 @@ impl Target {
         let mut config = self.config.clone();
         config.options(session.options());
         match self.open_with(&config).await {
-            // A pooler refuses options, since its connections to the server exist already. `settle` sends them later.
-            Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => self.open_with(&self.config).await,
+            // `settle` sends them later.
+            Err(error) if is_refusal_of_options(&error) => self.open_with(&self.config).await,
             opened => opened,
         }
+    }
+
+    /// Tries the hosts one after the other, as libpq does: each with the ways of its mode, and within its own limit, so that a
+    /// silent host leaves time for the next. The last one has the caller's limit.
+    async fn open_with(&self, config: &Config) -> Result<(Client, Connection), tokio_postgres::Error> {
+        let mut hosts = each_host(config);
+        let last = hosts.pop();
+        let mut failed = None;
+        for host in hosts {
+            match tokio::time::timeout(self.limit(), self.open_host(host)).await {
+                Ok(Ok(opened)) => return Ok(opened),
+                Ok(Err(error)) => failed = Some(more_telling(failed, error)),
+                Err(_) => tracing::debug!("a host of the database did not answer in time: trying the next one"),
+            }
+        }
+        self.open_host(last.unwrap_or_else(|| config.clone())).await.map_err(|error| more_telling(failed, error))
     }
 
     /// See [`Session::settle`].
@@ -169,8 +184,7 @@ impl Target {
     }
 
     /// Tries the mode's ways in turn. If both fail, returns the failure with TLS, which says what to do.
-    async fn open_with(&self, config: &Config) -> Result<(Client, Connection), tokio_postgres::Error> {
-        let mut config = config.clone();
+    async fn open_host(&self, mut config: Config) -> Result<(Client, Connection), tokio_postgres::Error> {
         let mut failed: Option<(SslMode, tokio_postgres::Error)> = None;
         for &mode in self.encryption.mode.attempts() {
             config.ssl_mode(mode);
@@ -228,55 +242,26 @@ impl Target {
     }
 }
 
-/// A copy without user, password, application name and options; tokio-postgres can set options, but not unset them.
-fn without_login(given: &Config) -> Config {
-    let mut config = Config::new();
-    for host in given.get_hosts() {
-        match host {
-            Host::Tcp(name) => config.host(name),
-            #[cfg(unix)]
-            Host::Unix(directory) => config.host_path(directory),
-        };
+/// Of the failures of two hosts the one that says more: an answer, rather than that none came.
+fn more_telling(before: Option<tokio_postgres::Error>, error: tokio_postgres::Error) -> tokio_postgres::Error {
+    match before {
+        Some(before) if is_out_of_reach(&error) => before,
+        _ => error,
     }
-    for address in given.get_hostaddrs() {
-        config.hostaddr(*address);
-    }
-    for port in given.get_ports() {
-        config.port(*port);
-    }
-    if let Some(database) = given.get_dbname() {
-        config.dbname(database);
-    }
-    if let Some(limit) = given.get_connect_timeout() {
-        config.connect_timeout(*limit);
-    }
-    if let Some(limit) = given.get_tcp_user_timeout() {
-        config.tcp_user_timeout(*limit);
-    }
-    if let Some(interval) = given.get_keepalives_interval() {
-        config.keepalives_interval(interval);
-    }
-    if let Some(retries) = given.get_keepalives_retries() {
-        config.keepalives_retries(retries);
-    }
-    config
-        .keepalives(given.get_keepalives())
-        .keepalives_idle(given.get_keepalives_idle())
-        .ssl_negotiation(given.get_ssl_negotiation())
-        .channel_binding(given.get_channel_binding())
-        .target_session_attrs(given.get_target_session_attrs())
-        .load_balance_hosts(given.get_load_balance_hosts());
-    config
 }
 
 /// True if encryption, or the lack of it, may be the reason of a failure: a refused login (`pg_hba.conf` tells `hostssl` from
 /// `hostnossl`) or a handshake that failed, but neither a server that is out of reach nor one that says what else is wrong.
 fn may_be_encryption(error: &tokio_postgres::Error) -> bool {
-    if let Some(code) = error.code() {
-        return *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION;
+    match error.code() {
+        Some(code) => *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
+        None => !is_out_of_reach(error),
     }
+}
+
+fn is_out_of_reach(error: &tokio_postgres::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
-    !cause.is_some_and(|cause| {
+    cause.is_some_and(|cause| {
         matches!(
             cause.kind(),
             io::ErrorKind::ConnectionRefused
@@ -287,6 +272,12 @@ fn may_be_encryption(error: &tokio_postgres::Error) -> bool {
                 | io::ErrorKind::TimedOut
         )
     })
+}
+
+/// True if a pooler refuses options, since its connections to the server exist already: PgBouncer as a protocol violation, others
+/// as a missing feature.
+fn is_refusal_of_options(error: &tokio_postgres::Error) -> bool {
+    matches!(error.code(), Some(&(SqlState::PROTOCOL_VIOLATION | SqlState::FEATURE_NOT_SUPPORTED)))
 }
 
 /// True of PgBouncer's "SSL required". PostgreSQL itself refuses such a login by `pg_hba.conf`.

@@ -15,17 +15,15 @@ use tokio::task::JoinHandle;
 use tokio_postgres::config::LoadBalanceHosts;
 use tokio_postgres::{Client, Config};
 
-use crate::connect::Target;
 pub use crate::connect::session::BY_INDEX;
 use crate::connect::session::Session;
+use crate::connect::{HOST_TIMEOUT, Target};
 use crate::upkeep::recognise_database;
 
 /// Longer, and the callers wait for a database that does not keep up: better to refuse and be asked again.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 const CREATE_TIMEOUT: Duration = Duration::from_secs(10);
 const RECYCLE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Of several hosts, what each has.
-const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 /// A peer that vanished without a word is noticed within about half a minute, from both ends.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -76,7 +74,6 @@ fn tune(config: &mut Config, application_name: &str) {
     }
     if config.get_hosts().len().max(config.get_hostaddrs().len()) > 1 {
         if config.get_connect_timeout().is_none() {
-            // For each of them: one that is silent must leave time for the next.
             config.connect_timeout(HOST_TIMEOUT);
         }
         // Not always the same first: it may be a primary that was, which is refused only once it has answered.

@@ -22,7 +22,7 @@ use conninfo::Parameters;
 pub use passfile::{Login, Passfile, PassfileError};
 use places::Place;
 
-use crate::connect::Target;
+use crate::connect::{HOST_TIMEOUT, Target};
 use crate::tls::{Encryption, Mode, TlsFileError, with_cause};
 
 /// A host that swallows packets must not hold a start for the kernel's two minutes.
@@ -379,7 +379,7 @@ fn config(parameters: &Parameters, places: &[Place]) -> Result<tokio_postgres::C
         text.parse().map_err(|source| SettingsError::Parameter { name: "the address".to_owned(), source })?;
     // Zero and less, which are given, ask for no limit; the pool and `Target::connect` still have theirs.
     if !parameters.contains_key("connect_timeout") {
-        config.connect_timeout(CONNECT_TIMEOUT);
+        config.connect_timeout(if places.len() > 1 { HOST_TIMEOUT } else { CONNECT_TIMEOUT });
     }
     // tokio-postgres takes it for seconds.
     if let Some(text) = parameters.get("tcp_user_timeout") {

@@ -51,7 +51,10 @@ impl PoolerError {
 /// session's settings would stay on connections that the pooler gives to its other clients.
 pub async fn refuse_transaction_pooling(target: &Target) -> Result<(), PoolerError> {
     let place = crate::settings::redacted(&target.config);
-    let Some(mode) = tokio::time::timeout(LIMIT, splitting_mode(target))
+    // Connecting has a limit of its own, for each host in turn.
+    let (first, _first) = target.connect_unsettled().await?;
+    let (second, _second) = target.connect_unsettled().await?;
+    let Some(mode) = tokio::time::timeout(LIMIT, splitting_mode(&first, &second))
         .await
         .map_err(|_| PoolerError::Timeout { place: place.clone() })??
     else {
@@ -65,12 +68,10 @@ pub async fn refuse_transaction_pooling(target: &Target) -> Result<(), PoolerErr
 ///
 /// While the second session has a transaction open, the pooler cannot give its process to the first one. So either the two
 /// share a process, or the first one moves to another, wherever the pool takes its connections from.
-async fn splitting_mode(target: &Target) -> Result<Option<&'static str>, PoolerError> {
-    let (first, _first) = target.connect_unsettled().await?;
-    let (second, _second) = target.connect_unsettled().await?;
-    let home = process(&first).await?;
+async fn splitting_mode(first: &Client, second: &Client) -> Result<Option<&'static str>, PoolerError> {
+    let home = process(first).await?;
     for _ in 0..ROUNDS {
-        if process(&first).await? != home {
+        if process(first).await? != home {
             return Ok(Some("transaction or statement"));
         }
         match second.batch_execute(BEGIN).await {
@@ -79,7 +80,7 @@ async fn splitting_mode(target: &Target) -> Result<Option<&'static str>, PoolerE
             Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => return Ok(Some("statement")),
             Err(error) => return Err(error.into()),
         }
-        if process(&second).await? == home || process(&first).await? != home {
+        if process(second).await? == home || process(first).await? != home {
             return Ok(Some("transaction"));
         }
         second.batch_execute("rollback").await?;

@@ -87,8 +87,13 @@ impl Session {
     /// Settings of a user's own session, in which the public SQL functions are called.
     pub fn of_user(given: &str) -> Session {
         let mut session = Session { settings: Vec::new(), rest: Vec::new() };
-        // How long this program may be idle is no matter of the user's.
-        for (name, value) in [("idle_in_transaction_session_timeout", "10s"), ("idle_session_timeout", "0")] {
+        // A database's defaults for these are meant for other programs. A load has the caller's `--timeout`.
+        for (name, value) in [
+            ("statement_timeout", "0"),
+            ("lock_timeout", "20s"),
+            ("idle_in_transaction_session_timeout", "10s"),
+            ("idle_session_timeout", "0"),
+        ] {
             session.set(name.to_owned(), value.to_owned());
         }
         session.read(given);

@@ -136,6 +136,41 @@ async fn modes_do_what_they_do_in_libpq() {
 }
 
 #[tokio::test]
+async fn each_of_several_hosts_is_tried_in_its_own_time() {
+    let network = with_roles().await;
+    let authority = Authority::new("ours");
+    network.serve(&authority.issue("db", &["db"], false), &authority).await;
+    network.let_in(RULES).await;
+    let good = (network.address.as_str(), 5432);
+    // Takes connections and says nothing, as a host that is frozen does.
+    let frozen = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let frozen = ("127.0.0.1", frozen.local_addr().expect("bound").port());
+    let gone = ("127.0.0.1", 1);
+    // What one host refuses is tried the other way there, whatever becomes of the others.
+    for (first, second, words, expected) in [
+        (frozen, good, "user=tls", "encrypted"),
+        (good, frozen, "user=plain sslmode=prefer", "plain"),
+        (good, gone, "user=tls sslmode=allow", "encrypted"),
+        (good, gone, "user=plain sslmode=prefer", "plain"),
+        (gone, good, "user=tls sslmode=require", "encrypted"),
+        (good, gone, "user=tls sslmode=disable", "no encryption"),
+        (gone, gone, "user=tls", "onnection refused"),
+        (frozen, frozen, "user=tls", "did not answer within"),
+    ] {
+        let hosts = format!("host={},{} port={},{} connect_timeout=2", first.0, second.0, first.1, second.1);
+        let conninfo = format!("{hosts} dbname=postgres {words}");
+        let got = outcome(&network.settings(&conninfo, &[]).expect("read")).await;
+        assert!(got.contains(expected), "{conninfo}: {got}");
+    }
+    let hosts = format!("host={},{} port={},{} dbname=postgres user=tls", frozen.0, good.0, frozen.1, good.1);
+    let settings = network.settings(&hosts, &[]).expect("read");
+    let checked = pcfarm_sql::connect::pooler::refuse_transaction_pooling(&settings.target).await;
+    assert!(checked.is_ok(), "{checked:?}");
+    let pool = pool::pool(settings.target, 1, "several");
+    assert!(pool.get().await.is_ok(), "a connection within the pool's limit");
+}
+
+#[tokio::test]
 async fn certificates_of_the_manual_are_verified_as_libpq_verifies_them() {
     let network = with_roles().await;
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
