@@ -16,7 +16,7 @@ pub enum RightsError {
 }
 
 const LOOK: &str = "select current_user::text, current_database()::text,
-        has_database_privilege(current_database(), 'create'),
+        has_database_privilege(current_database(), 'create'), has_database_privilege(current_database(), 'temporary'),
         (select r.rolcreaterole or r.rolsuper from pg_roles r where r.rolname = current_user),
         exists (select from pg_roles r where r.rolname = 'pcfarm_loader'),
         array(select distinct n.nspowner::regrole::text from pg_namespace n
@@ -29,9 +29,10 @@ pub async fn check(client: &Client) -> Result<(), RightsError> {
         role: row.try_get(0)?,
         database: row.try_get(1)?,
         may_create_schemas: row.try_get(2)?,
-        may_create_roles: row.try_get(3)?,
-        has_loader: row.try_get(4)?,
-        foreign_owners: row.try_get(5)?,
+        may_create_temporary_tables: row.try_get(3)?,
+        may_create_roles: row.try_get(4)?,
+        has_loader: row.try_get(5)?,
+        foreign_owners: row.try_get(6)?,
     };
     let sql = missing(&login);
     if sql.is_empty() {
@@ -45,6 +46,8 @@ struct Login {
     role: String,
     database: String,
     may_create_schemas: bool,
+    /// Loads stage their problems in one.
+    may_create_temporary_tables: bool,
     may_create_roles: bool,
     has_loader: bool,
     /// Quoted names of roles that own our schemas and that the login is no member of.
@@ -54,8 +57,11 @@ struct Login {
 fn missing(login: &Login) -> Vec<String> {
     let role = quoted(&login.role);
     let mut sql = Vec::new();
-    if !login.may_create_schemas {
-        sql.push(format!("grant create on database {} to {role};", quoted(&login.database)));
+    let privileges = [(login.may_create_schemas, "create"), (login.may_create_temporary_tables, "temporary")]
+        .map(|(has, name)| (!has).then_some(name));
+    let privileges: Vec<&str> = privileges.into_iter().flatten().collect();
+    if !privileges.is_empty() {
+        sql.push(format!("grant {} on database {} to {role};", privileges.join(", "), quoted(&login.database)));
     }
     if !login.has_loader && !login.may_create_roles {
         sql.push(CREATE_LOADER.to_owned());
@@ -80,7 +86,8 @@ pub fn setup(role: &str, database: &str) -> String {
          -- Members may load and watch jobs. One role serves all farms of a database server: leave this out if it exists.\n\
          {CREATE_LOADER}\n\
          -- In place of the database above, for one that exists already:\n\
-         --   grant create on database {database} to {role};\n\
+         --   grant connect, create, temporary on database {database} to {role};\n\
+         --   grant connect, temporary on database {database} to pcfarm_loader;   if PUBLIC may not connect\n\
          -- For each job type with a write-back, and each with related reads (choose names and rights):\n\
          --   create role desk_writer nologin;\n\
          --   grant desk_writer to {role};\n\
@@ -102,6 +109,7 @@ mod tests {
             role: "farm".to_owned(),
             database: "Jobs \"1\"".to_owned(),
             may_create_schemas: true,
+            may_create_temporary_tables: true,
             may_create_roles: false,
             has_loader: true,
             foreign_owners: Vec::new(),
@@ -110,6 +118,8 @@ mod tests {
         assert_eq!(missing(&Login { may_create_roles: true, has_loader: false, ..good() }), [""; 0]);
         let bare =
             Login { may_create_schemas: false, has_loader: false, foreign_owners: vec!["dba".to_owned()], ..good() };
+        let hardened = Login { may_create_temporary_tables: false, ..good() };
+        assert_eq!(missing(&hardened), ["grant temporary on database \"Jobs \"\"1\"\"\" to \"farm\";"]);
         let expected = [
             "grant create on database \"Jobs \"\"1\"\"\" to \"farm\";",
             "create role pcfarm_loader nologin;",
