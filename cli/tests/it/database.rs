@@ -139,15 +139,14 @@ async fn a_farm_works_on_a_database_with_unusual_defaults() -> Test {
         client.batch_execute(&format!("alter database {} set {setting}", database.name)).await?;
     }
     drop(client);
-    // The test's own sessions, and that of the load's user, whose timeouts are the user's to set.
+    // The test's own sessions.
     let options = "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off -c statement_timeout=0 \
          -c lock_timeout=0 -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0";
     let plain = database.url();
     let database = database.with_options(options);
-    let timeouts = "-c%20statement_timeout%3D0%20-c%20lock_timeout%3D0%20-c%20idle_session_timeout%3D0";
     let extra = Extra { database_url: Some(plain.clone()), ..Extra::default() };
     let farm = Farm::start_on(database, extra).await?;
-    night(farm, &format!("{plain}?options={timeouts}"), None).await?;
+    night(farm, &plain, None).await?;
     Ok(())
 }
 
