@@ -175,8 +175,8 @@ end $$;
 
 -- What the payloads of these lanes name, if they name something as they should.
 create function pcfarm.files_named(job bigint, lanes bigint[])
-returns table (problem_id bigint, sha256 bytea) language sql stable as $$
-    select distinct p.problem_id, decode(e.value, 'hex')
+returns table (problem_id bigint, key text, sha256 bytea) language sql stable as $$
+    select distinct p.problem_id, p.key, decode(e.value, 'hex')
     from pcfarm.problem p
     cross join lateral jsonb_each_text(
         case jsonb_typeof(p.payload -> 'files') when 'object' then p.payload -> 'files' else '{}' end) e
@@ -185,7 +185,8 @@ $$;
 
 -- In the transaction that loads these lanes. Whom the job belongs to, or who loads, has put them there, or has them made by jobs.
 create function pcfarm.set_problem_files(job bigint, lanes bigint[])
-returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+returns void language plpgsql security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_nestloop = off set jit = off as $$
 declare
     whose name := (select j.owner from pcfarm.job j where j.job_id = job);
     wrong record;
@@ -207,14 +208,16 @@ begin
     end if;
     -- Shared: they stay while this transaction says that they are needed.
     perform from pcfarm.file f
-    where f.sha256 in (select n.sha256 from pcfarm.files_named(job, lanes) n) order by f.file_id for key share;
-    select p.key, n.sha256 into wrong
-    from (select a.sha256, min(a.problem_id) as problem_id from pcfarm.files_named(job, lanes) a group by a.sha256) n
-    join pcfarm.problem p on p.job_id = job and p.problem_id = n.problem_id
-    where not exists (
-            select from pcfarm.file f join pcfarm.file_holder h on h.file_id = f.file_id
-            where f.sha256 = n.sha256 and h.owner in (whose, pcfarm.acting_user()))
-        and not exists (select from pcfarm.output o where o.sha256 = n.sha256 and o.owner = whose)
+    where f.sha256 = any (array(select distinct n.sha256 from pcfarm.files_named(job, lanes) n)) order by f.file_id for key share;
+    select n.key, n.sha256 into wrong
+    from (select a.sha256, min(a.key) as key from pcfarm.files_named(job, lanes) a group by a.sha256) n
+    where (
+            select true from pcfarm.file f
+            cross join lateral (
+                select from pcfarm.file_holder h
+                where h.file_id = f.file_id and h.owner = any (array[whose, pcfarm.acting_user()]) limit 1) h
+            where f.sha256 = n.sha256) is null
+        and (select true from pcfarm.output o where o.sha256 = n.sha256 and o.owner = whose limit 1) is null
     limit 1;
     if found then
         raise exception 'problem %: files: there is no file %', wrong.key, encode(wrong.sha256, 'hex')

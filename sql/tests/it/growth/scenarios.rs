@@ -194,6 +194,18 @@ pub const SCENARIOS: &[Scenario] = &[
         measured: "select pcfarm.open_job({job})",
     },
     Scenario {
+        name: "files of problems",
+        at_most: 100_000,
+        rows: Rows::Copied,
+        also: "with named as (
+                 update pcfarm.problem p set payload = jsonb_build_object('files',
+                     jsonb_build_object('a', encode(sha256((p.job_id || '/' || p.key)::bytea), 'hex')))
+                 where p.job_id = {job} returning p.payload #>> '{files,a}' as hash),
+             file as (insert into pcfarm.file (sha256, bytes) select decode(n.hash, 'hex'), 1 from named n returning file_id)
+             insert into pcfarm.file_holder (file_id, owner, name, bytes) select f.file_id, session_user, 'a', 1 from file f;",
+        measured: "select pcfarm.set_problem_files({job}, array[0])",
+    },
+    Scenario {
         name: "load",
         at_most: ANY,
         rows: Rows::Empty,
