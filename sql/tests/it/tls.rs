@@ -146,7 +146,7 @@ async fn each_of_several_hosts_is_tried_in_its_own_time() {
     let frozen = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let frozen = ("127.0.0.1", frozen.local_addr().expect("bound").port());
     let gone = ("127.0.0.1", 1);
-    // What one host refuses is tried the other way there, whatever becomes of the others.
+    // A host that refuses one way is tried the other way, although another host is out of reach.
     for (first, second, words, expected) in [
         (frozen, good, "user=tls", "encrypted"),
         (good, frozen, "user=plain sslmode=prefer", "plain"),

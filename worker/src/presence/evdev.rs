@@ -45,7 +45,7 @@ const ABS_OF_STICKS: u16 = 0x1d;
 const NO_DEVICES: &str = "there are no keyboards and no pointing devices; what permits work: \
                           unattended = true for a machine without a person, trust_terminals = true in [presence] where people only use terminals";
 
-/// Where devices are, and what is known of them.
+/// Paths of devices and of their descriptions.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// `/dev/input`.
@@ -98,7 +98,7 @@ impl Asleep {
 }
 
 impl Evdev {
-    /// Calls `noticed` whenever there is something new to read. What there is already can be read at once.
+    /// Calls `noticed` when there is something new to read. Readings work at once.
     pub fn start(places: Places, noticed: impl Fn() + Send + 'static) -> Evdev {
         let seen = Evdev::unseen(clock::awake());
         let seen = Arc::new(Mutex::new(seen));

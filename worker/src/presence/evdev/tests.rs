@@ -9,7 +9,7 @@ use super::events::{EVENT_BYTES, Event, events};
 use super::watcher::GATHER;
 use super::*;
 
-/// Devices that are pipes, and what sysfs would say of them.
+/// Devices that are pipes, with their descriptions in sysfs.
 pub(super) struct Desk {
     dir: tempfile::TempDir,
 }
@@ -29,7 +29,7 @@ impl Desk {
         }
     }
 
-    /// Plugs a device in; what is written to the file is what it reports.
+    /// Plugs a device in. The device reports the bytes that a test writes to the file.
     pub(super) fn plug(&self, event: &str, name: &str, capabilities: &str) -> File {
         let described = self.dir.path().join("class").join(event).join("device");
         fs::create_dir_all(described.join("capabilities")).expect("made");
@@ -64,7 +64,7 @@ impl Watched {
         Watched { evdev, noticed }
     }
 
-    /// What it says as soon as that is what is expected.
+    /// Returns the source's reading once it is the expected one.
     fn until(&self, what: &str, expected: impl Fn(&Result<Input, String>) -> bool) -> Result<Input, String> {
         loop {
             let says = self.evdev.read(clock::now()).says;
@@ -145,7 +145,7 @@ fn devices_come_and_go() {
     let watched = Watched::start(&desk);
     let nobody = |says: &Result<Input, String>| says.as_ref().is_err_and(|why| why.contains("no keyboards"));
     let _ = watched.until("nothing to watch", nobody);
-    // Loudspeakers, jacks, and what its owner named.
+    // Loudspeakers, jacks, and an ignored device.
     let _speaker = desk.plug("event3", "A loudspeaker", "40001");
     let _jack = desk.plug("event4", "A jack", "21");
     let _ignored = desk.plug("event5", "Nobody's", "120013");
@@ -174,7 +174,7 @@ fn devices_come_and_go() {
 fn a_device_that_cannot_be_opened_makes_it_useless() {
     let desk = Desk::new();
     let _keyboard = desk.plug("event0", "A keyboard", "120013");
-    // Even root cannot open what is not there.
+    // Even root cannot open a file that does not exist.
     std::os::unix::fs::symlink("nowhere", desk.dir.path().join("input/event1")).expect("made");
     let watched = Watched::start(&desk);
     let says = watched.until("a failure", |says| says.as_ref().is_err_and(|why| why.contains("event1")));

@@ -20,7 +20,7 @@ use crate::clock;
 use crate::presence::bump::Touch;
 use crate::presence::signals::Moment;
 
-/// After something was seen the thread lets this much gather: somebody who types costs ten wake-ups a second, not a thousand.
+/// Pause after input. A person who types causes ten wake-ups per second, not a thousand.
 pub(super) const GATHER: Duration = Duration::from_millis(100);
 
 /// An agent at work asks more often than that. Then noisy devices wake the thread as well: the kernel's buffer of a device holds less
@@ -207,7 +207,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
         seen.notes = notes;
     }
 
-    /// Opens what is new, forgets what has gone, and says whether all that there is can be seen.
+    /// Opens new devices, forgets removed ones, and notes whether every device can be watched.
     fn look_for_devices(&mut self) {
         let now = clock::now();
         let found = match event_files(&self.places.devices) {
