@@ -452,7 +452,7 @@ impl Shared {
                 known.history.note(&state);
             }
         }
-        self.tell_signs(policy::signs(policy, &signals, now));
+        self.tell_signs(policy::signs(policy, &state, &signals, now));
         known.signals = Some(signals);
     }
 }

@@ -196,13 +196,55 @@ fn presence(settings: &Settings, explained: Option<&Explanation>) -> Finding {
             Err(error) => return Finding::failed(Step::Presence, error.to_string(), ""),
         },
     };
+    sources(explanation, who)
+}
+
+/// Finding about the sources of an agent that looks for a person.
+fn sources(explanation: &Explanation, who: &str) -> Finding {
     let inputs = explanation.signals.iter().filter(|signal| signal.signal == "input");
     let inputs: Vec<String> = inputs.map(|signal| format!("{}: {}", signal.source, signal.says)).collect();
     let says = format!("{who} sees {}", if inputs.is_empty() { "nothing".to_owned() } else { inputs.join("; ") });
+    if let Some(why) = &explanation.unanswered {
+        let advice = "it does not work until that source answers again: `pcfarm-worker explain` shows all of them. A session helper that \
+                      hangs begins anew with the session";
+        return Finding::failed(
+            Step::Presence,
+            format!("{says}; it cannot tell whether a person is present: {why}"),
+            advice,
+        );
+    }
     if explanation.blind {
         let advice = "it does not work while no source can tell whether somebody is there: put its user into group input, or \
                       set trust_terminals on a PC without a desktop, or unattended where nobody ever sits";
         return Finding::failed(Step::Presence, says, advice);
     }
     Finding::ok(Step::Presence, says)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Outcome;
+
+    #[test]
+    fn an_agent_that_cannot_tell_is_a_failure_whichever_source_is_missing() {
+        let about = |blind: bool, unanswered: serde_json::Value| -> Explanation {
+            serde_json::from_value(serde_json::json!({
+                "activity": "rests", "since_seconds": 1, "reasons": [], "policy": [], "holds": [], "blind": blind,
+                "unanswered": unanswered,
+                "signals": [{"signal": "input", "source": "evdev", "age_seconds": 1.0, "says": "last 2 h ago"}],
+            }))
+            .expect("an explanation")
+        };
+        let fine = sources(&about(false, serde_json::Value::Null), "the agent");
+        assert_eq!((fine.outcome, fine.says.as_str()), (Outcome::Ok, "the agent sees evdev: last 2 h ago"));
+        let none = sources(&about(true, serde_json::Value::Null), "the agent");
+        assert!(none.has_failed() && none.advice.contains("group input"), "{none:?}");
+        let hangs = sources(&about(true, "no answer for more than 10 s from x11".into()), "the agent");
+        assert!(
+            hangs.has_failed() && hangs.says.ends_with("present: no answer for more than 10 s from x11"),
+            "{hangs:?}"
+        );
+        assert!(!hangs.advice.contains("group input"), "its user may see the devices already: {hangs:?}");
+    }
 }

@@ -88,9 +88,12 @@ pub struct Explanation {
     /// What its disk did not take in time, and is not kept.
     #[serde(default)]
     pub not_kept: u64,
-    /// No source can tell whether its person is there.
+    /// The agent cannot tell whether a person is present: no source can, or one that counts does not answer.
     #[serde(default)]
     pub blind: bool,
+    /// Reason why it cannot tell, if a source that counts does not answer though others do.
+    #[serde(default)]
+    pub unanswered: Option<String>,
     /// Who says so; nobody, if no agent runs.
     #[serde(default)]
     pub agent: Option<About>,
@@ -205,6 +208,7 @@ impl Explanation {
             Activity::Freeze => "freezes",
             Activity::Rest => "rests",
         };
+        let sourceless = signals.is_some_and(|signals| is_blind(policy, signals, now));
         Explanation {
             activity: activity.to_owned(),
             since_seconds: now.saturating_sub(state.since).as_secs(),
@@ -216,7 +220,8 @@ impl Explanation {
             holds: Vec::new(),
             yields: None,
             not_kept: 0,
-            blind: signals.is_some_and(|signals| is_blind(policy, signals, now)),
+            blind: state.cannot_tell() || sourceless,
+            unanswered: Some(state.reason()).filter(|_| state.cannot_tell() && !sourceless),
             agent: None,
         }
     }

@@ -45,6 +45,9 @@ const ABOUT_THE_SAME: Duration = Duration::from_millis(1250);
 /// The source that sees input devices themselves.
 pub const DEVICES: &str = "evdev";
 
+/// The name of the source that the farm reads from an agent that cannot tell whether a person is present.
+const CANNOT_TELL: &str = "none";
+
 /// What the owner wants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
@@ -162,14 +165,14 @@ impl Kind {
     }
 }
 
-/// What the server is told of it. It stays the same as long as the thing does.
-pub fn signs(policy: &Policy, signals: &Signals, now: Moment) -> Signs {
+/// Signs for the server. They change only with the sources and with the kind of the weightiest objection.
+pub fn signs(policy: &Policy, state: &State, signals: &Signals, now: Moment) -> Signs {
     let power = match signals.power.fresh(now, PROBE_AGE_LIMIT) {
         Ok(Power::Mains) => "mains",
         Ok(Power::Battery) => "battery",
         Err(_) => "",
     };
-    if policy.unattended {
+    if policy.unattended && !state.cannot_tell() {
         return Signs { idle_source: "unattended".to_owned(), power, notes: Vec::new() };
     }
     let sees_absence =
@@ -177,7 +180,10 @@ pub fn signs(policy: &Policy, signals: &Signals, now: Moment) -> Signs {
     let mut sources: Vec<&str> =
         signals.input.iter().filter(sees_absence).map(|reading| reading.source.as_ref()).collect();
     sources.dedup();
-    let idle_source = if sources.is_empty() { "none".to_owned() } else { sources.join(", ") };
+    // The farm counts agents with this word as those that cannot tell. A source that answers does not help an agent that another
+    // source leaves without an answer.
+    let idle_source =
+        if sources.is_empty() || state.cannot_tell() { CANNOT_TELL.to_owned() } else { sources.join(", ") };
     Signs { idle_source, power, notes: told(&signals.notes) }
 }
 
@@ -210,6 +216,11 @@ impl State {
 
     pub fn weightiest(&self) -> Option<Kind> {
         self.objections.first().map(|first| first.kind)
+    }
+
+    /// Returns true if the agent does not work because no source, or not every source that counts, tells whether a person is present.
+    pub fn cannot_tell(&self) -> bool {
+        self.weightiest() == Some(Kind::Unknown)
     }
 }
 
@@ -349,7 +360,7 @@ fn person(policy: &Policy, signals: &Signals, before: &State, now: Moment) -> Op
     Some((Kind::Person, format!("its person is here, or left less than {} ago ({source})", span(needed))))
 }
 
-/// Returns true if no source can tell whether a person is there.
+/// Returns true if no source of input can tell whether a person is there.
 pub fn is_blind(policy: &Policy, signals: &Signals, now: Moment) -> bool {
     let proves =
         |reading: &Reading<Input>| reading.fresh(now, ANSWER_LIMIT).is_ok_and(|input| input.proves == Proves::Absence);

@@ -380,6 +380,51 @@ fn only_an_agent_without_a_source_is_blind() {
     assert!(!is_blind(&Policy { unattended: true, ..policy() }, &signals, NOW));
 }
 
+/// Unknown presence reaches the farm as the source `none`, which it counts apart. Every other objection leaves the sources' names.
+#[test]
+fn the_farm_hears_of_an_agent_that_cannot_tell_whichever_source_is_missing() {
+    type Change = fn(&mut Policy, &mut Signals);
+    let table: &[(&str, Change, &str)] = &[
+        ("nothing", |_, _| {}, "evdev"),
+        ("no source", |_, s| s.input.clear(), "none"),
+        ("a helper that hangs", |_, s| s.input.push(seen("x11 of user 7", NOW - MINUTE, 60 * MINUTE)), "none"),
+        ("no list of sessions", |_, s| s.remote.says = Err("/run/systemd/sessions/3: denied".to_owned()), "none"),
+        ("no list of inhibitors", |_, s| s.inhibitors.says = Err("/run/systemd/inhibit/1: denied".to_owned()), "none"),
+        (
+            "a helper that tells no inhibitors any more",
+            |_, s| s.told_inhibitors.push(Reading::new("wayland of user 7", NOW - MINUTE, Ok(Vec::new()))),
+            "none",
+        ),
+        ("a person", |_, s| s.input[0] = seen("evdev", NOW, MINUTE), "evdev"),
+        ("hours", |p, _| p.hours = Hours(vec!["mon 18:00-19:00".parse().expect("hours")]), "evdev"),
+        ("battery", |_, s| s.power.says = Ok(Power::Battery), "evdev"),
+        ("load", |_, s| s.load.says = Ok(9.0), "evdev"),
+        ("a pause", |_, s| s.paused = Some("until Monday".to_owned()), "evdev"),
+        ("no source where nobody ever is", |p, s| (p.unattended, s.input) = (true, Vec::new()), "unattended"),
+        (
+            "no list of inhibitors where its owner has it looked for without a person",
+            |p, s| {
+                p.unattended = true;
+                s.inhibitors.says = Err("denied".to_owned());
+            },
+            "none",
+        ),
+    ];
+    for (case, change, expected) in table {
+        for before in [State::new(NOW - 60 * MINUTE), working(NOW - MINUTE)] {
+            let (mut policy, mut signals) = (policy(), quiet(NOW));
+            change(&mut policy, &mut signals);
+            let state = decide(&policy, &signals, &before, NOW);
+            assert_eq!(signs(&policy, &state, &signals, NOW).idle_source, *expected, "{case}");
+            // `explain` and `doctor` on the PC say the same as the farm.
+            let explained = crate::local::message::Explanation::new(&policy, &state, Some(&signals), NOW);
+            assert_eq!(explained.blind, *expected == "none", "{case}");
+            let unanswered = explained.blind && !is_blind(&policy, &signals, NOW);
+            assert_eq!(explained.unanswered, unanswered.then(|| state.reason()), "{case}");
+        }
+    }
+}
+
 fn any_reading<T: Clone + std::fmt::Debug + 'static>(
     source: &'static str,
     says: impl Strategy<Value = T> + 'static,
