@@ -184,20 +184,35 @@ THIRTY_TWO = (
     "f0VMRgEBAQAAAAAAAAAAAAIAAwABAAAAVIAECDQAAAAAAAAAAAAAADQAIAABAAAAAAAAAAEAAAAAAAAAAIAECACABAhdAAAAXQAAAAUAAAAAEAAAuAEAAAAx282A"
 )
 
-# Programs with the lines of the unit that block their checks, and the drop-in for each.
+# Programs with the lines of the unit that block their checks, and the advice for each: a documented drop-in, or the setting to change
+# where none helps.
 BLOCKED = {
     "thirty-two": ("/usr/local/bin/thirty-two", [], "SystemCallArchitectures=native", "32-bit.conf"),
     "links": ("/usr/sbin/ip", ["link"], "RestrictAddressFamilies=", "netlink.conf"),
     "sandbox": ("/usr/bin/unshare", ["--user", "/usr/bin/true"], "RestrictNamespaces=yes", "browser-sandbox.conf"),
 }
 
+PTRACE = "import ctypes, os; pid = os.fork(); pid or os._exit(ctypes.CDLL(None).ptrace(0, 0, 0, 0) != 0); raise SystemExit(os.waitpid(pid, 0)[1] != 0)"
+UNHELPED = {
+    "fuse": ("/bin/sh", ["-c", ": <>/dev/fuse"], "DevicePolicy=closed", "another DeviceAllow="),
+    "tracer": ("/usr/bin/python3", ["-c", PTRACE], "SystemCallFilter=", "another SystemCallFilter="),
+}
+
+# Programs whose checks depend on variables: arguments, settings, and the outcome. The service has LICENSE, the doctor's shell ROOTS.
+VARIABLES = {
+    "licensed": ('test "$LICENSE" = 27000@lic', 'pass_env = ["LICENSE"]', "ok"),
+    "unlicensed": ('test -n "$LICENSE"', "", "failed"),
+    "of-shell": ('test -n "$ROOTS"', 'pass_env = ["ROOTS"]', "failed"),
+    "own-path": ('test "$PATH" = /opt/fluids/bin', 'env = {PATH = "/opt/fluids/bin", LD_LIBRARY_PATH = "/opt/fluids/lib"}', "ok"),
+}
+
 
 def doctor_names_the_line_to_change(desk):
     """Under the unit's rules `doctor` names the line that blocks a check; with the drop-in that it names the check passes."""
     machine, place = desk.machine, "/etc/systemd/system/pcfarm-worker.service.d"
-    machine.ssh(f"echo {THIRTY_TWO} | base64 -d > /usr/local/bin/thirty-two; chmod 755 /usr/local/bin/thirty-two")
+    machine.ssh(f"echo {THIRTY_TWO} | base64 -d > /usr/local/bin/thirty-two; chmod 755 /usr/local/bin/thirty-two; /usr/sbin/modprobe fuse")
     drop_ins = " ".join(drop_in for _, _, _, drop_in in BLOCKED.values())
-    programs = {name: (path, check) for name, (path, check, _, _) in BLOCKED.items()}
+    programs = {name: (path, check) for name, (path, check, _, _) in (BLOCKED | UNHELPED).items()}
     # A program that needs nothing, and one whose failure looks like one of systemd-run.
     programs["fine"] = ("/usr/bin/python3", ["--version"])
     programs["broken"] = ("/bin/sh", ["-c", "echo Failed to connect to bus: no licence >&2; exit 1"])
@@ -205,11 +220,21 @@ def doctor_names_the_line_to_change(desk):
         f'[[program]]\nname = "{name}"\npath = "{path}"\nmode = "one-shot"\ncheck = {json.dumps(check)}\n'
         for name, (path, check) in programs.items()
     ]
+    for name, (test, settings, _) in VARIABLES.items():
+        check = json.dumps(["-c", test])
+        tables.append(f'[[program]]\nname = "{name}"\npath = "/bin/sh"\nmode = "one-shot"\ncheck = {check}\n{settings}\n')
+    machine.ssh(f"mkdir -p {place} && printf '[Service]\\nEnvironment=LICENSE=27000@lic\\n' > {place}/licence.conf && systemctl daemon-reload")
     desk.configure(more="\n".join(tables))
     try:
         for name, (_, _, line, drop_in) in BLOCKED.items():
             finding = found_by_doctor(desk, name)
             expect(finding["outcome"] == "failed" and line in finding["says"] and drop_in in finding["advice"], finding)
+        for name, (_, _, line, advice) in UNHELPED.items():
+            finding = found_by_doctor(desk, name)
+            expect(finding["outcome"] == "failed" and line in finding["says"] and advice in finding["advice"], finding)
+            expect(".conf" not in finding["advice"], finding)
+        for name, (_, _, outcome) in VARIABLES.items():
+            expect(found_by_doctor(desk, name)["outcome"] == outcome, found_by_doctor(desk, name))
         expect(found_by_doctor(desk, "fine")["outcome"] == "ok", found_by_doctor(desk, "fine"))
         broken = found_by_doctor(desk, "broken")
         expect(broken["outcome"] == "failed" and "also without the unit's rules" in broken["says"], broken)
@@ -221,7 +246,7 @@ def doctor_names_the_line_to_change(desk):
             expect(found_by_doctor(desk, name)["outcome"] == "ok", found_by_doctor(desk, name))
     finally:
         desk.doctor = None
-        machine.ssh(f"cd {place} 2>/dev/null && rm -f {drop_ins}; systemctl daemon-reload")
+        machine.ssh(f"cd {place} 2>/dev/null && rm -f {drop_ins} licence.conf; systemctl daemon-reload")
         desk.configure()
     desk.wait_works()
 
@@ -230,7 +255,7 @@ def found_by_doctor(desk, program):
     """Finding of `doctor` about a program. One run of it serves until desk.doctor is None."""
     if getattr(desk, "doctor", None) is None:
         # Each check is bisected with transient units, which take seconds on an emulated processor.
-        said = desk.machine.ssh("pcfarm-worker doctor --output json", check=False, seconds=900)
+        said = desk.machine.ssh("ROOTS=1 pcfarm-worker doctor --output json", check=False, seconds=1800)
         desk.doctor = json.loads(said.stdout)["steps"]
     # Another finding of the same step tells of limits and the fence.
     about = [one for one in desk.doctor if one["says"].startswith(f"exec:{program}: its check")]

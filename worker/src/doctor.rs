@@ -8,6 +8,7 @@
 //!   the service's [`unit`].
 
 mod check;
+mod drop_ins;
 pub mod here;
 mod programs;
 pub mod reach;

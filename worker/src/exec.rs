@@ -21,7 +21,7 @@
 //! | checkout (revoked, time limit, suspension) | as when the agent ends |
 //!
 //! - [`settings`]: the owner's list, as it is written.
-//! - `arguments`: templates of arguments.
+//! - `arguments`: templates of arguments. `variables`: a program's environment.
 //! - `plan`: what agent, supervisor and launcher say to each other.
 //! - `controller`: problems to programs, on the cores of the agent.
 //! - `instance`: the agent's end of one supervisor.
@@ -50,6 +50,7 @@ mod silence;
 mod space;
 mod supervisor;
 mod tree;
+mod variables;
 
 /// The first argument that makes this binary a supervisor or a launcher.
 const SUPERVISE: &str = "__pcfarm-supervise";

@@ -1,10 +1,12 @@
 //! Checks of the owner's programs: each is run as the service would run it, and as it runs without the unit's rules.
 //!
-//! A check is a transient unit of systemd with the properties of the installed unit. When it fails there and passes without them,
-//! [`unit::blockers`] finds the lines to change. Without systemd the check runs directly, and the finding says so.
+//! A check is a transient unit of systemd with the properties of the installed unit and the variables that the agent gives the program.
+//! When it fails there and passes without the properties, [`unit::blockers`] finds the lines to change, and [`drop_ins`] the documented
+//! drop-in, if one helps. Without systemd the check runs directly, and the finding says so.
 
 mod run;
 mod transient;
+mod variables;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,8 +17,10 @@ use std::time::{Duration, Instant};
 use rustix::process::geteuid;
 
 use run::{Ended, run};
-use transient::{NoRun, transient};
+use transient::{Check, NoRun, Systemd};
+use variables::{Environment, Variable, with_places};
 
+use super::drop_ins::{self, Opening};
 use super::unit::{self, Line, Rule, Unit};
 use super::{Finding, Step};
 use crate::exec::plan::User;
@@ -55,7 +59,7 @@ enum Account {
 /// Where checks run.
 enum Place {
     /// Transient units, with the rules of this unit.
-    Systemd(Unit),
+    Systemd(Systemd, Unit),
     /// No unit: the reason.
     Here(String),
 }
@@ -68,12 +72,19 @@ pub fn checks(settings: &Settings, programs: &[Program]) -> Vec<Finding> {
     }
     let place = place();
     let named = match &place {
-        Place::Systemd(unit) => unit.user.clone().map(|user| (user, unit.group.clone())),
+        Place::Systemd(_, unit) => unit.user.clone().map(|user| (user, unit.group.clone())),
         Place::Here(_) => None,
     };
     let owner = fs::metadata(&settings.state_dir).ok().map(|state| User { uid: state.uid(), gid: state.gid() });
     match account(owner, named, geteuid().as_raw()) {
-        Ok(account) => wanted.into_iter().map(|program| check(program, &account, &place)).collect(),
+        Ok(account) => {
+            // Not those of this process: an administrator's shell has others than the service.
+            let of_agent = match &place {
+                Place::Systemd(systemd, unit) => systemd.variables(unit, &account),
+                Place::Here(_) => Ok(Vec::new()),
+            };
+            wanted.into_iter().map(|program| check(program, &account, &place, &of_agent)).collect()
+        }
         Err(says) => vec![Finding::skipped(Step::Programs, says)],
     }
 }
@@ -102,8 +113,12 @@ fn place() -> Place {
     if !system::is_run_by_systemd() {
         return Place::Here("systemd does not run here".to_owned());
     }
-    match ask_systemd(&["cat", "--no-pager", system::UNIT]) {
-        Ok(Ended { code: Some(0), text, .. }) => Place::Systemd(Unit::of(&text)),
+    let systemd = match Systemd::find() {
+        Ok(systemd) => systemd,
+        Err(why) => return Place::Here(why),
+    };
+    match systemd.ask(&["cat", "--no-pager", system::UNIT]) {
+        Ok(Ended { code: Some(0), text, .. }) => Place::Systemd(systemd, Unit::of(&text)),
         Ok(Ended { over: true, .. }) => {
             Place::Here(format!("systemctl has not answered within {} s", QUESTION_LIMIT.as_secs()))
         }
@@ -112,18 +127,19 @@ fn place() -> Place {
     }
 }
 
-fn ask_systemd(arguments: &[&str]) -> Result<Ended, String> {
-    let mut systemctl = Command::new("systemctl");
-    systemctl.args(arguments).env("LC_ALL", "C");
-    run(systemctl.process_group(0), QUESTION_LIMIT, &|| {})
-}
-
-fn check(program: &Program, account: &Account, place: &Place) -> Finding {
+fn check(program: &Program, account: &Account, place: &Place, of_agent: &Result<Vec<Variable>, String>) -> Finding {
     let name = program.controller();
-    let account = program.user.map_or_else(|| account.clone(), Account::Ids);
-    match place {
-        Place::Here(why) => here(&name, why, direct(program, &account)),
-        Place::Systemd(unit) => under_rules(&name, unit, &mut |unit, rules| transient(program, &account, unit, rules)),
+    let account = &program.user.map_or_else(|| account.clone(), Account::Ids);
+    let (systemd, unit) = match place {
+        Place::Here(why) => return here(&name, why, direct(program, account)),
+        Place::Systemd(systemd, unit) => (systemd, unit),
+    };
+    match of_agent {
+        Err(why) => finding(&name, Err(format!("the agent's variables are not known: {why}"))),
+        Ok(of_agent) => {
+            let check = Check { program, account, environment: &Environment::of(program, of_agent) };
+            under_rules(&name, unit, &mut |unit, rules| systemd.check(&check, unit, rules))
+        }
     }
 }
 
@@ -131,7 +147,7 @@ fn check(program: &Program, account: &Account, place: &Place) -> Finding {
 fn under_rules(name: &str, unit: &Unit, run: &mut impl FnMut(&Unit, &[&Rule]) -> Result<Ran, NoRun>) -> Finding {
     let mut unit = unit.clone();
     let mut finding = loop {
-        match search(&unit, &mut |rules| run(&unit, rules)) {
+        match search(&unit, run) {
             Err(NoRun::Unknown(setting)) => {
                 if !unit.leave_out(&setting) {
                     break finding(name, Err(format!("systemd-run does not take {setting}")));
@@ -155,29 +171,34 @@ enum Found<'a> {
     Passes,
     /// The check fails without the unit's rules, too.
     Broken(Ran),
-    Blocked(Ran, Vec<&'a Rule>),
+    Blocked(Ran, Vec<&'a Rule>, Opening<'a>),
 }
 
 /// Decides by runs of the check under rules of the unit.
-fn search<'a>(unit: &'a Unit, run: &mut impl FnMut(&[&'a Rule]) -> Result<Ran, NoRun>) -> Result<Found<'a>, NoRun> {
+fn search<'a>(unit: &'a Unit, run: &mut impl FnMut(&Unit, &[&Rule]) -> Result<Ran, NoRun>) -> Result<Found<'a>, NoRun> {
     let all: Vec<&Rule> = unit.rules.iter().collect();
-    let inside = run(&all)?;
+    let inside = run(unit, &all)?;
     if inside.passed {
         return Ok(Found::Passes);
     }
-    let outside = run(&[])?;
+    let outside = run(unit, &[])?;
     if !outside.passed {
         return Ok(Found::Broken(outside));
     }
     let until = Instant::now() + SEARCH_LIMIT;
-    let blockers = unit::blockers(&unit.rules, &mut |rules| {
+    let mut passes = |unit: &Unit, rules: &[&Rule]| {
         if Instant::now() > until {
             let why = format!("the lines that block it were not found within {} s", SEARCH_LIMIT.as_secs());
             return Err(NoRun::Failed(why));
         }
-        run(rules).map(|ran| ran.passed)
-    })?;
-    Ok(Found::Blocked(inside, blockers))
+        run(unit, rules).map(|ran| ran.passed)
+    };
+    let blockers = unit::blockers(&unit.rules, &mut |rules| passes(unit, rules))?;
+    // A drop-in that was not tried, for its time or for a setting that no transient unit takes, is not advised.
+    let opening = drop_ins::opening(unit, &blockers, &mut |open| {
+        passes(open, &open.rules.iter().collect::<Vec<_>>()).unwrap_or(false)
+    });
+    Ok(Found::Blocked(inside, blockers, opening))
 }
 
 fn finding(name: &str, found: Result<Found<'_>, String>) -> Finding {
@@ -188,19 +209,19 @@ fn finding(name: &str, found: Result<Found<'_>, String>) -> Finding {
             format!("{name}: its check fails, also without the unit's rules: {}", ran.says),
             "the unit is not the cause: run the check by hand as the agent's user",
         ),
-        Ok(Found::Blocked(ran, blockers)) if blockers.is_empty() => Finding::failed(
+        Ok(Found::Blocked(ran, blockers, _)) if blockers.is_empty() => Finding::failed(
             Step::Programs,
             format!("{name}: its check passes at some times and fails at others: {}", ran.says),
             "run it again; a check must not depend on the load of the machine",
         ),
-        Ok(Found::Blocked(ran, blockers)) => {
+        Ok(Found::Blocked(ran, blockers, opening)) => {
             let lines: Vec<String> = blockers.iter().flat_map(|rule| &rule.lines).map(Line::to_string).collect();
             let says = format!(
                 "{name}: its check fails under the unit's rules ({}); these lines block it: {}",
                 ran.says,
                 lines.join(", ")
             );
-            Finding::failed(Step::Programs, says, unit::advice(&blockers))
+            Finding::failed(Step::Programs, says, drop_ins::advice(&opening))
         }
         Err(why) => Finding::skipped(Step::Programs, format!("{name}: its check could not be run: {why}")),
     }
@@ -223,7 +244,8 @@ fn here(name: &str, why: &str, ran: Result<Ran, String>) -> Finding {
 
 fn direct(program: &Program, account: &Account) -> Result<Ran, String> {
     let mut command = Command::new(&program.path);
-    command.args(program.check.iter().flatten()).env_clear().envs(environment(program)).current_dir("/tmp");
+    let environment = with_places(program.environment.clone());
+    command.args(program.check.iter().flatten()).env_clear().envs(environment).current_dir("/tmp");
     match account {
         Account::Own => {}
         Account::Ids(User { uid, gid }) => drop(command.uid(*uid).gid(*gid)),
@@ -231,10 +253,6 @@ fn direct(program: &Program, account: &Account) -> Result<Ran, String> {
     }
     let ended = run(command.process_group(0), RUN_LIMIT, &|| {})?;
     Ok(ended.ran(program))
-}
-
-fn environment(program: &Program) -> impl Iterator<Item = (String, String)> + '_ {
-    program.environment.iter().cloned().chain(["HOME", "TMPDIR"].map(|name| (name.to_owned(), "/tmp".to_owned())))
 }
 
 #[cfg(test)]

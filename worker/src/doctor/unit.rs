@@ -8,9 +8,9 @@ use std::fmt;
 use crate::service::system::UNIT;
 
 /// Settings that are the agent's own: the service's type, its start, end, directories, and log. A program neither inherits them nor
-/// depends on them. Its environment is made anew, so the unit's variables do not reach it. A check has a private `/tmp` in any case, and
-/// `RemoveIPC=` at its end would take shared memory from programs that run. Every other setting may stop a program.
-const OF_THE_AGENT: [&str; 61] = [
+/// depends on them. A check has a private `/tmp` in any case, and `RemoveIPC=` at its end would take shared memory from programs that
+/// run. Every other setting may stop a program.
+const OF_THE_AGENT: [&str; 57] = [
     "BusName",
     "CacheDirectory",
     "CacheDirectoryMode",
@@ -20,8 +20,6 @@ const OF_THE_AGENT: [&str; 61] = [
     "Delegate",
     "DelegateSubgroup",
     "DynamicUser",
-    "Environment",
-    "EnvironmentFile",
     "ExecCondition",
     "ExecReload",
     "ExecSearchPath",
@@ -50,7 +48,6 @@ const OF_THE_AGENT: [&str; 61] = [
     "OOMPolicy",
     "OpenFile",
     "PIDFile",
-    "PassEnvironment",
     "PrivateTmp",
     "RemainAfterExit",
     "ReloadSignal",
@@ -68,7 +65,6 @@ const OF_THE_AGENT: [&str; 61] = [
     "Type",
     "USBFunctionDescriptors",
     "USBFunctionStrings",
-    "UnsetEnvironment",
     "UtmpIdentifier",
     "UtmpMode",
     "WorkingDirectory",
@@ -104,6 +100,9 @@ const TOGETHER: [(&str, &str); 7] = [
 /// Groups that the unit adds to its user's: they grant, and a check needs them as programs do.
 const GROUPS: &str = "SupplementaryGroups";
 
+/// Settings that make the agent's environment, of which a program has the variables that its owner passes on.
+const VARIABLES: [&str; 4] = ["Environment", "EnvironmentFile", "PassEnvironment", "UnsetEnvironment"];
+
 /// A setting of the unit, and the place where an administrator finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -138,6 +137,7 @@ pub struct Rule {
 pub struct Unit {
     pub rules: Vec<Rule>,
     pub groups: Vec<Line>,
+    pub variables: Vec<Line>,
     /// The user and the group of the service, if the unit names them.
     pub user: Option<String>,
     pub group: Option<String>,
@@ -149,7 +149,7 @@ impl Unit {
     /// From the output of `systemctl cat`: the unit's files with their drop-ins, each under a comment with its path.
     pub fn of(cat: &str) -> Unit {
         let mut unit = Unit::default();
-        let lines = in_force(cat);
+        let lines = in_force(Vec::new(), settings(cat));
         let last = |name: &str| lines.iter().rev().find(|line| line.name == name).map(|line| line.value.clone());
         (unit.user, unit.group) = (last("User"), last("Group"));
         for mut line in lines {
@@ -163,18 +163,42 @@ impl Unit {
                     continue;
                 }
             }
-            if line.name == GROUPS {
-                unit.groups.push(line);
-                continue;
-            }
-            let together = TOGETHER.iter().find(|(name, _)| *name == line.name).map(|(_, rule)| *rule);
-            let name = together.map_or_else(|| line.name.clone(), str::to_owned);
-            match unit.rules.iter_mut().find(|rule| rule.name == name) {
-                Some(rule) => rule.lines.push(line),
-                None => unit.rules.push(Rule { name, lines: vec![line] }),
-            }
+            unit.add(line);
         }
         unit
+    }
+
+    fn add(&mut self, line: Line) {
+        if line.name == GROUPS {
+            self.groups.push(line);
+            return;
+        }
+        if VARIABLES.contains(&line.name.as_str()) {
+            self.variables.push(line);
+            return;
+        }
+        let name = rule_of(&line.name);
+        match self.rules.iter_mut().find(|rule| rule.name == name) {
+            Some(rule) => rule.lines.push(line),
+            None => self.rules.push(Rule { name: name.to_owned(), lines: vec![line] }),
+        }
+    }
+
+    /// The unit with one more drop-in, as systemd reads it. Settings that a transient unit does not take stay out.
+    pub fn with(&self, drop_in: &str) -> Unit {
+        let mut unit = Unit { rules: Vec::new(), groups: Vec::new(), variables: Vec::new(), ..self.clone() };
+        let rules = self.rules.iter().flat_map(|rule| &rule.lines);
+        let before: Vec<Line> = rules.chain(&self.groups).chain(&self.variables).cloned().collect();
+        let is_untried = |line: &Line| self.untried.iter().any(|untried| untried.name == line.name);
+        let matters = |line: &Line| !is_of_the_agent(&line.name) && !is_untried(line);
+        let more = settings(drop_in).into_iter().filter(matters).collect();
+        in_force(before, more).into_iter().for_each(|line| unit.add(line));
+        unit
+    }
+
+    pub fn without(mut self, rules: &[&str]) -> Unit {
+        self.rules.retain(|rule| !rules.contains(&rule.name.as_str()));
+        self
     }
 
     /// Gives up a setting that a transient unit does not take. False if there is none of that name.
@@ -188,6 +212,11 @@ impl Unit {
         self.rules.retain(|rule| !rule.lines.is_empty());
         self.untried.len() > before
     }
+}
+
+/// Name of the rule that a setting belongs to.
+pub fn rule_of(setting: &str) -> &str {
+    TOGETHER.iter().find(|(name, _)| *name == setting).map_or(setting, |(_, rule)| *rule)
 }
 
 fn is_of_the_agent(name: &str) -> bool {
@@ -226,8 +255,21 @@ fn expanded(value: &str) -> Option<String> {
     Some(expanded)
 }
 
-/// Settings of the section `[Service]`. An empty value takes back the lines of that name before it.
-fn in_force(cat: &str) -> Vec<Line> {
+/// Lines that hold after more of them. An empty value takes back the lines of that name before it. For capabilities it is a value of
+/// its own: none at all.
+fn in_force(mut lines: Vec<Line>, more: Vec<Line>) -> Vec<Line> {
+    for line in more {
+        if line.value.is_empty() && !line.name.ends_with("Capabilities") && line.name != "CapabilityBoundingSet" {
+            lines.retain(|before| before.name != line.name);
+        } else {
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+/// Settings of the section `[Service]` in their order.
+fn settings(cat: &str) -> Vec<Line> {
     let (mut lines, mut file, mut number, mut is_service) = (Vec::<Line>::new(), String::new(), 0, false);
     let mut begun: Option<(usize, String)> = None;
     for text in cat.lines() {
@@ -252,14 +294,8 @@ fn in_force(cat: &str) -> Vec<Line> {
             continue;
         }
         let Some((name, value)) = whole.split_once('=').filter(|_| is_service) else { continue };
-        let line =
-            Line { file: file.clone(), number: first, name: name.trim().to_owned(), value: value.trim().to_owned() };
-        // An empty value resets a setting. For capabilities it is a value of its own: none at all.
-        if line.value.is_empty() && !line.name.ends_with("Capabilities") && line.name != "CapabilityBoundingSet" {
-            lines.retain(|before| before.name != line.name);
-        } else {
-            lines.push(line);
-        }
+        let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
+        lines.push(Line { file: file.clone(), number: first, name, value });
     }
     lines
 }
@@ -300,41 +336,6 @@ fn bisect<'a, E>(
     let (first, second) = rules.split_at(rules.len() / 2);
     bisect(first, kept, found, passes)?;
     bisect(second, kept, found, passes)
-}
-
-/// A drop-in that PC Farm documents for this rule: its name and its text.
-pub fn drop_in(rule: &str) -> Option<(&'static str, &'static str)> {
-    match rule {
-        "devices" => Some(("gpu", include_str!("../../../deploy/systemd/drop-ins/gpu.conf"))),
-        "SystemCallArchitectures" => Some(("32-bit", include_str!("../../../deploy/systemd/drop-ins/32-bit.conf"))),
-        "RestrictAddressFamilies" => Some(("netlink", include_str!("../../../deploy/systemd/drop-ins/netlink.conf"))),
-        "RestrictNamespaces" | "system calls" => {
-            Some(("browser-sandbox", include_str!("../../../deploy/systemd/drop-ins/browser-sandbox.conf")))
-        }
-        _ => None,
-    }
-}
-
-/// An instruction for the administrator of this machine.
-pub fn advice(blockers: &[&Rule]) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    for rule in blockers {
-        let part = match drop_in(&rule.name) {
-            Some((name, text)) => {
-                let settings = text.lines().filter(|line| line.contains('=') && !line.starts_with('#'));
-                let settings: Vec<&str> = settings.collect();
-                format!("the drop-in {name}.conf ({})", settings.join("; "))
-            }
-            None => format!("a drop-in with another {}=", rule.lines.first().map_or("", |line| line.name.as_str())),
-        };
-        if !parts.contains(&part) {
-            parts.push(part);
-        }
-    }
-    format!(
-        "`systemctl edit pcfarm-worker` puts a drop-in in its place: {}. See \"Programs that need more\" in docs/workstations.md",
-        parts.join(", and ")
-    )
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::exec::arguments::{Template, TemplateError};
 use crate::exec::fence;
 use crate::exec::outputs::Wanted;
 use crate::exec::plan::{Limits, User};
+use crate::exec::variables::Variables;
 
 /// What job types call the controller of a program by: this and its name.
 pub const PREFIX: &str = "exec:";
@@ -34,9 +35,6 @@ const DEFAULT_IDLE: Duration = Duration::from_secs(60);
 /// A check is a command that fits a line.
 const CHECK_ARGUMENTS: usize = 32;
 const CHECK_BYTES: usize = 4096;
-
-/// The locale of programs, so that text has one encoding and numbers one form on all workstations.
-const LOCALE: &str = "C.UTF-8";
 
 /// As whom programs run on an agent that is root, unless its owner says otherwise.
 const NOBODY: &str = "nobody";
@@ -197,7 +195,9 @@ pub struct Program {
     pub limits: Limits,
     /// Arguments of its check, instead of `args`.
     pub check: Option<Vec<String>>,
+    /// Environment under this process. Elsewhere `variables` decides it.
     pub environment: Vec<(String, String)>,
+    pub variables: Variables,
     pub user: Option<User>,
     pub writable: Vec<PathBuf>,
     pub network: bool,
@@ -264,6 +264,7 @@ fn ready(settings: &ProgramSettings, machine: &Machine) -> Result<Program, Progr
         return Err(ProgramError::Unprotected);
     }
     check_mode(s)?;
+    let variables = variables(s)?;
     Ok(Program {
         name: s.name.clone(),
         path: s.path.clone(),
@@ -277,7 +278,8 @@ fn ready(settings: &ProgramSettings, machine: &Machine) -> Result<Program, Progr
         time_limit: s.time_limit.map(|seconds| duration(seconds, "time_limit")).transpose()?,
         limits: limits(s, machine)?,
         check: checked(s)?,
-        environment: environment(s)?,
+        environment: variables.environment(|name| std::env::var(name).ok()),
+        variables,
         user,
         writable: s.writable.clone(),
         network: s.network,
@@ -352,25 +354,12 @@ fn duration(seconds: f64, name: &'static str) -> Result<Duration, ProgramError> 
     }
 }
 
-/// Environment of a program: variables that the owner allows, and a few that programs expect and that say nothing of the agent.
-/// The locale is the same on all workstations unless the settings name another, so that a program's output does not depend on the
-/// agent's own environment.
-fn environment(s: &ProgramSettings) -> Result<Vec<(String, String)>, ProgramError> {
-    let of_agent = |name: &str| std::env::var(name).ok().map(|value| (name.to_owned(), value));
+fn variables(s: &ProgramSettings) -> Result<Variables, ProgramError> {
     let named = s.pass_env.iter().chain(s.env.keys());
     if named.clone().any(|name| name.starts_with("PCFARM_") || name.is_empty() || name.contains(['=', '\0'])) {
         return Err(ProgramError::Environment);
     }
-    let mut environment: BTreeMap<String, String> =
-        std::iter::once("TZ").chain(s.pass_env.iter().map(String::as_str)).filter_map(of_agent).collect();
-    environment.entry("PATH".to_owned()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
-    environment.extend(s.env.clone());
-    // LC_ALL overrides every category that the settings name.
-    if !environment.keys().any(|name| name == "LANG" || name.starts_with("LC_")) {
-        environment.insert("LC_ALL".to_owned(), LOCALE.to_owned());
-    }
-    environment.entry("LANG".to_owned()).or_insert_with(|| LOCALE.to_owned());
-    Ok(environment.into_iter().collect())
+    Ok(Variables::new(&s.pass_env, &s.env))
 }
 
 /// Nobody in particular for an agent that is root; the agent's own user otherwise.

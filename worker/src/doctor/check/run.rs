@@ -22,6 +22,9 @@ pub struct Ended {
     /// Its time was over, and it was killed.
     pub over: bool,
     pub limit: Duration,
+    /// Beginning of its standard output.
+    pub out: String,
+    /// Beginning of all its output.
     pub text: String,
 }
 
@@ -47,8 +50,8 @@ pub fn run(command: &mut Command, limit: Duration, stop: &dyn Fn()) -> Result<En
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
     let (sender, output) = mpsc::channel();
-    read(child.stdout.take(), sender.clone());
-    read(child.stderr.take(), sender);
+    read(child.stdout.take(), true, sender.clone());
+    read(child.stderr.take(), false, sender);
     let status = wait(&mut child, Instant::now() + limit)?;
     if status.is_none() {
         stop();
@@ -61,9 +64,15 @@ pub fn run(command: &mut Command, limit: Duration, stop: &dyn Fn()) -> Result<En
         let _ = child.wait();
     }
     // A descendant may keep a pipe open for ever.
-    let text: String = (0..2).filter_map(|_| output.recv_timeout(Duration::from_secs(1)).ok()).collect();
+    let (mut text, mut out) = (String::new(), String::new());
+    for (is_out, read) in (0..2).filter_map(|_| output.recv_timeout(Duration::from_secs(1)).ok()) {
+        text.push_str(&read);
+        if is_out {
+            out = read;
+        }
+    }
     let (code, signal) = (status.and_then(|status| status.code()), status.and_then(|status| status.signal()));
-    Ok(Ended { code, signal, over: status.is_none(), limit, text })
+    Ok(Ended { code, signal, over: status.is_none(), limit, out, text })
 }
 
 fn wait(child: &mut Child, until: Instant) -> Result<Option<ExitStatus>, String> {
@@ -78,13 +87,13 @@ fn wait(child: &mut Child, until: Instant) -> Result<Option<ExitStatus>, String>
 }
 
 /// Reads to the end and keeps the first bytes.
-fn read(pipe: Option<impl Read + Send + 'static>, sender: mpsc::Sender<String>) {
+fn read(pipe: Option<impl Read + Send + 'static>, is_out: bool, sender: mpsc::Sender<(bool, String)>) {
     let Some(mut pipe) = pipe else { return };
     thread::spawn(move || {
         let mut kept = Vec::new();
         let _ = (&mut pipe).take(OUTPUT_BYTES).read_to_end(&mut kept);
         let _ = std::io::copy(&mut pipe, &mut std::io::sink());
-        let _ = sender.send(String::from_utf8_lossy(&kept).into_owned());
+        let _ = sender.send((is_out, String::from_utf8_lossy(&kept).into_owned()));
     });
 }
 

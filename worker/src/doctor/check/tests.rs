@@ -1,16 +1,19 @@
 use super::super::Outcome;
 use super::run::{Ended, SHOWN_CHARS, run, tail};
-use super::transient::{NoRun, Shown, arguments, judged};
+use super::transient::{NoRun, Shown, Start, command, judged, properties};
 use super::*;
 
 fn program(path: &str, check: &str) -> Program {
+    program_with(path, check, "env = {SECRET = \"hidden\"}")
+}
+
+fn program_with(path: &str, check: &str, more: &str) -> Program {
     #[derive(serde::Deserialize)]
     struct File {
         program: Vec<crate::exec::settings::ProgramSettings>,
     }
-    let text = format!(
-        "[[program]]\nname = \"a\"\npath = {path:?}\nmode = \"fed\"\ntrusted = true\ncheck = {check}\nenv = {{SECRET = \"hidden\"}}"
-    );
+    let text =
+        format!("[[program]]\nname = \"a\"\npath = {path:?}\nmode = \"fed\"\ntrusted = true\ncheck = {check}\n{more}");
     let file: File = toml::from_str(&text).expect("a list");
     let machine = crate::exec::settings::Machine { memory_bytes: 16 << 30, cores: 4, is_root: false };
     crate::exec::settings::check(&file.program, &machine).expect("a good list").remove(0)
@@ -33,7 +36,9 @@ fn ran(passed: bool, says: &str) -> Ran {
 /// The finding of a check that fails under these rules, and always if there is a `*`.
 fn told(stop: &[&str]) -> Finding {
     under_rules("exec:a", &unit(), &mut |_, rules| {
-        let stops = stop.contains(&"*") || rules.iter().any(|rule| stop.contains(&rule.name.as_str()));
+        let is_open = |rule: &Rule| rule.lines.iter().any(|line| line.value == "native x86");
+        let stops =
+            stop.contains(&"*") || rules.iter().any(|rule| stop.contains(&rule.name.as_str()) && !is_open(rule));
         Ok(ran(!stops, "exit status 126: Exec format error"))
     })
 }
@@ -49,6 +54,9 @@ fn the_line_to_change_is_named() {
          /lib/systemd/system/pcfarm-worker.service:3: SystemCallArchitectures=native"
     );
     assert!(blocked.has_failed() && blocked.advice.contains("32-bit.conf"), "{blocked:?}");
+    let other = told(&["RestrictNamespaces"]);
+    assert!(other.advice.contains("a drop-in with another RestrictNamespaces="), "{other:?}");
+    assert!(!other.advice.contains(".conf"), "no drop-in helps: {other:?}");
     let broken = told(&["*"]);
     assert!(broken.has_failed() && broken.says.contains("also without the unit's rules"), "{broken:?}");
 }
@@ -185,26 +193,163 @@ fn checks_never_run_as_root_because_the_agents_user_is_not_known() {
 fn a_transient_unit_has_the_units_rules_and_shows_no_secret() {
     let unit = unit();
     let rules: Vec<&Rule> = unit.rules.iter().collect();
-    let arguments = arguments(
-        &program("/bin/cat", "[\"--version\"]"),
-        &Account::Ids(User { uid: 991, gid: 990 }),
-        &unit.groups,
-        &rules,
-        "x",
-    );
-    let text = arguments.join(" ");
+    let one = program("/bin/cat", "[\"--version\", \"$HOME\"]");
+    let of_agent = ["SECRET", "USER"].map(|name| (name.to_owned(), "agent's".to_owned()));
+    let environment = Environment::of(&one, &of_agent);
+    let start = Start {
+        account: &Account::Ids(User { uid: 991, gid: 990 }),
+        properties: properties(&unit.groups, &rules, &environment, std::path::Path::new("/run/x.env")),
+        command: command(&one),
+    };
+    let text = start.arguments("x").join(" ");
     for part in [
         "--wait --pipe --quiet",
         "-p User=991 -p Group=990",
         "-p SupplementaryGroups=input",
         "-p SystemCallArchitectures=native -p RestrictNamespaces=yes",
+        "-p EnvironmentFile=/run/x.env -p UnsetEnvironment=USER ",
         "-p RuntimeMaxSec=10 -p TimeoutStopSec=1",
-        "--setenv=SECRET",
-        "-- /bin/cat --version",
+        "-- /bin/cat --version $$HOME",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert!(!text.contains("hidden"), "{text}");
+    assert!(!text.contains("hidden") && !text.contains("SECRET"), "{text}");
+}
+
+/// A program in place of `systemd-run` that does what matters of it: it starts from the manager's environment, reads files of variables,
+/// takes variables away, and refuses `/bin/sh` under device rules that do not allow fuse.
+const SYSTEMD_RUN: &str = r#"#!/bin/sh
+here=$(dirname "$0")
+if [ -z "$MANAGER" ]; then
+    /usr/bin/env >"$here/environment"
+    echo "$*" >>"$here/arguments"
+    exec /usr/bin/env -i MANAGER=1 USER=agent PATH=/usr/bin:/bin "$0" "$@"
+fi
+set -a
+while [ $# -gt 0 ]; do
+    case $1 in
+        --) shift; break ;;
+        -p) shift
+            case $1 in
+                EnvironmentFile=*) files="$files ${1#*=}" ;;
+                Environment=*) eval "${1#*=}" ;;
+                UnsetEnvironment=*) gone="$gone ${1#*=}" ;;
+                DevicePolicy=closed) is_closed=1 ;;
+                DeviceAllow=/dev/fuse*) is_closed= ;;
+            esac ;;
+    esac
+    shift
+done
+for file in $files; do . "$file"; done
+unset $gone
+if [ -n "$is_closed" ] && [ "$1" = /bin/sh ] && [ -n "$FUSE" ]; then echo "/dev/fuse: Operation not permitted"; exit 1; fi
+set +a
+unset files gone here is_closed
+# As systemd does it.
+for argument; do set -- "$@" "$(printf %s "$argument" | /bin/sed 's/[$][$]/$/g')"; shift; done
+exec "$@"
+"#;
+
+/// Programs in place of systemd's.
+struct Stage {
+    dir: tempfile::TempDir,
+    systemd: Systemd,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (name, text) in [("run", SYSTEMD_RUN), ("ctl", "#!/bin/sh\nexit 1\n")] {
+            fs::write(dir.path().join(name), text).expect("written");
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            fs::set_permissions(dir.path().join(name), mode).expect("it is ours");
+        }
+        fs::create_dir(dir.path().join("runtime")).expect("made");
+        let of = |name: &str| dir.path().join(name);
+        let systemd = Systemd { run: of("run"), ctl: of("ctl"), runtime: of("runtime") };
+        Stage { dir, systemd }
+    }
+
+    /// The finding about a program under a unit with these lines.
+    fn finding(&self, unit: &str, program: &Program) -> Finding {
+        let unit = Unit::of(&format!("# /etc/systemd/system/pcfarm-worker.service\n[Service]\n{unit}"));
+        let of_agent = self.systemd.variables(&unit, &Account::Own);
+        check(program, &Account::Own, &Place::Systemd(self.systemd.clone(), unit), &of_agent)
+    }
+
+    fn said(&self, name: &str) -> String {
+        fs::read_to_string(self.dir.path().join(name)).expect("the program has run")
+    }
+}
+
+#[test]
+fn a_check_has_the_variables_that_the_agent_gives_its_program() {
+    let stage = Stage::new();
+    let licence = "Environment=LICENSE=27000@lic\n";
+    let file = stage.dir.path().join("default");
+    fs::write(&file, "LICENSE=28000@lic\n").expect("written");
+    let of_file = format!("EnvironmentFile={}\n", file.display());
+    let passed = "pass_env = [\"LICENSE\"]";
+    for (case, unit, more, test, outcome) in [
+        ("of the unit", licence, passed, "\"$LICENSE\" = 27000@lic", Outcome::Ok),
+        ("of its file", &of_file, passed, "\"$LICENSE\" = 28000@lic", Outcome::Ok),
+        ("not passed on", licence, "", "-z \"$LICENSE\"", Outcome::Ok),
+        ("not passed on, but needed", licence, "", "-n \"$LICENSE\"", Outcome::Failed),
+        ("of no unit", "", passed, "-n \"$LICENSE\"", Outcome::Failed),
+        ("the owner's word, before the file's", &of_file, "env = {LICENSE = \"1@x\"}", "$LICENSE = 1@x", Outcome::Ok),
+        (
+            "of the service, and not of the doctor's shell",
+            "",
+            "pass_env = [\"PATH\"]",
+            "$PATH = /usr/bin:/bin",
+            Outcome::Ok,
+        ),
+        ("of the service alone", "", "", "-z \"$USER\"", Outcome::Ok),
+        ("a time zone", "Environment=TZ=Asia/Tokyo\n", "", "$TZ = Asia/Tokyo", Outcome::Ok),
+        ("a locale", "Environment=LANG=de_DE\n", "", "$LANG$LC_ALL = C.UTF-8C.UTF-8", Outcome::Ok),
+        ("a place", "", "", "$HOME$TMPDIR = /tmp/tmp", Outcome::Ok),
+        ("its own home", "", "env = {HOME = \"/srv\"}", "$HOME = /srv", Outcome::Ok),
+    ] {
+        let found =
+            stage.finding(unit, &program_with("/bin/sh", &format!("[\"-c\", {:?}]", format!("test {test}")), more));
+        assert_eq!(found.outcome, outcome, "{case}: {found:?}");
+    }
+    let broken = Stage::new();
+    fs::write(broken.dir.path().join("run"), "#!/bin/sh\necho no such file >&2\nexit 1\n").expect("written");
+    let found = broken.finding(licence, &program_with("/bin/sh", "[]", passed));
+    assert!(found.outcome == Outcome::Skipped && found.says.contains("variables are not known"), "{found:?}");
+}
+
+#[test]
+fn variables_of_a_program_do_not_act_on_systemd_run() {
+    let stage = Stage::new();
+    let more = "env = {PATH = \"/opt/fluids/bin\", LD_LIBRARY_PATH = \"/opt/conda/lib\", LD_PRELOAD = \"\", DBUS_SYSTEM_BUS_ADDRESS = \
+                \"unix:path=/x\", SECRET = \"a $b 'c'\"}";
+    let test = "test \"$PATH$LD_LIBRARY_PATH\" = /opt/fluids/bin/opt/conda/lib && test \"$SECRET\" = \"a \\$b 'c'\"";
+    let found = stage.finding("", &program_with("/bin/sh", &format!("[\"-c\", {test:?}]"), more));
+    assert_eq!(found.outcome, Outcome::Ok, "{found:?}");
+    let environment = stage.said("environment");
+    for of_program in ["/opt/fluids", "/opt/conda", "DBUS_SYSTEM_BUS_ADDRESS", "SECRET"] {
+        assert!(!environment.contains(of_program), "{of_program}: {environment}");
+        assert!(!stage.said("arguments").replace("$$SECRET", "").contains(&format!("{of_program}=")), "{of_program}");
+    }
+    let left = fs::read_dir(stage.dir.path().join("runtime")).expect("it is there").count();
+    assert_eq!(left, 0, "files of variables are removed");
+}
+
+#[test]
+fn a_drop_in_that_does_not_help_is_not_advised() {
+    let stage = Stage::new();
+    let needs_fuse = program_with("/bin/sh", "[\"-c\", \"true\"]", "env = {FUSE = \"1\"}");
+    let rules = "DevicePolicy=closed\nDeviceAllow=char-input r\nSystemCallArchitectures=native\n";
+    let found = stage.finding(rules, &needs_fuse);
+    assert!(found.has_failed() && found.says.contains("these lines block it: "), "{found:?}");
+    assert!(
+        found.advice.contains("a drop-in with another DeviceAllow=") && !found.advice.contains("gpu.conf"),
+        "{found:?}"
+    );
+    let open = stage.finding(&format!("{rules}DeviceAllow=/dev/fuse rw\n"), &needs_fuse);
+    assert_eq!(open.outcome, Outcome::Ok, "{open:?}");
 }
 
 #[test]

@@ -1,16 +1,24 @@
 //! Checks as transient units of systemd: their arguments, and what became of them.
 
+use std::env;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use super::run::{Ended, run, tail};
-use super::{Account, RUN_LIMIT, Ran, ask_systemd, environment};
+use super::variables::{Environment, EnvironmentFile, Variable, printed};
+use super::{Account, QUESTION_LIMIT, RUN_LIMIT, Ran};
 use crate::doctor::unit::{Line, Rule, Unit};
 use crate::exec::plan::User;
 use crate::exec::settings::Program;
 
 /// Beyond it systemd has not answered.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+
+/// Prints the variables that it has, with a NUL after each.
+const ENV: [&str; 2] = ["/usr/bin/env", "-0"];
 
 /// Reason why a run has no outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,53 +28,140 @@ pub enum NoRun {
     Failed(String),
 }
 
-/// Arguments of `systemd-run` for a check under these rules.
-pub fn arguments(program: &Program, account: &Account, groups: &[Line], rules: &[&Rule], name: &str) -> Vec<String> {
-    // Not collected: a unit that has failed says why.
-    let mut arguments: Vec<String> = ["--wait", "--pipe", "--quiet"].map(str::to_owned).into_iter().collect();
-    arguments.push(format!("--unit={name}"));
-    let mut property = |text: String| arguments.extend(["-p".to_owned(), text]);
-    match account {
-        Account::Own => {}
-        Account::Ids(User { uid, gid }) => {
-            property(format!("User={uid}"));
-            property(format!("Group={gid}"));
-        }
-        Account::Named { user, group } => {
-            property(format!("User={user}"));
-            group.iter().for_each(|group| property(format!("Group={group}")));
-        }
-    }
-    for line in groups.iter().chain(rules.iter().flat_map(|rule| &rule.lines)) {
-        property(line.property());
-    }
-    // These belong to the check: a private place to write to, and its end.
-    property("PrivateTmp=yes".to_owned());
-    property("WorkingDirectory=/tmp".to_owned());
-    property(format!("RuntimeMaxSec={}", RUN_LIMIT.as_secs()));
-    property("TimeoutStopSec=1".to_owned());
-    // By name: values may be secret, and arguments are not.
-    arguments.extend(environment(program).map(|(name, _)| format!("--setenv={name}")));
-    arguments.push("--".to_owned());
-    arguments.push(program.path.display().to_string());
-    arguments.extend(program.check.iter().flatten().cloned());
-    arguments
+/// Programs of systemd, by absolute paths, and the directory for files that it reads.
+#[derive(Clone, Debug)]
+pub struct Systemd {
+    pub run: PathBuf,
+    pub ctl: PathBuf,
+    pub runtime: PathBuf,
 }
 
-pub fn transient(program: &Program, account: &Account, unit: &Unit, rules: &[&Rule]) -> Result<Ran, NoRun> {
-    let name = format!("pcfarm-worker-check-{}-{}.service", std::process::id(), uuid::Uuid::new_v4().simple());
-    let mut command = Command::new("systemd-run");
-    command.args(arguments(program, account, &unit.groups, rules, &name)).envs(environment(program));
-    let ended = run(&mut command, ANSWER_LIMIT, &|| drop(ask_systemd(&["kill", "--signal=KILL", &name])));
-    let ended = ended.map_err(NoRun::Failed)?;
-    if ended.code == Some(0) {
-        return Ok(ended.ran(program));
+impl Systemd {
+    /// By the search path of this process. That of a checked program does not decide what root runs.
+    pub fn find() -> Result<Systemd, String> {
+        let path = env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+        let find = |name: &str| {
+            let mut found = env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
+            found.find(|file| is_executable(file)).ok_or_else(|| format!("{name} is not in the search path"))
+        };
+        Ok(Systemd { run: find("systemd-run")?, ctl: find("systemctl")?, runtime: "/run".into() })
     }
-    let shown = ask_systemd(&["show", "--property=LoadState,Result,ExecMainCode,ExecMainStatus", &name]);
-    let shown = shown.ok().filter(|shown| shown.code == Some(0)).map(|shown| Shown::of(&shown.text));
-    // A unit that has failed stays until then.
-    let _ = ask_systemd(&["reset-failed", &name]);
-    judged(program, ended, shown.as_ref())
+
+    pub fn ask(&self, arguments: &[&str]) -> Result<Ended, String> {
+        let mut systemctl = Command::new(&self.ctl);
+        systemctl.args(arguments).env("LC_ALL", "C");
+        run(systemctl.process_group(0), QUESTION_LIMIT, &|| {})
+    }
+
+    /// Variables of the agent: a unit with its variables prints them.
+    pub fn variables(&self, unit: &Unit, account: &Account) -> Result<Vec<Variable>, String> {
+        let properties = unit.variables.iter().map(Line::property).collect();
+        let (ended, _) = self.start(&Start { account, properties, command: ENV.map(str::to_owned).to_vec() })?;
+        match ended.code {
+            Some(0) => Ok(printed(&ended.out)),
+            _ => Err(format!("{}: {}", ENV[0], ended.says())),
+        }
+    }
+
+    /// Runs the check of a program under these rules.
+    pub fn check(&self, check: &Check<'_>, unit: &Unit, rules: &[&Rule]) -> Result<Ran, NoRun> {
+        let Check { program, account, environment } = check;
+        let variables = EnvironmentFile::write(&self.runtime, &new_name(), &environment.set);
+        let variables = variables.map_err(|error| NoRun::Failed(format!("{}: {error}", self.runtime.display())))?;
+        let start = Start {
+            account,
+            properties: properties(&unit.groups, rules, environment, &variables.path),
+            command: command(program),
+        };
+        let (ended, shown) = self.start(&start).map_err(NoRun::Failed)?;
+        judged(program, ended, shown.as_ref())
+    }
+
+    /// The end of a transient unit, and its state if it failed.
+    fn start(&self, start: &Start<'_>) -> Result<(Ended, Option<Shown>), String> {
+        let name = format!("{}.service", new_name());
+        // Without the variables of the program: they would act on systemd-run.
+        let mut command = Command::new(&self.run);
+        command.args(start.arguments(&name)).env("LC_ALL", "C");
+        let ended = run(&mut command, ANSWER_LIMIT, &|| drop(self.ask(&["kill", "--signal=KILL", &name])))?;
+        if ended.code == Some(0) {
+            return Ok((ended, None));
+        }
+        let shown = self.ask(&["show", "--property=LoadState,Result,ExecMainCode,ExecMainStatus", &name]);
+        let shown = shown.ok().filter(|shown| shown.code == Some(0)).map(|shown| Shown::of(&shown.text));
+        // A unit that has failed stays until then.
+        let _ = self.ask(&["reset-failed", &name]);
+        Ok((ended, shown))
+    }
+}
+
+fn is_executable(file: &Path) -> bool {
+    file.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+fn new_name() -> String {
+    format!("pcfarm-worker-check-{}-{}", std::process::id(), uuid::Uuid::new_v4().simple())
+}
+
+/// A program's check.
+pub struct Check<'a> {
+    pub program: &'a Program,
+    pub account: &'a Account,
+    pub environment: &'a Environment,
+}
+
+/// A transient unit.
+pub struct Start<'a> {
+    pub account: &'a Account,
+    pub properties: Vec<String>,
+    pub command: Vec<String>,
+}
+
+impl Start<'_> {
+    /// Arguments of `systemd-run`.
+    pub fn arguments(&self, name: &str) -> Vec<String> {
+        // Not collected: a unit that has failed says why.
+        let mut arguments: Vec<String> = ["--wait", "--pipe", "--quiet"].map(str::to_owned).into_iter().collect();
+        arguments.push(format!("--unit={name}"));
+        let mut property = |text: String| arguments.extend(["-p".to_owned(), text]);
+        match self.account {
+            Account::Own => {}
+            Account::Ids(User { uid, gid }) => {
+                property(format!("User={uid}"));
+                property(format!("Group={gid}"));
+            }
+            Account::Named { user, group } => {
+                property(format!("User={user}"));
+                group.iter().for_each(|group| property(format!("Group={group}")));
+            }
+        }
+        self.properties.iter().cloned().for_each(&mut property);
+        // These belong to the check: a private place to write to, and its end.
+        property("PrivateTmp=yes".to_owned());
+        property("WorkingDirectory=/tmp".to_owned());
+        property(format!("RuntimeMaxSec={}", RUN_LIMIT.as_secs()));
+        property("TimeoutStopSec=1".to_owned());
+        arguments.push("--".to_owned());
+        arguments.extend(self.command.iter().cloned());
+        arguments
+    }
+}
+
+/// Properties of a check under these rules.
+pub fn properties(groups: &[Line], rules: &[&Rule], environment: &Environment, variables: &Path) -> Vec<String> {
+    let lines = groups.iter().chain(rules.iter().flat_map(|rule| &rule.lines));
+    let mut properties: Vec<String> = lines.map(Line::property).collect();
+    properties.push(format!("EnvironmentFile={}", variables.display()));
+    if !environment.unset.is_empty() {
+        properties.push(format!("UnsetEnvironment={}", environment.unset.join(" ")));
+    }
+    properties
+}
+
+/// The command of a check. systemd replaces `$NAME` in arguments, and the agent does not.
+pub fn command(program: &Program) -> Vec<String> {
+    let arguments = program.check.iter().flatten().map(|argument| argument.replace('$', "$$"));
+    std::iter::once(program.path.display().to_string()).chain(arguments).collect()
 }
 
 /// State of a unit that has failed, as `systemctl show` has it.

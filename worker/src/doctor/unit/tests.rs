@@ -93,7 +93,6 @@ fn every_setting_is_a_rule_that_is_not_the_agents_own() {
         "StateDirectory=x",
         "RuntimeMaxSec=1",
         "StandardOutput=null",
-        "Environment=A=b",
         "X-Own=1",
         "LoadCredential=x",
         "RemoveIPC=yes",
@@ -175,12 +174,31 @@ fn a_run_without_an_outcome_ends_the_search() {
 }
 
 #[test]
-fn advice_names_the_drop_in_and_its_settings() {
-    let unit = Unit::of(CAT);
-    let rule = |name: &str| unit.rules.iter().find(|rule| rule.name == name).expect("it is there");
-    let says = advice(&[rule("SystemCallArchitectures")]);
-    assert!(says.contains("the drop-in 32-bit.conf (SystemCallArchitectures=native x86)"), "{says}");
-    let says = advice(&[rule("RestrictNamespaces"), rule("system calls")]);
-    assert_eq!(says.matches("browser-sandbox.conf").count(), 1, "{says}");
-    assert!(advice(&[rule("MemoryMax")]).contains("a drop-in with another MemoryMax="));
+fn a_drop_in_adds_to_the_unit_or_resets_it() {
+    let unit = Unit::of(&CAT.replace("RestrictNamespaces=user\n", "RestrictNamespaces=user\nBindPaths=/home/%u\n"));
+    let open = unit.with(
+        "# A drop-in.\n[Service]\nRestrictNamespaces=\nRestrictNamespaces=pid\nDeviceAllow=char-drm rw\nBindPaths=/x\n",
+    );
+    let of = |name: &str| open.rules.iter().find(|rule| rule.name == name).map(properties).unwrap_or_default();
+    assert_eq!(of("RestrictNamespaces"), ["RestrictNamespaces=pid"]);
+    assert_eq!(of("devices"), ["DevicePolicy=closed", "DeviceAllow=char-input r", "DeviceAllow=char-drm rw"]);
+    assert_eq!(of("system calls").len(), 3, "other rules stay");
+    assert_eq!((of("BindPaths").len(), &open.untried, &open.groups), (0, &unit.untried, &unit.groups));
+    assert!(open.without(&["devices"]).rules.iter().all(|rule| rule.name != "devices"));
+}
+
+#[test]
+fn variables_of_the_agent_are_no_rules() {
+    let unit = Unit::of(
+        "# /etc/a.service\n[Service]\nEnvironment=OLD=1\nEnvironment=\nEnvironment=LICENSE=27000@lic \"A=b c\"\n\
+         EnvironmentFile=-/etc/default/%N\nPassEnvironment=X\nUnsetEnvironment=Y\n",
+    );
+    assert_eq!(unit.rules, []);
+    let expected = [
+        "Environment=LICENSE=27000@lic \"A=b c\"",
+        "EnvironmentFile=-/etc/default/pcfarm-worker",
+        "PassEnvironment=X",
+        "UnsetEnvironment=Y",
+    ];
+    assert_eq!(unit.variables.iter().map(Line::property).collect::<Vec<_>>(), expected);
 }
