@@ -55,9 +55,10 @@ fn workstations(status: &FarmStatus) -> String {
     let states = [
         (status.workstations_processing, "processing"),
         (status.workstations_waiting, "waiting"),
-        (status.workstations_suspended, "suspended (their people are back)"),
-        (status.workstations_cannot_tell, "cannot tell whether their people are there"),
+        (status.workstations_suspended, "suspended (by a person or a rule)"),
+        (status.workstations_cannot_tell, "cannot tell whether a person is present"),
         (status.workstations_draining, "draining"),
+        (status.workstations_lost, "lost"),
         (status.workstations_offline, "offline"),
         (status.workstations_dead, "dead"),
     ];
@@ -111,6 +112,7 @@ struct StatusJson<'a> {
     workstations_offline: i64,
     workstations_dead: i64,
     workstations_cannot_tell: i64,
+    workstations_lost: i64,
     workstations_unheard: i64,
     workstations_without_work: i64,
     cores: i64,
@@ -144,6 +146,7 @@ fn json(status: &FarmStatus) -> StatusJson<'_> {
         workstations_offline: status.workstations_offline,
         workstations_dead: status.workstations_dead,
         workstations_cannot_tell: status.workstations_cannot_tell,
+        workstations_lost: status.workstations_lost,
         workstations_unheard: status.workstations_unheard,
         workstations_without_work: status.workstations_without_work,
         cores: status.cores,
@@ -165,5 +168,30 @@ fn server_json(server: &ServerStatus) -> ServerJson<'_> {
         started_at: text::rfc3339(server.started_at.as_ref()),
         heard_at: text::rfc3339(server.heard_at.as_ref()),
         live: server.live,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workstations_are_counted_once_each_by_what_keeps_them_from_work() {
+        let status = FarmStatus {
+            workstations_processing: 1_200,
+            workstations_suspended: 3,
+            workstations_cannot_tell: 2,
+            workstations_lost: 1,
+            workstations_offline: 4,
+            workstations_unheard: 1,
+            cores: 9_600,
+            ..FarmStatus::default()
+        };
+        assert_eq!(
+            workstations(&status),
+            "1,200 processing, 3 suspended (by a person or a rule), 2 cannot tell whether a person is present, 1 lost, 4 offline; \
+             9,600 cores; 1 not heard now"
+        );
+        assert_eq!(workstations(&FarmStatus::default()), "none has connected yet");
     }
 }

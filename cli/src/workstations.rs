@@ -245,11 +245,10 @@ fn why(one: &Workstation) -> String {
     }
     match holds(&one.holds) {
         None => {}
-        // A lost connection may stand before it.
-        Some(held) if one.reason.ends_with(CRUNCHES) => {
-            why[0] = one.reason.replace(CRUNCHES, &format!("crunches {held}"))
-        }
-        Some(held) => why.push(format!("holds {held}")),
+        Some(held) => match told_of_holding(&one.reason) {
+            Some((before, verb)) => why[0] = format!("{before}{verb} {held}"),
+            None => why.push(format!("holds {held}")),
+        },
     }
     if one.idle_days > 0 {
         why.push(format!("has not worked on {} on which it could have", text::counted(one.idle_days.into(), "day")));
@@ -269,8 +268,14 @@ fn since(one: &Workstation, now: &Zoned) -> String {
     format!(" at {}", since.strftime(format))
 }
 
-/// What a server says where an agent says nothing.
-const CRUNCHES: &str = "crunches what it holds";
+/// A server's words for a workstation that holds something, where its agent gives no reason: the verb and the rest. Silence of the agent
+/// may be told before them.
+const HOLDING: [(&str, &str); 2] = [("crunches", " what it holds"), ("holds", " what it had")];
+
+/// Splits a reason that ends with a server's words: the words before, and the verb.
+fn told_of_holding(reason: &str) -> Option<(&str, &'static str)> {
+    HOLDING.iter().find_map(|(verb, rest)| Some((reason.strip_suffix(rest)?.strip_suffix(verb)?, *verb)))
+}
 
 /// `200 of job 7`, and how many jobs more.
 fn holds(held: &[WorkstationCheckout]) -> Option<String> {
@@ -299,6 +304,7 @@ fn state(workstation: &Workstation) -> &'static str {
         WorkstationState::Processing => "processing",
         WorkstationState::Suspended => "suspended",
         WorkstationState::Draining => "draining",
+        WorkstationState::Lost => "lost",
         WorkstationState::Offline => "offline",
         WorkstationState::Dead => "dead",
     }
@@ -505,12 +511,24 @@ mod tests {
     fn what_is_held_is_told_by_job() {
         let cases = [
             ("no work for it", "", vec![], "no work for it"),
-            (CRUNCHES, "", vec![held(7, 1_000), held(7, 500)], "crunches 1,500 of job 7"),
+            ("crunches what it holds", "", vec![held(7, 1_000), held(7, 500)], "crunches 1,500 of job 7"),
             (
-                "connection lost 12 s ago; crunches what it holds",
+                "connection lost 12 s ago; holds what it had",
                 "",
                 vec![held(7, 2)],
-                "connection lost 12 s ago; crunches 2 of job 7",
+                "connection lost 12 s ago; holds 2 of job 7",
+            ),
+            (
+                "last heard 12 s ago; holds what it had",
+                "",
+                vec![held(7, 2), held(8, 2)],
+                "last heard 12 s ago; holds 2 of job 7, +1",
+            ),
+            (
+                "connection lost 12 s ago; was draining: new memory",
+                "",
+                vec![held(7, 2)],
+                "connection lost 12 s ago; was draining: new memory; holds 2 of job 7",
             ),
             (
                 "waits for a licence",

@@ -40,7 +40,7 @@ fn describe() {
     describe_gauge!("pcfarm_jobs_late", "Open jobs whose deadline has passed");
     describe_gauge!("pcfarm_lateness_seconds_max", Unit::Seconds, "By how much the latest open job is late");
     describe_gauge!("pcfarm_workstations", "Workstations, by state");
-    describe_gauge!("pcfarm_cores", "Cores of workstations that are neither offline nor dead");
+    describe_gauge!("pcfarm_cores", "Cores of workstations that are neither lost nor offline nor dead");
     describe_gauge!("pcfarm_connected_workstations", "Workstations connected to this server");
     describe_gauge!("pcfarm_database_connections", "Connections of this server's pool, by state");
     describe_counter!("pcfarm_checkouts_total", "Checkouts handed out by this server");
@@ -116,6 +116,7 @@ async fn look(of: &Farm) -> anyhow::Result<()> {
         ("suspended", status.workstations_suspended),
         ("draining", status.workstations_draining),
         ("cannot_tell", status.workstations_cannot_tell),
+        ("lost", status.workstations_lost),
         ("offline", status.workstations_offline),
         ("dead", status.workstations_dead),
     ] {

@@ -367,7 +367,7 @@ create table pcfarm.workstation (
     silent_since   timestamptz,
     -- Its connection has ended, and was not only silent.
     disconnected   boolean not null default false,
-    -- Time since which no source tells its agent whether its person is present; null: a source does, or the agent has not said.
+    -- Time since which its agent cannot tell whether a person is present; null: it can, or has not said.
     cannot_tell_since timestamptz,
     -- The event about it was written.
     cannot_tell_told  boolean not null default false,

@@ -346,7 +346,7 @@ begin
         perform pcfarm.set_signal('idle_share', coalesce(avg(case when w.state = 'waiting' and not exists (
                 select from pcfarm.checkout c where c.workstation_id = w.workstation_id and c.ended_at is null)
             then 1.0 else 0.0 end), 0), '30 seconds')
-        from pcfarm.workstation w where w.state not in ('offline', 'dead');
+        from pcfarm.workstation w where w.state not in ('offline', 'dead') and not w.disconnected;
     end if;
     if wanted && array['database_load', 'database_free_memory'] then
         begin

@@ -506,7 +506,8 @@ returns jsonb language sql stable as $$
                 select l.job_id::text as job_id, l.name, l.outcome as state from late l order by l.job_id limit 10) t),
         'workstations_cloned', (select count(*) from event e where e.what = 'workstation cloned'),
         'workstations_cannot_tell', (
-            select count(*) from pcfarm.workstation w where w.state = 'suspended' and w.idle_source = 'none'),
+            select count(*) from pcfarm.workstation w where w.state = 'suspended' and w.idle_source = 'none'
+                and not w.disconnected),
         'workstations_without_work', (
             select count(*) from pcfarm.workstation_record r join pcfarm.workstation w using (workstation_id)
             where r.told and w.state not in ('offline', 'dead')),

@@ -26,18 +26,23 @@ comment on view pcfarm.in_progress is
 
 create view pcfarm.workstation_status as
 select w.workstation_id, w.hostname,
-    case when w.state in ('offline', 'dead') or p.present then
+    case when p.lost then 'lost' when w.state in ('offline', 'dead') or p.present then
         case when w.state = 'waiting' and h.checkouts > 0 then 'processing' else w.state end else 'offline' end as state,
-    greatest(w.since, case when w.state = 'waiting' then h.oldest end) as since,
-    -- A lost connection is shown at once. The lease still decides what becomes of the work.
+    case when p.lost then w.silent_since else greatest(w.since, case when w.state = 'waiting' then h.oldest end) end as since,
+    -- A lost connection is shown at once, as a state of this view alone. The table keeps its state: the lease decides what becomes of the
+    -- work.
     concat_ws('; ', case when not p.present then null
             when w.silent_since is not null then format('%s %s s ago', case when w.disconnected then 'connection lost' else 'last heard' end,
                 greatest(0, floor(extract(epoch from clock_timestamp() - w.silent_since)))::bigint)
             when s.heard_at < clock_timestamp() - interval '10 seconds' then format('its server was last heard %s s ago',
                 floor(extract(epoch from clock_timestamp() - s.heard_at))::bigint) end,
-        case when w.state = 'waiting' and h.checkouts > 0 then coalesce(nullif(w.reason, ''), 'crunches what it holds')
+        case when p.lost and h.checkouts > 0 and w.state = 'waiting' then 'holds what it had'
+            when w.state = 'waiting' and h.checkouts > 0 then
+                coalesce(nullif(w.reason, ''), case when w.silent_since is null then 'crunches what it holds' else 'holds what it had' end)
             when w.state = 'waiting' and w.silent_since is not null then 'dead when the lease is over'
-            when w.state = 'waiting' then 'no work for it' else nullif(w.reason, '') end) as reason,
+            when w.state = 'waiting' then 'no work for it'
+            when p.lost and w.reason <> '' then format('was %s: %s', w.state, w.reason)
+            else nullif(w.reason, '') end) as reason,
     h.job_ids, h.batch_orders, coalesce(h.checkouts, 0) as checkouts, coalesce(h.problems, 0) as problems,
     w.cores, w.memory_bytes, w.system, w.system_name, w.arch, w.gpus, w.programs, w.agent_version, w.controllers, w.labels, z.selection, w.registered_at, w.connected_at,
     coalesce(w.silent_since, s.heard_at) as last_heard, w.server_id, s.name as server_name,
@@ -45,12 +50,14 @@ select w.workstation_id, w.hostname,
     v.job_type as speed_job_type, v.problems_per_second, v.measured_at as speed_measured_at,
     w.yields, w.yield_p50_ms, w.yield_p99_ms, w.presence, r.wanted as presence_wanted,
     w.asleep, w.wake_card is not null as can_be_woken, w.woken_at,
-    p.present and w.silent_since is not null as unheard, p.present and w.silent_since is not null and w.disconnected as connection_lost,
-    p.present and w.state = 'suspended' and w.idle_source = 'none' as cannot_tell, w.cannot_tell_since,
+    p.present and w.silent_since is not null as unheard, p.lost as connection_lost,
+    p.present and not p.lost and w.state = 'suspended' and w.idle_source = 'none' as cannot_tell, w.cannot_tell_since,
     k.worked_at, p.present and coalesce(k.told, false) as without_work, case when k.told then k.idle_days else 0 end as idle_days
 from pcfarm.workstation w
 -- One that sleeps is offline as soon as it is silent.
-cross join lateral (select w.state not in ('offline', 'dead') and not (w.asleep and w.silent_since is not null) as present) p
+cross join lateral (
+    select n.present, n.present and w.silent_since is not null and w.disconnected as lost
+    from (select w.state not in ('offline', 'dead') and not (w.asleep and w.silent_since is not null) as present) n) p
 left join pcfarm.workstation_record k on k.workstation_id = w.workstation_id
 left join pcfarm.workstation_speed v on v.workstation_id = w.workstation_id
 left join pcfarm.server s on s.server_id = w.server_id
@@ -63,7 +70,8 @@ left join lateral (
     from pcfarm.checkout c
     where c.workstation_id = w.workstation_id and c.ended_at is null) h on true;
 comment on view pcfarm.workstation_status is
-    'What each workstation is doing, since when and why; batch_orders reads job:first..last.';
+    'What each workstation is doing, since when and why; batch_orders reads job:first..last. State lost: its connection has '
+    'ended without a goodbye, and its lease runs.';
 
 create view pcfarm.job_progress as
 select j.job_id, j.name, j.title, j.job_type, j.owner, j.state, j.priority, j.deadline, j.created_at, j.opened_at, j.ended_at,

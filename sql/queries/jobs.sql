@@ -15,6 +15,8 @@ able as (
     from (select distinct o.controller, o.requirement from of_page o) k
     join pcfarm.workstation_facts w on w.state not in ('offline', 'dead') and k.controller = any (w.controllers)
         and (k.requirement = '[]' or pcfarm.meets(k.requirement, w))
+    -- A workstation whose connection is lost is not connected, though its lease runs.
+    join pcfarm.workstation c on c.workstation_id = w.workstation_id and not c.disconnected
     group by k.controller, k.requirement),
 nowhere as materialized (
     select w.job_id, array_agg(case when w.job_type <> j.job_type then format('of job type %s, ', w.job_type) else '' end || r.reason) as reasons

@@ -20,17 +20,20 @@ pub enum WorkstationState {
     Processing,
     Suspended,
     Draining,
+    /// Its connection has ended without a goodbye, and its lease runs.
+    Lost,
     Offline,
     Dead,
 }
 
 impl WorkstationState {
-    /// The view makes these six.
+    /// By the view's word for it.
     fn of_row(text: &str) -> WorkstationState {
         match text {
             "processing" => WorkstationState::Processing,
             "suspended" => WorkstationState::Suspended,
             "draining" => WorkstationState::Draining,
+            "lost" => WorkstationState::Lost,
             "offline" => WorkstationState::Offline,
             "dead" => WorkstationState::Dead,
             _ => WorkstationState::Waiting,
@@ -75,7 +78,7 @@ pub struct Workstation {
     pub can_be_woken: bool,
     /// When the farm began to wake it last.
     pub woken_at: Option<SystemTime>,
-    /// No source tells its agent whether its person is present.
+    /// Its agent cannot tell whether a person is present.
     pub cannot_tell: bool,
     /// Its last accepted result, to the hour.
     pub worked_at: Option<SystemTime>,
@@ -285,6 +288,7 @@ fn usual_reason(state: WorkstationState) -> &'static str {
         WorkstationState::Processing => "crunches what it holds",
         WorkstationState::Suspended => "its agent does not work now and did not say why",
         WorkstationState::Draining => "finishes what it holds and takes no more",
+        WorkstationState::Lost => "connection lost",
         WorkstationState::Offline => "stopped in good order",
         WorkstationState::Dead => "not heard of for the lease",
     }
@@ -302,10 +306,12 @@ pub struct Status {
     pub workstations_dead: i64,
     /// Not among the suspended.
     pub workstations_cannot_tell: i64,
-    /// Their leases run. Counted in their states as well, as are the following.
+    /// Their connections are lost, and their leases run.
+    pub workstations_lost: i64,
+    /// Their connections stand, and nothing is heard on them. Counted in their states as well, as are the following.
     pub workstations_unheard: i64,
     pub workstations_without_work: i64,
-    /// Cores of workstations that are neither offline nor dead.
+    /// Cores of workstations that are neither lost nor offline nor dead.
     pub cores: i64,
     pub jobs_loading: i64,
     pub jobs_open: i64,
@@ -339,6 +345,7 @@ pub async fn status(client: &ClientWrapper, pulse_limit: Duration) -> Result<Sta
         workstations_offline: counts.try_get("workstations_offline")?,
         workstations_dead: counts.try_get("workstations_dead")?,
         workstations_cannot_tell: counts.try_get("workstations_cannot_tell")?,
+        workstations_lost: counts.try_get("workstations_lost")?,
         workstations_unheard: counts.try_get("workstations_unheard")?,
         workstations_without_work: counts.try_get("workstations_without_work")?,
         cores: counts.try_get("cores")?,
@@ -449,6 +456,15 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
             };
             reasons.push(format!("It has been asleep for {since}, as it said: {reason}. {wakes}"));
         }
+        WorkstationState::Lost => {
+            reasons.push(format!(
+                "It has been lost for {since}: {reason}. What it holds stays its own until the lease is over: then it is dead, and the \
+                 work comes back. It works again when its agent connects: is the PC on, does pcfarm-worker run, does it reach a server?"
+            ));
+            if prospects.drain {
+                reasons.push(format!("It is drained as well: `pcfarm undrain {id}` lets it take work again."));
+            }
+        }
         WorkstationState::Dead => reasons.push(format!(
             "It has been dead for {since}: {reason}. What it held is back on the queue. It works again when its agent \
              connects: is the PC on, does pcfarm-worker run, does it reach a server?"
@@ -482,7 +498,7 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
     reasons.extend(prospects.notes.iter().map(|note| format!("Its agent notes: {note}.")));
     if workstation.cannot_tell {
         reasons.push(
-            "No source tells its agent whether a person is present, so it never works: `pcfarm-worker doctor` on the PC names \
+            "Its agent cannot tell whether a person is present, so it does not work: `pcfarm-worker doctor` on the PC names \
              what is missing."
                 .to_owned(),
         );
@@ -493,7 +509,9 @@ fn explain(workstation: &Workstation, prospects: &Prospects, now: SystemTime) ->
             counted(i64::from(workstation.idle_days), "day")
         ));
     }
-    if prospects.silent && !matches!(workstation.state, WorkstationState::Offline | WorkstationState::Dead) {
+    if prospects.silent
+        && !matches!(workstation.state, WorkstationState::Lost | WorkstationState::Offline | WorkstationState::Dead)
+    {
         reasons.push(
             "Its server does not hear it: it gets nothing until it is heard again, and is dead when the lease is over."
                 .to_owned(),
@@ -606,6 +624,8 @@ mod tests {
             (WorkstationState::Dead, 0, none(), "dead for 90 s: because"),
             (WorkstationState::Offline, 0, none(), "offline for 90 s: because"),
             (WorkstationState::Suspended, 0, none(), "suspended for 90 s: because"),
+            (WorkstationState::Lost, 2, Prospects { silent: true, ..none() }, "lost for 90 s: because. What it holds"),
+            (WorkstationState::Lost, 0, Prospects { drain: true, ..none() }, "`pcfarm undrain 4`"),
             (WorkstationState::Draining, 1, Prospects { drain: true, ..none() }, "`pcfarm undrain 4`"),
             (WorkstationState::Processing, 2, none(), "40 problems in 2 checkouts"),
             (WorkstationState::Processing, 2, none(), "holds up some of its work: because."),

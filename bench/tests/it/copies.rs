@@ -310,16 +310,28 @@ async fn a_lost_connection_is_shown_at_once_and_the_lease_decides() {
     let job = farm.submit_sleeps("digest", 400, 100, 10).await;
     farm.finished(job, 2, SOON).await;
     killed.kill();
-    is(&farm, "killed", "state = 'processing' and connection_lost and reason like 'connection lost % s ago; %'").await;
+    is(
+        &farm,
+        "killed",
+        "state = 'lost' and connection_lost and reason like 'connection lost % s ago; holds what it had'",
+    )
+    .await;
+    let waiting = "select count(*) from pcfarm.workstation where state = 'waiting'";
+    assert_eq!(farm.number(waiting).await, 1, "the lease is not over");
     assert_eq!(farm.number("select count(*) from pcfarm.event where what = 'workstation dead'").await, 0);
     let shown = said(&farm, &server, &["workstations"]);
-    assert!(shown.contains("connection lost"), "{shown}");
+    assert!(shown.contains(" lost ") && shown.contains("connection lost") && !shown.contains("crunches"), "{shown}");
+    let listed: Value = serde_json::from_str(&said(&farm, &server, &["workstations", "-o", "json"])).expect("JSON");
+    assert_eq!(listed["workstations"][0]["state"], json!("lost"), "{listed}");
+    let explained = said(&farm, &server, &["explain", "workstation", "killed"]);
+    assert!(explained.contains("It has been lost for ") && !explained.contains("handed out within"), "{explained}");
     let status: Value = serde_json::from_str(&said(&farm, &server, &["status", "-o", "json"])).expect("JSON");
     assert_eq!(
-        (&status["workstations_unheard"], &status["workstations_processing"]),
-        (&json!(1), &json!(1)),
+        (&status["workstations_lost"], &status["workstations_processing"], &status["cores"]),
+        (&json!(1), &json!(0), &json!(0)),
         "{status}"
     );
+    assert!(said(&farm, &server, &["status"]).contains("1 lost; 0 cores"));
     killed.start();
     is(&farm, "killed", "not connection_lost and not unheard").await;
 }

@@ -393,6 +393,7 @@ fn stored_state(state: WorkstationState) -> &'static str {
         WorkstationState::Unspecified
         | WorkstationState::Waiting
         | WorkstationState::Processing
+        | WorkstationState::Lost
         | WorkstationState::Offline
         | WorkstationState::Dead => "waiting",
     }

@@ -280,6 +280,7 @@ fn message(status: farm::Status, mut warnings: Vec<String>) -> FarmStatus {
         workstations_dead: status.workstations_dead,
         workstations_offline: status.workstations_offline,
         workstations_cannot_tell: status.workstations_cannot_tell,
+        workstations_lost: status.workstations_lost,
         workstations_unheard: status.workstations_unheard,
         workstations_without_work: status.workstations_without_work,
         cores: status.cores,

@@ -404,6 +404,7 @@ fn state(state: farm::WorkstationState) -> WorkstationState {
         farm::WorkstationState::Processing => WorkstationState::Processing,
         farm::WorkstationState::Suspended => WorkstationState::Suspended,
         farm::WorkstationState::Draining => WorkstationState::Draining,
+        farm::WorkstationState::Lost => WorkstationState::Lost,
         farm::WorkstationState::Offline => WorkstationState::Offline,
         farm::WorkstationState::Dead => WorkstationState::Dead,
     }

@@ -454,7 +454,9 @@ shown! {
         workstations_offline: i64,
         /// Their agents cannot tell whether a person is present; not among the suspended
         workstations_cannot_tell: i64,
-        /// Not heard, while their leases run; in their states as well
+        /// Their connections have ended without a goodbye, and their leases run; in no other state
+        workstations_lost: i64,
+        /// Their connections stand, and nothing is heard on them; in their states as well
         workstations_unheard: i64,
         /// They have not worked for long, though they could have; in their states as well
         workstations_without_work: i64,
@@ -525,7 +527,7 @@ shown! {
 pub struct Workstation {
     pub workstation_id: Id,
     pub hostname: String,
-    /// waiting, processing, suspended, draining, offline or dead
+    /// waiting, processing, suspended, draining, lost, offline or dead
     pub state: String,
     pub since: Option<Time>,
     pub reason: String,
@@ -571,7 +573,7 @@ pub struct Workstation {
     pub can_be_woken: bool,
     /// When the farm began to wake it last
     pub woken: Option<Time>,
-    /// No source tells its agent whether its person is present, so that it does not work
+    /// Its agent cannot tell whether a person is present, so it does not work
     pub cannot_tell: bool,
     /// Its last accepted result, to the hour
     pub worked: Option<Time>,

@@ -265,20 +265,44 @@ async fn a_lost_connection_is_shown_and_a_silent_one_is_told_apart() {
         presence::mark_silent(&client, &[(WorkstationId(workstation), 1, 12.0)], ended).await.expect("marked");
     }
     let one = shown(&queue, WorkstationId(1)).await;
-    assert_eq!(one.state, WorkstationState::Processing);
-    assert!(
-        one.reason.starts_with("connection lost 12 s ago; crunches") || one.reason.starts_with("connection lost 13 s"),
-        "{}",
-        one.reason
-    );
-    assert!(shown(&queue, WorkstationId(2)).await.reason.starts_with("last heard 1"), "it may be heard again");
+    assert_eq!(one.state, WorkstationState::Lost);
+    let told = one.reason.strip_prefix("connection lost 1").and_then(|told| told.split_once(" s ago; "));
+    assert_eq!(told.map(|(_, holds)| holds), Some("holds what it had"), "{}", one.reason);
+    let silent_for = one.since.elapsed().expect("it was silent before");
+    assert!(silent_for >= Duration::from_secs(12), "since the connection was lost: {silent_for:?}");
+    let silent = shown(&queue, WorkstationId(2)).await;
+    assert_eq!(silent.state, WorkstationState::Waiting);
+    assert!(silent.reason.starts_with("last heard 1"), "it may be heard again");
+    let counts = async || {
+        let status = farm::status(&client, Duration::from_secs(60)).await.expect("read");
+        let apart = (status.workstations_lost, status.workstations_unheard);
+        (apart, (status.workstations_waiting, status.workstations_processing), status.cores)
+    };
+    assert_eq!(counts().await, ((1, 1), (2, 0), 16));
     // The end of a connection that was silent before.
     presence::mark_silent(&client, &[(WorkstationId(2), 1, 0.0)], true).await.expect("marked");
-    assert!(shown(&queue, WorkstationId(2)).await.reason.starts_with("connection lost 1"));
-    let status = farm::status(&client, Duration::from_secs(60)).await.expect("read");
-    assert_eq!((status.workstations_unheard, status.workstations_offline, status.workstations_dead), (2, 0, 0));
+    let two = shown(&queue, WorkstationId(2)).await;
+    assert_eq!(two.state, WorkstationState::Lost);
+    assert!(two.reason.starts_with("connection lost 1") && two.reason.ends_with("dead when the lease is over"));
+    assert_eq!(counts().await, ((2, 0), (1, 0), 8));
+    let able = pcfarm_sql::jobs::get(&client, job).await.expect("read").expect("it is there").able;
+    assert_eq!((able.connected, able.idle), (1, 1), "reasons of jobs count it out, too");
+    assert_eq!(
+        queue.text("select string_agg(state, ',') from pcfarm.workstation where workstation_id <= 2").await,
+        "waiting,waiting",
+        "the lease is not over"
+    );
     presence::mark_heard(&client, &[(WorkstationId(2), 1)]).await.expect("marked");
     assert_eq!(shown(&queue, WorkstationId(2)).await.reason, "no work for it");
+    assert_eq!(counts().await, ((1, 0), (2, 0), 16));
+    // A suspended workstation that is lost is counted as lost alone.
+    let suspended = "update pcfarm.workstation set state = 'suspended', reason = 'no answer', idle_source = 'none' where workstation_id = 1";
+    queue.run(suspended).await;
+    let one = shown(&queue, WorkstationId(1)).await;
+    assert!(one.state == WorkstationState::Lost && !one.cannot_tell, "{one:?}");
+    assert!(one.reason.ends_with(" s ago; was suspended: no answer"), "{}", one.reason);
+    let status = farm::status(&client, Duration::from_secs(60)).await.expect("read");
+    assert_eq!((status.workstations_suspended, status.workstations_cannot_tell, status.workstations_lost), (0, 0, 1));
 }
 
 async fn looks(queue: &Queue) -> (i64, i64) {
