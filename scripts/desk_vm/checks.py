@@ -81,12 +81,13 @@ def session(desk, unit, kind):
 
 
 def frozen_helper_counts_as_unknown(desk):
-    """A helper that freezes stops the work within 10 s, and `explain` names it."""
+    """A helper that freezes stops the work within 10 s, `explain` names it, and the farm counts the agent as one that cannot tell."""
     desk.wait_works()
     desk.machine.ssh("pkill -STOP -u ada -f '[p]cfarm-worker session'")
     try:
         desk.wait_rests(60)
         desk.wait(lambda: "has not answered since" in desk.machine.out("pcfarm-worker explain"), "explain names the silent helper")
+        desk.wait(lambda: any(w["hostname"] == "desk" and w["cannot_tell"] for w in desk.farm.workstations()), "the farm says that it cannot tell")
     finally:
         desk.machine.ssh("pkill -CONT -u ada -f '[p]cfarm-worker session'")
     desk.wait_works()
