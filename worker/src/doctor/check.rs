@@ -32,8 +32,10 @@ use crate::settings::Settings;
 const RUN_LIMIT: Duration = Duration::from_secs(10);
 /// One question to systemd.
 const QUESTION_LIMIT: Duration = Duration::from_secs(10);
-/// All runs of one program's check.
+/// All runs that find the lines that block one program's check.
 const SEARCH_LIMIT: Duration = Duration::from_secs(120);
+/// All runs that try drop-ins for it.
+const TRIAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Outcome of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +120,7 @@ fn place() -> Place {
         Err(why) => return Place::Here(why),
     };
     match systemd.ask(&["cat", "--no-pager", system::UNIT]) {
-        Ok(Ended { code: Some(0), text, .. }) => Place::Systemd(systemd, Unit::of(&text)),
+        Ok(Ended { code: Some(0), out, .. }) => Place::Systemd(systemd, Unit::of(&out)),
         Ok(Ended { over: true, .. }) => {
             Place::Here(format!("systemctl has not answered within {} s", QUESTION_LIMIT.as_secs()))
         }
@@ -186,17 +188,17 @@ fn search<'a>(unit: &'a Unit, run: &mut impl FnMut(&Unit, &[&Rule]) -> Result<Ra
         return Ok(Found::Broken(outside));
     }
     let until = Instant::now() + SEARCH_LIMIT;
-    let mut passes = |unit: &Unit, rules: &[&Rule]| {
+    let blockers = unit::blockers(&unit.rules, &mut |rules| {
         if Instant::now() > until {
             let why = format!("the lines that block it were not found within {} s", SEARCH_LIMIT.as_secs());
             return Err(NoRun::Failed(why));
         }
         run(unit, rules).map(|ran| ran.passed)
-    };
-    let blockers = unit::blockers(&unit.rules, &mut |rules| passes(unit, rules))?;
+    })?;
     // A drop-in that was not tried, for its time or for a setting that no transient unit takes, is not advised.
+    let until = Instant::now() + TRIAL_LIMIT;
     let opening = drop_ins::opening(unit, &blockers, &mut |open| {
-        passes(open, &open.rules.iter().collect::<Vec<_>>()).unwrap_or(false)
+        Instant::now() <= until && run(open, &open.rules.iter().collect::<Vec<_>>()).is_ok_and(|ran| ran.passed)
     });
     Ok(Found::Blocked(inside, blockers, opening))
 }

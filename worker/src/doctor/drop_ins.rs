@@ -73,7 +73,7 @@ pub fn opening<'a>(unit: &Unit, blockers: &[&'a Rule], passes: &mut impl FnMut(&
 fn setting_to_change(rule: &Rule) -> &str {
     let has = |name: &str| rule.lines.iter().any(|line| line.name == name);
     match rule.name.as_str() {
-        // It takes the device nodes away, whatever is allowed.
+        // Device nodes are missing then, so permissions do not help.
         "devices" if has("PrivateDevices") => "PrivateDevices",
         "devices" => "DeviceAllow",
         "system calls" => "SystemCallFilter",

@@ -88,7 +88,7 @@ impl Systemd {
             return Ok((ended, None));
         }
         let shown = self.ask(&["show", "--property=LoadState,Result,ExecMainCode,ExecMainStatus", &name]);
-        let shown = shown.ok().filter(|shown| shown.code == Some(0)).map(|shown| Shown::of(&shown.text));
+        let shown = shown.ok().filter(|shown| shown.code == Some(0)).map(|shown| Shown::of(&shown.out));
         // A unit that has failed stays until then.
         let _ = self.ask(&["reset-failed", &name]);
         Ok((ended, shown))
