@@ -271,7 +271,8 @@ begin
         end if;
         if quota.cpu_seconds is not null then
             select coalesce(sum(s.busy_seconds), 0) into seconds from pcfarm.statistic s
-            where s.hour >= start and s.owner = quota.owner;
+            -- Hours in the future are of a clock that was ahead.
+            where s.hour >= start and s.hour <= clock_timestamp() and s.owner = quota.owner;
             if seconds >= quota.cpu_seconds then
                 raise exception 'user % has used % CPU seconds in this %, and the quota is %', quota.owner, round(seconds),
                         quota.period, quota.cpu_seconds

@@ -146,6 +146,8 @@ begin
         returning w.workstation_id, w.hostname;
 end $$;
 
+-- Times in the future are of a clock that was ahead. Nothing here counts them as lately, or they would count until they come.
+
 -- What has failed within an hour, the newest first, and of which job type it is; without what is not held against its
 -- workstation any more. Reads what failed, and nothing else of what was done.
 create function pcfarm.failed_lately()
@@ -155,6 +157,7 @@ language sql stable as $$
     from (
         select q.failed_on, q.job_id, q.problem_id, q.home_lane, q.message, q.requeued_at from pcfarm.requeued q
         where q.failed_on is not null and q.requeued_at > statement_timestamp() - interval '1 hour'
+            and q.requeued_at <= statement_timestamp()
         order by q.requeued_at desc
         limit 5000) q
     cross join lateral (
@@ -216,7 +219,7 @@ returns table (workstation_id bigint, job_type text) language sql stable as $$
             group by 1, 2
             union all
             select h.workstation_id, h.job_type, 0, sum(h.delivered)
-            from handed_out h, looked_back b where coalesce(h.ended_at >= b.moment, true)
+            from handed_out h, looked_back b where coalesce(h.ended_at >= b.moment and h.ended_at <= statement_timestamp(), true)
             group by 1, 2) t
         group by 1, 2),
     compared as (
@@ -288,12 +291,12 @@ begin
     if not found or exists (
         select from pcfarm.event e
         where e.workstation_id = workstation and e.what = 'workstation cloned' and e.details = note_clone.details
-            and (every is null or e.happened_at > clock_timestamp() - every))
+            and (every is null or e.happened_at > clock_timestamp() - every and e.happened_at <= clock_timestamp()))
         -- An agent that invents copies does not flood events and alerts.
         or (select count(*) from (
             select from pcfarm.event e
             where e.workstation_id = workstation and e.what = 'workstation cloned'
-                and e.happened_at > clock_timestamp() - interval '1 day'
+                and e.happened_at > clock_timestamp() - interval '1 day' and e.happened_at <= clock_timestamp()
             limit 100) e) >= 100
     then
         return false;

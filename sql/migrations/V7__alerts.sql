@@ -438,7 +438,7 @@ begin
 end $$;
 
 -- Writes an alert for each subscription to workstations. `about` is the subject: of one subject and kind there is one alert a
--- day, so that two hundred copies of an image are one message.
+-- day, so that two hundred copies of an image are one message. An alert of a clock that was ahead holds none back.
 create function pcfarm.tell_of_workstations(what text, about text, body jsonb)
 returns void language plpgsql as $$
 begin
@@ -448,7 +448,7 @@ begin
     where s.job_id is null and 'workstations' = any (s.events) and not exists (
         select from pcfarm.alert a
         where a.subscription_id = s.subscription_id and a.what = tell_of_workstations.what and a.body ->> 'about' = about
-            and a.created_at > clock_timestamp() - interval '1 day')
+            and a.created_at > clock_timestamp() - interval '1 day' and a.created_at <= clock_timestamp())
     order by s.subscription_id;
     if found then
         perform pg_notify('pcfarm', 'alert');

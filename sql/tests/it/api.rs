@@ -198,6 +198,23 @@ async fn what_agents_say_that_it_took_is_summed_by_day_and_user() {
     assert!(pcfarm_sql::usage::usage(&client, "2026-01-01", Some("nobody")).await.expect("read").is_empty());
 }
 
+/// Work was accepted while the clock was ahead. It counts when its hour comes, and not each day until then.
+#[tokio::test]
+async fn cpu_seconds_of_hours_in_the_future_are_not_used_yet() {
+    let queue = queue().await;
+    let client = queue.server().await;
+    let me = queue.text("select session_user::text").await;
+    let options = RawJson(r#"{"cpu_seconds": 10}"#.to_owned().into());
+    pcfarm_sql::usage::set_quotas(&client, &[me], "day", &options, "").await.expect("set");
+    let accepted = "insert into pcfarm.statistic (hour, job_type, owner, done, failed, requeued, busy_seconds)
+        select date_trunc('hour', clock_timestamp(), 'UTC') + ahead, 't', session_user, 1, 0, 0, 2000";
+    queue.run(&format!("{accepted} from (values (interval '1 hour'), ('3 years')) v(ahead)")).await;
+    queue.job(1, 1).await;
+    queue.run(&format!("{accepted} from (values (interval '0')) v(ahead)")).await;
+    let load = "select pcfarm.submit('j', 't', 'select ''a'' as key, to_jsonb(1) as payload', 1)";
+    assert_eq!(queue.refused(load).await.0, "53400");
+}
+
 #[tokio::test]
 async fn a_quota_holds_for_loads_that_are_committed() {
     let queue = queue().await;

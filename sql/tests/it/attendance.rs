@@ -167,6 +167,18 @@ async fn a_refusal_spoils_no_other_registration_and_is_news_once() {
     assert!(presence::note_clone(&client, workstation, &details("x"), day).await.expect("noted"), "a day later");
     assert!(!presence::note_clone(&client, workstation, &details("x"), None).await.expect("noted"), "once ever");
     assert_eq!(queue.number("select count(*) from pcfarm.alert where what = 'workstation_cloned'").await, 1);
+    // All of that was told by a clock that was ahead: it holds nothing back.
+    queue
+        .run(
+            "insert into pcfarm.event (what, workstation_id, subject, details)
+             select e.what, e.workstation_id, e.subject, e.details
+             from generate_series(1, 100), (select e.* from pcfarm.event e where e.what = 'workstation cloned' limit 1) e;
+             update pcfarm.event set happened_at = now() + interval '3 years' where what = 'workstation cloned';
+             update pcfarm.alert set created_at = now() + interval '3 years'",
+        )
+        .await;
+    assert!(presence::note_clone(&client, workstation, &details("x"), day).await.expect("noted"));
+    assert_eq!(queue.number("select count(*) from pcfarm.alert where what = 'workstation_cloned'").await, 2);
 }
 
 #[tokio::test]

@@ -284,6 +284,23 @@ async fn who_fails_what_others_solve_is_quarantined_until_it_is_released() {
     queue.check().await;
 }
 
+/// Failures of a clock that was ahead would be held against a workstation again after each release, until their time comes.
+#[tokio::test]
+async fn failures_in_the_future_quarantine_nobody() {
+    let queue = queue().await;
+    queue.run("select pcfarm.set_farm('{\"quarantine_after\": 5}')").await;
+    let client = queue.server().await;
+    let job = queue.job(20, 10).await;
+    turn(&queue, job, false, 1, Err("no such library")).await;
+    queue.run("update pcfarm.requeued set requeued_at = clock_timestamp() + interval '3 years'").await;
+    for _ in 0..10 {
+        turn(&queue, job, true, 2, Ok("1")).await;
+    }
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 0);
+    queue.run("update pcfarm.requeued set requeued_at = clock_timestamp()").await;
+    assert_eq!(fleet::quarantine(&*client).await.expect("looked"), 1);
+}
+
 #[tokio::test]
 async fn what_fails_here_and_there_quarantines_nobody() {
     let queue = queue().await;
