@@ -30,6 +30,8 @@ create table pcfarm.clock (
     stepped_at         timestamptz,
     stepped_to         timestamptz,
     stepped_seconds    double precision not null default 0,
+    -- Sum of the steps since the clock was proven last. Below -5: the clock is probably behind.
+    moved_seconds      double precision not null default 0,
     constraint unproven_for_a_reason check (
         (unproven_since is null) = (num_nonnulls(step_until, difference_until, stored_until) = 0))
 );
@@ -63,6 +65,15 @@ begin
     return pcfarm.clock_is_watched() and coalesce((select c.step_until is null from pcfarm.clock c), false);
 end $$;
 
+-- Returns whether the clock is probably behind: by the steps since it was proven, or because it shows a time before the last look, which
+-- no server has found out yet. A clock that is behind takes right times for times in the future, so it corrects none.
+create function pcfarm.clock_is_behind()
+returns boolean language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return coalesce((
+        select c.moved_seconds < -5 or clock_timestamp() < c.checked_at - interval '5 seconds' from pcfarm.clock c), false);
+end $$;
+
 create function pcfarm.note_clock()
 returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -89,7 +100,7 @@ begin
     end if;
     update pcfarm.clock c set unproven_since = null, step_until = null, difference_until = null, stored_until = null,
         tolerated_seconds = abs(coalesce(c.difference_seconds, 0)) + 60, accepted_newest = greatest(c.accepted_newest, c.newest),
-        accepted_by = pcfarm.acting_user(), accepted_at = clock_timestamp();
+        moved_seconds = 0, accepted_by = pcfarm.acting_user(), accepted_at = clock_timestamp();
 end $$;
 comment on function pcfarm.accept_clock is
     'Says that the database''s clock is right: what is old is removed again. Look at `select now()` first.';
@@ -100,9 +111,11 @@ comment on function pcfarm.accept_clock is
 -- rule for each: no stored start lies in the future, and no wait is longer than the longest that its statement gives. Schedules
 -- are put right by the ticker, which knows their recurrences. Times that say what happened stay as they were written.
 --
--- Each function changes a batch of rows of one table, in the order of its key. It passes over rows that others have locked, so
+-- Each function changes a batch of rows of one table. It passes over rows that others have locked, so
 -- that it neither waits nor takes part in a deadlock. It returns how many rows it has changed: after a whole batch there may be
--- more.
+-- more. It finds rows by an index of open work, because it runs each minute and rows of ended work are many.
+--
+-- None runs while the clock is behind (pcfarm.clock_is_behind).
 
 -- Checkouts: a full time limit from now, if they have one. The index finds live ones, and no ended ones.
 create function pcfarm.put_checkouts_right(batch integer)
@@ -122,41 +135,76 @@ returns bigint language sql as $$
     select count(*) from changed
 $$;
 
--- Failed problems between attempts: no longer than the longest delay of their job type. Problems that were loaded with a time of
--- their own have no message, and keep it. A thorough search looks up the job type of each that waits longer than the shortest
--- delay of all; any other looks at those alone that wait longer than any delay.
+-- Failed problems between attempts: no longer than the delay after that many attempts. Problems of a convoy that depend on each other
+-- wait for the longest delay among them, and keep one time. Problems that were loaded with a time of their own have no message, and
+-- keep it. A thorough search computes the delay of each problem that waits longer than the shortest delay of all job types; any other
+-- looks at those alone that wait longer than any delay.
 create function pcfarm.put_delayed_right(batch integer, thorough boolean)
-returns bigint language sql as $$
-    with bound as materialized (
-        select statement_timestamp() + interval '1 second' + 1.25 * case when thorough then min(t.retry_delay_limit)
-            else max(t.retry_delay_limit) end as due_at
-        from pcfarm.job_type t),
-    locked as materialized (
-        select o.job_id, o.problem_id, t.longest
-        from pcfarm.delayed o
-        cross join lateral (
-            select l.job_type from pcfarm.lane l where l.job_id = o.job_id and l.lane_id = o.home_lane offset 0) l
-        cross join lateral (
-            select t.retry_delay_limit * 1.25 as longest from pcfarm.job_type t where t.name = l.job_type offset 0) t
-        where o.message is not null and o.due_at > (select b.due_at from bound b)
-            and o.due_at > statement_timestamp() + interval '1 second' + t.longest
-        order by o.due_at desc
-        limit batch
-        for update of o skip locked),
-    changed as (
-        update pcfarm.delayed d set due_at = clock_timestamp() + l.longest
-        from locked l where d.job_id = l.job_id and d.problem_id = l.problem_id returning 1)
-    select count(*) from changed
-$$;
+returns bigint language plpgsql as $$
+declare
+    -- One time for all that is corrected together.
+    moment  constant timestamptz := clock_timestamp();
+    least_wait interval;
+    total   bigint := 0;
+    changed bigint;
+    page    bigint;
+    -- Pages go down from the longest wait.
+    below   timestamptz := 'infinity';
+begin
+    select 1.25 * case when thorough then min(least(t.retry_delay, t.retry_delay_limit)) else max(t.retry_delay_limit) end into least_wait
+    from pcfarm.job_type t;
+    loop
+        with far as materialized (
+            select o.job_id, o.problem_id, o.due_at, o.home_lane, o.home_order, o.grouped, o.attempts
+            from pcfarm.delayed o
+            where o.message is not null and o.due_at > moment + interval '1 second' + least_wait and o.due_at < below
+            order by o.due_at desc
+            fetch first batch rows with ties),
+        waiting as materialized (
+            select f.*, max(t.longest) over (
+                partition by f.due_at, f.job_id, f.home_lane, f.home_order, case when f.grouped then 0 else f.problem_id end) as longest
+            from far f
+            cross join lateral (
+                select l.job_type from pcfarm.lane l where l.job_id = f.job_id and l.lane_id = f.home_lane offset 0) l
+            cross join lateral (
+                select 1.25 * least(t.retry_delay_limit, t.retry_delay * power(2, least(greatest(f.attempts, 1) - 1, 20))) as longest
+                from pcfarm.job_type t where t.name = l.job_type offset 0) t),
+        wrong as materialized (
+            select w.* from waiting w where w.due_at > moment + interval '1 second' + w.longest),
+        locked as materialized (
+            select d.job_id, d.problem_id, w.longest
+            from (
+                select w.job_id, w.problem_id, w.longest from wrong w where not w.grouped
+                union all
+                -- Also problems of the convoy that have not failed themselves.
+                select g.job_id, d.problem_id, g.longest
+                from (select distinct w.due_at, w.job_id, w.home_lane, w.home_order, w.longest from wrong w where w.grouped) g
+                cross join lateral (
+                    select d.problem_id from pcfarm.delayed d
+                    where d.due_at = g.due_at and d.job_id = g.job_id and d.home_lane = g.home_lane and d.home_order = g.home_order
+                    offset 0) d) w
+            join pcfarm.delayed d on d.job_id = w.job_id and d.problem_id = w.problem_id
+            for update of d skip locked),
+        corrected as (
+            update pcfarm.delayed d set due_at = moment + l.longest
+            from locked l where d.job_id = l.job_id and d.problem_id = l.problem_id returning 1)
+        select (select count(*) from corrected), count(*), min(f.due_at) into changed, page, below from far f;
+        total := total + changed;
+        exit when total >= batch or page < batch;
+    end loop;
+    return total;
+end $$;
 
--- Back-off of schedules' loads, submissions, alerts and wake-ups.
+-- Back-off of schedules' loads, submissions, alerts and wake-ups. Before the first attempt nothing waits for a time.
 create function pcfarm.put_loads_right(batch integer)
 returns bigint language sql as $$
     with locked as materialized (
         select l.job_id, l.number from pcfarm.schedule_load l
-        where l.loaded_at is null and l.next_attempt_at > statement_timestamp() + interval '10 minutes 1 second'
-            and l.next_attempt_at > statement_timestamp() + l.time_limit + interval '61 seconds'
-        order by l.job_id, l.number
+        where l.loaded_at is null and l.next_attempt_at > statement_timestamp() + interval '1 second'
+            and l.next_attempt_at > statement_timestamp() + interval '1 second' + case when l.attempts = 0 then interval '0'
+                else greatest(l.time_limit + interval '1 minute', least(interval '10 minutes', interval '1 second' * 2 ^ least(l.attempts, 12)))
+                end
+        order by l.next_attempt_at
         limit batch
         for update skip locked),
     changed as (
@@ -165,33 +213,47 @@ returns bigint language sql as $$
     select count(*) from changed
 $$;
 
+-- A server that loads a submission holds it for 15 seconds at a time, and tries again after a minute at most. The age of an unfinished
+-- upload counts, too.
 create function pcfarm.put_submissions_right(batch integer)
 returns bigint language sql as $$
-    with locked as materialized (
+    with far as materialized (
         select s.submission_id from pcfarm.submission s
-        where s.state = 'stored' and s.next_attempt_at > statement_timestamp() + interval '10 minutes 1 second'
-            or s.state = 'receiving' and s.touched_at > statement_timestamp() + interval '1 second'
+        where s.state = 'stored' and s.next_attempt_at > statement_timestamp() + interval '1 second'
+            + case when s.attempts = 0 then interval '0' else interval '1 minute' end),
+    unfinished as materialized (
+        select s.submission_id from pcfarm.submission s
+        where s.state = 'receiving' and s.touched_at > statement_timestamp() + interval '1 second'),
+    locked as materialized (
+        select s.submission_id from pcfarm.submission s
+        where s.submission_id = any (array(select f.submission_id from far f union all select u.submission_id from unfinished u))
+            and s.state in ('stored', 'receiving')
         order by s.submission_id
         limit batch
         for update skip locked),
     changed as (
-        -- The age of an unfinished upload counts, too.
         update pcfarm.submission s set next_attempt_at = least(s.next_attempt_at, clock_timestamp()),
             touched_at = least(s.touched_at, clock_timestamp())
-        where s.submission_id in (select l.submission_id from locked l) returning 1)
+        where s.submission_id = any (array(select l.submission_id from locked l)) returning 1)
     select count(*) from changed
 $$;
 
+-- The server that delivers an alert holds it for 2 minutes. Between attempts the wait doubles from 15 seconds to an hour.
 create function pcfarm.put_alerts_right(batch integer)
 returns bigint language sql as $$
-    with locked as materialized (
-        select a.alert_id from pcfarm.alert a where a.next_attempt_at > statement_timestamp() + interval '75 minutes 1 second'
+    with far as materialized (
+        select a.alert_id from pcfarm.alert a
+        where a.next_attempt_at > statement_timestamp() + interval '1 second' + case when a.attempts = 0 then interval '0'
+            else greatest(interval '2 minutes', 1.25 * least(interval '1 hour', interval '15 seconds' * 2 ^ least(a.attempts - 1, 12))) end),
+    locked as materialized (
+        select a.alert_id from pcfarm.alert a
+        where a.alert_id = any (array(select f.alert_id from far f)) and a.next_attempt_at is not null
         order by a.alert_id
         limit batch
         for update skip locked),
     changed as (
         update pcfarm.alert a set next_attempt_at = clock_timestamp()
-        where a.alert_id in (select l.alert_id from locked l) returning 1)
+        where a.alert_id = any (array(select l.alert_id from locked l)) returning 1)
     select count(*) from changed
 $$;
 
@@ -280,9 +342,12 @@ $$;
 -- Ages of files, which otherwise stay for as long as the clock was ahead.
 create function pcfarm.put_files_right(batch integer)
 returns bigint language sql as $$
-    with locked as materialized (
+    with ahead as materialized (
         select f.file_id from pcfarm.file f
-        where f.touched_at > statement_timestamp() + interval '1 second' and f.touched_at < 'infinity'
+        where f.touched_at > statement_timestamp() + interval '1 second' and f.touched_at < 'infinity'),
+    locked as materialized (
+        select f.file_id from pcfarm.file f
+        where f.file_id = any (array(select a.file_id from ahead a)) and f.touched_at < 'infinity'
         order by f.file_id
         limit batch
         for update skip locked),
@@ -327,11 +392,11 @@ begin
     return jsonb_array_length(ahead);
 end $$;
 
--- Corrects a batch of one part. One server at a time works at a part; another passes over it.
+-- Corrects a batch of one part, unless the clock is behind. One server at a time works at a part; another passes over it.
 create function pcfarm.put_clock_right(part text, batch integer default 1000, thorough boolean default true)
-returns bigint language plpgsql set enable_nestloop = on set enable_seqscan = off set jit = off as $$
+returns bigint language plpgsql set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 begin
-    if not pg_try_advisory_xact_lock(hashtextextended('pcfarm.put_clock_right ' || part, 0)) then
+    if pcfarm.clock_is_behind() or not pg_try_advisory_xact_lock(hashtextextended('pcfarm.put_clock_right ' || part, 0)) then
         return 0;
     end if;
     case part
@@ -358,7 +423,7 @@ begin
     for f in
         select p.oid::regprocedure as signature
         from pg_proc p where p.pronamespace = 'pcfarm'::regnamespace
-            and (p.proname in ('accept_clock', 'clock_is_proven', 'clock_is_watched', 'note_clock', 'time_limits_hold')
+            and (p.proname in ('accept_clock', 'clock_is_behind', 'clock_is_proven', 'clock_is_watched', 'note_clock', 'time_limits_hold')
                 or p.proname ~ '^put_\w+_right$')
     loop
         execute format('revoke all on routine %s from public', f.signature);

@@ -54,8 +54,11 @@ create table pcfarm.schedule_next (
     due_at            timestamptz,
     -- When a server is to look at it: when it is due and its jitter is over. Never before the time of writing.
     wake_at           timestamptz default clock_timestamp(),
+    -- The last due time that a server triggered. No due time up to it is triggered again. Triggers by hand leave it alone.
     last_due_at       timestamptz,
     last_triggered_at timestamptz,
+    -- Due times in the future that a clock that was ahead triggered. They are not triggered again.
+    early             timestamptz[],
     -- Where its last trigger is written down.
     last_tick         bigint
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.2, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
@@ -301,7 +304,9 @@ begin
         set sequence = x.sequence + case when p.postponed then 0 else a.triggers end,
             due_at = case when p.postponed then x.due_at else a.due_at end,
             wake_at = case when p.postponed then moment + interval '250 milliseconds' else a.wake_at end,
-            last_due_at = case when p.postponed or a.triggers = 0 then x.last_due_at else a.last_due_at end,
+            last_due_at = case when p.postponed or a.triggers = 0 or server is null then x.last_due_at else a.last_due_at end,
+            -- Sorted. Kept until the next due time is behind them.
+            early = case when p.postponed or a.due_at is null or x.early[cardinality(x.early)] >= a.due_at then x.early end,
             last_triggered_at = case when p.postponed or a.triggers = 0 then x.last_triggered_at else moment end,
             last_tick = case when p.postponed or a.triggers = 0 then x.last_tick else tick end
         from unnest(ids, seen, counts, last_dues, next_dues, next_wakes)

@@ -24,6 +24,8 @@ pub struct State {
     pub stepped_at: Option<SystemTime>,
     pub stepped_to: Option<SystemTime>,
     pub stepped_seconds: f64,
+    /// Sum of the steps since the clock was proven last.
+    pub moved_seconds: f64,
 }
 
 impl State {
@@ -74,11 +76,12 @@ fn state(row: &Row) -> Result<State, Error> {
         stepped_at: row.try_get("stepped_at")?,
         stepped_to: row.try_get("stepped_to")?,
         stepped_seconds: row.try_get("stepped_seconds")?,
+        moved_seconds: row.try_get("moved_seconds")?,
     })
 }
 
-/// Writes the state and the time of the look.
-pub async fn set(client: &impl Queries, state: &State) -> Result<(), Error> {
+/// Writes the state and the time of the look, which is the time that the state was decided by.
+pub async fn set(client: &impl Queries, state: &State, looked_at: SystemTime) -> Result<(), Error> {
     let State { step_until, difference_until, stored_until, .. } = state;
     client
         .run(
@@ -96,6 +99,8 @@ pub async fn set(client: &impl Queries, state: &State) -> Result<(), Error> {
                 &state.stepped_at,
                 &state.stepped_to,
                 &state.stepped_seconds,
+                &state.moved_seconds,
+                &looked_at,
             ],
         )
         .await?;
@@ -121,8 +126,8 @@ pub const PARTS: [&str; 12] = [
 /// Rows that [`put_right`] changes in one transaction.
 pub const PUT_RIGHT_AT_ONCE: i32 = 1000;
 
-/// Computes times of one part again that a clock that was ahead has written: at most [`PUT_RIGHT_AT_ONCE`]. Returns how many. A search
-/// that is not thorough finds failed problems only when they wait longer than any job type would let them.
+/// Computes times of one part again that a clock that was ahead has written: at most [`PUT_RIGHT_AT_ONCE`]. Returns how many; none while
+/// the clock is behind. A search that is not thorough finds failed problems only when they wait longer than any job type would let them.
 pub async fn put_right(client: &impl Queries, part: &str, thorough: bool) -> Result<i64, Error> {
     let query = include_str!("../queries/put_clock_right.sql");
     client.run(query, &[&part, &PUT_RIGHT_AT_ONCE, &thorough]).await?[0].try_get(0)

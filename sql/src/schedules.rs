@@ -286,13 +286,17 @@ pub async fn forget_ticks(client: &ClientWrapper, age: Duration) -> Result<u64, 
 // Ticking
 
 /// A schedule that is this transaction's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Due {
     pub schedule_id: ScheduleId,
     pub version: i64,
     pub sequence: i64,
     /// None: nobody has computed it.
     pub due_at: Option<SystemTime>,
+    /// The last due time that a server triggered.
+    pub last_due_at: Option<SystemTime>,
+    /// Due times in the future that a clock that was ahead triggered.
+    pub early: Vec<SystemTime>,
 }
 
 /// A schedule that waits, by what its row says.
@@ -304,7 +308,17 @@ pub struct Waiting {
     pub wake_at: SystemTime,
 }
 
-/// Schedules that wait the longest, before a place in that order, and the database's time.
+/// Other times for a schedule that waits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sooner {
+    pub of: Waiting,
+    pub due_at: Option<SystemTime>,
+    pub wake_at: SystemTime,
+    /// Due times in the future that a clock that was ahead triggered.
+    pub early: Vec<SystemTime>,
+}
+
+/// Schedules that wait the longest, before a place in that order, and the database's time. None while the clock is behind.
 pub async fn waiting_longest(
     client: &impl Queries,
     before: Option<(SystemTime, ScheduleId)>,
@@ -349,17 +363,16 @@ pub async fn triggered_early(
 }
 
 /// Writes other times, unless a schedule was triggered or changed meanwhile. Returns how many were written.
-pub async fn wake_sooner(
-    client: &impl Queries,
-    sooner: &[(Waiting, Option<SystemTime>, SystemTime)],
-) -> Result<usize, Error> {
-    let ids: Vec<ScheduleId> = sooner.iter().map(|(of, _, _)| of.schedule_id).collect();
-    let sequences: Vec<i64> = sooner.iter().map(|(of, _, _)| of.sequence).collect();
-    let seen: Vec<SystemTime> = sooner.iter().map(|(of, _, _)| of.wake_at).collect();
-    let dues: Vec<Option<SystemTime>> = sooner.iter().map(|(_, due, _)| *due).collect();
-    let wakes: Vec<SystemTime> = sooner.iter().map(|(_, _, wake)| *wake).collect();
+pub async fn wake_sooner(client: &impl Queries, sooner: &[Sooner]) -> Result<usize, Error> {
+    let ids: Vec<ScheduleId> = sooner.iter().map(|one| one.of.schedule_id).collect();
+    let sequences: Vec<i64> = sooner.iter().map(|one| one.of.sequence).collect();
+    let seen: Vec<SystemTime> = sooner.iter().map(|one| one.of.wake_at).collect();
+    let dues: Vec<Option<SystemTime>> = sooner.iter().map(|one| one.due_at).collect();
+    let wakes: Vec<SystemTime> = sooner.iter().map(|one| one.wake_at).collect();
+    let (early_ids, early): (Vec<ScheduleId>, Vec<SystemTime>) =
+        sooner.iter().flat_map(|one| one.early.iter().map(|due| (one.of.schedule_id, *due))).unzip();
     let text = include_str!("../queries/wake_schedules_sooner.sql");
-    Ok(client.run(text, &[&ids, &sequences, &seen, &dues, &wakes]).await?.len())
+    Ok(client.run(text, &[&ids, &sequences, &seen, &dues, &wakes, &early_ids, &early]).await?.len())
 }
 
 /// A look at what is due.
@@ -432,6 +445,8 @@ impl<'a> Tick<'a> {
                 version: row.try_get("version")?,
                 sequence: row.try_get("sequence")?,
                 due_at: row.try_get("due_at")?,
+                last_due_at: row.try_get("last_due_at")?,
+                early: row.try_get::<_, Option<Vec<SystemTime>>>("early")?.unwrap_or_default(),
             })
         });
         Ok((due.collect::<Result<_, Error>>()?, looked))

@@ -159,6 +159,102 @@ async fn states_that_a_step_leaves_behind_are_recovered_by_a_server_that_starts(
     .await;
 }
 
+/// Rows that a clock that was ahead may have written, and that a clock that is behind must not change.
+const KEPT: &str = "select jsonb_build_object(
+    'schedules', (select jsonb_agg(s order by s.schedule_id) from pcfarm.schedule s),
+    'next', (select jsonb_agg(n order by n.schedule_id) from pcfarm.schedule_next n),
+    'files', (select jsonb_agg(f order by f.file_id) from pcfarm.file f),
+    'tokens', (select jsonb_agg(t order by t.join_token_id) from pcfarm.join_token t),
+    'signals', (select jsonb_agg(s order by s.name) from pcfarm.signal s where s.name = 'load'))::text";
+const TRIGGERED_TWICE: &str = include_str!("../../../sql/checks/schedules_trigger_once.sql");
+
+/// A file and a token that were made just now, and an hourly schedule whose last due time is triggered at once.
+async fn kept(farm: &Farm) -> String {
+    schedule(farm, "0 * * * *").await;
+    farm.until(SOON, "select due_at is not null from pcfarm.schedule_next").await;
+    farm.run(
+        "update pcfarm.schedule_next set due_at = date_trunc('hour', clock_timestamp()), wake_at = clock_timestamp();
+         insert into pcfarm.file (sha256, bytes) values (sha256('1'), 1);
+         insert into pcfarm.join_token (hash, expires_at, uses_left) values (sha256('3'), clock_timestamp() + interval '1 day', 1);
+         insert into pcfarm.signal (name, value, said_at) values ('load', 1, clock_timestamp())",
+    )
+    .await;
+    farm.until(LOOKED, "select last_due_at is not null from pcfarm.schedule_next").await;
+    farm.account(KEPT).await.get(0)
+}
+
+/// The servers have looked at the clock and at the schedules by the present clock.
+async fn seconds_of_looks(farm: &Farm, seconds: u32) {
+    let checked: String = farm.account("select checked_at::text from pcfarm.clock").await.get(0);
+    let later = format!("select checked_at > timestamptz '{checked}' + interval '{seconds} seconds' from pcfarm.clock");
+    farm.until(LOOKED, &later).await;
+}
+
+/// Behind by three hours for some seconds: what was stored before seems to lie in the future.
+#[tokio::test]
+async fn a_clock_that_is_behind_for_seconds_changes_no_row_and_triggers_nothing_twice() {
+    let stepping = Stepping::start().await;
+    let farm = &stepping.farm;
+    farm.job_type("digest", "digest", json!({})).await;
+    let _server = farm.serving("a", &[]).await;
+    farm.until(LOOKED, PROVEN).await;
+    let before = kept(farm).await;
+
+    stepping.step("-10800");
+    farm.until(LOOKED, "select step_seconds < -10000 and moved_seconds < -10000 from pcfarm.clock").await;
+    seconds_of_looks(farm, 6).await;
+    assert_eq!(farm.account(KEPT).await.get::<_, String>(0), before);
+    stepping.step("+0");
+    farm.until(LOOKED, "select step_seconds > 10000 and moved_seconds > -5 from pcfarm.clock").await;
+    seconds_of_looks(farm, 6).await;
+    assert_eq!(farm.query(TRIGGERED_TWICE, &[]).await.len(), 0);
+    let hour_ended = farm.number("select sequence - 1 from pcfarm.schedule_next").await > 0;
+    assert!(hour_ended || farm.account(KEPT).await.get::<_, String>(0) == before);
+}
+
+/// A server starts before the machine has the time from the network.
+#[tokio::test]
+async fn a_server_that_starts_in_the_year_2000_changes_no_row() {
+    let stepping = Stepping::start().await;
+    let farm = &stepping.farm;
+    farm.job_type("digest", "digest", json!({})).await;
+    let mut server = farm.serving("a", &[]).await;
+    farm.until(LOOKED, PROVEN).await;
+    let before = kept(farm).await;
+    server.program.kill();
+
+    stepping.step("-820000000");
+    let _server = farm.serving("b", &[]).await;
+    farm.until(LOOKED, "select stored_until is not null and moved_seconds < -800000000 from pcfarm.clock").await;
+    seconds_of_looks(farm, 6).await;
+    assert_eq!(farm.account(KEPT).await.get::<_, String>(0), before);
+    stepping.step("+0");
+    farm.until(LOOKED, "select moved_seconds > -5 from pcfarm.clock").await;
+    // Accepted, it is repaired: nothing is wrong.
+    farm.run("select pcfarm.accept_clock()").await;
+    seconds_of_looks(farm, 6).await;
+    assert_eq!(farm.query(TRIGGERED_TWICE, &[]).await.len(), 0);
+    let hour_ended = farm.number("select sequence - 1 from pcfarm.schedule_next").await > 0;
+    assert!(hour_ended || farm.account(KEPT).await.get::<_, String>(0) == before);
+}
+
+/// Ahead for some seconds, the clock triggered due times of the afternoon.
+#[tokio::test]
+async fn due_times_that_were_triggered_early_are_known_when_the_clock_is_back() {
+    let stepping = Stepping::start().await;
+    let farm = &stepping.farm;
+    farm.job_type("digest", "digest", json!({})).await;
+    let _server = farm.serving("a", &[]).await;
+    farm.until(LOOKED, PROVEN).await;
+    schedule(farm, "0 * * * *").await;
+    farm.until(SOON, "select due_at is not null from pcfarm.schedule_next").await;
+    stepping.step("+18000");
+    farm.until(LOOKED, "select last_due_at is not null from pcfarm.schedule_next").await;
+    farm.until(LOOKED, "select moved_seconds > 10000 from pcfarm.clock").await;
+    stepping.step("+0");
+    farm.until(LOOKED, "select due_at < clock_timestamp() + interval '1 hour' and early = array[last_due_at] from pcfarm.schedule_next").await;
+}
+
 /// The server whose clock differed was killed. The next server has another id, and a clock that agrees.
 #[tokio::test]
 async fn a_killed_server_whose_clock_differed_leaves_the_clock_provable() {

@@ -22,7 +22,7 @@ pub struct Repair {
 }
 
 impl Repair {
-    /// Asks for a thorough repair, because the clock has stepped or may have stepped before this server's first look.
+    /// Asks for a thorough repair, because the clock has stepped, may have stepped before this server's first look, or is behind no more.
     pub fn ask(&mut self) {
         *self = Repair { is_thorough: true, ..Repair::default() };
     }

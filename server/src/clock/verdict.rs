@@ -23,6 +23,9 @@ pub const MOVING_SECONDS: f64 = 60.0;
 /// How long steps ahead add up.
 pub const ADDING_UP: Duration = Duration::from_secs(7 * 86_400);
 
+/// A clock that is further behind than this, by the steps since it was proven, writes and repairs nothing (pcfarm.clock_is_behind).
+pub const BEHIND_SECONDS: f64 = STEP_SECONDS;
+
 /// One look of a server at the clock.
 #[derive(Clone, Debug)]
 pub struct Observation {
@@ -33,7 +36,10 @@ pub struct Observation {
     pub checked_at: Option<SystemTime>,
     /// The first look of this server. The farm may have been off before it.
     pub is_first: bool,
-    /// By how many seconds more than the monotonic clock the database's clock has moved since the look before.
+    /// True if no other server has looked since the last look of this server.
+    pub is_next: bool,
+    /// By how many seconds more than the monotonic clock the database's clock has moved since the look before. At a first look: how far
+    /// it has gone back behind the last look of any server.
     pub step: f64,
     /// By how many seconds the database's clock is ahead of the server's.
     pub difference: f64,
@@ -59,7 +65,49 @@ pub fn decide(before: &State, seen: &Observation) -> State {
     time_limits(&mut state, seen);
     difference(&mut state, seen, stepped);
     stored(&mut state, seen, stepped);
+    moved(&mut state, seen);
     state
+}
+
+/// Returns whether the clock is probably behind: by the steps since it was proven, or by what is stored. Such a clock takes right times for
+/// times in the future.
+pub fn is_behind(state: &State) -> bool {
+    state.moved_seconds < -BEHIND_SECONDS
+}
+
+/// Adds up the steps since the clock was proven, each at the first look of any server that sees it.
+fn moved(state: &mut State, seen: &Observation) {
+    let since_look = seen.checked_at.map(|checked| signed_seconds(checked, seen.now));
+    // The look before is as far away as the step, and not a few seconds.
+    let is_new = since_look.is_none_or(|since| (since - seen.step).abs() < since.abs());
+    if seen.step != 0.0 && (seen.is_next || is_new) {
+        state.moved_seconds += seen.step;
+    } else if seen.is_first {
+        // The clock has caught up, or was corrected, while no server looked.
+        let caught_up = since_look.unwrap_or_default().max(0.0);
+        state.moved_seconds = state.moved_seconds.max((state.moved_seconds + caught_up).min(0.0));
+        if let Some(ahead) = stored_ahead_alone(state, seen) {
+            state.moved_seconds = state.moved_seconds.min(-ahead);
+        }
+    }
+    if state.is_proven() {
+        state.moved_seconds = 0.0;
+    }
+}
+
+/// Returns how far the newest stored time is ahead at a first look, if nothing says that the clock as it is now has shown times of the
+/// last day. A look counts as such a time.
+fn stored_ahead_alone(state: &State, seen: &Observation) -> Option<f64> {
+    let ahead = newest_ahead(state, seen)?;
+    let until_now = seen.newest_until_now.max(seen.checked_at.filter(|checked| *checked <= seen.now));
+    let is_recent = until_now.is_some_and(|at| seen.now.duration_since(at).is_ok_and(|ago| ago < STORED_AWAY));
+    (!is_recent).then_some(ahead)
+}
+
+/// Returns how many seconds the newest stored time is ahead, if that is a day or more and was not accepted.
+fn newest_ahead(state: &State, seen: &Observation) -> Option<f64> {
+    let newest = seen.newest.filter(|newest| state.accepted_newest.is_none_or(|accepted| *newest > accepted))?;
+    newest.duration_since(seen.now).ok().filter(|ahead| *ahead >= STORED_AWAY).map(|ahead| ahead.as_secs_f64())
 }
 
 /// Deadline, unless it is over. A deadline further away than its period was set by a clock that was ahead, and moves to one period
@@ -128,9 +176,14 @@ fn difference(state: &mut State, seen: &Observation, stepped: bool) {
 }
 
 fn stored(state: &mut State, seen: &Observation, stepped: bool) {
+    if seen.step.abs() >= STORED_AWAY.as_secs_f64() {
+        // Times stored right before the step are that far away from now.
+        state.newest = later(seen.now, -seen.step);
+        state.stored_until = Some(seen.now + WITHOUT_STEP);
+        return;
+    }
     if let Some(newest) = seen.newest {
-        let is_ahead = newest.duration_since(seen.now).is_ok_and(|ahead| ahead >= STORED_AWAY)
-            && state.accepted_newest.is_none_or(|accepted| newest > accepted);
+        let is_ahead = newest_ahead(state, seen).is_some();
         let behind = seen
             .newest_until_now
             .filter(|newest| !is_ahead && seen.now.duration_since(*newest).is_ok_and(|behind| behind >= STORED_AWAY));
@@ -163,6 +216,12 @@ pub fn step(before: &Look, after: &Look) -> f64 {
     } else {
         0.0
     }
+}
+
+/// Returns how far the clock has gone back behind the last look of any server: zero, or a negative number of seconds. A server that starts
+/// has no look of its own to compare with.
+pub fn gone_back(checked_at: Option<SystemTime>, now: SystemTime) -> f64 {
+    checked_at.map_or(0.0, |checked| signed_seconds(checked, now).min(0.0))
 }
 
 /// One reading of the database's clock. The monotonic times count from the start of the process.

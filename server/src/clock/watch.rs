@@ -1,7 +1,7 @@
 //! Looks at the database's clock every few seconds, and writes what that means.
 
 use super::repair::Repair;
-use super::verdict::{Look, Observation, decide, signed_seconds, step};
+use super::verdict::{Look, Observation, decide, gone_back, is_behind, signed_seconds, step};
 use crate::farm::Farm;
 use anyhow::Context;
 use pcfarm_sql::clock::{self, Looked};
@@ -24,13 +24,22 @@ pub struct Watch {
     began: Instant,
     last: Option<Look>,
     repair: Repair,
+    /// False also until the first look: a clock that is behind would take right times for wrong ones.
+    may_repair: bool,
     was_proven: bool,
 }
 
 impl Watch {
     /// Takes the first look before the server accepts connections: rows stored afterwards say nothing about the time before.
     pub async fn begin(farm: Arc<Farm>) -> anyhow::Result<Watch> {
-        let mut watch = Watch { farm, began: Instant::now(), last: None, repair: Repair::default(), was_proven: true };
+        let mut watch = Watch {
+            farm,
+            began: Instant::now(),
+            last: None,
+            repair: Repair::default(),
+            may_repair: false,
+            was_proven: true,
+        };
         match watch.look().await {
             // A transaction that holds the row keeps no server from starting. The clock counts as unproven after a minute.
             Err(error) if is_locked(&error) => {
@@ -41,7 +50,7 @@ impl Watch {
             }
             outcome => outcome.context("looking at the database's clock")?,
         }
-        watch.repair.run_if_due(&watch.farm).await;
+        watch.repair_if_due().await;
         Ok(watch)
     }
 
@@ -59,6 +68,12 @@ impl Watch {
             if let Err(error) = look.unwrap_or_else(|_| Err(anyhow::anyhow!("the database does not answer"))) {
                 warn!(error = format!("{error:#}"), "cannot look at the database's clock: trying again");
             }
+            self.repair_if_due().await;
+        }
+    }
+
+    async fn repair_if_due(&mut self) {
+        if self.may_repair {
             self.repair.run_if_due(&self.farm).await;
         }
     }
@@ -72,7 +87,7 @@ impl Watch {
         let look = Look { database: looked.now, asked, answered: self.began.elapsed() };
         let seen = self.observation(&looked, &look);
         let state = decide(&looked.state, &seen);
-        clock::set(&transaction, &state).await.context("writing what is known of the clock")?;
+        clock::set(&transaction, &state, looked.now).await.context("writing what is known of the clock")?;
         transaction.commit().await.context("ending a look")?;
         self.last = Some(look);
         if seen.step != 0.0 && state.step_seconds == Some(seen.step) {
@@ -81,9 +96,17 @@ impl Watch {
             self.farm.ticking.wake.notify_one();
         }
         self.tell(state.is_proven());
-        if seen.is_first || seen.step.abs() > REPAIR_SECONDS {
+        let may_repair = !is_behind(&state);
+        if seen.is_first || seen.step.abs() > REPAIR_SECONDS || may_repair && !self.may_repair {
             self.repair.ask();
         }
+        if !may_repair && (self.may_repair || seen.is_first) {
+            warn!(
+                seconds = -state.moved_seconds,
+                "the database's clock is probably behind: no stored time is corrected until it is back or proven"
+            );
+        }
+        self.may_repair = may_repair;
         Ok(())
     }
 
@@ -93,7 +116,8 @@ impl Watch {
             now: looked.now,
             checked_at: looked.checked_at,
             is_first: self.last.is_none(),
-            step: self.last.as_ref().map_or(0.0, |last| step(last, look)),
+            is_next: self.last.is_some_and(|last| looked.checked_at == Some(last.database)),
+            step: self.last.as_ref().map_or_else(|| gone_back(looked.checked_at, looked.now), |last| step(last, look)),
             difference: signed_seconds(SystemTime::now(), looked.now),
             difference_server_runs: looked.difference_server_runs,
             newest: looked.newest,

@@ -1,5 +1,6 @@
 //! Schedules that sleep for longer than their recurrence says: a clock that was ahead has written their times. Each look reads the
 //! schedules that wait the longest, which are the first to be wrong, and then some of the others in turn, however many there are.
+//! While the clock is behind there is no look: all due times seem too late then, and earlier ones were triggered before.
 
 use super::plan::{Definition, timestamp};
 use anyhow::Context;
@@ -7,7 +8,7 @@ use jiff::Timestamp;
 use pcfarm_proto::ids::ScheduleId;
 use pcfarm_sql::checkout::Queries;
 use pcfarm_sql::pool::Kept;
-use pcfarm_sql::schedules::{self, Waiting};
+use pcfarm_sql::schedules::{self, Sooner, Waiting};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
@@ -57,7 +58,7 @@ impl Far {
         if suspects.is_empty() {
             return Ok(());
         }
-        let ids: Vec<ScheduleId> = suspects.iter().map(|(of, _, _)| of.schedule_id).collect();
+        let ids: Vec<ScheduleId> = suspects.iter().map(|one| one.of.schedule_id).collect();
         let early = schedules::triggered_early(&**client, &ids).await.context("reading what was triggered early")?;
         let sooner = sooner(&waiting, &definitions, &early.into_iter().collect(), now)?;
         let changed = schedules::wake_sooner(&**client, &sooner).await.context("writing their times")?;
@@ -100,8 +101,6 @@ async fn anchor(
     Ok(())
 }
 
-type Sooner = (Waiting, Option<SystemTime>, SystemTime);
-
 fn sooner(
     waiting: &[Waiting],
     definitions: &HashMap<ScheduleId, Definition>,
@@ -115,10 +114,10 @@ fn sooner(
         let due = of.due_at.and_then(|due| timestamp(due).ok());
         // Times after the year 9999 cannot be computed with.
         let Ok(wake) = timestamp(of.wake_at) else { continue };
-        let triggered: Vec<_> =
-            early.get(&of.schedule_id).into_iter().flatten().filter_map(|due| timestamp(*due).ok()).collect();
-        if let Some((due, wake)) = definition.sooner(due, wake, now, &triggered) {
-            found.push((*of, due.map(SystemTime::from), SystemTime::from(wake)));
+        let early = early.get(&of.schedule_id).cloned().unwrap_or_default();
+        let times: Vec<Timestamp> = early.iter().filter_map(|due| timestamp(*due).ok()).collect();
+        if let Some((due, wake)) = definition.sooner(due, wake, now, &times) {
+            found.push(Sooner { of: *of, due_at: due.map(SystemTime::from), wake_at: wake.into(), early });
         }
     }
     Ok(found)

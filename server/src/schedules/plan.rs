@@ -27,6 +27,22 @@ pub struct Definition {
     pub seed: i64,
 }
 
+/// Due times of a schedule that have been triggered.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    /// The last one.
+    pub last: Option<Timestamp>,
+    /// Those in the future that a clock that was ahead triggered.
+    pub early: Vec<Timestamp>,
+}
+
+impl Done {
+    /// No due time up to this is triggered again. A last due time in the future is none: the clock was ahead, or is behind.
+    fn floor(&self, now: Timestamp) -> Option<Timestamp> {
+        self.last.filter(|last| *last <= now && !self.early.contains(last))
+    }
+}
+
 /// What is to become of a schedule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -113,9 +129,24 @@ impl Definition {
         due.checked_add(later).unwrap_or(due)
     }
 
-    /// What to do at `now`; `due`: the due time that is known to come next, if one is.
-    pub fn plan(&self, due: Option<Timestamp>, now: Timestamp) -> Plan {
-        let Some(due) = due.or_else(|| self.series.first()) else { return Plan::default() };
+    /// What to do at `now`; `due`: the due time that is known to come next, if one is. No due time is triggered twice: a clock that is
+    /// behind for a while may have written one that was triggered before.
+    pub fn plan(&self, due: Option<Timestamp>, done: &Done, now: Timestamp) -> Plan {
+        let floor = done.floor(now);
+        let due = due.or_else(|| self.series.first());
+        let due = match (due, floor) {
+            (Some(due), Some(floor)) if due <= floor => self.series.after(floor),
+            (due, _) => due,
+        };
+        let Plan { mut triggers, due: mut next, .. } = due.map_or_else(Plan::default, |due| self.plan_from(due, now));
+        triggers.retain(|due| !done.early.contains(due));
+        while let Some(early) = next.filter(|next| done.early.contains(next)) {
+            next = self.series.after(early);
+        }
+        self.next(triggers, next)
+    }
+
+    fn plan_from(&self, due: Timestamp, now: Timestamp) -> Plan {
         if self.wake(due) > now {
             return self.next(Vec::new(), Some(due));
         }
@@ -142,17 +173,18 @@ impl Definition {
     }
 
     /// Returns an earlier wait for a schedule that waits longer than its recurrence says, because a clock that was ahead wrote its
-    /// times. `triggered` are due times in the future that this clock triggered; they are not triggered again.
+    /// times. `early` are due times in the future that this clock triggered; they are not triggered again. The clock as it is now must not
+    /// be behind.
     pub fn sooner(
         &self,
         due: Option<Timestamp>,
         wake: Timestamp,
         now: Timestamp,
-        triggered: &[Timestamp],
+        early: &[Timestamp],
     ) -> Option<(Option<Timestamp>, Timestamp)> {
         let Some(due) = due else { return (wake > now).then_some((None, now)) };
         let mut next = if due > now { self.series.after(now) } else { None };
-        while let Some(passed) = next.filter(|next| *next < due && triggered.contains(next)) {
+        while let Some(passed) = next.filter(|next| *next < due && early.contains(next)) {
             next = self.series.after(passed);
         }
         let due = next.map_or(due, |next| next.min(due));

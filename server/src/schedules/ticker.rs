@@ -3,7 +3,7 @@
 //! that is created or moved nearer wakes it by a notification.
 
 use super::far::Far;
-use super::plan::{Definition, Plan, timestamp};
+use super::plan::{Definition, Done, Plan, timestamp};
 use crate::farm::Farm;
 use crate::traces::{Span, SpanKind};
 use anyhow::Context;
@@ -294,13 +294,15 @@ fn lateness(outcomes: &[Outcome], now: SystemTime) -> Duration {
 fn plan_all(due: &[(Due, Arc<Definition>)], now: Timestamp) -> Vec<Outcome> {
     due.par_iter()
         .map(|(due, definition)| {
-            let known = due.due_at.and_then(|due| timestamp(due).ok());
-            let Plan { triggers, due: next, wake } = definition.plan(known, now);
+            let read = |time: Option<SystemTime>| time.and_then(|time| timestamp(time).ok());
+            let early = due.early.iter().filter_map(|time| timestamp(*time).ok()).collect();
+            let done = Done { last: read(due.last_due_at), early };
+            let Plan { triggers, due: next, wake } = definition.plan(read(due.due_at), &done, now);
             let time = |time: Timestamp| SystemTime::from(time);
             // In the past only if there is more to catch up with: then as soon as may be, and never out of sight.
             let wake = wake.map(|wake| time(wake.max(now)));
             Outcome {
-                due: *due,
+                due: due.clone(),
                 triggers: triggers.into_iter().map(time).collect(),
                 next_due: next.map(time),
                 next_wake: wake,

@@ -4,6 +4,7 @@ use crate::queue::{Queue, queue};
 use pcfarm_proto::ids::{CheckoutId, ServerId};
 use pcfarm_sql::alerts;
 use pcfarm_sql::clock::{self, PARTS, PUT_RIGHT_AT_ONCE};
+use pcfarm_sql::profiles;
 use pcfarm_sql::upkeep::{self, Loss};
 
 const OLD: &str = "
@@ -156,6 +157,130 @@ async fn starts_that_lie_in_the_future_move_to_now() {
         jsonb_array_elements(e.details -> 'tokens') t where e.what = 'tokens outlive their time'";
     assert_eq!(queue.text(named).await, "long, join");
     assert_eq!(put_right(&queue).await, 0);
+}
+
+/// Right times seem to lie in the future while the clock is behind: each part, hand-outs and offline workstations stay as they are.
+#[tokio::test]
+async fn a_clock_that_is_behind_changes_no_row() {
+    let queue = queue().await;
+    let job = queue.job(2, 1).await;
+    queue
+        .run(&format!(
+            "update pcfarm.workstation set state = 'offline', since = {FAR}, connected_at = {FAR}, trusted_since = {FAR},
+                 drained_since = {FAR}, drain_deadline = {FAR} + interval '1 hour';
+             insert into pcfarm.workstation_record (workstation_id, worked_at, looked_at, idle_days) values (1, {FAR}, {FAR}, 1);
+             insert into pcfarm.signal (name, value, said_at) values ('load', 1, {FAR});
+             insert into pcfarm.file (sha256, bytes, touched_at) values (sha256('1'), 1, {FAR});
+             insert into pcfarm.join_token (hash, created_at, expires_at, uses_left) values (sha256('3'), {FAR}, {FAR} + interval '1 day', 1);
+             insert into pcfarm.delayed (job_id, problem_id, due_at, home_lane, home_order, grouped, attempts, message)
+             select p.job_id, p.problem_id, {FAR}, p.lane_id, p.batch_order, false, 1, 'failed' from pcfarm.problem p where p.job_id = {job};
+             insert into pcfarm.alert (subscription_id, what, place, body, next_attempt_at)
+             values (1, 'workstation_without_work', 'email', '{{}}', {FAR});
+             insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token,
+                 checked_out_at, deadline)
+             select l.job_id, l.lane_id, 0, 1, 't', 1, 1, 7, {FAR}, {FAR} from pcfarm.lane l where l.job_id = {job};
+             insert into pcfarm.profile (job_type, weekdays, starts, ends, time_zone, covers, conditions_count, covered_seconds)
+             values ('t', '{{1}}', '0:00', '1:00', 'UTC', '{{}}', 0, 0);
+             insert into pcfarm.handed_out (profile_id, at, weight, total) select p.profile_id, {FAR}, 7, 7 from pcfarm.profile p"
+        ))
+        .await;
+    let rows = [
+        "workstation", "workstation_record", "signal", "file", "join_token", "delayed", "alert", "checkout", "handed_out", "event",
+    ]
+    .map(|table| format!("(select jsonb_agg(t order by t::text) from pcfarm.{table} t)"));
+    let rows = format!("select concat_ws(' ', {})", rows.join(", "));
+    let all_right = async || {
+        profiles::put_hand_outs_right(&*queue.server().await).await.expect("put right");
+        clock::put_leases_right(&*queue.server().await).await.expect("put right");
+        put_right(&queue).await
+    };
+    let before = queue.text(&rows).await;
+    for behind in [
+        "moved_seconds = -10800, checked_at = clock_timestamp()",
+        // No server has found out yet.
+        "moved_seconds = 0, checked_at = clock_timestamp() + interval '1 hour'",
+    ] {
+        queue.run(&format!("update pcfarm.clock set {behind}")).await;
+        assert_eq!(all_right().await, 0, "{behind}");
+        assert_eq!(queue.text(&rows).await, before, "{behind}");
+    }
+    queue.run("update pcfarm.clock set checked_at = clock_timestamp()").await;
+    assert_eq!(all_right().await, 3 + 1 + 1 + 1 + 1 + 2 + 1 + 1);
+    assert_eq!(queue.number("select count(*) from pcfarm.handed_out where at > clock_timestamp()").await, 0);
+    assert_eq!(queue.number("select count(*) from pcfarm.workstation where since > clock_timestamp()").await, 0);
+}
+
+/// An hour ahead is within the longest delay of many waits, but not within the delay of these.
+#[tokio::test]
+async fn waits_are_bounded_by_the_attempts_that_were_made() {
+    let queue = queue().await;
+    queue.run("update pcfarm.job_type set retry_delay = '5 seconds', retry_delay_limit = '1 hour'").await;
+    let job = queue.job(9, 3).await;
+    // Two convoys whose problems depend on each other, and single ones. In a convoy, one problem has not failed itself.
+    let delayed = |order: i64, place: i64, due: &str, grouped: bool, attempts: i64, message: &str| {
+        format!(
+            "insert into pcfarm.delayed (job_id, problem_id, due_at, home_lane, home_order, grouped, attempts, message)
+             select p.job_id, p.problem_id, now() + interval '{due}', p.lane_id, p.batch_order, {grouped},
+                 {attempts}, {message}
+             from pcfarm.problem p where p.job_id = {job} and p.batch_order = {order} order by p.problem_id offset {place} limit 1;"
+        )
+    };
+    queue
+        .run(&format!(
+            "begin; {}{}{}{}{}{}{} commit",
+            delayed(0, 0, "1 hour 5 seconds", true, 1, "'failed'"),
+            delayed(0, 1, "1 hour 5 seconds", true, 0, "null"),
+            delayed(0, 2, "1 hour 5 seconds", true, 4, "'failed'"),
+            // Each is right: the convoy waits for the longest delay.
+            delayed(1, 0, "9 minutes", true, 1, "'failed'"),
+            delayed(1, 1, "9 minutes", true, 8, "'failed'"),
+            delayed(2, 0, "1 hour 5 seconds", false, 1, "'failed'"),
+            delayed(2, 1, "9 minutes", false, 8, "'failed'"),
+        ))
+        .await;
+    let server = queue.server().await;
+    assert_eq!(clock::put_right(&*server, "delayed", false).await.expect("put right"), 0);
+    assert_eq!(clock::put_right(&*server, "delayed", true).await.expect("put right"), 3 + 1);
+    let waits = "select string_agg(w, ', ' order by w) from (
+        select format('%s: %s', d.home_order, d.due_at > clock_timestamp() + case d.home_order when 0 then interval '30 seconds'
+            else interval '1 second' end and d.due_at < clock_timestamp() + case d.home_order when 0 then interval '51 seconds'
+            else interval '7 seconds' end) as w from pcfarm.delayed d) w";
+    assert_eq!(queue.text(waits).await, "0: t, 0: t, 0: t, 1: f, 1: f, 2: f, 2: t");
+    // Together, so that the convoy comes back whole.
+    assert_eq!(queue.number("select count(distinct due_at) from pcfarm.delayed where home_order = 0").await, 1);
+    assert_eq!(clock::put_right(&*server, "delayed", true).await.expect("put right"), 0);
+}
+
+#[tokio::test]
+async fn what_was_never_tried_waits_for_no_time() {
+    let queue = queue().await;
+    queue
+        .run(
+            "insert into pcfarm.alert (subscription_id, what, place, body, attempts, next_attempt_at)
+             select 1, 'workstation_without_work', 'email', '{}', a, clock_timestamp() + w
+             from (values (0, interval '1 hour'), (0, '3 seconds'), (1, '1 hour'), (1, '2 minutes'), (9, '1 hour')) v(a, w);
+             insert into pcfarm.submission (asked, content_type, kept_in, state, bytes, sha256, stored_at, attempts, next_attempt_at)
+             select '{}', 'x', 'database', 'stored', 1, sha256('1'), clock_timestamp(), a, clock_timestamp() + w
+             from (values (0, interval '9 minutes'), (1, '9 minutes'), (1, '50 seconds')) v(a, w);
+             insert into pcfarm.submission (asked, content_type, kept_in, touched_at)
+             values ('{}', 'x', 'database', clock_timestamp() + interval '9 minutes');
+             insert into pcfarm.schedule_load (job_id, number, schedule_id, due_at, query, convoy, time_limit, attempts, next_attempt_at)
+             select 1, a + 10 * row_number() over (), 1, clock_timestamp(), '', 1, '1 minute', a, clock_timestamp() + w
+             from (values (0, interval '9 minutes'), (1, '9 minutes'), (1, '110 seconds'), (9, '8 minutes'), (9, '9 minutes')) v(a, w)",
+        )
+        .await;
+    let server = queue.server().await;
+    for (part, expected) in [("alerts", 3), ("submissions", 3), ("loads", 3)] {
+        assert_eq!(clock::put_right(&*server, part, false).await.expect(part), expected, "{part}");
+        assert_eq!(clock::put_right(&*server, part, false).await.expect(part), 0, "{part}");
+    }
+    for late in [
+        "select count(*) from pcfarm.alert where attempts = 0 and next_attempt_at > clock_timestamp()",
+        "select count(*) from pcfarm.submission where attempts = 0 and greatest(next_attempt_at, touched_at) > clock_timestamp()",
+        "select count(*) from pcfarm.schedule_load where attempts = 0 and next_attempt_at > clock_timestamp()",
+    ] {
+        assert_eq!(queue.number(late).await, 0, "{late}");
+    }
 }
 
 /// Neither a row that another transaction holds nor a number of rows stops the repair of the others.

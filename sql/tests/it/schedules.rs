@@ -5,7 +5,7 @@ use crate::queue::{Queue, queue};
 use pcfarm_proto::ids::{JobId, ScheduleId, ServerId};
 use pcfarm_sql::json::RawJson;
 use pcfarm_sql::pool::Kept;
-use pcfarm_sql::schedules::{self, CatchUp, Due, Listed, Outcome, State, Tick, Ticked, Wanted};
+use pcfarm_sql::schedules::{self, CatchUp, Due, Listed, Outcome, Sooner, State, Tick, Ticked, Waiting, Wanted};
 use pcfarm_sql::submit::NewProblem;
 use std::time::{Duration, SystemTime};
 
@@ -44,7 +44,7 @@ fn minutely(due: &[Due]) -> Vec<Outcome> {
         .map(|due| {
             let at = due.due_at.expect("due");
             let next = Some(SystemTime::now() + Duration::from_secs(60));
-            Outcome { due: *due, triggers: vec![at], next_due: next, next_wake: next }
+            Outcome { due: due.clone(), triggers: vec![at], next_due: next, next_wake: next }
         })
         .collect()
 }
@@ -142,7 +142,7 @@ async fn what_was_not_committed_was_not_triggered() {
     assert_eq!(queue.number("select count(*) from pcfarm.problem").await, 0);
     // What another has triggered meanwhile is not triggered once more by whoever has seen it before.
     let stale = Tick::begin(&mut line).await.expect("begun");
-    let again = minutely(&[Due { sequence: 7, ..claimed[0] }]);
+    let again = minutely(&[Due { sequence: 7, ..claimed[0].clone() }]);
     let error = stale.write(SERVER, &again, None).await.expect_err("it is at 0");
     assert_eq!(error.code().map(|code| code.code()), Some("40001"));
     drop(stale);
@@ -297,7 +297,7 @@ async fn history_goes_from_tick_to_tick() {
                 let count = if due.schedule_id == id { 3 } else { 1 };
                 let triggers = (0..count).map(|n| minute(3 * round + n)).collect();
                 let next = Some(minute(3 * round + 3));
-                Outcome { due: *due, triggers, next_due: next, next_wake: next }
+                Outcome { due: due.clone(), triggers, next_due: next, next_wake: next }
             })
             .collect();
         assert_eq!(tick.write(SERVER, &outcomes, None).await.expect("written").triggered, 4);
@@ -481,4 +481,64 @@ async fn triggers_are_counted_by_day_and_user() {
     queue.run("update pcfarm.trigger_statistic set hour = hour - interval '900 days'").await;
     pcfarm_sql::upkeep::forget_statistics(&*client).await.expect("forgotten");
     assert_eq!(usage().await, [0_i64; 0]);
+}
+
+/// A clock that was ahead triggered due times that are still to come. They are kept until the schedule is past them.
+#[tokio::test]
+async fn due_times_that_were_triggered_early_are_kept_until_they_are_past() {
+    let queue = queue().await;
+    let job = standing(&queue).await;
+    let id = due(&queue, "a", &format!("{{\"job\": {job}}}"), minute(3)).await;
+    let now = SystemTime::now();
+    let minutes = |count: u64| now + Duration::from_secs(60 * count);
+    queue.run("update pcfarm.schedule_next set due_at = now() + interval '9 hours', wake_at = now() + interval '9 hours'").await;
+    let client = queue.server().await;
+    let (_, waiting) = schedules::waiting_longest(&*client, None, 10).await.expect("read");
+    let one = |of: Waiting, wake_at, early: &[SystemTime]| Sooner { of, due_at: Some(minute(3)), wake_at, early: early.to_vec() };
+    let first = one(waiting[0], minutes(1), &[minutes(20), minutes(10)]);
+    assert_eq!(schedules::wake_sooner(&*client, &[first]).await.expect("written"), 1);
+    let (_, waiting) = schedules::waiting_longest(&*client, None, 10).await.expect("read");
+    let second = one(waiting[0], minute(3), &[minutes(10)]);
+    assert_eq!(schedules::wake_sooner(&*client, &[second]).await.expect("written"), 1);
+    let mut kept = line(&queue);
+    let claimed = Tick::begin(&mut kept).await.expect("begun").claim(None, 10).await.expect("claimed").0;
+    assert_eq!(claimed[0].early.len(), 2);
+    assert!(claimed[0].early.is_sorted() && claimed[0].last_due_at.is_none(), "{claimed:?}");
+    queue.run("select from pcfarm.schedule_next for update").await;
+    // Triggered by hand, a schedule forgets neither them nor its last due time.
+    schedules::trigger_now(&*client, id, None).await.expect("triggered");
+    assert_eq!(listed(&queue, id).await.last_due_at, None);
+    let left = "select coalesce(cardinality(early), 0)::bigint from pcfarm.schedule_next";
+    assert_eq!(queue.number(left).await, 2);
+    // The next due time is a minute away, and then an hour.
+    tick(&queue).await;
+    assert_eq!((queue.number(left).await, listed(&queue, id).await.last_due_at), (2, Some(minute(3))));
+    queue.run("update pcfarm.schedule_next set due_at = now() - interval '1 minute', wake_at = now() - interval '1 minute'").await;
+    let tick = Tick::begin(&mut kept).await.expect("begun");
+    let (claimed, _) = tick.claim(None, 10).await.expect("claimed");
+    let outcomes: Vec<Outcome> = minutely(&claimed)
+        .into_iter()
+        .map(|of| Outcome { next_due: Some(minutes(60)), next_wake: Some(minutes(60)), ..of })
+        .collect();
+    tick.write(SERVER, &outcomes, None).await.expect("written");
+    tick.commit().await.expect("committed");
+    assert_eq!(queue.number(left).await, 0);
+}
+
+/// To a clock that is behind all schedules seem to wait for too long.
+#[tokio::test]
+async fn no_schedule_waits_for_too_long_while_the_clock_is_behind() {
+    let queue = queue().await;
+    let job = standing(&queue).await;
+    due(&queue, "a", &format!("{{\"job\": {job}}}"), SystemTime::now() + Duration::from_secs(3600)).await;
+    let client = queue.server().await;
+    for (set, expected) in [
+        ("moved_seconds = -10800", 0),
+        ("moved_seconds = 0, checked_at = clock_timestamp() + interval '1 hour'", 0),
+        ("checked_at = clock_timestamp()", 1),
+    ] {
+        queue.run(&format!("update pcfarm.clock set {set}")).await;
+        let (_, waiting) = schedules::waiting_longest(&*client, None, 10).await.expect("read");
+        assert_eq!(waiting.len(), expected, "{set}");
+    }
 }

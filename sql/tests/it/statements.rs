@@ -349,6 +349,39 @@ fn most_in_vain(plans: &str) -> i64 {
     removed.filter_map(|rest| rest.rsplit(": ").next()?.trim().parse().ok()).max().unwrap_or(0)
 }
 
+/// Each minute every server looks for times of a wrong clock. Rows of ended work are many, and it reads none of them.
+#[tokio::test]
+async fn repairs_of_times_read_no_history() {
+    let queue = queue().await;
+    queue
+        .run(
+            "alter table pcfarm.submission set (autovacuum_enabled = off);
+             alter table pcfarm.alert set (autovacuum_enabled = off);
+             alter table pcfarm.schedule_load set (autovacuum_enabled = off);
+             alter table pcfarm.file set (autovacuum_enabled = off);
+             alter table pcfarm.checkout set (autovacuum_enabled = off);
+             analyze pcfarm.submission, pcfarm.alert, pcfarm.schedule_load, pcfarm.file, pcfarm.checkout;
+             insert into pcfarm.submission (asked, content_type, kept_in, state, bytes, sha256, stored_at, ended_at, job_id, problems)
+             select '{}', 'x', 'database', 'queued', 1, sha256('1'), now(), now(), 1, 1 from generate_series(1, 3000);
+             insert into pcfarm.alert (subscription_id, what, place, body, attempts, next_attempt_at, delivered_at)
+             select 1, 'workstation_without_work', 'email', '{}', 1, null, now() from generate_series(1, 3000);
+             insert into pcfarm.schedule_load (job_id, number, schedule_id, due_at, query, convoy, time_limit, problems, loaded_at)
+             select g, 1, 1, now(), '', 1, '1 minute', 1, now() from generate_series(1, 3000) g;
+             insert into pcfarm.file (sha256, bytes) select sha256(g::text::bytea), 1 from generate_series(1, 3000) g;
+             insert into pcfarm.checkout (job_id, lane_id, from_order, to_order, job_type, problems, workstation_id, token, ended_at, ending)
+             select 1, 1, g, g + 1, 't', 1, 1, 7, now(), 'accepted' from generate_series(1, 3000) g",
+        )
+        .await;
+    let mut config = queue.database.config();
+    let options = format!("{} {}", config.get_options().unwrap_or_default(), pcfarm_sql::pool::BY_INDEX);
+    config.options(options);
+    for part in ["submissions", "alerts", "loads", "files", "checkouts"] {
+        let plans = plans_of(&config, &format!("select pcfarm.put_clock_right('{part}', 1000, false)")).await;
+        assert!(plans.contains("put_clock_right") && plans.contains("Index"), "{part}: {plans}");
+        assert!(most_in_vain(&plans) < 100, "{part} reads history:\n{plans}");
+    }
+}
+
 /// The planner may expect a single row of a query that returns a million, and would compare each row with each group.
 #[tokio::test]
 async fn groups_are_hashed_where_one_row_is_expected() {

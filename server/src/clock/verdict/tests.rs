@@ -5,9 +5,10 @@ const OTHER: ServerId = ServerId(2);
 const MINUTE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 86_400;
+const YEAR: i64 = 365 * DAY;
 
 fn at(seconds: i64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(10_000_000 + seconds).expect("after 1970"))
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(1_700_000_000 + seconds).expect("after 1970"))
 }
 
 /// A look at which nothing is wrong.
@@ -17,6 +18,7 @@ fn calm(seconds: i64) -> Observation {
         now: at(seconds),
         checked_at: Some(at(seconds - 5)),
         is_first: false,
+        is_next: true,
         step: 0.0,
         difference: 0.0,
         difference_server_runs: true,
@@ -26,12 +28,12 @@ fn calm(seconds: i64) -> Observation {
 }
 
 fn stepped(seconds: i64, step: f64) -> Observation {
-    Observation { step, ..calm(seconds) }
+    Observation { step, checked_at: Some(at(seconds - step as i64 - 5)), ..calm(seconds) }
 }
 
 fn first(seconds: i64, newest: Option<i64>) -> Observation {
     let until_now = newest.filter(|newest| *newest <= seconds).map(at);
-    Observation { is_first: true, newest: newest.map(at), newest_until_now: until_now, ..calm(seconds) }
+    Observation { is_first: true, is_next: false, newest: newest.map(at), newest_until_now: until_now, ..calm(seconds) }
 }
 
 fn differs(seconds: i64, difference: f64) -> Observation {
@@ -82,6 +84,11 @@ fn looks_prove_the_clock_or_do_not() {
             &[first(0, Some(-7 * DAY)), stepped(30 * MINUTE, 9.0), calm(90 * MINUTE)],
             true,
         ),
+        // By a day or more: what was stored before the step lies a day or more away from now.
+        ("ten minutes after a step by a year", &[stepped(YEAR, YEAR as f64), calm(YEAR + 11 * MINUTE)], false),
+        ("an hour after it", &[stepped(YEAR, YEAR as f64), calm(YEAR + HOUR)], true),
+        ("ten minutes after a step back by a day", &[stepped(0, -(DAY as f64)), calm(11 * MINUTE)], false),
+        ("an hour after that", &[stepped(0, -(DAY as f64)), calm(HOUR)], true),
         ("stored times of tomorrow", &[first(0, Some(DAY))], false),
         ("stored times of this evening", &[first(0, Some(DAY - 1))], true),
         (
@@ -109,15 +116,14 @@ fn a_difference_is_its_own_servers_to_find_gone() {
 /// An event about a clock that was ahead lies in the future, and was accepted. Then the farm was off for a week.
 #[test]
 fn stored_times_in_the_future_do_not_hide_that_the_farm_was_off() {
-    let year = 365 * DAY;
-    let accepted = after(&[first(0, Some(year)), calm(HOUR)]);
-    let back = |until_now| Observation { newest_until_now: Some(at(until_now)), ..first(8 * DAY, Some(year)) };
+    let accepted = after(&[first(0, Some(YEAR)), calm(HOUR)]);
+    let back = |until_now| Observation { newest_until_now: Some(at(until_now)), ..first(8 * DAY, Some(YEAR)) };
     assert!(decide(&accepted, &back(8 * DAY - HOUR)).is_proven());
     let off = decide(&accepted, &back(DAY));
     assert_eq!((off.is_proven(), off.newest), (false, Some(at(DAY))));
     // The time in the future remains accepted.
     let again = decide(&off, &calm(8 * DAY + HOUR));
-    assert!(again.is_proven() && again.accepted_newest == Some(at(year)), "{again:?}");
+    assert!(again.is_proven() && again.accepted_newest == Some(at(YEAR)), "{again:?}");
 }
 
 #[test]
@@ -190,4 +196,65 @@ fn slow_answers_are_no_steps() {
         let found = step(before, after);
         assert!((found - expected).abs() < 0.01, "{before:?} {after:?}: {found}");
     }
+}
+
+/// A clock that was ahead and came back is not behind, so its times are corrected at once. A clock that is behind takes right times for wrong
+/// ones, until it is back, or proven as it is.
+#[test]
+fn a_clock_is_behind_by_its_steps_since_it_was_proven() {
+    /// Another server sees a step that was seen before.
+    fn again(seconds: i64, step: i64) -> Observation {
+        let other = Observation { server: OTHER, is_next: false, ..stepped(seconds, step as f64) };
+        Observation { checked_at: Some(at(seconds - 2)), ..other }
+    }
+    /// A first look of a server, with the last look of any.
+    fn starts(seconds: i64, last_look: Option<i64>, newest: Option<i64>) -> Observation {
+        let checked_at = last_look.map(at);
+        Observation { checked_at, step: gone_back(checked_at, at(seconds)), ..first(seconds, newest) }
+    }
+    let (three, back) = (3 * HOUR, |seconds, step: i64| stepped(seconds, -(step as f64)));
+    let ahead = |seconds, step: i64| stepped(seconds, step as f64);
+    #[rustfmt::skip]
+    let cases: &[(&str, &[Observation], bool)] = &[
+        ("nothing wrong", &[first(0, None), calm(5)], false),
+        ("a correction", &[back(0, 4)], false),
+        ("back", &[back(0, three)], true),
+        ("back by eight seconds", &[back(0, 8)], true),
+        ("back and right again", &[back(-three, three), ahead(15, three)], false),
+        ("back and right again, seen by two servers", &[back(-three, three), again(2 - three, -three), ahead(15, three), again(17, three)], false),
+        ("right again for one server, which another has not seen yet", &[back(-three, three), ahead(15, three), again(16, -three)], false),
+        ("ahead", &[ahead(three, three)], false),
+        ("ahead and back", &[ahead(three, three), back(15, three)], false),
+        ("ahead and back, seen by two servers", &[ahead(three, three), again(three + 2, three), back(15, three), again(17, -three)], false),
+        ("ahead and back by more", &[ahead(three, three), back(15 - three, 2 * three)], true),
+        ("ahead twice and back once", &[ahead(three, three), ahead(2 * three, three), back(15, 2 * three)], false),
+        ("back and not proven yet", &[back(0, three), calm(9 * MINUTE)], true),
+        ("back and proven", &[back(0, three), calm(10 * MINUTE)], false),
+        ("back by a day and not proven yet", &[back(0, DAY), calm(59 * MINUTE)], true),
+        // A server starts before the machine has the time from the network.
+        ("a start in 2000", &[starts(-YEAR, Some(0), Some(-5))], true),
+        ("a start in 2000, and the right time", &[starts(-YEAR, Some(0), Some(-5)), ahead(30, YEAR)], false),
+        ("a start in 2000, and a start at the right time", &[starts(-YEAR, Some(0), Some(-5)), starts(60, Some(20 - YEAR), Some(0))], false),
+        ("a start while the clock is behind", &[back(-three, three), starts(20 - three, Some(15 - three), Some(-5))], true),
+        ("a start after seconds by a clock that was ahead", &[ahead(YEAR, YEAR), starts(20, Some(YEAR + 5), Some(YEAR))], false),
+        ("a farm that was off", &[starts(DAY, Some(0), Some(0))], false),
+        // No server has looked yet, or all stored times are older than a day but for one in the future.
+        ("a first start in 2000", &[starts(-YEAR, None, Some(0))], true),
+        ("a first start after a clock that was ahead", &[Observation { newest_until_now: Some(at(-5)), ..starts(0, None, Some(YEAR)) }], false),
+        ("a look a minute ago", &[starts(0, Some(-60), Some(YEAR))], false),
+        ("looks of last year, and a time in the future", &[starts(0, Some(-YEAR), Some(2 * DAY))], true),
+    ];
+    for (name, looks, expected) in cases {
+        let state = after(looks);
+        assert_eq!(is_behind(&state), *expected, "{name}: {state:?}");
+    }
+}
+
+#[test]
+fn a_first_look_before_the_last_one_is_a_step_back() {
+    assert_eq!(gone_back(None, at(0)), 0.0);
+    assert_eq!(gone_back(Some(at(-9)), at(0)), 0.0);
+    assert_eq!(gone_back(Some(at(9)), at(0)), -9.0);
+    let state = after(&[Observation { step: gone_back(Some(at(9)), at(0)), ..first(0, None) }]);
+    assert!(!state.is_proven() && state.step_seconds == Some(-9.0), "{state:?}");
 }

@@ -2,7 +2,7 @@
 
 use crate::grpc;
 use crate::problem;
-use crate::schedules::plan::{Definition, timestamp};
+use crate::schedules::plan::{Definition, Done, timestamp};
 use pcfarm_proto::ids::ScheduleId;
 use pcfarm_proto::v1::schedule_definition::Target;
 use pcfarm_proto::v1::{Schedule, ScheduleDefinition, ScheduleTrigger};
@@ -139,7 +139,8 @@ pub(super) fn message(listed: Listed) -> Schedule {
     // Not written yet: it will be what the ticker computes.
     let preview = || {
         let definition = Definition::of(&listed.schedule).ok()?;
-        let plan = definition.plan(None, timestamp(listed.now).ok()?);
+        let last = listed.last_due_at.and_then(|last| timestamp(last).ok());
+        let plan = definition.plan(None, &Done { last, early: Vec::new() }, timestamp(listed.now).ok()?);
         Some((plan.due.map(SystemTime::from), plan.wake.map(SystemTime::from)))
     };
     let (due, wake) = match (state, listed.due_at) {

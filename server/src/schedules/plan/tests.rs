@@ -42,7 +42,7 @@ fn what_is_due_is_triggered_and_what_was_missed_by_policy() {
         (CatchUp::All, Some(10), 47, &[10, 20, 30, 40], 50),
     ];
     for (catch_up, due, at, triggers, next) in cases {
-        let plan = definition("every 10s", *catch_up).plan(due.map(now), now(*at));
+        let plan = definition("every 10s", *catch_up).plan(due.map(now), &Done::default(), now(*at));
         assert_eq!(seconds(&plan), (triggers.to_vec(), Some(*next)), "{catch_up:?} {due:?} {at}");
     }
 }
@@ -51,7 +51,7 @@ fn what_is_due_is_triggered_and_what_was_missed_by_policy() {
 fn what_is_skipped_was_late_by_more_than_a_minute() {
     let due = at("2026-01-02T00:00:00Z");
     for (now, triggers) in [("2026-01-02T00:00:59Z", 1), ("2026-01-02T00:01:01Z", 0)] {
-        let plan = definition("@daily", CatchUp::Skip).plan(Some(due), at(now));
+        let plan = definition("@daily", CatchUp::Skip).plan(Some(due), &Done::default(), at(now));
         assert_eq!((plan.triggers.len(), plan.due), (triggers, Some(at("2026-01-03T00:00:00Z"))), "{now}");
     }
 }
@@ -64,7 +64,7 @@ fn catching_up_with_all_goes_in_portions_and_has_a_limit() {
     let mut sizes = Vec::new();
     let mut triggers = Vec::new();
     loop {
-        let plan = all.plan(due, now);
+        let plan = all.plan(due, &Done::default(), now);
         if plan.triggers.is_empty() {
             break;
         }
@@ -76,7 +76,7 @@ fn catching_up_with_all_goes_in_portions_and_has_a_limit() {
     assert_eq!(triggers.last(), Some(&now));
     assert!(triggers.windows(2).all(|two| two[1].duration_since(two[0]) == SignedDuration::from_secs(10)));
     let rare = Definition { catch_up_limit: 3, ..definition("0 3 * * mon", CatchUp::All) };
-    let plan = rare.plan(Some(at("2026-01-05T03:00:00Z")), at("2026-07-01T00:00:00Z"));
+    let plan = rare.plan(Some(at("2026-01-05T03:00:00Z")), &Done::default(), at("2026-07-01T00:00:00Z"));
     assert_eq!(plan.triggers, [at("2026-06-15T03:00:00Z"), at("2026-06-22T03:00:00Z"), at("2026-06-29T03:00:00Z")]);
 }
 
@@ -88,8 +88,8 @@ fn jitter_delays_and_is_the_same_for_everybody() {
     assert_eq!(wake, jittered.clone().wake(due));
     assert!(wake >= due && wake <= at("2026-01-01T00:00:15Z"));
     let before = wake.checked_sub(SignedDuration::from_millis(1)).expect("a time");
-    assert_eq!(jittered.plan(Some(due), before).triggers, []);
-    let plan = jittered.plan(Some(due), wake);
+    assert_eq!(jittered.plan(Some(due), &Done::default(), before).triggers, []);
+    let plan = jittered.plan(Some(due), &Done::default(), wake);
     assert_eq!(plan.triggers, [due]);
     assert_eq!(plan.wake, Some(jittered.wake(at("2026-01-01T00:00:20Z"))));
     let other = Definition { seed: 8, ..jittered.clone() };
@@ -138,7 +138,7 @@ proptest! {
         for delay in delays {
             now = now.checked_add(SignedDuration::from_secs(delay)).expect("a time");
             loop {
-                let plan = definition.plan(due, now);
+                let plan = definition.plan(due, &Done::default(), now);
                 let more = policy == CatchUp::All && !plan.triggers.is_empty();
                 prop_assert!(plan.triggers.iter().all(|due| definition.wake(*due) <= now));
                 triggered.extend(plan.triggers);
@@ -201,4 +201,55 @@ fn a_time_of_a_clock_that_was_ahead_gives_way_to_the_next_due_time() {
         let found = definition.sooner(due.map(at), at(wake), at(now), &triggered);
         assert_eq!(found, expected.map(|(due, wake)| (due.map(at), at(wake))), "{due:?} {wake}");
     }
+}
+
+/// The clock was behind for a while, and wrote a due time that has been triggered before, or from before the schedule was made.
+#[test]
+fn a_due_time_that_was_triggered_is_not_triggered_again() {
+    let hour = |hour: &str| at(&format!("2026-03-01T{hour}:00Z"));
+    for catch_up in [CatchUp::Skip, CatchUp::Once, CatchUp::All] {
+        let hourly = definition("0 * * * *", catch_up);
+        // Due time, last due time, now, due times that are triggered, next due time.
+        type Case<'a> = (&'a str, Option<&'a str>, &'a str, &'a [&'a str], &'a str);
+        let cases: &[Case<'_>] = &[
+            ("10:00", Some("12:00"), "12:10", &[], "13:00"),
+            ("12:00", Some("12:00"), "12:10", &[], "13:00"),
+            ("10:00", Some("12:00"), "13:00", &["13:00"], "14:00"),
+            // The clock is behind, or was ahead: the last due time says nothing.
+            ("10:00", Some("12:00"), "10:00", &["10:00"], "11:00"),
+            ("13:00", Some("12:00"), "13:00", &["13:00"], "14:00"),
+        ];
+        for (due, last, now, triggers, next) in cases {
+            let done = Done { last: last.map(hour), early: Vec::new() };
+            let plan = hourly.plan(Some(hour(due)), &done, hour(now));
+            let expected: Vec<Timestamp> = triggers.iter().map(|due| hour(due)).collect();
+            assert_eq!((plan.triggers, plan.due), (expected, Some(hour(next))), "{catch_up:?} {due} {last:?} {now}");
+        }
+    }
+}
+
+/// At 11:50 the clock was ahead for seconds, and due times of the afternoon were triggered.
+#[test]
+fn due_times_that_a_clock_that_was_ahead_triggered_are_passed_over() {
+    let hour = |hour: &str| at(&format!("2026-03-01T{hour}:00Z"));
+    for catch_up in [CatchUp::Skip, CatchUp::Once, CatchUp::All] {
+        let hourly = definition("0 * * * *", catch_up);
+        let mut done = Done { last: Some(hour("15:00")), early: vec![hour("14:00"), hour("15:00")] };
+        let mut due = Some(hour("12:00"));
+        let mut triggered = Vec::new();
+        for minute in 0..=300 {
+            let now = hour("11:51").checked_add(SignedDuration::from_mins(minute)).expect("a time");
+            let plan = hourly.plan(due, &done, now);
+            done.last = plan.triggers.last().copied().or(done.last);
+            triggered.extend(plan.triggers);
+            due = plan.due;
+        }
+        assert_eq!(triggered, [hour("12:00"), hour("13:00"), hour("16:00")], "{catch_up:?}");
+        assert_eq!(due, Some(hour("17:00")));
+    }
+    // No server ticked until the due times triggered early were over. Those before them were missed.
+    let all = definition("0 * * * *", CatchUp::All);
+    let done = Done { last: Some(hour("14:00")), early: vec![hour("14:00")] };
+    let plan = all.plan(Some(hour("12:00")), &done, hour("15:10"));
+    assert_eq!(plan.triggers, [hour("12:00"), hour("13:00"), hour("15:00")]);
 }
