@@ -185,7 +185,16 @@ async fn a_clock_that_is_behind_changes_no_row() {
         ))
         .await;
     let rows = [
-        "workstation", "workstation_record", "signal", "file", "join_token", "delayed", "alert", "checkout", "handed_out", "event",
+        "workstation",
+        "workstation_record",
+        "signal",
+        "file",
+        "join_token",
+        "delayed",
+        "alert",
+        "checkout",
+        "handed_out",
+        "event",
     ]
     .map(|table| format!("(select jsonb_agg(t order by t::text) from pcfarm.{table} t)"));
     let rows = format!("select concat_ws(' ', {})", rows.join(", "));

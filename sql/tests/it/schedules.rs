@@ -491,10 +491,19 @@ async fn due_times_that_were_triggered_early_are_kept_until_they_are_past() {
     let id = due(&queue, "a", &format!("{{\"job\": {job}}}"), minute(3)).await;
     let now = SystemTime::now();
     let minutes = |count: u64| now + Duration::from_secs(60 * count);
-    queue.run("update pcfarm.schedule_next set due_at = now() + interval '9 hours', wake_at = now() + interval '9 hours'").await;
+    queue
+        .run(
+            "update pcfarm.schedule_next set due_at = now() + interval '9 hours', wake_at = now() + interval '9 hours'",
+        )
+        .await;
     let client = queue.server().await;
     let (_, waiting) = schedules::waiting_longest(&*client, None, 10).await.expect("read");
-    let one = |of: Waiting, wake_at, early: &[SystemTime]| Sooner { of, due_at: Some(minute(3)), wake_at, early: early.to_vec() };
+    let one = |of: Waiting, wake_at, early: &[SystemTime]| Sooner {
+        of,
+        due_at: Some(minute(3)),
+        wake_at,
+        early: early.to_vec(),
+    };
     let first = one(waiting[0], minutes(1), &[minutes(20), minutes(10)]);
     assert_eq!(schedules::wake_sooner(&*client, &[first]).await.expect("written"), 1);
     let (_, waiting) = schedules::waiting_longest(&*client, None, 10).await.expect("read");
