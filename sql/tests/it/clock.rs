@@ -166,7 +166,7 @@ async fn a_clock_that_is_behind_changes_no_row() {
     let job = queue.job(2, 1).await;
     queue
         .run(&format!(
-            "update pcfarm.workstation set state = 'offline', since = {FAR}, connected_at = {FAR}, trusted_since = {FAR},
+            "update pcfarm.workstation set state = 'offline', drain = true, since = {FAR}, connected_at = {FAR}, trusted_since = {FAR},
                  drained_since = {FAR}, drain_deadline = {FAR} + interval '1 hour';
              insert into pcfarm.workstation_record (workstation_id, worked_at, looked_at, idle_days) values (1, {FAR}, {FAR}, 1);
              insert into pcfarm.signal (name, value, said_at) values ('load', 1, {FAR});
