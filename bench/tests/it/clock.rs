@@ -230,9 +230,6 @@ async fn a_server_that_starts_in_the_year_2000_changes_no_row() {
     assert_eq!(farm.account(KEPT).await.get::<_, String>(0), before);
     stepping.step("+0");
     farm.until(LOOKED, "select moved_seconds > -5 from pcfarm.clock").await;
-    // Accepted, it is repaired: nothing is wrong.
-    farm.run("select pcfarm.accept_clock()").await;
-    seconds_of_looks(farm, 6).await;
     assert_eq!(farm.query(TRIGGERED_TWICE, &[]).await.len(), 0);
     let hour_ended = farm.number("select sequence - 1 from pcfarm.schedule_next").await > 0;
     assert!(hour_ended || farm.account(KEPT).await.get::<_, String>(0) == before);
