@@ -53,6 +53,10 @@ pub const MESSAGE_BYTES_LIMIT: usize = 4 << 20;
 /// What a sender aims at for one part of a checkout or one delivery.
 pub const PART_BYTES_TARGET: usize = 1 << 20;
 
+/// Most unbegun problems that a server asks one agent for at a time, and that one part of a delivery returns: each becomes a row of
+/// a retry lane, in one transaction.
+pub const RETURNED_LIMIT: usize = 10_000;
+
 #[cfg(test)]
 mod tests {
     use prost::Message;

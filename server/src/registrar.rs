@@ -8,7 +8,7 @@ use crate::farm::Farm;
 use crate::grpc::status_code;
 use crate::session::Session;
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
-use pcfarm_sql::presence::{self, Connection, Goodbye, Introduction, Refused};
+use pcfarm_sql::presence::{self, Connection, Goodbye, Introduction, LiveCheckout, Refused};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use uuid::Uuid;
 #[derive(Debug)]
 pub struct Registered {
     pub connection: Connection,
-    pub live: HashMap<CheckoutId, i64>,
+    pub live: HashMap<CheckoutId, LiveCheckout>,
 }
 
 /// Answer to a registration: the database failed, or it refuses the identity.
@@ -260,9 +260,9 @@ async fn try_connect(farm: &Farm, all: &[&Introduction]) -> Result<Vec<Result<Re
     let client = farm.pool.get().await.map_err(status_code::of_pool)?;
     let connections = presence::connect(&client, all, farm.server_id).await.map_err(status_code::of)?;
     let ids: Vec<WorkstationId> = connections.iter().flatten().map(|c| c.workstation_id).collect();
-    let mut live: HashMap<WorkstationId, HashMap<CheckoutId, i64>> = HashMap::new();
-    for (workstation, checkout, token) in presence::live_checkouts(&client, &ids).await.map_err(status_code::of)? {
-        live.entry(workstation).or_default().insert(checkout, token);
+    let mut live: HashMap<WorkstationId, HashMap<CheckoutId, LiveCheckout>> = HashMap::new();
+    for (workstation, checkout, facts) in presence::live_checkouts(&client, &ids).await.map_err(status_code::of)? {
+        live.entry(workstation).or_default().insert(checkout, facts);
     }
     let mut with_checkouts = |connection: Connection| Registered {
         live: live.remove(&connection.workstation_id).unwrap_or_default(),

@@ -622,9 +622,10 @@ impl Session {
         state.wants_work() && state.holding.is_free_for(time, Instant::now()) && !self.ended.is_cancelled()
     }
 
-    /// Returns checkouts that may have unbegun problems, and how many problems the workstation holds beyond those that it
-    /// computes. None: it has none to spare, got a request a moment ago, or cannot return any.
-    pub fn surplus(&self, time: Duration) -> Option<(Vec<CheckoutId>, usize)> {
+    /// Returns checkouts that have been there for `time` and may have unbegun problems, `most` at most, and how many problems the
+    /// workstation holds beyond those that it computes. None: it has none to spare, got a request a moment ago, or cannot return any.
+    /// A workstation that gives way to a person, is drained, or stops is asked like any other.
+    pub fn surplus(&self, time: Duration, most: usize) -> Option<(Vec<CheckoutId>, usize)> {
         if !self.gives_back || self.ended.is_cancelled() {
             return None;
         }
@@ -633,7 +634,7 @@ impl Session {
         if !state.alone.is_empty() {
             return None;
         }
-        state.holding.surplus(time, Instant::now())
+        state.holding.surplus(!state.suspended, (time, most), Instant::now())
     }
 
     /// Time of the last look for problems to return.
@@ -641,14 +642,14 @@ impl Session {
         self.state().holding.looked_at()
     }
 
-    /// Notes that the server found no problem here that an idle workstation could take.
-    pub fn looked(&self) {
-        self.state().holding.looked(Instant::now());
+    /// Notes that the server found no problem among the checkouts from `oldest` on that an idle workstation could take.
+    pub fn looked(&self, oldest: Option<CheckoutId>) {
+        self.state().holding.looked(oldest, Instant::now());
     }
 
-    /// Notes a request to return problems.
-    pub fn asked(&self) {
-        self.state().holding.asked(Instant::now());
+    /// Notes a request to return problems of the checkouts from `oldest` on.
+    pub fn asked(&self, oldest: Option<CheckoutId>) {
+        self.state().holding.asked(oldest, Instant::now());
     }
 
     /// Its last part, the message of this number, is on its way.
@@ -667,11 +668,11 @@ impl Session {
         }
     }
 
-    /// A checkout that it held when it connected.
-    pub fn brought(&self, checkout: CheckoutId) {
-        let mut state = self.state();
-        state.sent.insert(checkout, Some(Sent { at: Instant::now(), sequence: 0 }));
-        state.holding.brings(checkout, Instant::now());
+    /// Notes a checkout that the workstation held when it connected, with the number of its problems that are left, as the database
+    /// has it.
+    pub fn brought(&self, checkout: CheckoutId, (job_type, controller): (&str, &str), problems: usize) {
+        self.announce(checkout, (job_type, controller), problems, false);
+        self.sent(checkout, 0);
     }
 
     /// It is on its way or in its hands.

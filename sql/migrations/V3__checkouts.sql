@@ -664,11 +664,12 @@ end $$;
 -- run alone, and dependent problems of a convoy of which something else is unsolved: such a convoy is never cut. Problems of
 -- a convoy that is cut come back each by itself, so that several workstations can share them. A checkout without anything
 -- left to solve is closed. Repetition has no effect: the checkout holds returned problems no longer. Returns how many came back.
+--
+-- A checkout may return all of its problems in any number of calls: a problem that was returned and did not come back would be
+-- computed nowhere until the end of its checkout. The cost of a call is linear in the problems of its checkout.
 create function pcfarm.give_back(checkout bigint, secret bigint, problem_ids bigint[], why text)
 returns integer language plpgsql set enable_seqscan = off as $$
 declare
-    -- Limit for one checkout: each call writes all of them again.
-    most       constant integer := 5000;
     its        pcfarm.checkout;
     retry_lane bigint;
     given      bigint[];
@@ -681,7 +682,7 @@ begin
         where c.checkout_id = checkout and c.token = secret and c.ended_at is null));
     select c.* into its from pcfarm.checkout c
     where c.checkout_id = checkout and c.token = secret and c.ended_at is null for update;
-    if not found or coalesce(cardinality(its.given_back), 0) + cardinality(problem_ids) > most then
+    if not found then
         return 0;
     end if;
     select r.lane_id into strict retry_lane
@@ -691,14 +692,15 @@ begin
 
     with unsolved as materialized (
         select h.problem_id, h.home_lane, h.home_order, h.batch_order, h.attempts, h.losses, hl.grouped,
-            h.problem_id = any (problem_ids) and not h.alone and not exists (
+            -- Looked up in a hash table: an array would be searched from its beginning for each problem.
+            h.problem_id in (select u.problem_id from unnest(problem_ids) u(problem_id)) and not h.alone and not exists (
                 select from pcfarm.failed_attempt f
                 where f.job_id = h.job_id and f.checkout_id = h.checkout_id and f.problem_id = h.problem_id) as is_wanted
         from pcfarm.held_problem h
         cross join lateral (
             select l.grouped from pcfarm.lane l where l.job_id = h.job_id and l.lane_id = h.home_lane offset 0) hl
-        where h.checkout_id = checkout and not exists (
-            select from pcfarm.result r where r.job_id = h.job_id and r.problem_id = h.problem_id)),
+        where h.checkout_id = checkout and (
+            select r.problem_id from pcfarm.result r where r.job_id = h.job_id and r.problem_id = h.problem_id) is null),
     judged as (
         select u.*, bool_and(u.is_wanted) over (partition by u.batch_order) as is_whole from unsolved u),
     returned as materialized (

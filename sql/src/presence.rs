@@ -296,14 +296,33 @@ pub async fn note_answer(client: &ClientWrapper, workstation: WorkstationId, ses
     client.run(include_str!("../queries/answered_workstation.sql"), &[&workstation, &session]).await.map(drop)
 }
 
-/// The workstations' live checkouts and their tokens.
+/// Live checkout of a workstation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveCheckout {
+    pub token: i64,
+    pub job_type: String,
+    /// Problems without a result or a failed attempt.
+    pub problems_left: usize,
+}
+
+/// Returns the workstations' live checkouts.
 pub async fn live_checkouts(
     client: &ClientWrapper,
     workstations: &[WorkstationId],
-) -> Result<Vec<(WorkstationId, CheckoutId, i64)>, Error> {
+) -> Result<Vec<(WorkstationId, CheckoutId, LiveCheckout)>, Error> {
     let ids: Vec<i64> = workstations.iter().map(|w| w.0).collect();
     let rows = client.run(include_str!("../queries/live_checkouts_of.sql"), &[&ids]).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
+    rows.iter()
+        .map(|row| {
+            let problems_left: i64 = row.try_get("problems_left")?;
+            let live = LiveCheckout {
+                token: row.try_get("token")?,
+                job_type: row.try_get("job_type")?,
+                problems_left: usize::try_from(problems_left).unwrap_or(0),
+            };
+            Ok((row.try_get("workstation_id")?, row.try_get("checkout_id")?, live))
+        })
+        .collect()
 }
 
 /// Live checkouts of these workstations, older than a grace.

@@ -171,8 +171,8 @@ impl Pool {
         (Pool { shared }, receiver)
     }
 
-    /// Puts a checkout behind those that wait, or before them if it was begun before them and is run one by
-    /// one.
+    /// Puts a checkout behind those that wait, or before them if it was begun before them: it is run one by one, or has problems to
+    /// take again.
     pub fn compute(&self, checkout: Arc<Checkout>) {
         if let Some(store) = &self.shared.controllers.store {
             checkout.set_store(Arc::clone(store));
@@ -183,10 +183,10 @@ impl Pool {
             true => queue.pooled.entry(checkout.controller.clone()).or_default(),
             false => &mut queue.checkouts,
         };
-        if checkout.is_begun() {
-            line.push_front(checkout);
-        } else {
+        if !checkout.is_begun() {
             line.push_back(checkout);
+        } else if line.iter().all(|waiting| waiting.key != checkout.key) {
+            line.push_front(checkout);
         }
         self.shared.begin_shifts(queue);
         if in_pools {

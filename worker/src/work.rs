@@ -194,10 +194,13 @@ impl Checkout {
         self.taking.change(|now| (now.next == 0).then_some(Extent { next: WITHDRAWN, ..now })).is_some()
     }
 
-    /// Withdraws the problems from a place on, and returns their places. No core has taken any of them, and none will. `keep`
-    /// chooses the place, given the number of problems that have been taken.
-    pub fn let_go(&self, keep: impl Fn(usize) -> usize) -> Range<usize> {
-        let end = |now: Extent| u32::try_from(keep(now.next as usize)).unwrap_or(u32::MAX).max(now.next);
+    /// Withdraws the problems from a place on, and returns their places. No core has taken any of them, and none will, unless they
+    /// are [released](Checkout::release) again. `keep` chooses the place, given the places of the problems that may be taken.
+    pub fn let_go(&self, keep: impl Fn(Range<usize>) -> usize) -> Range<usize> {
+        let end = |now: Extent| {
+            let untaken = now.next as usize..(now.released as usize).min(self.problems.len());
+            u32::try_from(keep(untaken)).unwrap_or(u32::MAX).max(now.next)
+        };
         let cut = |now: Extent| (end(now) < now.released).then(|| Extent { released: end(now), ..now });
         let Some(before) = self.taking.change(cut) else { return 0..0 };
         end(before) as usize..before.released as usize
@@ -312,7 +315,7 @@ mod tests {
     fn what_is_let_go_was_not_taken_and_will_not_be() {
         let checkout = of(5);
         assert!(checkout.take().is_some() && checkout.take().is_some());
-        assert_eq!(checkout.let_go(|taken| taken + 1), 3..5);
+        assert_eq!(checkout.let_go(|untaken| untaken.start + 1), 3..5);
         assert_eq!(checkout.let_go(|_| 0), 2..3, "never what was taken");
         assert_eq!((checkout.let_go(|_| 0), checkout.untaken()), (0..0, 0));
         assert!(checkout.take().is_none());
@@ -328,7 +331,7 @@ mod tests {
             let (taken, let_go) = std::thread::scope(|scope| {
                 let takers: Vec<_> =
                     (0..2).map(|_| scope.spawn(|| std::iter::from_fn(|| checkout.take()).count())).collect();
-                let let_go = checkout.let_go(|taken| taken + 3);
+                let let_go = checkout.let_go(|untaken| untaken.start + 3);
                 (takers.into_iter().map(|taker| taker.join().expect("took")).sum::<usize>(), let_go)
             });
             assert_eq!(taken + let_go.len(), 64);

@@ -403,7 +403,7 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
             // Its id may have been given anew, after a crash of PostgreSQL: then another is known by it.
             let is_another = held.as_ref().is_some_and(|held| held.token != results.token.cast_signed());
             let over = (verdict.closed || verdict.kind != VerdictKind::Accepted) && !is_another;
-            let freed = session.judged(id, &judged(results, held.as_deref(), over));
+            let freed = session.judged(id, &judged(results, verdict, held.as_deref(), over));
             if let Some(call) = &call {
                 path::delivered(farm, results, verdict, came, call);
             }
@@ -451,11 +451,13 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
     }
 }
 
-fn judged<'a>(results: &v1::CheckoutResults, held: Option<&'a Held>, over: bool) -> Judged<'a> {
+fn judged<'a>(results: &v1::CheckoutResults, verdict: &Verdict, held: Option<&'a Held>, over: bool) -> Judged<'a> {
     let busy = results.busy.and_then(|busy| Duration::try_from(busy).ok());
     let has_returned = !results.given_back.is_empty() || (results.finished && !results.give_back_reason.is_empty());
+    // Results that came a second time, after a reconnection, leave no fewer problems. Several deliveries may share the verdict.
+    let stored = usize::try_from(verdict.accepted).unwrap_or(0);
     Judged {
-        problems: results.results.len(),
+        problems: results.results.len().min(stored),
         measured: held.map(|held| held.job_type.as_str()).zip(busy),
         finished: results.finished,
         returned: has_returned.then_some(results.given_back.len()),

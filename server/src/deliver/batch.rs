@@ -14,10 +14,6 @@ use std::time::Duration;
 /// Most of a failure's message that is kept.
 const MESSAGE_LIMIT: usize = 4096;
 
-/// Most problems of a checkout that one delivery returns: the most that a server requests. Others come back with the end of their
-/// checkout.
-pub(super) const RETURNED_LIMIT: usize = 1000;
-
 /// Most of one delivery.
 const BUSY_LIMIT: Duration = Duration::from_secs(86_400_000);
 
@@ -100,7 +96,8 @@ impl Batch {
         gathered.busy = gathered.busy.saturating_add(busy.min(BUSY_LIMIT)).min(BUSY_LIMIT);
         if !results.given_back.is_empty() {
             let own = results.given_back.iter().copied().map(ProblemId).filter(|id| held.members.find(*id).is_some());
-            gathered.returned.extend(own.take(RETURNED_LIMIT));
+            // All of them: the agent computes none. It may name each problem once.
+            gathered.returned.extend(own.take(held.members.len()));
             gathered.why = storable(&results.give_back_reason);
         }
         if results.finished {
@@ -260,15 +257,15 @@ mod tests {
     }
 
     #[test]
-    fn returned_problems_are_of_the_checkout_and_bounded() {
-        let held = held(&(0..1500).collect::<Vec<_>>(), 0);
+    fn all_returned_problems_of_the_checkout_come_back() {
+        let held = held(&(0..15_000).collect::<Vec<_>>(), 0);
         let mut batch = Batch::default();
-        let given_back = (-1_000_000..1500).collect();
+        let given_back = (-1_000_000..15_000).chain(0..1_000_000).collect();
         let give_back_reason = "idle".to_owned();
         let results = v1::CheckoutResults { given_back, give_back_reason, ..delivery(Vec::new(), false) };
         batch.add(CheckoutId(5), &held, &results, false);
         let (_, returned, why) = batch.returned(CheckoutId(5)).expect("some");
-        assert_eq!((returned.len(), returned[0], why), (RETURNED_LIMIT, ProblemId(0), "idle"));
+        assert_eq!((returned.len(), returned[0], returned[14_999], why), (15_000, ProblemId(0), ProblemId(14_999), "idle"));
     }
 
     #[test]

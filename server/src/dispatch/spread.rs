@@ -1,8 +1,8 @@
 //! Requests to return unbegun problems while another workstation is idle.
 //!
 //! A workstation has been idle for a second, so the queue has nothing for it, and another workstation holds more problems than
-//! it computes. The server asks the holder to return problems that it would not begin soon. Returned problems are handed out
-//! like any others. Agents choose the problems, by their own speed; the database decides which of them come back. Servers tell
+//! it computes. The server asks the holder to return problems that it would not begin soon, also if the holder gives way to a person,
+//! is drained, stops, or has just connected again. Returned problems are handed out like any others. Agents choose the problems, by their own speed; the database decides which of them come back. Servers tell
 //! each other with their pulse which workstations are idle. A statement is sent only while a workstation is idle anywhere and
 //! one of this server has problems to spare.
 
@@ -10,6 +10,7 @@ use crate::farm::Farm;
 use crate::session::Session;
 use anyhow::Context;
 use pcfarm_proto::ids::{CheckoutId, WorkstationId};
+use pcfarm_proto::RETURNED_LIMIT;
 use pcfarm_proto::v1::{self, server_message};
 use pcfarm_sql::checkout::{self, Returnable};
 use rand::seq::SliceRandom;
@@ -33,8 +34,8 @@ const NAMED_LIMIT: usize = 16;
 const ASKED_LIMIT: usize = 16;
 const CHECKOUTS_LIMIT: usize = 64;
 
-/// Most problems that one workstation returns at a time: each is a row in the retry lane.
-const PROBLEMS_LIMIT: u32 = 1000;
+/// A request is for so many problems at least. A request for fewer would leave the idle workstation idle again within a moment.
+const WORTH_ASKING: usize = 1000;
 
 /// Longest that the database may take; the next look tries again.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -77,7 +78,7 @@ pub fn idle_here(farm: &Farm) -> Vec<WorkstationId> {
 #[derive(Clone, Debug)]
 struct Holder<W> {
     who: W,
-    /// In the order in which it got them.
+    /// Some of its checkouts, in the order in which it got them.
     checkouts: Vec<CheckoutId>,
     surplus: usize,
     /// The last look at it, if there was one.
@@ -89,16 +90,22 @@ struct Holder<W> {
 fn candidates<W>(mut holders: Vec<Holder<W>>) -> Vec<Holder<W>> {
     holders.sort_by_key(|holder| (holder.looked_at, std::cmp::Reverse(holder.surplus)));
     holders.truncate(ASKED_LIMIT);
-    holders.iter_mut().for_each(|holder| holder.checkouts.truncate(CHECKOUTS_LIMIT));
     holders
+}
+
+/// Number of problems to ask a holder for, while one in `workstations` of those that would share its surplus is the holder itself.
+/// A few requests then move all that idle workstations can compute, however large a checkout is.
+fn share(surplus: usize, workstations: usize) -> u32 {
+    let of_others = surplus - surplus / workstations.max(1);
+    u32::try_from(of_others.clamp(WORTH_ASKING, RETURNED_LIMIT)).unwrap_or(u32::MAX)
 }
 
 /// Plan of one look.
 struct Plan<W> {
     /// Requests to the holders with the most to spare, no more than workstations are idle.
-    requests: Vec<(W, v1::GiveBack)>,
+    requests: Vec<(Holder<W>, v1::GiveBack)>,
     /// Holders without a returnable checkout. Other holders wait for the next look.
-    barren: Vec<W>,
+    barren: Vec<Holder<W>>,
 }
 
 fn plan<W>(mut holders: Vec<Holder<W>>, returnable: &[Returnable], idle: usize) -> Plan<W> {
@@ -113,10 +120,14 @@ fn plan<W>(mut holders: Vec<Holder<W>>, returnable: &[Returnable], idle: usize) 
         });
         let checkouts: Vec<_> = returnable.collect();
         if checkouts.is_empty() {
-            plan.barren.push(holder.who);
+            plan.barren.push(holder);
         } else if plan.requests.len() < idle {
-            plan.requests.push((holder.who, v1::GiveBack { checkouts, problems: PROBLEMS_LIMIT }));
+            plan.requests.push((holder, v1::GiveBack { checkouts, problems: 0 }));
         }
+    }
+    let workstations = idle.div_ceil(plan.requests.len().max(1)).saturating_add(1);
+    for (holder, request) in &mut plan.requests {
+        request.problems = share(holder.surplus, workstations);
     }
     plan
 }
@@ -145,7 +156,7 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
         return Ok(());
     }
     let holder = |who: Arc<Session>| {
-        let (checkouts, surplus) = who.surplus(IDLE)?;
+        let (checkouts, surplus) = who.surplus(IDLE, CHECKOUTS_LIMIT)?;
         let looked_at = who.looked_at();
         Some(Holder { who, checkouts, surplus, looked_at })
     };
@@ -158,9 +169,9 @@ async fn look(farm: &Arc<Farm>) -> anyhow::Result<()> {
     let returnable =
         checkout::returnable(&*client, &idle, &checkouts).await.context("reading what others could take")?;
     let plan = plan(holders, &returnable, idle.len());
-    plan.barren.iter().for_each(|session| session.looked());
-    for (session, request) in plan.requests {
-        session.asked();
+    plan.barren.iter().for_each(|holder| holder.who.looked(holder.checkouts.first().copied()));
+    for (Holder { who: session, checkouts, .. }, request) in plan.requests {
+        session.asked(checkouts.first().copied());
         debug!(workstation_id = %session.workstation_id, checkouts = request.checkouts.len(), "asked to return problems");
         let message = v1::ServerMessage { message: Some(server_message::Message::GiveBack(request)) };
         // Full: a later look asks again.
@@ -196,15 +207,16 @@ mod tests {
             (9, &[], "", "bca"),
         ] {
             let Plan { requests, barren: without } = plan(candidates(holders()), &returnable(takes), idle);
+            let without: String = without.iter().map(|holder| holder.who).collect();
             let asked: Vec<String> = requests
                 .into_iter()
-                .map(|(who, request)| {
+                .map(|(Holder { who, .. }, request)| {
                     assert!(request.checkouts.iter().all(|one| one.whole_convoys == (one.checkout_id == 5)));
                     let ids: Vec<i64> = request.checkouts.iter().map(|one| one.checkout_id).collect();
                     format!("{who}{ids:?}")
                 })
                 .collect();
-            assert_eq!((asked.join(" ").as_str(), without.concat().as_str()), (expected, barren), "{idle}, {takes:?}");
+            assert_eq!((asked.join(" ").as_str(), without.as_str()), (expected, barren), "{idle}, {takes:?}");
         }
     }
 
@@ -221,10 +233,10 @@ mod tests {
             };
             let considered = candidates(looked.iter().enumerate().map(holder).collect());
             let Plan { requests, barren } = plan(considered, &returnable(&[40]), 1);
-            if requests.iter().any(|(who, _)| *who == 40) {
+            if requests.iter().any(|(holder, _)| holder.who == 40) {
                 return;
             }
-            barren.into_iter().for_each(|who| looked[who] = Some(now + LOOK * look));
+            barren.into_iter().for_each(|holder| looked[holder.who] = Some(now + LOOK * look));
         }
         panic!("it never has its turn");
     }
@@ -232,7 +244,21 @@ mod tests {
     #[test]
     fn what_is_asked_at_a_time_is_bounded() {
         let many = (0..100).map(|_| holder("a", 0..1000, 9)).collect();
-        let asked = candidates(many);
-        assert!(asked.len() == ASKED_LIMIT && asked.iter().all(|one| one.checkouts.len() == CHECKOUTS_LIMIT));
+        assert_eq!(candidates(many).len(), ASKED_LIMIT);
+        for (surplus, workstations, problems) in
+            [(9, 2, 1000), (10_000, 2, 5000), (10_000, 11, 9091), (usize::MAX, 2, 10_000), (0, 0, 1000)]
+        {
+            assert_eq!(share(surplus, workstations), problems, "{surplus} problems, {workstations} workstations");
+        }
+    }
+
+    #[test]
+    fn idle_workstations_share_what_a_holder_can_spare() {
+        for (idle, expected) in [(1, vec![5000]), (2, vec![5000, 4000]), (4, vec![6667, 5334])] {
+            let holders = vec![holder("a", 1..2, 10_000), holder("b", 2..3, 8000)];
+            let requests = plan(candidates(holders), &returnable(&[1, 2]), idle).requests;
+            let asked: Vec<u32> = requests.iter().map(|(_, request)| request.problems).collect();
+            assert_eq!(asked, expected, "{idle} idle");
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::traces::path;
 use futures_util::StreamExt;
 use futures_util::stream::Map;
 use pcfarm_faults::{Bug, CrashPoint, crash_point, planted};
-use pcfarm_proto::files::{FILE_BYTES_LIMIT, FILE_NAME_LIMIT, is_file_name};
+use pcfarm_proto::files::{FILE_BYTES_LIMIT, FILE_NAME_LIMIT, announced, is_file_name};
 use pcfarm_proto::ids::{CheckoutId, ProblemId, slot_identity};
 use pcfarm_proto::labels;
 use pcfarm_proto::v1::agent_message::Message;
@@ -31,7 +31,9 @@ use pcfarm_sql::access;
 use pcfarm_sql::checkout::{self, Closing, DeliveredProblem};
 use pcfarm_sql::files::Output;
 use pcfarm_sql::json::RawJson;
-use pcfarm_sql::presence::{self, Connection, Goodbye, Introduction, MachineDigest, Signs, Waking, Yields};
+use pcfarm_sql::presence::{
+    self, Connection, Goodbye, Introduction, LiveCheckout, MachineDigest, Signs, Waking, Yields,
+};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
@@ -421,11 +423,13 @@ async fn register(
     session.set_slots(&connection.slots);
     session.set_presence(connection.presence.as_ref());
     let gone: HashSet<i64> = revoked.iter().map(|r| r.checkout_id).collect();
-    hello
-        .held
-        .iter()
-        .filter(|h| !gone.contains(&h.checkout_id))
-        .for_each(|h| session.brought(CheckoutId(h.checkout_id)));
+    for held in hello.held.iter().filter(|held| !gone.contains(&held.checkout_id)) {
+        let id = CheckoutId(held.checkout_id);
+        let Some(checkout) = live.get(&id) else { continue };
+        let job_type = farm.job_type(&checkout.job_type);
+        let controller = job_type.as_ref().map_or("", |job_type| announced(&job_type.controller));
+        session.brought(id, (&checkout.job_type, controller), checkout.problems_left);
+    }
     let before = farm.join(&session);
     if known.elapsed() > farm.rhythm.heartbeat {
         // By now it may have been marked as one whose row says that it is connected and that is not: its first word
@@ -469,12 +473,12 @@ async fn settle(
     farm: &Farm,
     hello: &v1::Hello,
     connection: &Connection,
-    live: &HashMap<CheckoutId, i64>,
+    live: &HashMap<CheckoutId, LiveCheckout>,
 ) -> Result<Vec<v1::Revocation>, Status> {
     let held: HashMap<CheckoutId, i64> =
         hello.held.iter().map(|h| (CheckoutId(h.checkout_id), h.token.cast_signed())).collect();
     let missing: Vec<CheckoutId> =
-        live.iter().filter(|(id, token)| held.get(id) != Some(token)).map(|(id, _)| *id).collect();
+        live.iter().filter(|(id, checkout)| held.get(id) != Some(&checkout.token)).map(|(id, _)| *id).collect();
     if !missing.is_empty() && !planted(Bug::NeverTakesBack) {
         let (how, why) = if connection.same_instance {
             (Closing::Unreceived, "never received by its workstation".to_owned())
@@ -491,7 +495,7 @@ async fn settle(
     }
     Ok(held
         .iter()
-        .filter(|(id, token)| live.get(id) != Some(token))
+        .filter(|(id, token)| live.get(id).is_none_or(|checkout| checkout.token != **token))
         .map(|(id, _)| v1::Revocation { checkout_id: id.0, reason: "it is not this workstation's any more".to_owned() })
         .collect())
 }

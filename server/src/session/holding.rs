@@ -37,8 +37,10 @@ pub struct Holding {
     freed: bool,
     ask_from: Instant,
     ask_pause: Duration,
-    /// The last look at the workstation for problems to return.
+    /// The last look at the workstation for problems to return, and the oldest checkout that it considered: the next look considers
+    /// older ones.
     looked_at: Option<Instant>,
+    considered_to: Option<CheckoutId>,
     returned: Option<Returned>,
     /// The workstation returned problems and has had no result since: it is given nothing in advance.
     gave_back: bool,
@@ -77,6 +79,7 @@ impl Holding {
             ask_from: now,
             ask_pause: ASK_PAUSE,
             looked_at: None,
+            considered_to: None,
             returned: None,
             gave_back: false,
         }
@@ -123,11 +126,6 @@ impl Holding {
     /// Becomes true when some core has nothing to do, and false when none is free.
     pub fn free(&self) -> Arc<AtomicBool> {
         self.free.clone()
-    }
-
-    /// Notes a checkout that the workstation had when it connected. It counts as work for all cores: its problems are unknown.
-    pub fn brings(&mut self, checkout: CheckoutId, now: Instant) {
-        self.begins(checkout, "", false, self.cores, now);
     }
 
     /// Notes results of some problems.
@@ -207,10 +205,19 @@ impl Holding {
         Ahead { problems, takes: takes.map(|takes| takes.max(silent)), gave_back: self.gave_back }
     }
 
-    /// Returns checkouts that have been here for `time` and may have unbegun problems, and the number of problems beyond those
-    /// that the cores compute. None: there is nothing to spare, or the last request was a moment ago.
-    pub fn surplus(&self, time: Duration, now: Instant) -> Option<(Vec<CheckoutId>, usize)> {
-        let surplus = self.left.saturating_sub(self.cores).saturating_add(self.left_of_pools);
+    /// Returns checkouts that have been here for `time` and may have unbegun problems, `most` at most, and the number of problems
+    /// beyond those that the cores compute. A workstation begins its newest checkouts last, so these come first; each look considers
+    /// older ones than the look before, so that checkouts which no other workstation may take hide no others. `begins`: false if
+    /// the workstation begins no problem, so that it can spare all that have not begun. None: there is nothing to spare, or the last
+    /// request was a moment ago.
+    pub fn surplus(
+        &self,
+        begins: bool,
+        (time, most): (Duration, usize),
+        now: Instant,
+    ) -> Option<(Vec<CheckoutId>, usize)> {
+        let begun = if begins { self.cores } else { 0 };
+        let surplus = self.left.saturating_sub(begun).saturating_add(self.left_of_pools);
         if surplus == 0 || !(now >= self.ask_from || self.has_helped(now)) {
             return None;
         }
@@ -218,6 +225,11 @@ impl Holding {
         let mut checkouts: Vec<CheckoutId> =
             self.work.iter().filter(|(_, work)| is_settled(work)).map(|(id, _)| *id).collect();
         checkouts.sort_unstable();
+        let not_considered = checkouts.partition_point(|id| self.considered_to.is_none_or(|to| *id < to));
+        if not_considered > 0 {
+            checkouts.truncate(not_considered);
+        }
+        checkouts.drain(..checkouts.len().saturating_sub(most));
         (!checkouts.is_empty()).then_some((checkouts, surplus))
     }
 
@@ -231,19 +243,19 @@ impl Holding {
         self.looked_at
     }
 
-    /// Notes a look that found nothing that an idle workstation could take.
-    pub fn looked(&mut self, now: Instant) {
-        self.looked_at = Some(now);
+    /// Notes a look at the checkouts from `oldest` on, which found nothing that an idle workstation could take.
+    pub fn looked(&mut self, oldest: Option<CheckoutId>, now: Instant) {
+        (self.looked_at, self.considered_to) = (Some(now), oldest);
         self.ask_from = self.ask_from.max(now + ASK_PAUSE);
     }
 
-    /// Notes a request to return problems.
-    pub fn asked(&mut self, now: Instant) {
+    /// Notes a request to return problems of the checkouts from `oldest` on.
+    pub fn asked(&mut self, oldest: Option<CheckoutId>, now: Instant) {
         if self.has_helped(now) {
             self.ask_pause = ASK_PAUSE;
         }
         self.returned = None;
-        self.looked_at = Some(now);
+        (self.looked_at, self.considered_to) = (Some(now), oldest);
         self.ask_from = now + self.ask_pause;
         self.ask_pause = (self.ask_pause * 2).min(ASK_PAUSE_LIMIT);
     }
@@ -254,6 +266,7 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+    const ALL: (Duration, usize) = (SECOND, usize::MAX);
 
     fn id(n: i64) -> CheckoutId {
         CheckoutId(n)
@@ -297,22 +310,49 @@ mod tests {
         let now = Instant::now();
         let mut holding = Holding::new(2, now);
         holding.begins(id(1), "t", false, 2, now);
-        assert_eq!(holding.surplus(SECOND, now + SECOND), None, "its cores compute both");
+        assert_eq!(holding.surplus(true, ALL, now + SECOND), None, "its cores compute both");
         holding.begins(id(2), "t", false, 1, now);
-        assert_eq!(holding.surplus(SECOND, now), None, "it may still be on its way");
+        assert_eq!(holding.surplus(true, ALL, now), None, "it may still be on its way");
         let both = Some((vec![id(1), id(2)], 1));
         let mut at = now + SECOND;
         for pause in [1, 2, 4, 8, 16, 16] {
-            assert_eq!(holding.surplus(SECOND, at), both);
-            holding.asked(at);
-            assert_eq!(holding.surplus(SECOND, at + Duration::from_millis(pause * 1000 - 1)), None);
+            assert_eq!(holding.surplus(true, ALL, at), both);
+            holding.asked(None, at);
+            assert_eq!(holding.surplus(true, ALL, at + Duration::from_millis(pause * 1000 - 1)), None);
             at += Duration::from_secs(pause);
         }
         holding.returns(id(2), 1, at);
         holding.ends(id(2), at);
-        assert!(holding.ahead(|_| None, at).gave_back && holding.surplus(SECOND, at + SECOND).is_none());
+        assert!(holding.ahead(|_| None, at).gave_back && holding.surplus(true, ALL, at + SECOND).is_none());
         holding.progresses(id(1), 1, at);
         assert!(!holding.ahead(|_| None, at).gave_back, "it has had a result since");
+    }
+
+    #[test]
+    fn a_workstation_that_begins_nothing_can_spare_all_that_has_not_begun() {
+        let now = Instant::now();
+        let mut holding = Holding::new(4, now);
+        holding.begins(id(1), "t", false, 3, now);
+        assert_eq!(holding.surplus(true, ALL, now + SECOND), None, "each core begins one");
+        assert_eq!(holding.surplus(false, ALL, now + SECOND), Some((vec![id(1)], 3)));
+    }
+
+    #[test]
+    fn each_look_considers_older_checkouts_than_the_look_before() {
+        let now = Instant::now();
+        let mut holding = Holding::new(1, now);
+        (1..=150).for_each(|checkout| holding.begins(id(checkout), "t", false, 1, now));
+        let mut at = now + SECOND;
+        for (first, last, asks) in [(87, 150, true), (23, 86, false), (1, 22, true), (87, 150, false)] {
+            let (checkouts, _) = holding.surplus(true, (SECOND, 64), at).expect("it has some to spare");
+            let expected: Vec<CheckoutId> = (first..=last).map(id).collect();
+            assert_eq!(checkouts, expected);
+            match asks {
+                true => holding.asked(checkouts.first().copied(), at),
+                false => holding.looked(checkouts.first().copied(), at),
+            }
+            at += ASK_PAUSE_LIMIT;
+        }
     }
 
     #[test]
@@ -325,9 +365,9 @@ mod tests {
             holding.begins(id(next), if comes_back { "t" } else { "u" }, false, 9, at);
             let returned = id(next);
             next += 1;
-            let asked = (0..100).map(|second| at + second * SECOND).find(|at| holding.surplus(SECOND, *at).is_some());
+            let asked = (0..100).map(|second| at + second * SECOND).find(|at| holding.surplus(true, ALL, *at).is_some());
             let asked = asked.expect("it is asked again");
-            holding.asked(asked);
+            holding.asked(None, asked);
             holding.returns(returned, 9, asked);
             holding.ends(returned, asked);
             asked

@@ -3,6 +3,7 @@
 use crate::queue::{Held, Queue, queue};
 use pcfarm_proto::ids::{JobId, WorkstationId};
 use pcfarm_sql::checkout::{self, Closing, Returnable, VerdictKind};
+use pcfarm_sql::presence::{self, LiveCheckout};
 
 impl Queue {
     /// Returns these problems of a checkout, by their places.
@@ -123,6 +124,112 @@ async fn what_came_back_is_returned_again() {
     }
     assert_eq!(queue.end(job).await.as_deref(), Some("done"));
     queue.check().await;
+}
+
+/// A problem that is returned and does not come back would be computed nowhere until the end of its checkout.
+#[tokio::test]
+async fn a_checkout_returns_any_number_of_problems() {
+    let queue = queue().await;
+    let job = queue.job(9000, 100).await;
+    let held = queue.take(job, false, usize::MAX).await.expect("held");
+    for first in (1..9000).step_by(1000) {
+        let places: Vec<usize> = (first..9000.min(first + 1000)).collect();
+        assert_eq!(usize::try_from(queue.give_back(&held, &places).await), Ok(places.len()), "from {first}");
+    }
+    assert_eq!(queue.number("select count(*) from pcfarm.requeued").await, 8999);
+    assert!(queue.deliver(&held, &[(0, Ok("1"))], true).await.closed);
+    queue.check().await;
+}
+
+#[tokio::test]
+async fn a_workstation_that_connects_again_is_known_by_what_is_left() {
+    let queue = queue().await;
+    let job = queue.job(10, 10).await;
+    let held = queue.take(job, false, 1).await.expect("held");
+    queue.deliver(&held, &[(0, Ok("1")), (1, Err("no"))], false).await;
+    assert_eq!(queue.give_back(&held, &[8, 9]).await, 2);
+    let live = presence::live_checkouts(&*queue.server().await, &[WorkstationId(1)]).await.expect("read");
+    let expected = LiveCheckout { token: held.token, job_type: "t".to_owned(), problems_left: 6 };
+    assert_eq!(live, [(WorkstationId(1), held.checkout_id, expected)]);
+}
+
+/// Returned problems are in progress no longer, so a limit that is reached keeps none of them from another workstation. A limit
+/// that is exceeded without them does.
+#[tokio::test]
+async fn what_a_limit_keeps_in_the_queue_is_not_returnable() {
+    let queue = queue().await;
+    let job = queue.job(6, 3).await;
+    let small = queue.take(job, false, 1).await.expect("three").checkout_id;
+    let other = queue.take(job, false, 1).await.expect("three more").checkout_id;
+    let all = vec![small, other];
+    let ask = async || {
+        let asked = checkout::returnable(&*queue.server().await, &[WorkstationId(2)], &all).await.expect("asked");
+        asked.into_iter().map(|one| one.checkout_id).collect::<Vec<_>>()
+    };
+    assert_eq!(ask().await, all);
+    let owner = queue.text("select current_user::text").await;
+    queue.run("select pcfarm.set_resource('licence', 6)").await;
+    let needs = |tokens: i64| {
+        format!("select pcfarm.set_job_type('t', '{{\"resources\": {{\"licence\": {tokens}}}}}')")
+    };
+    let licences = |tokens: i64| format!("select pcfarm.set_resource('licence', {tokens})");
+    let user = |what: &str| format!("select pcfarm.set_user('{{{owner}}}', '{{{what}}}')");
+    let of_type = |most: &str| {
+        format!("select pcfarm.set_user_job_type('{{{owner}}}', 't', '{{\"concurrency\": {most}}}')")
+    };
+    for (how, may) in [
+        (user("\"concurrency\": 6"), true),
+        (user("\"concurrency\": 4"), true),
+        (user("\"concurrency\": 3"), false),
+        (user("\"concurrency\": 0"), false),
+        (user("\"concurrency\": null"), true),
+        (of_type("4"), true),
+        (of_type("3"), false),
+        (of_type("null"), true),
+        (user("\"prohibited\": true"), false),
+        (user("\"prohibited\": false"), true),
+        (needs(1), true),
+        (licences(4), true),
+        (licences(3), false),
+        // Twelve in use, six of them by each checkout.
+        (needs(2), false),
+        (licences(8), true),
+        (licences(7), false),
+        (licences(12), true),
+    ] {
+        queue.run(&how).await;
+        assert_eq!(ask().await, if may { all.clone() } else { Vec::new() }, "{how}");
+    }
+}
+
+#[tokio::test]
+async fn what_would_wait_in_the_queue_is_not_returnable() {
+    let queue = queue().await;
+    let job = queue.job(4, 1).await;
+    let first = queue.take(job, false, 3).await.expect("held");
+    queue.close(&first, Closing::Lost).await;
+    // What is lost comes back to be run alone.
+    let alone = queue.take(job, true, 1).await.expect("it came back");
+    let plain = queue.take(job, false, 1).await.expect("held");
+    let ids = [alone.checkout_id, plain.checkout_id];
+    let ask = async || {
+        let asked = checkout::returnable(&*queue.server().await, &[WorkstationId(2)], &ids).await.expect("asked");
+        asked.into_iter().map(|one| one.checkout_id).collect::<Vec<_>>()
+    };
+    assert_eq!(ask().await, [plain.checkout_id], "problems that run alone are never returned");
+    for (how, back) in [
+        (format!("select pcfarm.park({job})"), format!("select pcfarm.park({job}, parked => false)")),
+        ("select pcfarm.suspend_job_type('t')".to_owned(), "select pcfarm.resume_job_type('t')".to_owned()),
+        (
+            format!("update pcfarm.job set not_before = clock_timestamp() + interval '1 day' where job_id = {job}"),
+            format!("update pcfarm.job set not_before = null where job_id = {job}"),
+        ),
+    ] {
+        queue.run(&how).await;
+        assert_eq!(ask().await, [], "{how}");
+        queue.run(&back).await;
+        assert_eq!(ask().await, [plain.checkout_id], "{back}");
+    }
 }
 
 #[tokio::test]

@@ -10,16 +10,20 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
+use pcfarm_proto::{RETURNED_LIMIT, v1};
 use prost::Message;
 
 use super::PARTIAL_DELIVERY_EVERY;
+use super::returning::cut_place;
 use crate::pool::Batch;
 use crate::work::Checkout;
 
 /// What a result weighs in a message beside its solution: ids, tags and lengths.
 pub const RESULT_FRAME_BYTES: usize = 24;
+
+/// Most bytes of a returned problem's id in a message.
+const RETURNED_BYTES: usize = 10;
 
 /// How much of its time limit a checkout may have used up while it stands still; the rest is for giving it back.
 const WAITS_PART_OF_LIMIT: f64 = 0.9;
@@ -41,11 +45,19 @@ pub struct Held {
     busy: Duration,
     /// Time in the controller so far, summed over cores.
     spent: Duration,
-    /// No more problems are taken than these.
-    taken: Option<usize>,
+    /// No core takes another problem.
+    stopped: Option<Stopped>,
     /// The server keeps a delivery of it until it can be stored: what comes waits for the end of the checkout, or of that.
     pub kept: bool,
     times: Times,
+}
+
+/// A checkout of which the problems that have begun are finished, and no others.
+struct Stopped {
+    /// Number of the problems that have begun.
+    begun: usize,
+    /// Places of the problems that wait here: the rest of a convoy that has begun.
+    untaken: Range<usize>,
 }
 
 /// When what happened to it, for whoever traces it.
@@ -88,7 +100,7 @@ impl Held {
             cut_at: now,
             busy: Duration::ZERO,
             spent: Duration::ZERO,
-            taken: None,
+            stopped: None,
             kept: false,
             times: Times { arrived: now, began: None, ended: now },
         }
@@ -130,11 +142,39 @@ impl Held {
         }
     }
 
-    /// Lets nobody take another problem of it; those that were taken are finished.
+    /// Lets no core take another problem. Problems that were taken are finished.
     pub fn finish_begun(&mut self) {
-        if self.is_computing() && self.taken.is_none() {
-            self.taken = Some(self.checkout.stop_taking());
+        if !self.is_computing() || self.stopped.is_some() {
+            return;
         }
+        if self.checkout.one_by_one {
+            self.stopped = Some(Stopped { begun: self.checkout.stop_taking(), untaken: 0..0 });
+            return;
+        }
+        let untaken = self.checkout.let_go(|untaken| untaken.start);
+        self.stopped = Some(Stopped { begun: self.checkout.taken(), untaken });
+    }
+
+    /// Lets cores take the problems again that have waited since [`Held::finish_begun`]. Returns the checkout if there are any.
+    pub fn take_again(&mut self) -> Option<Arc<Checkout>> {
+        let stopped = self.stopped.take_if(|stopped| !stopped.untaken.is_empty())?;
+        self.checkout.release(stopped.untaken.len());
+        Some(Arc::clone(&self.checkout))
+    }
+
+    /// Takes problems away from the cores to return them, and returns their places: behind the first `kept` of the problems that
+    /// have not begun, `most` at most, and whole convoys only if these must stay whole.
+    pub fn let_go(&mut self, kept: usize, most: usize, whole_convoys: bool) -> Range<usize> {
+        let problems = &self.checkout.problems;
+        let place = |untaken: Range<usize>| {
+            let kept = untaken.start.saturating_add(kept);
+            cut_place(problems.get(..untaken.end).unwrap_or_default(), kept, most, whole_convoys)
+        };
+        let Some(stopped) = &mut self.stopped else { return self.checkout.let_go(place) };
+        let place = place(stopped.untaken.clone()).clamp(stopped.untaken.start, stopped.untaken.end);
+        let returned = place..stopped.untaken.end;
+        stopped.untaken.end = place;
+        returned
     }
 
     /// Until when it may stand still: some time before the farm revokes it.
@@ -147,7 +187,7 @@ impl Held {
     }
 
     pub fn has_finished_begun(&self) -> bool {
-        self.taken.is_some_and(|taken| self.solved() >= taken)
+        self.stopped.as_ref().is_some_and(|stopped| self.solved() >= stopped.begun)
     }
 
     fn solved(&self) -> usize {
@@ -215,9 +255,14 @@ impl Held {
         self.pending.first().is_none_or(|first| bytes_of(first) <= room)
     }
 
-    /// Cuts off the results that fit into `room` bytes, at least one if there are any, and says how many bytes it took.
+    /// Cuts off the returned problems and the results that fit into `room` bytes, at least one if there are any, and says how many
+    /// bytes it took. The server returns all problems of a part at once: more than it takes at a time would be neither computed here
+    /// nor anywhere else until the end of the checkout.
     pub fn cut(&mut self, room: usize, now: Duration) -> (v1::CheckoutResults, usize) {
-        let (count, bytes) = fitting(&self.pending, room, true);
+        let most = (room / RETURNED_BYTES).clamp(1, RETURNED_LIMIT);
+        let given_back: Vec<i64> = self.returning.drain(..most.min(self.returning.len())).collect();
+        let of_returned = given_back.len() * RETURNED_BYTES;
+        let (count, bytes) = fitting(&self.pending, room.saturating_sub(of_returned), true);
         // Speed is measured on each piece by itself.
         let busy = self.busy.mul_f64(count as f64 / self.pending.len().max(1) as f64);
         self.busy = self.busy.saturating_sub(busy);
@@ -236,10 +281,10 @@ impl Held {
             give_back_reason: String::new(),
             busy: prost_types::Duration::try_from(busy).ok(),
             worked: None,
-            given_back: std::mem::take(&mut self.returning),
+            given_back,
         };
         if !part.given_back.is_empty() {
-            part.give_back_reason = std::mem::take(&mut self.return_reason);
+            part.give_back_reason.clone_from(&self.return_reason);
         }
         if self.pending.is_empty()
             && let Stage::Ready { give_back_reason } = &mut self.stage
@@ -249,9 +294,11 @@ impl Held {
                 part.give_back_reason = std::mem::take(give_back_reason);
             }
             self.stage = Stage::Closing;
+            // The end of a checkout returns all problems without a result.
+            self.returning.clear();
             part.worked = self.checkout.traced.then(|| self.worked(now));
         }
-        (part, bytes)
+        (part, bytes + of_returned)
     }
 
     fn worked(&self, now: Duration) -> v1::Worked {

@@ -41,6 +41,8 @@ impl Inventory {
             if self.leaving.take().is_some() {
                 info!("nobody is there: takes work again");
                 self.held.values().for_each(|held| held.checkout.thaw());
+                let again = self.held.values_mut().filter_map(Held::take_again);
+                self.actions.extend(again.map(Action::Compute));
             }
             return;
         }
@@ -50,17 +52,18 @@ impl Inventory {
         if is_new {
             info!(reason, checkouts = self.held.len(), "gives way");
         }
-        self.leaving = Some(Leaving { activity, reason, let_go, deaf, asleep });
         if is_new && activity == Activity::Finish {
             self.held.values_mut().for_each(Held::finish_begun);
+            self.return_whole_convoys(&reason);
         }
+        self.leaving = Some(Leaving { activity, reason, let_go, deaf, asleep });
     }
 
     /// Gives back what is not to be computed any more. Results that are in cores' pockets have been fetched before.
     pub(super) fn give_way(&mut self, now: Duration, revoked_cores: u32) {
         self.pause_cores();
         let Some(leaving) = &mut self.leaving else {
-            // Of what was to be finished when its person came and left again, nobody takes the rest.
+            // A checkout that is computed one by one is not taken up again after it was to be finished.
             return self.give_back_where("its person was here meanwhile", Held::has_finished_begun);
         };
         let reason = leaving.reason.clone();
@@ -84,12 +87,14 @@ impl Inventory {
         }
     }
 
-    /// What can stand still does. What cannot, and what nobody has begun, is solved sooner elsewhere.
+    /// What can stand still does. What cannot, and what nobody has begun, is solved sooner elsewhere: checkouts and whole convoys
+    /// are returned at once, the rest of a convoy when the server asks for it.
     fn freeze(&mut self, reason: &str) {
         let freezable = self.profile.freezable.clone();
         self.give_back_where(reason, |held| {
             !freezable.contains(announced(&held.checkout.controller)) || held.checkout.withdraw()
         });
+        self.return_whole_convoys(reason);
         self.held.values().filter(|held| held.is_computing()).for_each(|held| held.checkout.freeze());
     }
 

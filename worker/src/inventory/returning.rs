@@ -1,7 +1,12 @@
 //! Problems that are returned unbegun because another workstation is idle.
 //!
-//! Owns the choice of problems: those that would not begin here within about a second, by this agent's own measurements.
-//! Problems that have begun are never returned, and a convoy of dependent problems is never cut.
+//! No problem that has not begun waits here while another workstation is idle, whatever this agent does: it computes, stands still,
+//! finishes what it has begun for a person who is back, is drained, or stops. A request of the server is always answered, with all
+//! problems that would not begin here within about a second, by this agent's own measurements. An agent that gives way to a person
+//! begins none.
+//!
+//! Problems that have begun are never returned, and a convoy of dependent problems is never cut. Only the server knows whether
+//! the problems of a convoy depend on each other, so without a request an agent returns whole convoys alone.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +17,7 @@ use pcfarm_proto::v1;
 use tracing::info;
 
 use super::held::Held;
-use super::{Drain, Inventory, Kind, kind_of};
+use super::{Inventory, Kind, kind_of};
 use crate::work::CheckoutKey;
 
 /// Problems that begin within this time stay here.
@@ -60,7 +65,8 @@ impl Paces {
 struct Budget(Duration);
 
 impl Budget {
-    /// `running`: paces and numbers of the problems that have begun. If no result has come for a while, none may come soon.
+    /// `running`: paces and numbers of the problems that have begun. If no result has come for a while, none may come soon. No
+    /// threads: nothing begins.
     fn new(threads: usize, running: impl Iterator<Item = (Option<Duration>, usize)>, is_silent: bool) -> Budget {
         let all = SOON.saturating_mul(u32::try_from(threads).unwrap_or(u32::MAX));
         let mut budget = Budget(if is_silent { Duration::ZERO } else { all });
@@ -90,18 +96,19 @@ impl Budget {
     }
 }
 
-/// Place from which on problems of a checkout are returned: behind `kept` problems, at most `most` before the end, and between
-/// convoys if these must stay whole.
-fn cut(problems: &[v1::Problem], kept: usize, most: usize, whole_convoys: bool) -> usize {
-    let mut place = kept.max(problems.len().saturating_sub(most)).min(problems.len());
-    while whole_convoys
-        && let (Some(last), Some(next)) =
-            (place.checked_sub(1).and_then(|last| problems.get(last)), problems.get(place))
-        && last.batch_order == next.batch_order
-    {
-        place += 1;
+/// Place from which on problems are returned: behind `kept` problems, at most `most` before the end, and between convoys if these
+/// must stay whole. A whole convoy that is larger than that is returned by itself.
+pub(super) fn cut_place(problems: &[v1::Problem], kept: usize, most: usize, whole_convoys: bool) -> usize {
+    let end = problems.len();
+    let kept = kept.min(end);
+    let place = kept.max(end.saturating_sub(most));
+    if !whole_convoys || place == end {
+        return place;
     }
-    place
+    let convoy = |place: usize| problems.get(place).map(|problem| problem.batch_order);
+    let begins = |place: &usize| place.checked_sub(1).is_none_or(|before| convoy(before) != convoy(*place));
+    let behind = (place..end).find(begins);
+    behind.or_else(|| (kept..place).rev().find(begins)).unwrap_or(end)
 }
 
 impl Inventory {
@@ -113,33 +120,39 @@ impl Inventory {
     /// Answers the server's request, if there is one.
     pub(super) fn return_unbegun(&mut self, now: Duration) {
         let Some(request) = self.to_return.take() else { return };
-        if !matches!(self.drain, Drain::No) || self.leaving.is_some() {
-            // Other rules decide what goes back.
-            return;
-        }
         let whole_convoys: BTreeMap<CheckoutId, bool> =
             request.checkouts.iter().map(|one| (CheckoutId(one.checkout_id), one.whole_convoys)).collect();
         let mut most = usize::try_from(request.problems).unwrap_or(usize::MAX);
         for (key, soon) in self.begun_soon(now) {
             let Some(&whole_convoys) = whole_convoys.get(&key.checkout_id) else { continue };
             let Some(held) = self.held_mut(key).filter(|held| held.may_return()) else { continue };
-            let problems = &held.checkout.problems;
-            let returned = held.checkout.let_go(|taken| cut(problems, taken.saturating_add(soon), most, whole_convoys));
-            most -= returned.len();
-            self.returned(key, returned);
+            let returned = held.let_go(soon, most, whole_convoys);
+            most = most.saturating_sub(returned.len());
+            self.returned(key, returned, IDLE_ELSEWHERE);
         }
     }
 
-    fn returned(&mut self, key: CheckoutKey, places: Range<usize>) {
+    /// Returns the whole convoys of which nothing has begun: nothing here will begin them soon.
+    pub(super) fn return_whole_convoys(&mut self, reason: &str) {
+        let keys: Vec<CheckoutKey> =
+            self.held.values().filter(|held| held.may_return()).map(|held| held.checkout.key).collect();
+        for key in keys {
+            let Some(held) = self.held_mut(key) else { continue };
+            let returned = held.let_go(0, usize::MAX, true);
+            self.returned(key, returned, reason);
+        }
+    }
+
+    fn returned(&mut self, key: CheckoutKey, places: Range<usize>, reason: &str) {
         if places.is_empty() {
             return;
         }
         if places.start == 0 {
-            return self.give_back(&[key], IDLE_ELSEWHERE);
+            return self.give_back(&[key], reason);
         }
         let Some(held) = self.held_mut(key) else { return };
-        info!(checkout_id = %key.checkout_id, problems = places.len(), "returning problems: {IDLE_ELSEWHERE}");
-        held.return_problems(places, IDLE_ELSEWHERE);
+        info!(checkout_id = %key.checkout_id, problems = places.len(), reason, "returning problems");
+        held.return_problems(places, reason);
     }
 
     /// For each checkout, in the order in which they are computed: the number of its untaken problems that begin soon.
@@ -153,6 +166,7 @@ impl Inventory {
             let pace = |held: &Held| held.pace().or_else(|| self.paces.of(&held.checkout.job_type));
             let running = || all.iter().map(|held| (pace(held), held.running()));
             let threads = match kind {
+                _ if self.leaving.is_some() => 0,
                 None => usize::try_from(self.profile.hello.cores.max(1)).unwrap_or(usize::MAX),
                 // A pool's places are unknown here: as many as its problems under way.
                 Some(_) => running().map(|(_, problems)| problems).sum(),
@@ -206,11 +220,23 @@ mod tests {
     fn convoys_of_dependent_problems_are_not_cut() {
         let problems: Vec<v1::Problem> =
             [1, 1, 1, 2, 2, 3].map(|batch_order| v1::Problem { batch_order, ..Default::default() }).into();
-        for (kept, most, loose, whole) in
-            [(0, 9, 0, 0), (1, 9, 1, 3), (3, 9, 3, 3), (4, 9, 4, 5), (6, 9, 6, 6), (0, 2, 4, 5), (9, 9, 6, 6)]
-        {
-            assert_eq!(cut(&problems, kept, most, false), loose, "{kept} kept, at most {most}");
-            assert_eq!(cut(&problems, kept, most, true), whole, "{kept} kept, at most {most}, whole");
+        for (end, kept, most, loose, whole) in [
+            (6, 0, 9, 0, 0),
+            (6, 1, 9, 1, 3),
+            (6, 3, 9, 3, 3),
+            (6, 4, 9, 4, 5),
+            (6, 6, 9, 6, 6),
+            (6, 0, 2, 4, 5),
+            (6, 9, 9, 6, 6),
+            (6, 0, 0, 6, 6),
+            // The last convoy is larger than the request.
+            (5, 1, 1, 4, 3),
+            (3, 0, 1, 2, 0),
+            (3, 1, 1, 2, 3),
+        ] {
+            let case = format!("{kept} of {end} kept, at most {most}");
+            assert_eq!(cut_place(&problems[..end], kept, most, false), loose, "{case}");
+            assert_eq!(cut_place(&problems[..end], kept, most, true), whole, "{case}, whole");
         }
     }
 }

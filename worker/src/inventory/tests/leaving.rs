@@ -95,12 +95,30 @@ fn controllers_that_hear_are_left_alone() {
 }
 
 #[test]
-fn what_nobody_takes_any_more_goes_back_when_the_person_has_left_again() {
+fn the_rest_of_a_convoy_is_begun_when_the_person_has_left_again() {
     let mut trial = at_work();
-    trial.inventory.held[&CheckoutId(1)].checkout.take();
+    let first = Arc::clone(&trial.inventory.held[&CheckoutId(1)].checkout);
+    first.take();
     trial.on(directed(Activity::Finish));
-    assert_eq!(trial.on(directed(Activity::Work)), ["credit 1"]);
-    assert_eq!(trial.on(solved(1, &[10])), ["cancel 1", "delivery 2: 1 [10] finished given back", "credit 1"]);
+    assert!(first.take().is_none());
+    assert_eq!(trial.on(directed(Activity::Work)), ["compute 1", "credit 1"]);
+    assert_eq!(first.take().map(|taken| taken.index), Some(1));
+    trial.on(solved(1, &[10]));
+    assert_eq!(trial.on(solved(1, &[11])), ["delivery 2: 1 [10, 11] finished", "credit 1"]);
+}
+
+/// One that was computed one by one has an unknown place to go on from.
+#[test]
+fn one_by_one_the_rest_goes_back_when_the_person_has_left_again() {
+    let mut trial = Trial::open();
+    let message = v1::Checkout { one_by_one: true, ..message(1, &[10, 11]) };
+    trial.on(Event::Received(In::Checkout(message)));
+    trial.inventory.held[&CheckoutId(1)].checkout.take();
+    trial.on(started(1));
+    trial.on(directed(Activity::Finish));
+    trial.on(directed(Activity::Work));
+    let actions = trial.on(solved(1, &[10]));
+    assert_eq!(actions[..2], ["cancel 1", "delivery 1: 1 [10] finished given back"]);
 }
 
 /// Two of a program, of which one was begun, and one of a thread that cannot stand still.
