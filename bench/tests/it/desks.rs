@@ -52,6 +52,19 @@ fn agent(farm: &Farm, server: &Server, desk: &Desk, presence: &str, more: &str) 
     agent
 }
 
+/// A workstation without a person.
+fn other(farm: &Farm, server: &Server) -> Program {
+    let config = farm.path("other.toml");
+    std::fs::write(&config, spins_until(&farm.path("go"))).expect("written");
+    let mut other = farm
+        .program("other", "pcfarm-worker")
+        .arguments(["--server", &server.url(), "--cores", "1", "--hostname", "other", "--unattended"])
+        .arguments(["--config".as_ref(), config.as_os_str()])
+        .arguments(["--state-dir".as_ref(), farm.path("other.state").as_os_str()]);
+    other.start();
+    other
+}
+
 const PROCESSING: &str =
     "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'processing')";
 
@@ -68,14 +81,7 @@ async fn what_a_person_interrupts_is_solved_elsewhere_and_the_farm_knows_how_qui
         and reason like 'its person is here%' and checkouts = 0)";
     typing_until(&farm, &mut desk, told).await;
     // It costs nothing: of one attempt none is used up.
-    let others = farm.path("other.toml");
-    std::fs::write(&others, spins_until(&farm.path("go"))).expect("written");
-    let mut other = farm
-        .program("other", "pcfarm-worker")
-        .arguments(["--server", &server.url(), "--cores", "1", "--hostname", "other", "--unattended"])
-        .arguments(["--config".as_ref(), others.as_os_str()])
-        .arguments(["--state-dir".as_ref(), farm.path("other.state").as_os_str()]);
-    other.start();
+    let _other = other(&farm, &server);
     typing_until(&farm, &mut desk, &PROCESSING.replace("desk", "other")).await;
     std::fs::write(farm.path("go"), "").expect("written");
     assert_eq!(farm.ended(job, LONG).await, "done");
@@ -109,6 +115,32 @@ async fn what_is_frozen_keeps_its_checkout_beyond_the_lease() {
     assert_eq!(farm.ended(job, LONG).await, "done");
     assert_eq!(farm.number("select count(*) from pcfarm.checkout").await, 1, "nobody else has had it");
     farm.check(&[]).await;
+}
+
+/// The frozen problem stays; the rest of its convoy is solved while somebody types.
+#[tokio::test]
+async fn what_a_frozen_desk_has_not_begun_is_solved_elsewhere() {
+    let farm = Farm::new().await;
+    farm.job_type("spin", "exec:spin", json!({"max_attempts": 1})).await;
+    let server = farm.serving("a", &[]).await;
+    let mut desk = desk(&farm);
+    let agent = agent(&farm, &server, &desk, "on_return = \"freeze\"", &spins_until(&farm.path("go")));
+    let five = "select 'problem ' || g as key, '{}'::jsonb as payload from generate_series(1, 5) g";
+    let job = farm.submit("spin", five, 5).await;
+    computes(&farm, &agent).await;
+    let frozen = "select exists (select from pcfarm.workstation_status where hostname = 'desk' and state = 'suspended'
+        and reason like '%what it has begun is frozen' and checkouts = 1)";
+    typing_until(&farm, &mut desk, frozen).await;
+    let _other = other(&farm, &server);
+    let begun = "select exists (select from pcfarm.workstation_status where hostname = 'other' and checkouts > 0)";
+    typing_until(&farm, &mut desk, begun).await;
+    std::fs::write(farm.path("go"), "").expect("written");
+    typing_until(&farm, &mut desk, "select count(*) = 4 from pcfarm.result").await;
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    let of_desk = "select count(*) from pcfarm.result r join pcfarm.checkout c on c.checkout_id = r.checkout_id
+        join pcfarm.workstation w on w.workstation_id = c.workstation_id where w.hostname = 'desk'";
+    assert_eq!(farm.number(of_desk).await, 1, "it goes on with what it has begun");
+    farm.check(&[job]).await;
 }
 
 #[tokio::test]

@@ -126,6 +126,48 @@ async fn nor_if_the_idle_workstation_is_another_servers() {
     what_is_held_for_later_is_computed_by_one_that_comes(&farm, &first, &second).await;
 }
 
+/// A long problem has begun; seven short ones of its convoy wait behind it.
+async fn behind_a_long_problem(farm: &Farm) -> JobId {
+    let job = farm.submit("digest", &of_lengths(&[12_000, 10, 10, 10, 10, 10, 10, 10]), 8).await;
+    until(|| farm.noted("one", "began") > 0, "the long one begins").await;
+    job
+}
+
+/// The new server knows the holder's checkouts from the database alone.
+#[tokio::test]
+async fn what_was_held_before_a_server_started_again_is_computed_by_others() {
+    let farm = a_farm().await;
+    let mut server = farm.serving("a", &["--lease", "20"]).await;
+    let _one = working(&farm, "one", 1, &[&server]);
+    let job = behind_a_long_problem(&farm).await;
+    server.program.kill();
+    server.start().await;
+    let _two = working(&farm, "two", 1, &[&server]);
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert!(short_ones_ended_first(&farm).await, "{}", farm.state().await);
+    assert_eq!(solvers(&farm, job, "< 1000").await, ["two"]);
+    nothing_was_charged(&farm).await;
+    farm.check(&[job]).await;
+}
+
+#[tokio::test]
+async fn what_a_drained_workstation_has_not_begun_is_computed_by_others() {
+    let farm = a_farm().await;
+    let server = farm.serving("a", &[]).await;
+    let _one = working(&farm, "one", 1, &[&server]);
+    let job = behind_a_long_problem(&farm).await;
+    let drain = "update pcfarm.workstation set drain = true, drained_by = 'ana', drained_since = now() where hostname = 'one'";
+    farm.run(drain).await;
+    farm.until(SOON, "select count(*) = 1 from pcfarm.workstation_status where state = 'draining'").await;
+    let _two = working(&farm, "two", 1, &[&server]);
+    assert_eq!(farm.ended(job, LONG).await, "done");
+    assert!(short_ones_ended_first(&farm).await, "{}", farm.state().await);
+    assert_eq!(solvers(&farm, job, "< 1000").await, ["two"]);
+    assert_eq!(solvers(&farm, job, ">= 1000").await, ["one"]);
+    nothing_was_charged(&farm).await;
+    farm.check(&[job]).await;
+}
+
 #[tokio::test]
 async fn a_convoy_of_dependent_problems_stays_whole() {
     let farm = a_farm().await;

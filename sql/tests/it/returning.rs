@@ -208,7 +208,7 @@ async fn what_would_wait_in_the_queue_is_not_returnable() {
     let job = queue.job(4, 1).await;
     let first = queue.take(job, false, 3).await.expect("held");
     queue.close(&first, Closing::Lost).await;
-    // What is lost comes back to be run alone.
+    // Lost problems come back to be run alone.
     let alone = queue.take(job, true, 1).await.expect("it came back");
     let plain = queue.take(job, false, 1).await.expect("held");
     let ids = [alone.checkout_id, plain.checkout_id];

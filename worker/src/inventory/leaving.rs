@@ -54,7 +54,7 @@ impl Inventory {
         }
         if is_new && activity == Activity::Finish {
             self.held.values_mut().for_each(Held::finish_begun);
-            self.return_whole_convoys(&reason);
+            self.return_whole_convoys(|_| true, &reason);
         }
         self.leaving = Some(Leaving { activity, reason, let_go, deaf, asleep });
     }
@@ -63,7 +63,7 @@ impl Inventory {
     pub(super) fn give_way(&mut self, now: Duration, revoked_cores: u32) {
         self.pause_cores();
         let Some(leaving) = &mut self.leaving else {
-            // A checkout that is computed one by one is not taken up again after it was to be finished.
+            // A checkout that is computed one by one does not go on after it was to be finished.
             return self.give_back_where("its person was here meanwhile", Held::has_finished_begun);
         };
         let reason = leaving.reason.clone();
@@ -87,14 +87,14 @@ impl Inventory {
         }
     }
 
-    /// What can stand still does. What cannot, and what nobody has begun, is solved sooner elsewhere: checkouts and whole convoys
-    /// are returned at once, the rest of a convoy when the server asks for it.
+    /// Freezes controllers that can stand still, and gives back the checkouts of all others. Checkouts and whole convoys that have
+    /// not begun are returned at once, the rest of a convoy when the server asks for it.
     fn freeze(&mut self, reason: &str) {
         let freezable = self.profile.freezable.clone();
         self.give_back_where(reason, |held| {
             !freezable.contains(announced(&held.checkout.controller)) || held.checkout.withdraw()
         });
-        self.return_whole_convoys(reason);
+        self.return_whole_convoys(|_| true, reason);
         self.held.values().filter(|held| held.is_computing()).for_each(|held| held.checkout.freeze());
     }
 

@@ -1,9 +1,8 @@
 //! Problems that are returned unbegun because another workstation is idle.
 //!
-//! No problem that has not begun waits here while another workstation is idle, whatever this agent does: it computes, stands still,
-//! finishes what it has begun for a person who is back, is drained, or stops. A request of the server is always answered, with all
-//! problems that would not begin here within about a second, by this agent's own measurements. An agent that gives way to a person
-//! begins none.
+//! Rule: no problem that has not begun waits here while another workstation is idle. It holds for an agent that computes, is frozen,
+//! finishes its begun problems for a person, is drained, or stops. The agent always answers the server's request, with all problems
+//! that would not begin here within about a second, by its own measurements. An agent that gives way to a person begins none.
 //!
 //! Problems that have begun are never returned, and a convoy of dependent problems is never cut. Only the server knows whether
 //! the problems of a convoy depend on each other, so without a request an agent returns whole convoys alone.
@@ -132,10 +131,11 @@ impl Inventory {
         }
     }
 
-    /// Returns the whole convoys of which nothing has begun: nothing here will begin them soon.
-    pub(super) fn return_whole_convoys(&mut self, reason: &str) {
+    /// Returns whole convoys of the checkouts of these kinds of which nothing has begun. Nothing here will begin them soon.
+    pub(super) fn return_whole_convoys(&mut self, kinds: impl Fn(&Kind) -> bool, reason: &str) {
+        let is_meant = |held: &Held| held.may_return() && kinds(&kind_of(&self.profile, &held.checkout.controller));
         let keys: Vec<CheckoutKey> =
-            self.held.values().filter(|held| held.may_return()).map(|held| held.checkout.key).collect();
+            self.held.values().filter(|held| is_meant(held)).map(|held| held.checkout.key).collect();
         for key in keys {
             let Some(held) = self.held_mut(key) else { continue };
             let returned = held.let_go(0, usize::MAX, true);

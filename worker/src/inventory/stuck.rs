@@ -11,10 +11,15 @@ use super::held::Held;
 use super::{Inventory, STUCK_PATIENCE};
 use crate::work::CheckoutKey;
 
+/// Problems that have not begun wait so long for a core. A controller that looks whether its work is cancelled returns sooner.
+const UNBEGUN_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Since when every core is occupied by revoked work, if it is.
 #[derive(Default)]
 pub struct Stuck {
     since: Option<Duration>,
+    /// The problems that have not begun were returned.
+    returned: bool,
     noted: bool,
 }
 
@@ -29,6 +34,10 @@ impl Inventory {
             return;
         }
         let since = *self.stuck.since.get_or_insert(now);
+        if now >= since + UNBEGUN_PATIENCE {
+            self.stuck.returned = true;
+            self.return_whole_convoys(Option::is_none, "every core is occupied by revoked work");
+        }
         if now < since + STUCK_PATIENCE {
             return;
         }
@@ -45,6 +54,7 @@ impl Inventory {
 
     pub(super) fn stuck_deadline(&self) -> Option<Duration> {
         let waited_for = self.held.values().any(Held::is_computing);
-        self.stuck.since.filter(|_| waited_for).map(|since| since + STUCK_PATIENCE)
+        let patience = if self.stuck.returned { STUCK_PATIENCE } else { UNBEGUN_PATIENCE };
+        self.stuck.since.filter(|_| waited_for).map(|since| since + patience)
     }
 }

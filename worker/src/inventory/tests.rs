@@ -678,16 +678,23 @@ fn what_waits_behind_deaf_controllers_goes_back() {
     trial.on(checkout(1, &[10, 11]));
     trial.on(started(1));
     trial.on(checkout(2, &[20]));
+    trial.on(checkout(4, &[40, 41]));
+    take_one(&trial, 4);
+    trial.on(started(4));
     trial.revoked_cores = 2;
     assert_eq!(trial.on(revoke(1)), ["cancel 1"]);
-    assert!(trial.inventory.deadline(trial.now) <= trial.now + STUCK_PATIENCE);
-    trial.after(STUCK_PATIENCE - SECOND);
+    // Another workstation can begin at once what nothing here has begun.
+    assert!(trial.inventory.deadline(trial.now) <= trial.now + SECOND);
     assert_eq!(trial.after(SECOND)[..2], ["cancel 2", "delivery 1: 2 [] finished given back"]);
     trial.on(ack(1, &[(2, Accepted)]));
+    assert!(trial.inventory.deadline(trial.now) > trial.now);
+    trial.after(STUCK_PATIENCE - 2 * SECOND);
+    assert_eq!(trial.after(SECOND)[..2], ["cancel 4", "delivery 2: 4 [] finished given back"]);
+    trial.on(ack(2, &[(4, Accepted)]));
     // One that was on its way follows at once.
-    assert_eq!(trial.on(checkout(3, &[30])), ["compute 3", "cancel 3", "delivery 2: 3 [] finished given back"]);
+    assert_eq!(trial.on(checkout(3, &[30])), ["compute 3", "cancel 3", "delivery 3: 3 [] finished given back"]);
     // Neither a stop nor a core's return is held up.
-    trial.on(ack(2, &[(3, Accepted)]));
+    trial.on(ack(3, &[(3, Accepted)]));
     trial.revoked_cores = 1;
     assert_eq!(trial.after(SECOND).last().map(String::as_str), Some("credit 2"));
     trial.revoked_cores = 2;
