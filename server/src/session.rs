@@ -487,8 +487,8 @@ impl Session {
 
     pub fn set_suspended(&self, suspended: bool) {
         let mut state = self.state();
-        if std::mem::replace(&mut state.suspended, suspended) && !suspended {
-            state.holding.resumes(Instant::now());
+        if std::mem::replace(&mut state.suspended, suspended) != suspended {
+            state.holding.pauses_or_resumes(Instant::now());
         }
     }
 

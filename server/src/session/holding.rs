@@ -172,9 +172,10 @@ impl Holding {
         }
     }
 
-    /// Notes that the workstation works again after a pause.
-    pub fn resumes(&mut self, now: Instant) {
+    /// Notes that the workstation has begun or ended a pause. Earlier requests in vain say nothing about what it can spare now.
+    pub fn pauses_or_resumes(&mut self, now: Instant) {
         self.free_since = now;
+        (self.ask_from, self.ask_pause) = (now, ASK_PAUSE);
     }
 
     /// Returns true if a core has become free since the last call.
@@ -335,6 +336,10 @@ mod tests {
         holding.begins(id(1), "t", false, 3, now);
         assert_eq!(holding.surplus(true, ALL, now + SECOND), None, "each core begins one");
         assert_eq!(holding.surplus(false, ALL, now + SECOND), Some((vec![id(1)], 3)));
+        holding.asked(None, now + SECOND);
+        assert_eq!(holding.surplus(false, ALL, now + SECOND), None, "a moment ago");
+        holding.pauses_or_resumes(now + SECOND);
+        assert!(holding.surplus(false, ALL, now + SECOND).is_some());
     }
 
     #[test]
