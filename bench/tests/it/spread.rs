@@ -156,7 +156,8 @@ async fn what_a_drained_workstation_has_not_begun_is_computed_by_others() {
     let server = farm.serving("a", &[]).await;
     let _one = working(&farm, "one", 1, &[&server]);
     let job = behind_a_long_problem(&farm).await;
-    let drain = "update pcfarm.workstation set drain = true, drained_by = 'ana', drained_since = now() where hostname = 'one'";
+    let drain =
+        "update pcfarm.workstation set drain = true, drained_by = 'ana', drained_since = now() where hostname = 'one'";
     farm.run(drain).await;
     farm.until(SOON, "select count(*) = 1 from pcfarm.workstation_status where state = 'draining'").await;
     let _two = working(&farm, "two", 1, &[&server]);

@@ -265,7 +265,10 @@ mod tests {
         let results = v1::CheckoutResults { given_back, give_back_reason, ..delivery(Vec::new(), false) };
         batch.add(CheckoutId(5), &held, &results, false);
         let (_, returned, why) = batch.returned(CheckoutId(5)).expect("some");
-        assert_eq!((returned.len(), returned[0], returned[14_999], why), (15_000, ProblemId(0), ProblemId(14_999), "idle"));
+        assert_eq!(
+            (returned.len(), returned[0], returned[14_999], why),
+            (15_000, ProblemId(0), ProblemId(14_999), "idle")
+        );
     }
 
     #[test]

@@ -9,8 +9,8 @@
 use crate::farm::Farm;
 use crate::session::Session;
 use anyhow::Context;
-use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::RETURNED_LIMIT;
+use pcfarm_proto::ids::{CheckoutId, WorkstationId};
 use pcfarm_proto::v1::{self, server_message};
 use pcfarm_sql::checkout::{self, Returnable};
 use rand::seq::SliceRandom;

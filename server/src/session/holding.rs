@@ -370,7 +370,8 @@ mod tests {
             holding.begins(id(next), if comes_back { "t" } else { "u" }, false, 9, at);
             let returned = id(next);
             next += 1;
-            let asked = (0..100).map(|second| at + second * SECOND).find(|at| holding.surplus(true, ALL, *at).is_some());
+            let asked =
+                (0..100).map(|second| at + second * SECOND).find(|at| holding.surplus(true, ALL, *at).is_some());
             let asked = asked.expect("it is asked again");
             holding.asked(None, asked);
             holding.returns(returned, 9, asked);

@@ -169,14 +169,12 @@ async fn what_a_limit_keeps_in_the_queue_is_not_returnable() {
     assert_eq!(ask().await, all);
     let owner = queue.text("select current_user::text").await;
     queue.run("select pcfarm.set_resource('licence', 6)").await;
-    let needs = |tokens: i64| {
-        format!("select pcfarm.set_job_type('t', '{{\"resources\": {{\"licence\": {tokens}}}}}')")
-    };
+    let needs =
+        |tokens: i64| format!("select pcfarm.set_job_type('t', '{{\"resources\": {{\"licence\": {tokens}}}}}')");
     let licences = |tokens: i64| format!("select pcfarm.set_resource('licence', {tokens})");
     let user = |what: &str| format!("select pcfarm.set_user('{{{owner}}}', '{{{what}}}')");
-    let of_type = |most: &str| {
-        format!("select pcfarm.set_user_job_type('{{{owner}}}', 't', '{{\"concurrency\": {most}}}')")
-    };
+    let of_type =
+        |most: &str| format!("select pcfarm.set_user_job_type('{{{owner}}}', 't', '{{\"concurrency\": {most}}}')");
     for (how, may) in [
         (user("\"concurrency\": 6"), true),
         (user("\"concurrency\": 4"), true),
