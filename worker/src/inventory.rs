@@ -17,12 +17,13 @@
 //! - `session`: from Hello to the end of a session; `hearing`: what the server says in it.
 //! - `telling`: what the server is told, and when; `asking`: what it is asked for.
 //! - `stopping`: how it comes to its end; `leaving`: how it gives way to the workstation's person.
-//! - `returning`: problems that it returns unbegun because another workstation is idle.
+//! - `returning`: problems that it returns unbegun because another workstation is idle; `convoys`: where checkouts are cut.
 //! - `contact`: signs of life from the servers, and the end of the lease.
 //! - `stuck`: what it does when controllers do not return from revoked work.
 
 mod asking;
 pub mod contact;
+mod convoys;
 mod hearing;
 pub mod held;
 mod leaving;

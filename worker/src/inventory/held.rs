@@ -15,7 +15,7 @@ use pcfarm_proto::{RETURNED_LIMIT, v1};
 use prost::Message;
 
 use super::PARTIAL_DELIVERY_EVERY;
-use super::returning::cut_place;
+use super::convoys::cut_place;
 use crate::pool::Batch;
 use crate::work::Checkout;
 
