@@ -80,6 +80,29 @@ def session(desk, unit, kind):
     desk.wait_works()
 
 
+def helper_without_variables_knows_its_seat(desk):
+    """As gnome-session does, the user's service manager starts the helper, without the session's variables; noise is no person there."""
+    helpers = lambda: desk.machine.out("pgrep -u ada -f '[p]cfarm-worker session' || true").split()
+    variables = lambda: desk.machine.out(f"cat /proc/{helpers()[0]}/environ | tr '\\0' '\\n'")
+    desk.machine.ssh("systemctl start desk-sway")
+    desk.wait(helpers, "the session helper runs", 120)
+    display = [line for line in variables().splitlines() if line.startswith(("WAYLAND_DISPLAY=", "XDG_SESSION_TYPE="))]
+    expect(len(display) == 2, f"the helper's session is no Wayland session: {display}")
+    desk.machine.ssh("pkill -KILL -u ada -f '[p]cfarm-worker session'")
+    uid = desk.machine.out("id -u ada")
+    manager = f"runuser -u ada -- env -i PATH=/usr/bin:/bin XDG_RUNTIME_DIR=/run/user/{uid}"
+    run = "systemd-run --user --collect --unit=pcfarm-session " + " ".join(f"--setenv={one}" for one in display)
+    desk.machine.ssh(f"{manager} {run} /usr/bin/pcfarm-worker session --autostart")
+    try:
+        desk.wait(helpers, "the user's service manager starts the helper")
+        # A recent systemd sets XDG_SESSION_ID to the session of the manager, which has no seat.
+        cgroup = desk.machine.out(f"cat /proc/{helpers()[0]}/cgroup")
+        expect("XDG_SEAT=" not in variables() and f"user@{uid}.service" in cgroup, f"not as gnome-session starts it: {cgroup}")
+        noise_is_recognised(desk)
+    finally:
+        desk.machine.ssh(f"{manager} systemctl --user stop pcfarm-session || true")
+
+
 def frozen_helper_counts_as_unknown(desk):
     """A helper that freezes stops the work within 10 s, `explain` names it, and the farm counts the agent as one that cannot tell."""
     desk.wait_works()
@@ -143,13 +166,15 @@ def session_without_a_terminal_counts(desk):
 
 
 def noise_is_recognised(desk):
-    """A mouse that jitters by one count and a joystick that drifts do not keep the agent from working."""
-    for kind, command in (("mouse", "jitter 400 0.2"), ("joystick", "drift 400 0.2")):
+    """The agent works while a mouse jitters by one count, and while a joystick drifts."""
+    for kind, command in (("mouse", "jitter 3000 0.2"), ("joystick", "drift 3000 0.2")):
         with desk.device(kind, f"noisy {kind}") as device:
             device.begins(command)
+            # Six quiet windows of ten seconds make noise.
+            desk.wait(lambda: f"noisy {kind}" in desk.machine.out("pcfarm-worker explain"), f"explain names the noisy {kind}", 240)
             desk.wait_works()
-            desk.wait(lambda: f"noisy {kind}" in desk.machine.out("pcfarm-worker explain"), f"explain names the noisy {kind}")
-            device.ended()
+            desk.stays(desk.works, f"the agent works beside the noisy {kind}")
+            device.breaks_off()
     desk.wait_works()
 
 

@@ -90,6 +90,7 @@ class Device:
     """A device made with uinput in the guest; it is removed when the block ends."""
 
     def __init__(self, machine, kind, name):
+        self.machine, self.command = machine, f"device.py {kind} {name}"
         self.process = machine.begin(f"python3 /usr/local/lib/desk/device.py {kind} '{name}'")
         words = self.process.stdout.readline().split()
         if not words or words[0] != "ready":
@@ -110,6 +111,10 @@ class Device:
     def begins(self, command):
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
+
+    def breaks_off(self):
+        """Ends a command before its time; the device disappears."""
+        self.machine.ssh(f"pkill -f '[d]{self.command[1:]}'")
 
     def ended(self):
         if self.process.stdout.readline().strip() != "done":

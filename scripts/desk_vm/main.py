@@ -30,6 +30,7 @@ ON_A_DESK = [
     checks.ended_helper_is_named,
     checks.stopped_agent_does_not_disturb,
     checks.wayland_session_is_seen,
+    checks.helper_without_variables_knows_its_seat,
     checks.suspended_machine_goes_on,
 ]
 

@@ -179,7 +179,8 @@ pub struct Agent {
     inhibited: Arc<Inhibited>,
     /// The last list of inhibitors that the agent heard.
     told: Option<(Instant, Vec<Held>)>,
-    seat: Option<String>,
+    #[cfg(target_os = "linux")]
+    seat: seat::Seat,
 }
 
 /// Programs that keep the session's screen on. A thread of its own asks the desktop for them.
@@ -208,11 +209,14 @@ impl Inhibited {
 
 impl Agent {
     fn new(stream: Connection, inhibited: &Arc<Inhibited>) -> Agent {
-        #[cfg(target_os = "linux")]
-        let seat = seat::of_session();
-        #[cfg(not(target_os = "linux"))]
-        let seat = None;
-        Agent { stream, has_told: false, inhibited: Arc::clone(inhibited), told: None, seat }
+        Agent {
+            stream,
+            has_told: false,
+            inhibited: Arc::clone(inhibited),
+            told: None,
+            #[cfg(target_os = "linux")]
+            seat: seat::Seat::of_session(),
+        }
     }
 
     /// Records whether the compositor reports a program that keeps the screen on.
@@ -220,10 +224,21 @@ impl Agent {
         self.inhibited.compositor.store(inhibited, Ordering::Relaxed);
     }
 
-    /// The display has no console, so that no seat is behind it.
+    /// Takes note of the console of the display. A display without one has no seat.
     #[cfg(target_os = "linux")]
-    pub fn has_no_seat(&mut self) {
-        self.seat = None;
+    pub fn has_console(&mut self, has_console: bool) {
+        self.seat = self.seat.clone().with_display(has_console);
+    }
+
+    #[cfg(target_os = "linux")]
+    fn seat(&self) -> Option<String> {
+        self.seat.name().map(str::to_owned)
+    }
+
+    /// Other systems have no seats.
+    #[cfg(not(target_os = "linux"))]
+    fn seat(&self) -> Option<String> {
+        None
     }
 
     pub fn hear(&mut self, sight: &Sight) -> Result<(), Ended> {
@@ -233,7 +248,7 @@ impl Agent {
         };
         self.has_told |= sight.idle.is_ok();
         let source = sight.source.to_owned();
-        let (full_screen, seat) = (sight.full_screen, self.seat.clone());
+        let (full_screen, seat) = (sight.full_screen, self.seat());
         let mut said = write(&Ask::Session { source, idle_ms, error, full_screen, seat });
         // Both go with one write, so that they wake the agent once.
         if let Some(held) = self.news_of_inhibitors() {

@@ -74,9 +74,7 @@ impl Display {
     pub fn tell(&self, agent: &mut Agent) -> Result<Never, Ended> {
         let gone = |why: &dyn std::fmt::Display| Ended::Session(Loss::Gone, format!("the display is gone: {why}"));
         let mut spoke: Option<(Duration, Sight)> = None;
-        if !self.has_console {
-            agent.has_no_seat();
-        }
+        agent.has_console(self.has_console);
         loop {
             let idle = match self.idle() {
                 Ok(idle) => Ok(idle),

@@ -30,6 +30,7 @@ pub struct Session {
     /// Cgroup below that of its user, such as `session-3.scope`; empty: none.
     pub scope: String,
     pub is_graphical: bool,
+    pub is_remote: bool,
     /// The process that opened the session.
     pub leader: Option<u32>,
     state: String,
@@ -52,6 +53,21 @@ impl Session {
 }
 
 impl Session {
+    /// Seat whose input devices the session has.
+    pub fn seat(&self) -> Option<&str> {
+        Some(self.seat.as_str()).filter(|seat| !seat.is_empty() && !self.is_remote)
+    }
+
+    /// True for the session of a user's service manager, which may serve several desktops.
+    pub fn is_of_manager(&self) -> bool {
+        self.class.starts_with("manager")
+    }
+
+    /// A session in which its user may have a desktop.
+    pub fn may_be_a_desktop(&self) -> bool {
+        (self.class.is_empty() || self.class.starts_with("user")) && !self.is_closing()
+    }
+
     /// logind has not yet made the cgroup of such a session.
     pub fn is_opening(&self) -> bool {
         self.state == "opening"
@@ -161,6 +177,7 @@ fn parse(id: &str, text: &str) -> Option<Session> {
         scope: Some(value("SCOPE")).filter(|scope| !scope.contains('/') && scope != "..").unwrap_or_default(),
         leader: value("LEADER").parse().ok().filter(|leader| *leader > 0),
         is_graphical: matches!(value("TYPE").as_str(), "x11" | "wayland" | "mir"),
+        is_remote: value("REMOTE") == "1",
         state,
         class: value("CLASS"),
         seat: value("SEAT"),
