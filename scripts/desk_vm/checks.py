@@ -1,7 +1,6 @@
 """Checks on a virtual desktop. Each is one function of a Desk; they run in this order and leave the agent idle."""
 
 import json
-import time
 
 from machine import Failed
 
@@ -290,15 +289,25 @@ def found_by_doctor(desk, program):
 
 
 def suspended_machine_goes_on(desk):
-    """After suspend and resume the agent is connected and works; no problem is lost."""
+    """A PC that its user suspends is asleep to the farm, and never dead. After resume the agent works; no problem is lost."""
+    deaths = lambda: len(desk.farm.events("workstation dead"))
+    asleep = lambda: any(one["asleep"] and one["state"] == "offline" for one in desk.farm.workstations())
+    before = deaths()
     desk.farm.load("night", 20, 5)
     desk.wait(desk.computes, "a program computes")
+    delayed = desk.machine.out("systemd-inhibit --list --no-legend")
+    expect(any("pcfarm-worker" in line and "delay" in line for line in delayed.splitlines()), f"the agent delays no sleep:\n{delayed}")
     desk.machine.ssh("systemd-run --no-block --on-active=1 systemctl suspend")
     desk.machine.wait_until(lambda: desk.machine.qmp("query-status")["status"] == "suspended", "the machine is suspended")
-    time.sleep(30)
-    desk.machine.qmp("system_wakeup")
+    try:
+        # The farm calls a workstation offline when it has been silent for the lease of 20 s.
+        desk.machine.wait_until(asleep, "the farm shows the suspended machine as asleep")
+    finally:
+        desk.machine.qmp("system_wakeup")
     desk.machine.wait_until(lambda: desk.machine.ssh("true", check=False, seconds=20).returncode == 0, "the machine wakes up")
     desk.wait_works()
+    expect(deaths() == before, "the farm declared the suspended machine dead")
+    desk.wait(lambda: not any(one["asleep"] for one in desk.farm.workstations()), "the farm shows that the machine is awake")
     jobs = lambda: desk.farm.jobs("night")
     desk.wait(lambda: jobs() and jobs()[0]["done"] == 20, "every problem of the night is solved", 300)
 

@@ -78,3 +78,6 @@ class Farm:
 
     def workstations(self):
         return self.json("workstations")["workstations"]
+
+    def events(self, what):
+        return self.json("events", "--what", what)["events"]

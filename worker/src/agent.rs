@@ -531,6 +531,7 @@ impl Body {
             () = local => unreachable!("it serves for ever"),
             () = self.equipment.keep(crate::equipment::LOOK_EVERY) => unreachable!("it looks for ever"),
             never = sleep::run(self.settings.sleep.sleeps.clone(), self.desk.clone()) => match never {},
+            never = sleep::announced(&self.settings.presence.run, &self.desk) => match never {},
             () = self.credentials.keep_renewing(&self.endpoints) => unreachable!("it never ends"),
         };
         match ended {

@@ -204,6 +204,7 @@ struct Known {
     settings: Arc<[Setting]>,
     wanted: Map<String, Value>,
     state: State,
+    sleeps: Sleeps,
     signals: Option<Signals>,
     pauses: Pauses,
     helpers: Helpers,
@@ -213,6 +214,25 @@ struct Known {
     ended: bool,
     /// When all sources were asked last, on the clock that stands still while the machine sleeps.
     looked: Duration,
+}
+
+/// Reasons of a sleep that is about to come.
+#[derive(Default)]
+struct Sleeps {
+    /// The agent puts the PC to sleep, unless a person comes.
+    own: Option<String>,
+    /// The system sleeps, also while a person is present.
+    system: Option<String>,
+}
+
+impl Known {
+    /// Activity of sessions, its reason, and whether the PC is about to sleep.
+    fn standing(&self) -> (Activity, String, bool) {
+        match self.sleeps.own.as_ref().or(self.sleeps.system.as_ref()) {
+            Some(reason) => (Activity::Rest, reason.clone(), true),
+            None => (self.state.activity, self.state.reason(), false),
+        }
+    }
 }
 
 /// How an agent comes to be.
@@ -241,6 +261,7 @@ impl Presence {
             settings: settled.into(),
             wanted,
             state,
+            sleeps: Sleeps::default(),
             signals: None,
             pauses: Pauses::open(state_dir, now, &Zoned::now()),
             helpers: Helpers::default(),
@@ -434,16 +455,15 @@ impl Shared {
             }
             let stopped = before.activity == Activity::Work;
             let by_person = state.weightiest() == Some(policy::Kind::Person);
-            let last = |signals: &Signals| {
-                let inputs = signals.input.iter().filter_map(|reading| reading.says.as_ref().ok());
-                inputs.map(|input| input.last).max()
-            };
             // A person who works or watches without input stops the work as well. An older input says nothing about how quickly
             // the agent gave way.
-            let input = last(&signals).filter(|last| stopped && by_person && *last > before.since);
+            let touched = policy::touched(&signals, now);
+            let input = touched.filter(|last| stopped && by_person && *last > before.since);
+            known.sleeps.own = None;
+            let (activity, reason, asleep) = known.standing();
             self.directives.send_if_modified(|directive| {
-                let input = if state.activity == directive.activity { directive.input } else { input };
-                let new = Directive { activity: state.activity, reason, input, asleep: false, ..directive.clone() };
+                let input = if activity == directive.activity { directive.input } else { input };
+                let new = Directive { activity, reason, input, asleep, ..directive.clone() };
                 let is_new = *directive != new;
                 *directive = new;
                 is_new

@@ -1,11 +1,15 @@
-//! Lets the PC go to sleep when the farm has nothing for it and nobody is there, if its owner wants that.
+//! Puts the PC to sleep when the farm has no work for it and no person is present, if its owner wants that. `logind` tells the farm of each
+//! sleep that the system announces.
 //!
 //! Owns the decision, which is pure, and the way there: the farm is told first, and is given a moment in which nothing comes. Whoever
 //! comes back meanwhile keeps the PC awake. What is the system's is one command. It never decides whether somebody is there.
 
+#[cfg(all(target_os = "linux", feature = "desktop"))]
+mod logind;
 mod wake;
 
 use std::convert::Infallible;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -141,6 +145,18 @@ pub async fn run(settings: Option<Sleeps>, desk: Desk) -> Infallible {
             (idle_since, slept) = (None, slept_so_far());
         }
     }
+}
+
+/// Tells the farm of each sleep that the system announces. `run`: directory of the system's bus. Never ends.
+#[cfg(all(target_os = "linux", feature = "desktop"))]
+pub async fn announced(run: &Path, desk: &Desk) -> Infallible {
+    logind::run(logind::Bus::of(run), desk).await
+}
+
+/// Other systems announce nothing to this agent.
+#[cfg(not(all(target_os = "linux", feature = "desktop")))]
+pub async fn announced(_run: &Path, _desk: &Desk) -> Infallible {
+    std::future::pending().await
 }
 
 fn slept_so_far() -> Duration {

@@ -15,10 +15,10 @@ use super::helper::Helper;
 use super::history::History;
 use super::inhibitors::Held;
 use super::pause::{Caller, NotYours, Pauses, TooMany, Wish};
-use super::policy::{self, Activity, Policy, State};
+use super::policy::{self, Policy, State};
 use super::signals::{Moment, Reading, Signals};
 use super::wishes::{Setting, Settled};
-use super::{Desk, Directive, settled};
+use super::{Desk, Directive, Known, settled};
 use crate::clock;
 use crate::local::message::{About, Holds, Session};
 use crate::sleep::Look;
@@ -141,32 +141,49 @@ impl Desk {
         };
         let mut woken = self.0.woken.lock().expect("nothing panics under this lock");
         *woken = woken.filter(|woken| touched.is_none_or(|touched| touched <= *woken));
-        let in_session = self.0.session.lock().expect("nothing panics under this lock").is_some();
+        let in_session = self.is_in_session();
         Look { now, in_session, holds: self.holds_anything(), deserted, woken: woken.is_some() }
     }
 
     /// From now on nothing is taken, until somebody comes or [`Desk::wakes`]. False: somebody has come.
     pub fn falls_asleep(&self, reason: &str) -> bool {
-        let known = self.0.known();
+        let mut known = self.0.known();
         let may = known.state.is_deserted();
         if may {
-            self.0.directives.send_modify(|directive| {
-                (directive.activity, directive.asleep) = (Activity::Rest, true);
-                reason.clone_into(&mut directive.reason);
-            });
+            known.sleeps.own = Some(reason.to_owned());
+            self.stand(&known);
         }
         may
     }
 
-    /// It is as the sources say again.
+    /// Ends a sleep of the agent's own: the sources decide again, unless the system sleeps.
     pub fn wakes(&self) {
-        let known = self.0.known();
+        let mut known = self.0.known();
+        known.sleeps.own = None;
+        self.stand(&known);
+    }
+
+    /// Takes nothing more, also while a person is present, until [`Desk::system_wakes`].
+    pub fn system_sleeps(&self, reason: &str) {
+        let mut known = self.0.known();
+        known.sleeps.system = Some(reason.to_owned());
+        self.stand(&known);
+    }
+
+    /// The system has woken, or does not sleep after all.
+    pub fn system_wakes(&self) {
+        let mut known = self.0.known();
+        known.sleeps.system = None;
+        self.stand(&known);
+    }
+
+    /// Tells sessions of a sleep, or of its end.
+    fn stand(&self, known: &Known) {
+        let (activity, reason, asleep) = known.standing();
         self.0.directives.send_if_modified(|directive| {
-            let slept = std::mem::take(&mut directive.asleep);
-            if slept {
-                (directive.activity, directive.reason) = (known.state.activity, known.state.reason());
-            }
-            slept
+            let is_new = (directive.activity, &directive.reason, directive.asleep) != (activity, &reason, asleep);
+            (directive.activity, directive.reason, directive.asleep) = (activity, reason, asleep);
+            is_new
         });
     }
 
@@ -179,6 +196,10 @@ impl Desk {
     pub fn in_session(&self, session: Option<(String, i64)>) {
         let session = session.map(|(server, id)| Session { server, workstation_id: id.to_string() });
         *self.0.session.lock().expect("nothing panics under this lock") = session;
+    }
+
+    pub fn is_in_session(&self) -> bool {
+        self.0.session.lock().expect("nothing panics under this lock").is_some()
     }
 
     /// Why the farm has it take no more, or that it may again.

@@ -401,3 +401,36 @@ fn explain_names_the_gpus_that_the_last_look_found() {
     presence.desk.found_gpus(vec!["amd card: told to the farm".to_owned()]);
     assert_eq!(gpus(), ["amd card: told to the farm"]);
 }
+
+#[tokio::test]
+async fn a_sleep_of_the_system_holds_while_a_person_is_present() {
+    let mut place = Place::new();
+    let presence = Presence::start(place.settings(), &place.state(), Start::Fresh).expect("it starts");
+    let desk = &presence.desk;
+    let mut directives = desk.directives();
+    until(&mut directives, Activity::Work).await;
+    desk.system_sleeps("asleep: its system goes to sleep");
+    let told = directives.borrow().clone();
+    assert_eq!((told.activity, told.asleep, &*told.reason), (Activity::Rest, true, "asleep: its system goes to sleep"));
+    let since = desk.view(|_, state, _, _| state.since);
+    place.press_a_key();
+    // Its person comes and leaves again.
+    let has_worked_again = || desk.view(|_, state, _, _| state.activity == Activity::Work && state.since > since);
+    let reached = async {
+        while !has_worked_again() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), reached).await.expect("in time");
+    // A sleep of the agent's own ends.
+    desk.wakes();
+    assert!(directives.borrow().asleep);
+    desk.system_wakes();
+    assert!(!until(&mut directives, Activity::Work).await.asleep);
+    // A person keeps the PC awake that the agent puts to sleep.
+    assert!(desk.falls_asleep("asleep: it had nothing to do"));
+    assert!(directives.borrow().asleep);
+    place.press_a_key();
+    let awake = timeout(Duration::from_secs(20), directives.wait_for(|directive| !directive.asleep)).await;
+    awake.expect("in time").expect("it looks");
+}

@@ -8,6 +8,8 @@ mod frozen;
 mod logind;
 #[cfg(feature = "desktop")]
 mod sessions;
+#[cfg(feature = "desktop")]
+mod suspend;
 mod terminals;
 
 use std::fs::{self, File};

@@ -9,11 +9,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use pcfarm_proto::v1::WorkstationState as State;
+use pcfarm_proto::v1::agent_message::Message as FromAgent;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use zbus::message::Type;
-use zbus::{Connection, Message, MessageStream, ObjectPath, OwnedVariant};
+use zbus::{Connection, Message, MessageStream, ObjectPath, OwnedVariant, Variant};
 
 use super::Desk;
 use crate::left_out;
@@ -28,7 +29,7 @@ const NOBODY: u32 = 65534;
 struct Logind {
     run: tempfile::TempDir,
     bus: Connection,
-    _programs: [Child; 2],
+    programs: [Child; 2],
     _systemd: JoinSet<()>,
 }
 
@@ -64,7 +65,7 @@ impl Logind {
         while !names.name_has_owner(name.clone()).await.expect("it answers") {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Some(Logind { run, bus, _programs: [daemon, logind], _systemd: systemd })
+        Some(Logind { run, bus, programs: [daemon, logind], _systemd: systemd })
     }
 
     /// Returns the answer. Its file descriptor keeps the session alive until the message is dropped.
@@ -86,6 +87,16 @@ impl Logind {
     fn inhibit(&self, wishes: &[&str]) -> Child {
         let bus = format!("unix:path={}", self.run.path().join("dbus/system_bus_socket").display());
         quiet(Command::new("systemd-inhibit").args(wishes).args(["sleep", "60"]).env("DBUS_SYSTEM_BUS_ADDRESS", bus))
+    }
+
+    /// Lets logind find that the machine can be suspended, whatever this kernel can. False: its file cannot be covered.
+    async fn may_suspend(&self) -> bool {
+        let states = self.run.path().join("power-states");
+        fs::write(&states, "freeze mem disk\n").expect("written");
+        let namespace = format!("--mount=/proc/{}/ns/mnt", self.programs[0].id().expect("it runs"));
+        let mut command = Command::new("nsenter");
+        command.arg(namespace).args(["mount", "--bind"]).arg(states).arg("/sys/power/state");
+        quiet(&mut command).wait().await.expect("it ends").success()
     }
 
     fn sessions(&self) -> Vec<String> {
@@ -135,11 +146,16 @@ async fn systemd(address: &str) -> (Connection, JoinSet<()>) {
             if call.message_type() != Type::MethodCall {
                 continue;
             }
+            let body = call.body();
+            let asked = body.deserialize::<(String, String)>();
+            if member == "Get" && asked.is_ok_and(|(_, property)| property == "LoadState") {
+                let _ = served.reply(&header, &Variant::from("loaded")).await;
+                continue;
+            }
             if !matches!(member.as_str(), "StartUnit" | "StartTransientUnit" | "StopUnit") {
                 let _ = served.reply(&header, &()).await;
                 continue;
             }
-            let body = call.body();
             let unit = match member.as_str() {
                 "StartTransientUnit" => body.deserialize::<Transient>().map(|unit| unit.0),
                 _ => body.deserialize::<(String, String)>().map(|unit| unit.0),
@@ -265,6 +281,39 @@ async fn beside_a_program_that_keeps_the_screen_on_it_does_not_work() {
     assert_eq!(reason, "its person may be watching: A player of films keeps the screen on (logind)");
     film.kill().await.expect("it is there");
     session.until_state(State::Waiting).await;
+    agent.stop.cancel();
+    drop(session);
+    agent.ended().await.expect("nothing is left");
+}
+
+/// logind asks systemd for its unit `suspend.target`, which a test's systemd only says to have started.
+#[tokio::test]
+async fn a_sleep_waits_until_the_farm_knows_of_it() {
+    let Some(logind) = Logind::start().await else { return };
+    if !logind.may_suspend().await {
+        return left_out::for_want_of("a file of the kernel that can be covered");
+    }
+    let desk = Desk::new();
+    let (_server, mut agent, mut session) =
+        desk.agent(|settings| settings.presence.run = logind.run.path().to_owned()).await;
+    session.until_state(State::Waiting).await;
+    let inhibitors = || {
+        let listed = fs::read_dir(logind.run.path().join("systemd/inhibit")).into_iter().flatten().flatten();
+        // Opening a pipe would hang.
+        listed.filter(|entry| entry.path().is_file()).filter_map(|entry| fs::read_to_string(entry.path()).ok())
+    };
+    let delays = |text: String| text.contains("WHO=pcfarm-worker") && text.contains("MODE=delay");
+    until(|| inhibitors().any(delays)).await;
+    logind.call("Suspend", &false).await;
+    let told = |wanted| {
+        move |message: FromAgent| match message {
+            FromAgent::StateChange(change) if change.asleep == wanted => Some(change.reason),
+            _ => None,
+        }
+    };
+    assert_eq!(session.next(told(true)).await, "asleep: its system goes to sleep");
+    session.next(told(false)).await;
+    until(|| inhibitors().any(delays)).await;
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");
