@@ -37,7 +37,7 @@ const EV_REL: u16 = 2;
 const EV_ABS: u16 = 3;
 const EV_SW: u16 = 5;
 const REL_WHEELS: [u16; 4] = [6, 8, 11, 12];
-const SW_LID: u64 = 1;
+const SW_LID: u16 = 0;
 
 /// Axes below are those of sticks, pedals, hats and pointers; fingers and sliders are above.
 const ABS_OF_STICKS: u16 = 0x1d;
@@ -73,6 +73,8 @@ struct Seen {
     watching: Result<(), String>,
     /// Another program has one of them for itself.
     misses_some: bool,
+    /// For people: a PC without a keyboard and a pointing device, as a headless one with a power button.
+    no_keyboard: Option<String>,
     /// Noisy and grabbed devices.
     notes: Vec<String>,
     noises: Noises,
@@ -80,6 +82,12 @@ struct Seen {
     asleep: Option<Asleep>,
     /// The thread is to be asked from then on, for a probe or for devices that do not wake it.
     due: Moment,
+}
+
+impl Seen {
+    fn proves(&self) -> Proves {
+        if self.misses_some || self.no_keyboard.is_some() { Proves::Presence } else { Proves::Absence }
+    }
 }
 
 struct Asleep {
@@ -118,6 +126,7 @@ impl Evdev {
             filter: Filter::default(),
             watching: Err("it does not look".to_owned()),
             misses_some: false,
+            no_keyboard: None,
             notes: Vec::new(),
             noises: Noises::default(),
             asleep: None,
@@ -130,9 +139,10 @@ impl Evdev {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Noisy and grabbed devices, for people.
+    /// Noisy and grabbed devices, and the lack of a keyboard, for people.
     pub fn notes(&self) -> Vec<String> {
-        locked(&self.seen).notes.clone()
+        let seen = locked(&self.seen);
+        seen.no_keyboard.iter().chain(&seen.notes).cloned().collect()
     }
 
     /// Times at which devices moved without a person.
@@ -171,7 +181,7 @@ impl Evdev {
             Ok(()) if self.has_ended() => Err("its thread has ended".to_owned()),
             Ok(()) => Ok(Input {
                 last: seen.last,
-                proves: if seen.misses_some { Proves::Presence } else { Proves::Absence },
+                proves: seen.proves(),
                 bump: seen.filter.bump(),
                 untold: false,
                 at_seat: false,

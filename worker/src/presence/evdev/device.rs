@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use pcfarm_native::linux;
 use rustix::fs::OFlags;
 
+use super::description::Description;
 use super::events::{EVENT_BYTES, Event, events};
 use crate::presence::bump::Touch;
 use crate::presence::noise::{Axis, Noise, tiny};
@@ -44,6 +45,8 @@ pub struct Device {
     pub file: Arc<File>,
     /// Name in sysfs.
     pub named: String,
+    /// A keyboard or a pointing device.
+    is_of_work: bool,
     /// The owner ignores the device: only the times of its events matter.
     is_ignored: bool,
     noise: Noise,
@@ -57,12 +60,13 @@ pub struct Device {
 }
 
 impl Device {
-    pub fn open(path: &Path, named: String, is_ignored: bool, now: Moment) -> std::io::Result<Device> {
+    pub fn open(path: &Path, described: &Description, is_ignored: bool, now: Moment) -> std::io::Result<Device> {
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
         Ok(Device {
             file: Arc::new(file),
-            named,
+            named: described.name.clone(),
+            is_of_work: described.is_of_work(),
             is_ignored,
             noise: Noise::default(),
             tiny: BTreeMap::new(),
@@ -76,6 +80,11 @@ impl Device {
     /// Returns true if events of the device may count.
     pub fn counts(&self) -> bool {
         !self.is_ignored
+    }
+
+    /// Returns true for a device that a person at work touches. Only beside one does silence prove absence.
+    pub fn proves_absence(&self) -> bool {
+        self.is_of_work && !self.is_ignored
     }
 
     /// Returns true for a device that moves by itself, as far as is known, or that the owner ignores.

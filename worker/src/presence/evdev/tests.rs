@@ -268,3 +268,29 @@ fn ignored_devices_alone_are_no_devices() {
     let watched = Watched::start(&desk);
     assert_eq!(watched.evdev.read(clock::now()).says, Err(NO_DEVICES.to_owned()));
 }
+
+#[test]
+fn a_power_button_proves_no_absence_and_a_press_counts() {
+    let desk = Desk::new();
+    let plug = |event: &str, name: &str, events: &str, keys: &str| {
+        let capabilities = desk.dir.path().join("class").join(event).join("device/capabilities");
+        fs::create_dir_all(&capabilities).expect("made");
+        fs::write(capabilities.join("key"), format!("{keys}\n")).expect("written");
+        desk.plug(event, name, events)
+    };
+    // On kernels of 32 bits as well: these keys are in the highest word.
+    let mut button =
+        plug("event0", "Power Button", "3", if usize::BITS == 64 { "10000000000000 0" } else { "100000 0 0 0" });
+    let watched = Watched::start(&desk);
+    let is_no_proof = |says: &Result<Input, String>| says.as_ref().is_ok_and(|input| input.proves == Proves::Presence);
+    let last = watched.until("no proof", is_no_proof).expect("it watches").last;
+    let notes = watched.evdev.notes();
+    assert!(notes[0].contains("\"Power Button\"") && notes[0].contains("unattended = true"), "{notes:?}");
+    button.write_all(&event(EV_KEY, 116, 1)).expect("written");
+    let _ = watched.until("a press", |says| says.as_ref().is_ok_and(|input| input.last > last));
+    // With a keyboard beside it silence proves absence.
+    let keyboard = if usize::BITS == 64 { "fffffffffffffffe" } else { "ffffffff fffffffe" };
+    let _keyboard = plug("event1", "A keyboard", "120013", keyboard);
+    let _ = watched.until("proof", |says| says.as_ref().is_ok_and(|input| input.proves == Proves::Absence));
+    assert!(watched.evdev.notes().is_empty());
+}

@@ -30,6 +30,9 @@ const ASKED_AT_WORK: Duration = Duration::from_secs(2);
 /// Devices that are named in notes.
 const NOTES_LIMIT: usize = 8;
 
+/// Devices that one note names.
+const NAMES_LIMIT: usize = 4;
+
 struct Woken {
     /// It is time to end.
     ended: bool,
@@ -226,7 +229,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
                 continue;
             }
             let is_ignored = self.is_ignored(&described);
-            match Device::open(&self.places.devices.join(&name), described.name.clone(), is_ignored, now) {
+            match Device::open(&self.places.devices.join(&name), &described, is_ignored, now) {
                 Ok(device) => {
                     debug!(device = name, named = described.name, is_ignored, "watching an input device");
                     self.devices.insert(name, device);
@@ -248,6 +251,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
             (None, false) => Err(NO_DEVICES.to_owned()),
             (None, true) => Ok(()),
         };
+        seen.no_keyboard = no_keyboard(self.devices.values());
         // Input before a device was opened is not known; and a person has plugged it in.
         if is_new || seen.watching.is_err() {
             seen.last = now;
@@ -258,6 +262,17 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
     fn is_ignored(&self, described: &Description) -> bool {
         self.places.ignored.iter().any(|pattern| fits(pattern, &described.name))
     }
+}
+
+/// For people, if there are devices whose input counts, but no keyboard and no pointing device among them.
+fn no_keyboard<'a>(devices: impl Iterator<Item = &'a Device> + Clone) -> Option<String> {
+    if devices.clone().any(Device::proves_absence) {
+        return None;
+    }
+    let names: Vec<_> =
+        devices.filter(|device| device.counts()).map(|device| format!("\"{}\"", device.named)).collect();
+    let named = names.iter().take(NAMES_LIMIT).map(String::as_str).collect::<Vec<_>>().join(", ");
+    (!names.is_empty()).then(|| format!("beside {named} {NO_DEVICES}"))
 }
 
 /// Whether any of them counts: of each how long ago it was. From the first of them on its person waits.
