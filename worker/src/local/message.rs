@@ -13,7 +13,7 @@ use crate::presence::Desk;
 use crate::presence::history::Entry;
 use crate::presence::hours::gaps;
 use crate::presence::inhibitors::{Held, Inhibitor};
-use crate::presence::policy::{ANSWER_LIMIT, Activity, OnReturn, Policy, State, is_blind, span};
+use crate::presence::policy::{ANSWER_LIMIT, Activity, OnReturn, Policy, State, is_blind, span, touched};
 use crate::presence::remote::{Remote, Rules as Remotes};
 use crate::presence::signals::{Moment, Network, Power, Proves, Reading, Signals};
 use crate::presence::wishes::Setting;
@@ -377,7 +377,7 @@ fn remote_lines(policy: &Policy, reading: &Reading<Remote>, now: Moment) -> Vec<
 
 /// Programs that keep the screen on, one a line.
 fn inhibitor_lines(policy: &Policy, signals: &Signals, now: Moment) -> Vec<Signal> {
-    let touched = signals.input.iter().filter_map(|reading| Some(reading.says.as_ref().ok()?.last)).max();
+    let touched = touched(signals, now);
     let lists = std::iter::once(&signals.inhibitors).filter(|_| policy.inhibitors.logind);
     let mut lines = Vec::new();
     for reading in lists.chain(&signals.told_inhibitors) {
@@ -440,35 +440,46 @@ mod tests {
     use super::*;
     use crate::presence::signals::Input;
 
-    #[test]
-    fn a_source_that_is_silent_is_named_with_its_time() {
-        let input = |source, at| {
-            let says = Input {
-                last: Duration::from_secs(1),
-                proves: Proves::Absence,
-                bump: None,
-                untold: false,
-                at_seat: false,
-            };
-            Reading::new(source, Duration::from_secs(at), Ok(says))
-        };
-        let unknown = || Err("not asked".to_owned());
-        let signals = Signals {
-            input: vec![input("evdev", 1000), input("x11 of user 7", 970)],
+    const NOW: Duration = Duration::from_secs(20_000);
+
+    /// The source answered at `at`, and saw input at `last`.
+    fn input(source: &'static str, at: u64, last: u64, at_seat: bool) -> Reading<Input> {
+        let last = Duration::from_secs(last);
+        let says = Input { last, proves: Proves::Absence, bump: None, untold: false, at_seat };
+        Reading::new(source, Duration::from_secs(at), Ok(says))
+    }
+
+    fn unknown<T>(source: &'static str) -> Reading<T> {
+        Reading::new(source, Moment::ZERO, Err("not asked".to_owned()))
+    }
+
+    fn signals(input: Vec<Reading<Input>>) -> Signals {
+        Signals {
+            input,
             noises: crate::presence::signals::Noises::default(),
-            notes: vec!["the session helper mutter of user 8 ended".to_owned()],
+            notes: Vec::new(),
             woke: None,
-            load: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
-            memory: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
-            power: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
-            programs: Reading::new("proc", Moment::ZERO, Err("not asked".to_owned())),
+            load: unknown("proc"),
+            memory: unknown("proc"),
+            power: unknown("proc"),
+            programs: unknown("proc"),
             full_screen: Vec::new(),
-            network: Reading::new("none", Moment::ZERO, unknown()),
-            remote: Reading::new("logind", Moment::ZERO, Err("not asked".to_owned())),
-            inhibitors: Reading::new("logind", Moment::ZERO, Err("not asked".to_owned())),
-            told_inhibitors: vec![Reading::new("session of user 7", Duration::from_secs(970), Ok(Vec::new()))],
+            network: unknown("none"),
+            remote: unknown("logind"),
+            inhibitors: unknown("logind"),
+            told_inhibitors: Vec::new(),
             paused: None,
             time: crate::presence::hours::LocalTime { weekday: 0, minute: 0 },
+        }
+    }
+
+    #[test]
+    fn a_source_that_is_silent_is_named_with_its_time() {
+        let told = Reading::new("session of user 7", Duration::from_secs(19_970), Ok(Vec::new()));
+        let signals = Signals {
+            notes: vec!["the session helper mutter of user 8 ended".to_owned()],
+            told_inhibitors: vec![told],
+            ..signals(vec![input("evdev", 20_000, 1, false), input("x11 of user 7", 19_970, 1, false)])
         };
         let wall = "2026-11-30T14:03:12[Europe/Berlin]".parse().expect("a time");
         let expected = [
@@ -476,7 +487,35 @@ mod tests {
             "session of user 7 has not answered since Mon 2026-11-30 14:02:42: it counts as a person",
             "the session helper mutter of user 8 ended",
         ];
-        assert_eq!(notes(&signals, Duration::from_secs(1000), &wall), expected);
+        assert_eq!(notes(&signals, NOW, &wall), expected);
+    }
+
+    /// `explain` and the decision must agree, also on a desktop that takes a noisy mouse for a person.
+    #[test]
+    fn an_inhibitor_counts_in_explain_if_it_does_in_the_decision() {
+        let policy = crate::presence::settings::Settings::of_a_desk().policy;
+        let held = Held { place: crate::presence::inhibitors::Place::Logind, by: "a forgotten film".to_owned() };
+        let limit = policy.inhibitors.limit.as_secs();
+        for (what, touched_at, is_noisy, expected) in [
+            ("a person was here", 20_000, false, true),
+            ("a noisy mouse", 20_000, true, false),
+            ("longer ago than the limit", 20_000 - limit, false, false),
+        ] {
+            let desktop = input("x11 of user 7", 20_000, touched_at, true);
+            let mut signals = signals(vec![input("evdev", 20_000, 1, false), desktop]);
+            if is_noisy {
+                signals.noises.add(Duration::from_secs(19_900), NOW);
+            }
+            signals.inhibitors =
+                Reading::new("logind", NOW, Ok(vec![Inhibitor { held: held.clone(), since: Moment::ZERO }]));
+            let decided = touched(&signals, NOW);
+            let says = &inhibitor_lines(&policy, &signals, NOW)[0].says;
+            assert_eq!(says.ends_with("; counts"), expected, "{what}: {says}");
+            assert_eq!(
+                Inhibitor { held: held.clone(), since: Moment::ZERO }.counts(&policy.inhibitors, decided, NOW),
+                expected
+            );
+        }
     }
 
     #[test]
