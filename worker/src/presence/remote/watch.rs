@@ -1,4 +1,4 @@
-//! Sessions and services that people use without a terminal, from one look to the next.
+//! Sessions and services that people use without a terminal, or beside one, from one look to the next.
 //!
 //! Remembers the CPU use of each, and that of sessions that have ended for `start_after`.
 //!
@@ -103,8 +103,7 @@ impl Watch {
         let listed = listed.unwrap_or_default();
         self.left_behind.read(self.closing(&listed));
         for session in listed {
-            let is_typed = session.leader.is_some_and(|leader| typed::only_in_terminals(&self.proc, leader));
-            if !session.is_unseen() || is_typed || !self.is_of_person(&session, rules) {
+            if !session.is_unseen() || !self.is_of_person(&session, rules) {
                 continue;
             }
             let key = format!("{} {}", session.id, session.since);
@@ -114,7 +113,8 @@ impl Watch {
             let left_behind = self.left_behind.by(session.uid).saturating_sub(known.left_behind);
             let used = self.used_by(&session).map(|used| used.saturating_add(left_behind));
             let last = used.map(|used| known.meter.read(used, limit, now));
-            uses.push(Use { what: known.what.clone(), by: known.by.clone(), last, counts_for: rules.after });
+            let is_typed = session.leader.is_some_and(|leader| typed::only_in_terminals(&self.proc, leader));
+            uses.extend(known.used(last, is_typed, start_after, rules));
             self.sessions.insert(key, known);
         }
         for service in &rules.services {
@@ -193,6 +193,23 @@ impl Known {
             meter: Meter::default(),
             left_behind,
         }
+    }
+
+    /// The terminals tell of input into them. A person may work through the session all the same: with a program behind a tunnel, or with a
+    /// window of X11. So CPU use by such a session counts as long as input does, and one that cannot be read is no sign of a person.
+    fn used(
+        &self,
+        last: Result<Option<Moment>, String>,
+        is_typed: bool,
+        start_after: Duration,
+        rules: &Rules,
+    ) -> Option<Use> {
+        let (what, by) = (self.what.clone(), self.by.clone());
+        if !is_typed {
+            return Some(Use { what, by, last, counts_for: rules.after });
+        }
+        let [what, by] = [what, by].map(|name| format!("{name}, beside its terminal"));
+        last.is_ok().then(|| Use { what, by, last, counts_for: start_after.min(rules.after) })
     }
 }
 
@@ -358,6 +375,35 @@ mod tests {
         machine.rules = Rules { count: false, ..Rules::of_a_desk() };
         machine.session("7", "alice", "");
         assert!(!machine.counts(1015), "they do not matter");
+    }
+
+    #[test]
+    fn use_beside_a_terminal_counts_for_as_long_as_input() {
+        let mut machine = Machine::new();
+        // sshd, and below it a shell in a terminal.
+        let proc = machine.dir.path().join("proc");
+        let process = |number: u32, parent: u32, terminal: u32, children: &str| {
+            let process = proc.join(number.to_string());
+            fs::create_dir_all(process.join(format!("task/{number}"))).expect("made");
+            fs::write(process.join(format!("task/{number}/children")), children).expect("written");
+            let stat = format!("{number} (sh) S {parent} {number} {number} {terminal} -1 0");
+            fs::write(process.join("stat"), stat).expect("written");
+        };
+        process(10, 1, 0, "12");
+        process(12, 10, 34816, "");
+        machine.session("3", "alice", "LEADER=10");
+        assert!(!machine.counts(990), "its terminal tells of input, so nothing is unknown");
+        machine.used_in("session-3.scope", 0);
+        assert!(!machine.counts(1000), "an idle shell");
+        machine.used_in("session-3.scope", 20);
+        let reason = machine.read(1030).expect("it is known").expect("a notebook behind its tunnel");
+        assert!(reason.ends_with("did less than 15 min ago (session 3 by sshd, beside its terminal)"), "{reason}");
+        assert!(machine.counts(1929));
+        assert!(!machine.counts(1930));
+        // Beside an editor the session counts for longer.
+        fs::write(proc.join("10/task/10/children"), "12 13").expect("written");
+        process(13, 10, 0, "");
+        assert!(machine.counts(1935));
     }
 
     #[test]
