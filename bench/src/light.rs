@@ -446,6 +446,7 @@ impl Agent {
             }
             In::Drain(_) => {}
             In::Probe(_) => return Some(self.heartbeat()),
+            In::Heard(_) => {}
         }
         None
     }

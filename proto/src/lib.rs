@@ -35,6 +35,9 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pcfarm.
 /// The version of the agents' protocol that this build speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
 
+/// In the metadata of a status: the server cannot reach its database.
+pub const OUTAGE: &str = "pcfarm-outage";
+
 /// How often an agent says that it lives while it holds nothing: half as often as while it does, but at least
 /// twice in a lease, and no more often than while it does.
 pub fn idle_heartbeat(heartbeat: Duration, lease: Duration) -> Duration {

@@ -19,6 +19,7 @@ use crate::upkeep::maybe_over::MaybeOver;
 use crate::watchdog::Rounds;
 use deadpool_postgres::Pool;
 use pcfarm_proto::ids::{CheckoutId, JobId, ServerId, WorkstationId};
+use pcfarm_recycler::pulse_limit;
 use pcfarm_sql::job_types::JobType;
 use pcfarm_sql::pool::{Epoch, Lines};
 use std::collections::HashMap;
@@ -226,6 +227,11 @@ impl Farm {
     /// How many workstations can run it.
     pub fn workstations_with(&self, controller: &str) -> usize {
         self.lock_sessions().with_controller.get(controller).copied().unwrap_or(0)
+    }
+
+    /// Time of the last pulse in the database; none: the database does not answer.
+    pub fn recorded(&self) -> Option<Instant> {
+        self.rounds.recorded(pulse_limit(self.rhythm.lease))
     }
 
     /// Registers a connection. Returns the one that it takes over from, if that was here.

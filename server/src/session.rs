@@ -5,6 +5,7 @@ mod holding;
 pub mod progress;
 mod proof;
 mod selecting;
+mod word;
 
 pub use selecting::Chosen;
 
@@ -20,6 +21,7 @@ use pcfarm_sql::json::RawJson;
 use pcfarm_sql::presence::Connection;
 use progress::{Progress, piece_deadline};
 use selecting::Selecting;
+use word::Words;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -75,6 +77,7 @@ pub struct Session {
     progress: Arc<Progress>,
     signs: Signs,
     piece_deadline: Duration,
+    lease: Duration,
     /// Some of its cores have nothing to do.
     free: Arc<AtomicBool>,
     state: Mutex<State>,
@@ -172,6 +175,8 @@ struct State {
     /// Since when its agent was told that the time for what it holds is over.
     drain_is_over: Option<Instant>,
     heard: Instant,
+    /// Words to its agent about its lease.
+    words: Words,
     /// Marked in the database as not heard.
     silent: bool,
     /// The row may still have that mark: it was not recorded that the agent was heard again.
@@ -270,6 +275,7 @@ impl Session {
             progress,
             signs,
             piece_deadline: piece_deadline(lease),
+            lease,
             free: holding.free(),
             state: Mutex::new(State {
                 credit: 0,
@@ -285,6 +291,7 @@ impl Session {
                 drain_reason: connection.drain_reason.clone(),
                 drain_is_over: None,
                 heard: Instant::now(),
+                words: Words::new(Instant::now()),
                 silent: false,
                 mark_may_stay: false,
                 sequence: 0,
@@ -393,6 +400,8 @@ impl Session {
     pub fn heard(&self) -> bool {
         let mut state = self.state();
         state.heard = Instant::now();
+        let heard = state.heard;
+        state.words.message_came(heard);
         let was_silent = std::mem::take(&mut state.silent);
         state.mark_may_stay |= was_silent;
         was_silent

@@ -6,6 +6,7 @@ use crate::dispatch;
 use crate::dispatch::spread;
 use crate::farm::Farm;
 use crate::registrar::contest;
+use crate::session::progress;
 use crate::session::{Drained, Limits, Listened, Session};
 use crate::traces::path;
 use anyhow::Context;
@@ -53,6 +54,7 @@ pub async fn pulse(farm: Arc<Farm>) {
     // A pause of this length means that the process stood still, or the database did: then nobody could have recorded a
     // word.
     let stall = pulse_limit(farm.rhythm.lease);
+    progress::start_clock();
     let mut tick = tokio::time::interval(stall / PULSES_A_LIMIT);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last_tick = Instant::now();
@@ -77,18 +79,19 @@ pub async fn pulse(farm: Arc<Farm>) {
             warn!("more workstations connect than can be registered: everybody gets a full lease");
             stalled = true;
         }
+        let began = Instant::now();
         let beat = tokio::time::timeout(PATIENCE, beat(&farm, &mut line, stalled, &mut listen_at)).await;
         match beat.unwrap_or_else(|_| Err(anyhow::anyhow!("the database does not answer"))) {
             Ok(()) => {
                 stalled = false;
-                farm.rounds.pulsed(true);
+                farm.rounds.pulsed(Some(began));
             }
             Err(error) => {
                 line.let_go();
                 // A statement that was given up may still have an effect: the next pulse takes marks back from all that are heard.
                 farm.sessions().iter().for_each(|session| session.distrust_mark());
                 listen_at = Instant::now();
-                farm.rounds.pulsed(false);
+                farm.rounds.pulsed(None);
                 warn!(error = format!("{error:#}"), "the pulse was not written: trying again");
             }
         }

@@ -47,15 +47,29 @@ pub struct Rounds {
     pub dispatcher: Round,
     pub pulse: Round,
     pub ticker: Round,
-    /// Since when the database has answered every pulse.
-    answering: Mutex<Option<Instant>>,
+    answering: Mutex<Option<Answering>>,
+}
+
+/// Pulses that the database has taken without a failure between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Answering {
+    since: Instant,
+    /// Beginning of the last one.
+    last: Instant,
 }
 
 impl Rounds {
-    /// The database has taken a pulse, or has not.
-    pub fn pulsed(&self, taken: bool) {
+    /// The database has taken the pulse that began then, or has taken none.
+    pub fn pulsed(&self, taken: Option<Instant>) {
         let mut answering = self.answering.lock().unwrap_or_else(PoisonError::into_inner);
-        *answering = if taken { answering.or_else(|| Some(Instant::now())) } else { None };
+        let since = answering.map(|before| before.since);
+        *answering = taken.map(|last| Answering { since: since.unwrap_or_else(Instant::now), last });
+    }
+
+    /// Beginning of the last pulse. None: the last one failed, or lies further back than the limit.
+    pub fn recorded(&self, limit: Duration) -> Option<Instant> {
+        let answering = *self.answering.lock().unwrap_or_else(PoisonError::into_inner);
+        answering.map(|answering| answering.last).filter(|last| last.elapsed() <= limit)
     }
 
     fn seen(&self) -> Seen {
@@ -64,7 +78,7 @@ impl Rounds {
             dispatcher: self.dispatcher.silent_for(),
             pulse: self.pulse.silent_for(),
             ticker: self.ticker.silent_for(),
-            answering_for: answering.map(|since| since.elapsed()),
+            answering_for: answering.map(|answering| answering.since.elapsed()),
         }
     }
 }
@@ -157,11 +171,15 @@ mod tests {
     fn one_pulse_that_is_lost_begins_the_count_anew() {
         let rounds = Rounds::default();
         assert_eq!(rounds.seen().answering_for, None, "nothing is known yet");
-        rounds.pulsed(true);
-        let since = *rounds.answering.lock().expect("nobody panics");
-        rounds.pulsed(true);
-        assert_eq!(*rounds.answering.lock().expect("nobody panics"), since);
-        rounds.pulsed(false);
+        let [first, second] = [(); 2].map(|()| Instant::now());
+        rounds.pulsed(Some(first));
+        let since = rounds.answering.lock().expect("nobody panics").map(|answering| answering.since);
+        rounds.pulsed(Some(second));
+        assert_eq!(rounds.answering.lock().expect("nobody panics").map(|answering| answering.since), since);
+        assert_eq!(rounds.recorded(Duration::from_secs(60)), Some(second));
+        assert_eq!(rounds.recorded(Duration::ZERO), None, "too long ago");
+        rounds.pulsed(None);
         assert_eq!(rounds.seen().answering_for, None);
+        assert_eq!(rounds.recorded(Duration::from_secs(60)), None);
     }
 }

@@ -229,6 +229,7 @@ impl Driver {
                     self.desk.drained(self.inventory.drained_by_farm());
                 }
             }
+            LinkEvent::Outage => self.take(Event::Outage),
             LinkEvent::Ended => {
                 self.outgoing.clear();
                 self.stream = None;
@@ -285,6 +286,7 @@ impl Driver {
             Some(permit) => {
                 let message = self.outgoing.pop_front();
                 let delivers = matches!(message, Some(Out::Delivery(_)));
+                self.inventory.posted(clock::now());
                 permit.send(AgentMessage { message });
                 if delivers {
                     crash_point(CrashPoint::ResultsDelivered);
@@ -355,7 +357,8 @@ impl Driver {
 
     /// Time until the connection has been silent for too long.
     fn until_silent(&self, now: Moment) -> Duration {
-        self.stream.as_ref().map_or(Duration::MAX, |stream| stream.wire.until_silent(SILENCE_LIMIT, now))
+        let limit = self.inventory.silence_limit(SILENCE_LIMIT);
+        self.stream.as_ref().map_or(Duration::MAX, |stream| stream.wire.until_silent(limit, now))
     }
 
     /// Gives up a connection that has been silent for too long. `planned`: the latest end of the last wait.
@@ -366,8 +369,9 @@ impl Driver {
             // This process stood still: bytes may wait to be read.
             stream.wire.moved();
         }
-        if stream.wire.until_silent(SILENCE_LIMIT, now).is_zero() {
-            let (server, seconds) = (&stream.server, SILENCE_LIMIT.as_secs());
+        let limit = self.inventory.silence_limit(SILENCE_LIMIT);
+        if stream.wire.until_silent(limit, now).is_zero() {
+            let (server, seconds) = (&stream.server, limit.as_secs());
             warn!(server, seconds, "connection given up: no byte has moved");
             stream.give_up.cancel();
         }

@@ -18,10 +18,11 @@
 //! - `telling`: what the server is told, and when; `asking`: what it is asked for.
 //! - `stopping`: how it comes to its end; `leaving`: how it gives way to the workstation's person.
 //! - `returning`: problems that it returns unbegun because another workstation is idle; `convoys`: where checkouts are cut.
-//! - `contact`: signs of life from the servers, and the end of the lease.
+//! - `contact`: contact with the servers, and the end of the lease; `clocks`: the server's clock in the agent's time.
 //! - `stuck`: what it does when controllers do not return from revoked work.
 
 mod asking;
+mod clocks;
 pub mod contact;
 mod convoys;
 mod hearing;
@@ -50,6 +51,7 @@ use crate::pool::{Batch, Report};
 use crate::presence::history::Yields;
 use crate::presence::wishes::Setting;
 use crate::presence::{Directive, Signs};
+use crate::work::lease::LeaseEnd;
 use crate::work::{Checkout, CheckoutKey};
 use contact::{AfterLease, Contact};
 use held::Held;
@@ -124,6 +126,8 @@ pub enum Event {
     /// A stream to a server is open.
     Connected,
     Received(In),
+    /// The server refuses this session because it cannot reach its database.
+    Outage,
     /// The stream has ended.
     Disconnected,
     Computed(Report),
@@ -199,6 +203,8 @@ pub struct Inventory {
     yields: Option<Yields>,
     settings: Arc<[Setting]>,
     lease: Duration,
+    /// End of the lease, for whoever computes outside this process.
+    lease_end: LeaseEnd,
     solution_bytes_limit: usize,
     /// Bytes of a delivery on a link that is not measured, and the most of one on any link.
     part_bytes_target: usize,
@@ -301,6 +307,7 @@ impl Inventory {
             yields: None,
             settings: Arc::default(),
             lease: LEASE,
+            lease_end: LeaseEnd::default(),
             solution_bytes_limit: SOLUTION_BYTES_LIMIT,
             part_bytes_target: PART_BYTES_TARGET,
             delivery_bytes_limit: PART_BYTES_TARGET,
@@ -322,6 +329,7 @@ impl Inventory {
         match event {
             Event::Connected => self.greet(now),
             Event::Received(message) => self.receive(now, message),
+            Event::Outage => self.greeting_answered(),
             Event::Disconnected => self.disconnected(now),
             Event::Computed(Report::Started(key)) => self.started(now, key),
             Event::Computed(Report::Results(batch)) => self.computed(now, batch),
@@ -395,9 +403,10 @@ impl Inventory {
         if self.held.values().any(Held::is_running) {
             due(self.pockets_emptied + PARTIAL_DELIVERY_EVERY);
         }
-        if let Some(at) = self.lease_deadline() {
-            due(at);
+        if let Some(at) = self.lease_deadline(next) {
+            next = at;
         }
+        let mut due = |at: Duration| next = next.min(at);
         if let Some(at) = self.stuck_deadline() {
             due(at);
         }

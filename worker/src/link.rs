@@ -9,7 +9,7 @@ pub(crate) mod wire;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use pcfarm_proto::MESSAGE_BYTES_LIMIT;
+use pcfarm_proto::{MESSAGE_BYTES_LIMIT, OUTAGE};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
 use pcfarm_proto::v1::server_message::Message as In;
@@ -60,11 +60,13 @@ const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// Messages under way to the stream. Deliveries are the large ones, and the inventory bounds those.
 const OUTBOUND_WAITING: usize = 16;
 
-/// What a link tells the agent, in order: opened, received, ended, and again.
+/// What a link tells the agent, in order: opened, received, ended, and again. Before the end it may tell of an outage.
 #[allow(clippy::large_enum_variant, reason = "nearly all of them are the large one")]
 pub enum LinkEvent {
     Opened(Stream),
     Received(In),
+    /// The server refuses the session because it cannot reach its database.
+    Outage,
     Ended,
 }
 
@@ -239,6 +241,12 @@ impl Link {
             // The loop watches the wire: its waits cost no timer more.
             () = give_up.cancelled() => Cause::Rotate(anyhow::anyhow!("given up by this agent")),
         };
+        if let Cause::Rotate(error) = &cause
+            && !welcomed
+            && is_outage(error)
+        {
+            self.tell(LinkEvent::Outage).await;
+        }
         self.tell(LinkEvent::Ended).await;
         if welcomed { End::Served(cause) } else { End::Failed(cause) }
     }
@@ -278,6 +286,11 @@ impl Link {
 fn connect_wait(servers: usize, failures: u32) -> Duration {
     let has_tried_all = usize::try_from(failures).is_ok_and(|failures| failures >= servers);
     if servers <= 1 || has_tried_all { PATIENT_CONNECT_WAIT } else { CONNECT_WAIT }
+}
+
+/// True if a server has said so. An error of the connection has no metadata.
+fn is_outage(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Status>().is_some_and(|status| status.metadata().contains_key(OUTAGE))
 }
 
 fn cause(status: Status) -> Cause {

@@ -3,6 +3,8 @@
 //! Owns the problems of one checkout, who takes which, and whether it is still wanted. It never knows how
 //! its results are delivered.
 
+pub mod lease;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +18,7 @@ use pcfarm_proto::v1;
 use crate::named::Store;
 use crate::presence::pulse::Pulse;
 use crate::related::Related;
+use lease::LeaseEnd;
 
 /// What names a checkout for certain: ids repeat after a crash of the database, tokens do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +55,7 @@ pub struct Checkout {
     cancelled: AtomicBool,
     store: OnceLock<Arc<dyn Store>>,
     pulse: OnceLock<Pulse>,
+    lease: OnceLock<LeaseEnd>,
     gate: Mutex<Gate>,
     opened: Condvar,
 }
@@ -146,6 +150,7 @@ impl Checkout {
             cancelled: AtomicBool::new(false),
             store: OnceLock::new(),
             pulse: OnceLock::new(),
+            lease: OnceLock::new(),
             gate: Mutex::default(),
             opened: Condvar::new(),
         }
@@ -168,6 +173,16 @@ impl Checkout {
     /// True if its agent still looks for its person, or if the checkout has no agent.
     pub fn is_watched(&self) -> bool {
         self.pulse.get().is_none_or(Pulse::is_felt)
+    }
+
+    /// Lease of the session that holds it. Said once.
+    pub fn set_lease(&self, lease: LeaseEnd) {
+        let _ = self.lease.set(lease);
+    }
+
+    /// End of the lease, as far as it is known now; none: the work goes on after it.
+    pub fn lease_end(&self) -> Option<Duration> {
+        self.lease.get().and_then(LeaseEnd::get)
     }
 
     /// The related rows, indexed by the first core that asks.

@@ -11,7 +11,7 @@ use pcfarm_bench::program::Program;
 use serde_json::json;
 
 /// Checks that this machine can make network namespaces and shape their links.
-fn can_shape() -> bool {
+pub fn can_shape() -> bool {
     if !rustix::process::geteuid().is_root() {
         left_out::here("network namespaces need root");
         return false;

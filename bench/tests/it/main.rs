@@ -27,6 +27,7 @@ mod desks;
 mod fleet;
 mod idle;
 mod installed;
+mod lease;
 mod links;
 mod sources;
 mod waking;

@@ -136,6 +136,8 @@ pub async fn send(farm: Arc<Farm>, mut shipment: Shipment) {
     if problems.is_empty() {
         return span.failed("no problem is left of it");
     }
+    // An agent that held nothing does not know how much of its lease is left.
+    session.say_word(|| farm.recorded());
     match send_parts(&shipment, problems, related.reads).await {
         Sending::Whole { sequence } => {
             session.sent(shipment.checkout_id, sequence);

@@ -1,6 +1,7 @@
 //! The agents' service: turns a stream of messages into events for the dispatcher and the acceptors.
 
 mod clones;
+mod words;
 
 use crate::accept::{ConnectInfo, Signs as LifeSigns};
 use crate::access::places::Holder;
@@ -133,7 +134,8 @@ impl v1::agent_service_server::AgentService for AgentApi {
             let labels = wrong.iter().take(10).map(|label| shown(label)).collect::<Vec<_>>().join(", ");
             warn!(hostname = who.hostname, labels, "what is no label is ignored: correct the agent's settings");
         }
-        self.is_itself(&caller, who.identity, &who.hostname).await?;
+        let known = self.is_itself(&caller, who.identity, &who.hostname).await;
+        known.map_err(|refused| words::outage_told(&self.farm, refused))?;
         if hello.rebinding.as_ref().is_some_and(|rebinding| rebinding.cloned_from == hello.identity) {
             return Err(clones::reported(&self.farm, &who).await);
         }
@@ -148,7 +150,7 @@ impl v1::agent_service_server::AgentService for AgentApi {
                     clones::note_own_identity(&farm, &session, &hello).await;
                     converse(&farm, &session, incoming).await;
                 }
-                Err(status) => drop(out.send(Err(status).into()).await),
+                Err(status) => drop(out.send(Err(words::outage_told(&farm, status)).into()).await),
             }
         };
         self.farm.tasks.spawn(task.instrument(span));
@@ -464,6 +466,7 @@ async fn register(
     };
     let message = v1::ServerMessage { message: Some(server_message::Message::Welcome(welcome)) };
     drop(session.out.try_send(Ok(message).into()));
+    session.say_word(|| farm.recorded());
     Ok(session)
 }
 
@@ -505,17 +508,25 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
     // Waited for once, not anew with each message: with ten thousand agents that is much of what an idle server does.
     let (mut ended, mut gone) = (pin!(session.ended.cancelled()), pin!(session.out.closed()));
     let mut streamed = Streamed::new(farm.streamed.clone());
+    let mut words = words::Words::new(session.unfinished_wait());
     let status = loop {
         let message = tokio::select! {
+            biased;
             () = &mut ended => break Status::unavailable("the server ended the connection"),
             // The agent has stopped reading: its half of the connection is gone.
             () = &mut gone => break Status::cancelled("the agent is gone"),
             message = incoming.message() => message,
+            () = words.unfinished() => {
+                words.tell_unfinished(farm, session);
+                continue;
+            }
         };
         match message {
             Ok(Some(v1::AgentMessage { message: Some(message) })) => {
+                let was_silent = session.heard();
+                words.tell(farm, session);
                 let mut handling = pin!(async {
-                    if session.heard() {
+                    if was_silent {
                         drop(farm.registrar.send(Entry::Heard(session.clone())).await);
                     }
                     handle(farm, session, &mut streamed, message).await
@@ -527,7 +538,10 @@ async fn converse(farm: &Arc<Farm>, session: &Arc<Session>, mut incoming: Stream
                         () = &mut ended => break Err(Status::unavailable("the server ended the connection")),
                         () = &mut gone => break Err(Status::cancelled("the agent is gone")),
                         // There is no room for what it has said, and its next words are not read meanwhile.
-                        () = tokio::time::sleep(farm.rhythm.heartbeat / 2) => session.excuse_silence(),
+                        () = tokio::time::sleep(farm.rhythm.heartbeat / 2) => {
+                            session.excuse_silence();
+                            words.tell(farm, session);
+                        }
                     }
                 };
                 match outcome {

@@ -22,14 +22,23 @@ pub fn piece_deadline(lease: Duration) -> Duration {
 
 static BASE: LazyLock<Instant> = LazyLock::new(Instant::now);
 
+/// Fixes the base, before any time that is measured from it.
+pub fn start_clock() {
+    LazyLock::force(&BASE);
+}
+
+/// Microseconds from the base to a time; 0: a time before the base.
+pub(super) fn micros(at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(*BASE).as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Time of the last bytes of one connection that prove anything, in microseconds since the base; 0: none yet.
 #[derive(Debug, Default)]
 pub struct Progress(AtomicU64);
 
 impl Progress {
     pub(super) fn came_at(&self, now: Instant) {
-        let since = u64::try_from(now.saturating_duration_since(*BASE).as_micros()).unwrap_or(u64::MAX);
-        self.0.store(since.max(1), Ordering::Relaxed);
+        self.0.store(micros(now).max(1), Ordering::Relaxed);
     }
 
     /// Time of the last sign of life, given the time of the last message.

@@ -20,7 +20,7 @@ use crate::controller::{Controller, Problem};
 use crate::exec::arguments::{Values, fill};
 use crate::exec::devices::Devices;
 use crate::exec::directory::{Area, ProblemDir};
-use crate::exec::instance::{Asked, Instance};
+use crate::exec::instance::{Asked, Instance, lease_end_us};
 use crate::exec::outputs::{self, Wanted};
 use crate::exec::plan::{Ended, Plan, Question, Reply};
 use crate::exec::settings::{AnswerIs, Mode, Program, StdinIs};
@@ -341,6 +341,7 @@ impl Exec {
         let question = Question {
             id: problem.problem_id().to_string(),
             time_limit_ms: program.time_limit.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
+            lease_end_us: lease_end_us(problem.checkout),
             args,
             directory: directory.into(),
             exit_codes: program.exit_codes.clone(),

@@ -99,6 +99,7 @@ impl Instance {
         let mut until = question.time_limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms) + BEYOND_LIMIT);
         let Some(requests) = &mut self.requests else { return self.lost("it was ended") };
         let step = Timespec { tv_sec: 0, tv_nsec: i64::from(STEP.subsec_nanos()) };
+        let question_lease = question.lease_end_us;
         let frame = match frame(&Request::Question(question), body) {
             Ok(frame) => frame,
             Err(error) => return self.lost(&error.to_string()),
@@ -107,6 +108,7 @@ impl Instance {
         // Since when it is asked to stand still.
         let mut freezing = None;
         let mut alive_due = Instant::now() + SPEAK_EVERY;
+        let mut lease_told = question_lease;
         let mut came_round = Instant::now();
         loop {
             let polled = if unwritten.is_empty() {
@@ -157,9 +159,12 @@ impl Instance {
             }
             let may_speak = freezing.is_none() && unwritten.is_empty();
             // A look for the person that is late keeps it silent: the supervisor then stops the program.
-            if may_speak && !checkout.is_frozen() && Instant::now() >= alive_due && checkout.is_watched() {
+            let lease_end_us = lease_end_us(checkout);
+            let is_due = Instant::now() >= alive_due || lease_end_us != lease_told;
+            if may_speak && !checkout.is_frozen() && is_due && checkout.is_watched() {
                 alive_due = Instant::now() + SPEAK_EVERY;
-                match write_frame(requests, &Request::Alive, &[]) {
+                lease_told = lease_end_us;
+                match write_frame(requests, &Request::Alive { lease_end_us }, &[]) {
                     // A full pipe holds words enough, and a supervisor that has retired has said so. Short frames are written whole.
                     Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::BrokenPipe) => {
                         return self.lost(&error.to_string());
@@ -220,6 +225,11 @@ impl Instance {
     pub fn dismiss(&mut self) {
         self.requests = None;
     }
+}
+
+/// End of the lease as supervisors are told.
+pub fn lease_end_us(checkout: &Checkout) -> Option<u64> {
+    checkout.lease_end().map(|end| u64::try_from(end.as_micros()).unwrap_or(u64::MAX))
 }
 
 impl Drop for Instance {

@@ -68,8 +68,11 @@ pub struct Limits {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     Question(Question),
-    /// The agent looks for its person. Every second while there is a question.
-    Alive,
+    /// The agent looks for its person. Every second while there is a question, and when its lease is renewed.
+    Alive {
+        /// As in the question.
+        lease_end_us: Option<u64>,
+    },
     /// Also while there is a question.
     Freeze,
     Thaw,
@@ -81,6 +84,8 @@ pub struct Question {
     /// What an answer may repeat, and must not get wrong.
     pub id: String,
     pub time_limit_ms: Option<u64>,
+    /// End of the agent's lease by [`crate::clock::now`], in microseconds; none: the program goes on after it.
+    pub lease_end_us: Option<u64>,
     pub args: Vec<String>,
     pub directory: PathBuf,
     pub exit_codes: Vec<i32>,

@@ -122,20 +122,27 @@ fn serve() -> io::Result<()> {
         let (question, body) = match read_frame(&mut supervisor.requests) {
             Ok((Request::Question(question), body)) => (question, body),
             // What was asked before has just been answered.
-            Ok((Request::Freeze, _)) => match stand_still(&mut supervisor.requests, &mut supervisor.replies)? {
-                Ok(_) => continue,
-                Err(Left) => {
-                    tree::end(getpid(), |_, _| ());
-                    return Ok(());
+            Ok((Request::Freeze, _)) => {
+                supervisor.silence.broken();
+                match stand_still(&mut supervisor.requests, &mut supervisor.replies)? {
+                    Ok(_) => continue,
+                    Err(Left) => {
+                        tree::end(getpid(), |_, _| ());
+                        return Ok(());
+                    }
                 }
-            },
-            Ok((Request::Thaw | Request::Alive, _)) => continue,
+            }
+            Ok((Request::Alive { lease_end_us }, _)) => {
+                supervisor.silence.spoke(lease_end_us);
+                continue;
+            }
+            Ok((Request::Thaw, _)) => continue,
             Err(_) => {
                 supervisor.farewell();
                 return Ok(());
             }
         };
-        supervisor.silence.broken();
+        supervisor.silence.spoke(question.lease_end_us);
         let answered = match supervisor.plan.mode {
             Mode::Fed => supervisor.ask(&question, body)?,
             Mode::OneShot => supervisor.run_once(&question, &body)?,
@@ -177,7 +184,6 @@ impl Supervisor {
             };
             self.silence.check();
             if program.turn(self.requests.as_fd(), left.min(IDLE_LOOK))? == Turn::AgentSpoke {
-                self.silence.broken();
                 return Ok(true);
             }
             if !is_quiet(program) || program.over_limit(&self.plan.area).is_some() {
@@ -395,24 +401,19 @@ impl Supervisor {
     }
 }
 
-/// A turn of a program with a question. While the agent is silent there is nothing to do but to wait for its next word.
+/// A turn of a program with a question. While the program stands still there is nothing to do but to wait for the agent's next word.
 fn turn(
     program: &mut Running,
     requests: &File,
     silence: &mut Silence,
     wait: Duration,
-    until: &mut Until,
+    until: &Until,
 ) -> io::Result<Turn> {
     if silence.check() {
         while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(requests, PollFlags::IN)], None) {}
-        until.extend(silence.broken());
         return Ok(Turn::AgentSpoke);
     }
-    let turn = program.turn(requests.as_fd(), wait.min(until.left()).min(silence.left()))?;
-    if turn == Turn::AgentSpoke {
-        silence.broken();
-    }
-    Ok(turn)
+    program.turn(requests.as_fd(), wait.min(until.left()).min(silence.left()))
 }
 
 /// Words of the agent while there is a question: that it is alive, that all is to stand still for a while, or, if it is gone, that it is to
@@ -425,11 +426,16 @@ fn obey(
 ) -> io::Result<Result<(), Left>> {
     match read_frame(requests) {
         Ok((Request::Freeze, _)) => {
+            until.extend(silence.broken());
             let stood = stand_still(requests, replies)?;
             silence.broken();
             Ok(stood.map(|stood| until.extend(stood)))
         }
-        Ok((Request::Thaw | Request::Alive, _)) => Ok(Ok(())),
+        Ok((Request::Alive { lease_end_us }, _)) => {
+            until.extend(silence.spoke(lease_end_us));
+            Ok(Ok(()))
+        }
+        Ok((Request::Thaw, _)) => Ok(Ok(())),
         Ok((Request::Question(_), _)) | Err(_) => Ok(Err(Left)),
     }
 }
@@ -442,7 +448,7 @@ fn stand_still(requests: &mut File, replies: &mut File) -> io::Result<Result<Dur
     write_frame(replies, &Reply::Frozen, &[])?;
     loop {
         match read_frame(requests) {
-            Ok((Request::Alive, _)) => {}
+            Ok((Request::Alive { .. }, _)) => {}
             Ok((Request::Thaw, _)) => {
                 tree::go_on(&stopped);
                 return Ok(Ok(since.elapsed()));

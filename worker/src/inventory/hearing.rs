@@ -42,6 +42,7 @@ impl Inventory {
             In::Revoke(revoke) => self.revoke(revoke.revoked),
             // The driver's: they are sessions of their own.
             In::Slots(_) | In::Presence(_) => {}
+            In::Heard(heard) => self.told_of_lease(&heard, now),
             In::GiveBack(request) => self.asked_to_return(request),
             In::Probe(v1::Probe {}) => {
                 if let Session::Open(open) = &mut self.session {
@@ -58,12 +59,14 @@ impl Inventory {
     }
 
     fn part(&mut self, now: Duration, part: v1::Checkout) {
+        let must_renew = self.must_renew_for(&part.controller, now);
         let Session::Open(open) = &mut self.session else {
             warn!(checkout_id = part.checkout_id, "the server sends a checkout before its Welcome: left to it");
             return;
         };
         open.last_sequence = part.sequence;
-        open.heartbeat_due = open.heartbeat_due.min(now + open.heartbeat_every);
+        let heartbeat_within = if must_renew { Duration::ZERO } else { open.heartbeat_every };
+        open.heartbeat_due = open.heartbeat_due.min(now + heartbeat_within);
         let key = key_of(&part);
         if self.held.get(&key.checkout_id).is_some_and(|held| held.checkout.key == key) {
             debug!(checkout_id = %key.checkout_id, "a part of a checkout that is here already");
@@ -102,6 +105,7 @@ impl Inventory {
             }
             Drain::No | Drain::Server { .. } => self.leaving.as_ref().map(|leaving| leaving.reason.clone()),
         };
+        checkout.set_lease(self.lease_end.clone());
         let mut held = Held::new(checkout, now);
         match refusal {
             Some(reason) => {

@@ -40,6 +40,7 @@ impl Inventory {
         };
         self.equipment_told = self.equipment();
         self.equipment_is_told = true;
+        self.forget_clocks();
         self.send(Out::Hello(hello));
     }
 
@@ -50,6 +51,7 @@ impl Inventory {
         };
         let (state_told, greeted, settings_told) = (*state_told, greeted.clone(), Arc::clone(settings_told));
         info!(workstation_id = welcome.workstation_id, server_version = welcome.server_version, "welcomed");
+        self.greeting_answered();
         self.lease = duration(welcome.lease).unwrap_or(LEASE);
         self.limit_messages(&welcome);
         self.contact.lost_since = None;

@@ -182,14 +182,15 @@ impl Inventory {
     }
 
     pub(super) fn beat(&mut self, now: Duration) {
+        let interval = match &self.session {
+            Session::Open(open) if now >= open.heartbeat_due => self.beat_interval(open.heartbeat_every),
+            Session::Open(_) | Session::None | Session::Greeting { .. } | Session::GivenUp => return,
+        };
         let Session::Open(open) = &mut self.session else {
             return;
         };
-        if now < open.heartbeat_due {
-            return;
-        }
         let is_idle = self.held.is_empty() && open.arriving.is_empty();
-        open.heartbeat_due = now + if is_idle { open.idle_heartbeat_every } else { open.heartbeat_every };
+        open.heartbeat_due = now + if is_idle { open.idle_heartbeat_every } else { interval };
         let is_long = self.held.len() + open.arriving.len() > SHORT_LIST;
         let is_behind = self.pace.oldest().is_some_and(|sent| sent <= open.listed_at);
         if is_long && is_behind && now < open.listed_at + self.lease {

@@ -5,6 +5,7 @@ use pcfarm_proto::v1::problem_result::Outcome;
 
 use super::*;
 
+mod lease;
 mod leaving;
 mod links;
 mod returning;

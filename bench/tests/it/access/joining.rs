@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::caller::{Connection, shown};
 use crate::copies::{ONE_ID, copy_state, identity, is, machine, session};
+use crate::lease::Ticker;
 use pcfarm_bench::farm::{Farm, LONG, SOON, Server, executable_path, free_port};
 use pcfarm_bench::program::Program;
 use pcfarm_proto::v1::access_service_client::AccessServiceClient;
@@ -141,6 +142,23 @@ async fn an_agent_joins_works_renews_and_is_cut_off() {
     agent.says("refuses this agent", SOON).await;
     let left = site.farm.number(&format!("select waiting from pcfarm.job_progress where job_id = {job}")).await;
     assert_eq!(left, 2, "it is given nothing");
+}
+
+/// Each refusal is a TLS session that the agent's bytes have passed.
+#[tokio::test]
+async fn a_program_stops_when_its_workstation_is_cut_off() {
+    let site = Site::new().await;
+    let server = site.serving("a", &["--lease", "5"]).await;
+    let token = site.join_token(&server, 1).await;
+    let ticker = Ticker::new(&site.farm).await;
+    let mut agent = ticker.on(site.agent("pc1", &[&server], &token), &site.farm);
+    agent.start();
+    ticker.begins(&site.farm, 600).await;
+    let mut access = site.access(&server).await;
+    let known = access.list_credentials(ListCredentialsRequest {}).await.expect("listed").into_inner().credentials;
+    let revoke = RevokeCredentialRequest { identity: known[0].identity.clone() };
+    access.revoke_credential(revoke).await.expect("revoked");
+    ticker.has_stopped_in_time(&site.farm).await;
 }
 
 #[tokio::test]
