@@ -367,4 +367,22 @@ mod tests {
         assert!(matches!(cause(Status::unavailable("x")), Cause::Rotate(_)));
         assert!(matches!(cause(Status::unknown("x")), Cause::Rotate(_)));
     }
+
+    #[test]
+    fn the_manual_has_the_true_times_of_silence() {
+        let manual = include_str!("../../docs/workstations.md");
+        let (ping, silence) = (PING_INTERVAL.as_secs(), SILENCE_LIMIT.as_secs());
+        assert!(manual.contains(&format!("a server on which nothing has moved for {silence} s")));
+        assert!(manual.contains(&format!("keeps an idle connection\nfor {ping} s or more")));
+        assert!(manual.contains(&format!("connects again {silence} s\nafter the last byte")));
+    }
+
+    #[test]
+    fn only_a_server_tells_of_an_outage() {
+        let local = Status::unavailable("the connection was refused");
+        assert!(!is_outage(&local.clone().into()));
+        let mut told = local;
+        told.metadata_mut().insert(OUTAGE, tonic::metadata::MetadataValue::from_static("true"));
+        assert!(matches!(cause(told), Cause::Rotate(error) if is_outage(&error)));
+    }
 }

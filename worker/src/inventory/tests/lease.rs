@@ -79,9 +79,14 @@ impl Leased {
 
     /// The server has heard everything by this time of the agent's clock.
     fn told(&mut self, heard: Duration) -> Vec<String> {
-        let us = BEHIND * 1_000_000 + u64::try_from(heard.as_micros()).expect("small");
-        let word = v1::Heard { messages: self.messages, message_us: us, lease_us: us };
+        let word = self.word(self.messages, heard);
         self.on(Event::Received(In::Heard(word)))
+    }
+
+    /// What a server says that has heard so many messages by this time of the agent's clock.
+    fn word(&self, messages: u64, heard: Duration) -> v1::Heard {
+        let us = BEHIND * 1_000_000 + u64::try_from(heard.as_micros()).expect("small");
+        v1::Heard { messages, message_us: us, lease_us: us }
     }
 
     fn end(&self) -> Option<Duration> {
@@ -103,7 +108,7 @@ fn programs_stop_at_the_end_of_a_lease_of_any_length_while_the_connection_is_ope
         let mut stopped = None;
         while stopped.is_none() && leased.trial.now < heard + lease * 2 {
             let due = leased.trial.inventory.deadline(leased.trial.now);
-            let told = leased.after(due.saturating_sub(leased.trial.now).max(Duration::from_millis(1)));
+            let told = leased.after(due.saturating_sub(leased.trial.now).max(lease / 1000));
             assert!(!told.contains(&"cancel 2".to_owned()), "what has no effects outside goes on");
             stopped = is_stopped(&told).then_some(leased.trial.now);
         }
@@ -130,13 +135,15 @@ fn a_server_that_hears_the_agent_renews_its_lease() {
     for seconds in [2, 5, 20] {
         let mut leased = Leased::computing(seconds);
         let quarter = Duration::from_secs(seconds.unsigned_abs()) / 4;
-        let mut heard = VecDeque::from([leased.trial.now; 3]);
+        // What the server hears waited for two leases on the link. Its words come half a lease after it has heard it.
+        let mut sent = VecDeque::from([1; 8]);
+        let mut words = VecDeque::from([leased.word(1, leased.trial.now); 2]);
         for _ in 0..100 {
             assert!(!is_stopped(&leased.after(quarter)));
-            // A queue of three quarters of the lease is on the link, both ways together.
-            heard.push_back(leased.trial.now);
-            let at = heard.pop_front().expect("three");
-            assert!(!is_stopped(&leased.told(at)));
+            sent.push_back(leased.messages);
+            words.push_back(leased.word(sent.pop_front().expect("eight"), leased.trial.now));
+            let word = words.pop_front().expect("two");
+            assert!(!is_stopped(&leased.on(Event::Received(In::Heard(word)))));
         }
         assert!(leased.end().is_some_and(|end| end > leased.trial.now));
     }
