@@ -21,7 +21,6 @@ use pcfarm_sql::json::RawJson;
 use pcfarm_sql::presence::Connection;
 use progress::{Progress, piece_deadline};
 use selecting::Selecting;
-use word::Words;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -29,6 +28,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use uuid::Uuid;
+use word::Words;
 
 /// Most checkouts that an agent may ask for at once.
 const CREDIT_LIMIT: u32 = 64;

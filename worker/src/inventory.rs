@@ -203,7 +203,7 @@ pub struct Inventory {
     yields: Option<Yields>,
     settings: Arc<[Setting]>,
     lease: Duration,
-    /// End of the lease, for whoever computes outside this process.
+    /// End of the lease, for supervisors.
     lease_end: LeaseEnd,
     solution_bytes_limit: usize,
     /// Bytes of a delivery on a link that is not measured, and the most of one on any link.

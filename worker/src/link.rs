@@ -9,10 +9,10 @@ pub(crate) mod wire;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use pcfarm_proto::{MESSAGE_BYTES_LIMIT, OUTAGE};
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::agent_service_client::AgentServiceClient;
 use pcfarm_proto::v1::server_message::Message as In;
+use pcfarm_proto::{MESSAGE_BYTES_LIMIT, OUTAGE};
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// Messages under way to the stream. Deliveries are the large ones, and the inventory bounds those.
 const OUTBOUND_WAITING: usize = 16;
 
-/// What a link tells the agent, in order: opened, received, ended, and again. Before the end it may tell of an outage.
+/// Events of a link, in order: opened, received, ended, and again. Before the end it may tell of an outage.
 #[allow(clippy::large_enum_variant, reason = "nearly all of them are the large one")]
 pub enum LinkEvent {
     Opened(Stream),

@@ -23,7 +23,9 @@ pub struct Ticker {
 impl Ticker {
     pub async fn new(farm: &Farm) -> Ticker {
         farm.job_type("tick", "exec:tick", json!({})).await;
-        Ticker { ticks: farm.path("ticks") }
+        let directory = farm.path("ticks");
+        std::fs::create_dir(&directory).expect("a directory");
+        Ticker { ticks: directory.join("ticks") }
     }
 
     /// Gives an agent the program.
@@ -31,8 +33,11 @@ impl Ticker {
         let settings = farm.path("programs.toml");
         let program = format!(
             "[[program]]\nname = \"tick\"\nmode = \"one-shot\"\npath = \"/bin/sh\"\nanswer = \"text\"\ntrusted = true\n\
-             args = [\"-c\", {TICKER:?}, {:?}, \"{{key}}\"]\n",
-            self.ticks
+             args = [\"-c\", {TICKER:?}, {:?}, \"{{key}}\"]\nwritable = [{:?}]\n{}",
+            self.ticks,
+            self.ticks.parent().expect("a directory"),
+            // The user of other programs may not enter the test's directory.
+            if rustix::process::geteuid().is_root() { "run_as = \"root\"\n" } else { "" }
         );
         std::fs::write(&settings, program).expect("written");
         agent

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 /// Words in a lease, at most.
 const WORDS_A_LEASE: u32 = 16;
 
-/// Time after a word, in parts of a lease, when bytes of an unfinished message are worth another. An agent's heartbeats are more frequent.
-const UNFINISHED_PART_OF_LEASE: u32 = 3;
+/// Time after a word, as a part of the lease, when bytes of an unfinished message or a later pulse are worth another. On a slow link HTTP/2
+/// collects messages in frames of 16 KiB, so that none is whole for two seconds.
+const UNFINISHED_PART_OF_LEASE: u32 = 6;
 
-/// What the agent of a session was told of its lease.
+/// Messages of one agent, and the last word about its lease.
 #[derive(Debug)]
 pub(super) struct Words {
     /// Messages that have come, from Hello on, and when the last of them came.

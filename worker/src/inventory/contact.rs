@@ -171,7 +171,7 @@ impl Inventory {
         }
     }
 
-    /// Tells those who compute outside this process. With a server of an earlier version a lease ends when this process stands still for
+    /// Publishes the end of the lease for supervisors. With a server of an earlier version a lease ends when this process stands still for
     /// its length.
     fn tell_end_of_lease(&self, end: Option<Duration>, now: Duration) {
         let latest = now + self.lease;

@@ -1,5 +1,5 @@
-//! End of the lease under which a checkout is computed, as its session knows it. Whoever computes it outside the agent's process needs
-//! it: a stopped agent cannot stop anything.
+//! End of the lease under which a checkout is computed, as its session knows it. Supervisors need it: an agent that is stopped cannot stop
+//! its programs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -20,7 +20,8 @@ struct Leased {
 const BEHIND: u64 = 1_000_000;
 
 fn welcome_for(seconds: i64) -> Event {
-    let duration = |millis: i64| prost_types::Duration { seconds: millis / 1000, nanos: (millis % 1000) as i32 * 1_000_000 };
+    let duration =
+        |millis: i64| prost_types::Duration { seconds: millis / 1000, nanos: (millis % 1000) as i32 * 1_000_000 };
     Event::Received(In::Welcome(v1::Welcome {
         lease: Some(duration(seconds * 1000)),
         heartbeat: Some(duration(seconds * 250)),
@@ -83,7 +84,7 @@ impl Leased {
         self.on(Event::Received(In::Heard(word)))
     }
 
-    /// What a server says that has heard so many messages by this time of the agent's clock.
+    /// Word of a server that has received so many messages by this time of the agent's clock.
     fn word(&self, messages: u64, heard: Duration) -> v1::Heard {
         let us = BEHIND * 1_000_000 + u64::try_from(heard.as_micros()).expect("small");
         v1::Heard { messages, message_us: us, lease_us: us }
@@ -135,7 +136,7 @@ fn a_server_that_hears_the_agent_renews_its_lease() {
     for seconds in [2, 5, 20] {
         let mut leased = Leased::computing(seconds);
         let quarter = Duration::from_secs(seconds.unsigned_abs()) / 4;
-        // What the server hears waited for two leases on the link. Its words come half a lease after it has heard it.
+        // Each message waits on the link for two leases, and each word for half a lease.
         let mut sent = VecDeque::from([1; 8]);
         let mut words = VecDeque::from([leased.word(1, leased.trial.now); 2]);
         for _ in 0..100 {
