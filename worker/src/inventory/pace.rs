@@ -17,6 +17,9 @@ const FIRST_LIMIT: usize = 16 << 10;
 /// A second at 64 kbit/s.
 const LEAST_LIMIT: usize = 8 << 10;
 
+/// With a shorter lease a session begins with [`LEAST_LIMIT`].
+const SHORT_LEASE: Duration = Duration::from_secs(5);
+
 /// Limit on a local network. During an outage of the database a server holds so much of each agent.
 const NEAR_LIMIT: usize = 4 * PART_BYTES_TARGET;
 
@@ -147,9 +150,17 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Starts anew: a new session may have another link.
+    /// The same with a lease that is not short.
+    #[cfg(test)]
     pub fn of_session(is_measured: bool) -> Pace {
-        Pace { limit: is_measured.then_some(FIRST_LIMIT), ..Pace::default() }
+        Pace::of_lease(is_measured, SHORT_LEASE)
+    }
+
+    /// Starts anew: a new session may have another link. The server's words about the lease may wait until acknowledgements have passed
+    /// the queue, so the first bytes of the slowest link must not take as long as a short lease.
+    pub fn of_lease(is_measured: bool, lease: Duration) -> Pace {
+        let first = if lease < SHORT_LEASE { LEAST_LIMIT } else { FIRST_LIMIT };
+        Pace { limit: is_measured.then_some(first), ..Pace::default() }
     }
 
     /// True if the link has room for another message. A piece may exceed the room that is left.

@@ -93,7 +93,7 @@ impl Inventory {
         // A part ends with the result that reaches the target: one more solution must fit.
         self.delivery_bytes_limit = message.saturating_sub(self.solution_bytes_limit + FRAME_BYTES).max(1);
         self.part_bytes_target = PART_BYTES_TARGET.min(self.delivery_bytes_limit);
-        self.pace = Pace::of_session(welcome.takes_parts);
+        self.pace = Pace::of_lease(welcome.takes_parts, self.lease);
         self.actions.push(Action::LimitSolutions(self.solution_bytes_limit));
     }
 
