@@ -60,6 +60,8 @@ type Shown = InterceptedService<Channel, Bearer>;
 pub struct Farm {
     channel: Shown,
     server: String,
+    /// Host and port of the proxy on the way.
+    proxy: Option<String>,
     timeout: Option<Duration>,
 }
 
@@ -77,18 +79,20 @@ impl Farm {
         } else {
             endpoint
         };
+        settings.proxies.proxy_of(endpoint.uri()).map_err(|error| Failure::usage(error.to_string()))?;
+        let proxy = settings.proxies.name_of(endpoint.uri());
         // The limit above is for one address; a name may have several, and resolving it takes time, too.
         let connecting = async {
-            match settings.proxies.proxy_of(endpoint.uri()) {
+            match &proxy {
                 None => endpoint.connect().await,
                 Some(_) => endpoint.connect_with_connector(tunnel(&settings.proxies, limit)).await,
             }
         };
-        let connected = tokio::time::timeout(limit * 2, connecting).await;
-        let channel = match connected {
+        let not_there = |why: &str| not_there(&settings.server, proxy.as_deref(), why);
+        let channel = match tokio::time::timeout(limit * 2, connecting).await {
             Ok(Ok(channel)) => channel,
-            Ok(Err(error)) => return Err(not_there(&settings.server, &innermost(&error))),
-            Err(_) => return Err(not_there(&settings.server, "it does not answer")),
+            Ok(Err(error)) => return Err(not_there(&innermost(&error))),
+            Err(_) => return Err(not_there("it does not answer")),
         };
         let token = settings.token.as_ref().map(|token| {
             let value: Result<MetadataValue<Ascii>, _> = format!("Bearer {}", token.reveal()).parse();
@@ -98,7 +102,7 @@ impl Farm {
         });
         let trace = settings.trace.as_ref().and_then(|trace| trace.parse().ok());
         let channel = InterceptedService::new(channel, Bearer { token, trace });
-        Ok(Farm { channel, server: settings.server.clone(), timeout: settings.timeout })
+        Ok(Farm { channel, server: settings.server.clone(), proxy, timeout: settings.timeout })
     }
 
     pub fn jobs(&self) -> JobServiceClient<Shown> {
@@ -189,7 +193,7 @@ impl Farm {
         };
         match exit {
             Exit::NotReachable => {
-                Failure::of(exit, format!("{doing}: the server at {} cannot be reached: {message}", self.server))
+                Failure::of(exit, format!("{doing}: the server at {} cannot be reached: {message}", self.way()))
             }
             Exit::TimedOut => self.timed_out(doing, self.timeout.unwrap_or(CALL_TIMEOUT)),
             Exit::Done | Exit::Failed | Exit::Usage | Exit::NotFound | Exit::NotAllowed | Exit::ProblemsFailed => {
@@ -198,12 +202,20 @@ impl Farm {
         }
     }
 
+    /// The server, and the proxy on the way to it.
+    fn way(&self) -> String {
+        match &self.proxy {
+            None => self.server.clone(),
+            Some(proxy) => through(&self.server, proxy),
+        }
+    }
+
     pub fn timed_out(&self, doing: &str, limit: Duration) -> anyhow::Error {
         Failure::of(
             Exit::TimedOut,
             format!(
                 "{doing}: no answer from {} within {}. A longer --timeout waits longer",
-                self.server,
+                self.way(),
                 text::duration(limit)
             ),
         )
@@ -229,14 +241,24 @@ fn trust(settings: &Settings) -> Result<ClientTlsConfig> {
     }
 }
 
-fn not_there(server: &str, why: &str) -> anyhow::Error {
-    Failure::of(
-        Exit::NotReachable,
-        format!(
+/// `proxy`: host and port of the proxy on the way.
+fn not_there(server: &str, proxy: Option<&str>, why: &str) -> anyhow::Error {
+    let text = match proxy {
+        None => format!(
             "no PC Farm server answers at {server}: {why}. \
              Start one with `pcfarm up` or name another with --server"
         ),
-    )
+        Some(proxy) => format!(
+            "no PC Farm server answers at {}: {why}. \
+             Name another proxy with --proxy, or connect directly with `--proxy none`",
+            through(server, proxy)
+        ),
+    };
+    Failure::of(Exit::NotReachable, text)
+}
+
+fn through(server: &str, proxy: &str) -> String {
+    format!("{server} through the proxy {proxy}")
 }
 
 /// What the operating system said; the layers above it only say "transport error".

@@ -21,7 +21,7 @@ use tower::Service;
 
 use crate::reach::Reach;
 use crate::resolver::Resolver;
-use crate::rules::Proxies;
+use crate::rules::{Proxies, name};
 
 type Tcp = TokioIo<tokio::net::TcpStream>;
 type Failed = Box<dyn Error + Send + Sync>;
@@ -80,7 +80,7 @@ impl Connector {
     async fn connect(mut self, destination: Uri) -> Result<Stream, Failed> {
         // Addresses do not come to the resolver, and a proxy resolves names itself.
         self.reach.check(destination.host().unwrap_or_default())?;
-        let Some(proxy) = self.proxies.proxy_of(&destination) else {
+        let Some(proxy) = self.proxies.proxy_of(&destination)? else {
             let tcp = ready(&mut self.direct).await?.call(destination).await?;
             return Ok(Stream { io: MaybeHttpsStream::Http(tcp), is_proxied: false });
         };
@@ -131,8 +131,15 @@ struct Unreachable {
     source: Failed,
 }
 
+/// Answer 407 of a proxy.
+#[derive(Debug, thiserror::Error)]
+#[error("the proxy asks for a user and a password, or refuses those that it got")]
+pub struct PasswordWanted;
+
 fn unreachable(proxy: &Intercept, source: Failed) -> Failed {
-    Box::new(Unreachable { proxy: proxy.uri().authority().map(ToString::to_string).unwrap_or_default(), source })
+    // The tunnel's own error has no public type.
+    let asks = source.to_string().contains("proxy authorization required");
+    Box::new(Unreachable { proxy: name(proxy), source: if asks { Box::new(PasswordWanted) } else { source } })
 }
 
 /// A tunnel's end is named with its port.

@@ -14,6 +14,6 @@ pub mod reach;
 mod resolver;
 pub mod rules;
 
-pub use connector::{Connector, Limits};
+pub use connector::{Connector, Limits, PasswordWanted};
 pub use reach::{Network, NotPublic, Reach};
 pub use rules::{Proxies, ProxyError};

@@ -12,7 +12,7 @@ use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 pub const NONE: &str = "none";
 
 /// A proxy that cannot be used. The text never shows the address: it may have a password.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyError {
     #[error("{0}: not the address of an HTTP proxy: write http://proxy.example.org:3128")]
     Address(String),
@@ -20,11 +20,23 @@ pub enum ProxyError {
     Scheme(String, String),
 }
 
+/// Address of the entry for a variable that cannot be used, so that `NO_PROXY` holds for it. It is never connected to.
+const UNUSABLE: &str = "http://unusable.invalid";
+
 /// Proxies by destination.
 #[derive(Clone)]
 pub struct Proxies {
     matcher: Arc<Matcher>,
     origin: String,
+    /// Variables that cannot be used, by the scheme of destinations. Desktops export `ALL_PROXY=socks://…`, also to programs that
+    /// connect to this host alone: only a destination that needs the variable is refused.
+    unusable: Unusable,
+}
+
+#[derive(Clone, Default)]
+struct Unusable {
+    https: Option<ProxyError>,
+    http: Option<ProxyError>,
 }
 
 impl fmt::Debug for Proxies {
@@ -36,12 +48,17 @@ impl fmt::Debug for Proxies {
 impl Default for Proxies {
     /// Every destination is reached directly.
     fn default() -> Proxies {
-        Proxies { matcher: Arc::new(Matcher::builder().build()), origin: NONE.to_owned() }
+        Proxies {
+            matcher: Arc::new(Matcher::builder().build()),
+            origin: NONE.to_owned(),
+            unusable: Unusable::default(),
+        }
     }
 }
 
 impl Proxies {
     /// `setting`: an address for all destinations, or `none`. Without a setting the variables decide. `NO_PROXY` holds in both cases.
+    /// A setting that cannot be used is an error. A variable that cannot be used is one for its destinations.
     pub fn of(setting: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Result<Proxies, ProxyError> {
         let first = |name: &str| {
             let both = [name.to_owned(), name.to_lowercase()];
@@ -56,30 +73,49 @@ impl Proxies {
         if let Some(address) = setting {
             let all = checked("proxy", address)?;
             let matcher = Matcher::builder().all(all).no(no_proxy).build();
-            return Ok(Proxies { matcher: Arc::new(matcher), origin: "by the setting".to_owned() });
+            let origin = "by the setting".to_owned();
+            return Ok(Proxies { matcher: Arc::new(matcher), origin, unusable: Unusable::default() });
         }
-        let (mut builder, mut origin) = (Matcher::builder().no(no_proxy), Vec::new());
-        for name in ["HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"] {
-            let Some(address) = first(name) else { continue };
-            let address = checked(name, &address)?;
-            origin.push(name);
-            builder = match name {
-                "HTTPS_PROXY" => builder.https(address),
-                "HTTP_PROXY" => builder.http(address),
-                _ => builder.all(address),
-            };
-        }
+        let deciding = |name: &'static str| {
+            let all = "ALL_PROXY";
+            first(name).map(|address| (name, address)).or_else(|| first(all).map(|address| (all, address)))
+        };
+        let (https, http) = (deciding("HTTPS_PROXY"), deciding("HTTP_PROXY"));
+        let mut origin: Vec<&str> = [&https, &http].into_iter().flatten().map(|(name, _)| *name).collect();
+        origin.dedup();
         if origin.is_empty() {
             return Ok(Proxies::default());
         }
-        Ok(Proxies { matcher: Arc::new(builder.build()), origin: format!("by {}", origin.join(", ")) })
+        let origin = format!("by {}", origin.join(", "));
+        let ((https, of_https), (http, of_http)) = (usable(https), usable(http));
+        let matcher = Matcher::builder().https(https).http(http).no(no_proxy).build();
+        Ok(Proxies { matcher: Arc::new(matcher), origin, unusable: Unusable { https: of_https, http: of_http } })
     }
 
     /// The proxy that a connection goes through; `None`: a direct connection. This host is always reached directly.
-    pub fn proxy_of(&self, destination: &Uri) -> Option<Intercept> {
-        let host = destination.host()?.trim_matches(['[', ']']);
+    pub fn proxy_of(&self, destination: &Uri) -> Result<Option<Intercept>, ProxyError> {
+        let host = destination.host().unwrap_or_default().trim_matches(['[', ']']);
         let is_here = host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-        if is_here { None } else { self.matcher.intercept(destination) }
+        if is_here {
+            return Ok(None);
+        }
+        let Some(proxy) = self.matcher.intercept(destination) else { return Ok(None) };
+        let https = destination.scheme_str() == Some("https");
+        match if https { &self.unusable.https } else { &self.unusable.http } {
+            Some(error) => Err(error.clone()),
+            None => Ok(Some(proxy)),
+        }
+    }
+
+    /// Host and port of the proxy, for messages; `None`: a direct connection.
+    pub fn name_of(&self, destination: &Uri) -> Option<String> {
+        self.proxy_of(destination).ok()?.map(|proxy| name(&proxy))
+    }
+
+    /// Variables that cannot be used, for a warning.
+    pub fn unusable(&self) -> impl Iterator<Item = &ProxyError> {
+        let Unusable { https, http } = &self.unusable;
+        https.iter().chain(http.iter().filter(move |http| Some(*http) != https.as_ref()))
     }
 
     /// The value of `Proxy-Authorization` in a request that is not sent through a tunnel.
@@ -87,7 +123,21 @@ impl Proxies {
         if destination.scheme_str() != Some("http") {
             return None;
         }
-        self.proxy_of(destination)?.basic_auth().cloned()
+        self.proxy_of(destination).ok()??.basic_auth().cloned()
+    }
+}
+
+/// Host and port, without a password.
+pub(crate) fn name(proxy: &Intercept) -> String {
+    proxy.uri().authority().map(ToString::to_string).unwrap_or_default()
+}
+
+/// Address of the proxy that a variable names, empty without a variable; and the error that its destinations get.
+fn usable(variable: Option<(&str, String)>) -> (String, Option<ProxyError>) {
+    let Some((name, address)) = variable else { return (String::new(), None) };
+    match checked(name, &address) {
+        Ok(address) => (address, None),
+        Err(error) => (UNUSABLE.to_owned(), Some(error)),
     }
 }
 
@@ -118,8 +168,10 @@ mod tests {
     }
 
     fn proxy(proxies: &Proxies, destination: &str) -> String {
-        let proxy = proxies.proxy_of(&destination.parse().expect("a URL"));
-        proxy.map_or_else(|| "direct".to_owned(), |proxy| proxy.uri().authority().expect("a proxy").to_string())
+        match proxies.proxy_of(&destination.parse().expect("a URL")) {
+            Ok(proxy) => proxy.map_or_else(|| "direct".to_owned(), |proxy| name(&proxy)),
+            Err(ProxyError::Address(variable) | ProxyError::Scheme(variable, _)) => format!("{variable} is wrong"),
+        }
     }
 
     #[test]
@@ -127,6 +179,7 @@ mod tests {
         let secure = ("HTTPS_PROXY", "http://secure:3128");
         let plain = ("http_proxy", "plain:3128");
         let all = ("ALL_PROXY", "http://all:3128/");
+        let socks = ("all_proxy", "socks://127.0.0.1:1080");
         let except = ("NO_PROXY", "inside.example, .lab.example,10.0.0.0/8, 192.0.2.7");
         for (setting, variables, destination, expected) in [
             (None, &[][..], "https://hooks.example/x", "direct"),
@@ -144,6 +197,18 @@ mod tests {
             (Some("set:8080"), &[secure, except], "https://inside.example/x", "direct"),
             (Some("none"), &[secure, all], "https://hooks.example/x", "direct"),
             (Some(""), &[secure], "https://hooks.example/x", "secure:3128"),
+            // Desktops export SOCKS proxies to all programs.
+            (None, &[socks], "http://127.0.0.1:7070", "direct"),
+            (None, &[socks], "http://hooks.example/x", "ALL_PROXY is wrong"),
+            (None, &[socks, except], "http://inside.example/x", "direct"),
+            (None, &[socks, except], "http://10.1.2.3/x", "direct"),
+            (None, &[socks, secure], "https://hooks.example/x", "secure:3128"),
+            (None, &[socks, secure], "http://hooks.example/x", "ALL_PROXY is wrong"),
+            (None, &[socks, secure, plain], "http://hooks.example/x", "plain:3128"),
+            (None, &[("HTTPS_PROXY", "ftp://old"), all], "https://hooks.example/x", "HTTPS_PROXY is wrong"),
+            (None, &[("HTTPS_PROXY", "ftp://old"), all], "http://hooks.example/x", "all:3128"),
+            (Some("http://set:8080"), &[socks], "http://hooks.example/x", "set:8080"),
+            (Some("none"), &[socks], "http://hooks.example/x", "direct"),
             // Programs on this host are never asked for through a proxy.
             (Some("http://set:8080"), &[], "http://127.0.0.1:7070", "direct"),
             (Some("http://set:8080"), &[], "http://localhost:7070", "direct"),
@@ -166,7 +231,13 @@ mod tests {
             let error = of(Some(wrong), &[]).expect_err(wrong).to_string();
             assert!(error.starts_with("proxy: ") && !error.contains("hid"), "{error}");
         }
-        let error = of(None, &[("HTTPS_PROXY", "ftp://proxy")]).expect_err("no HTTP proxy").to_string();
-        assert!(error.starts_with("HTTPS_PROXY: ftp proxies are not supported"), "{error}");
+        let proxies =
+            of(None, &[("HTTPS_PROXY", "ftp://me:hidden@proxy"), ("ALL_PROXY", "proxy/hidden")]).expect("kept");
+        let errors: Vec<String> = proxies.unusable().map(ToString::to_string).collect();
+        assert!(errors[0].starts_with("HTTPS_PROXY: ftp proxies are not supported"), "{errors:?}");
+        assert!(errors[1].starts_with("ALL_PROXY: not the address"), "{errors:?}");
+        assert!(errors.iter().all(|error| !error.contains("hidden")) && errors.len() == 2, "{errors:?}");
+        let both = of(None, &[("ALL_PROXY", "socks5://proxy")]).expect("kept");
+        assert_eq!(both.unusable().count(), 1, "a warning for each variable");
     }
 }

@@ -3,9 +3,9 @@
 //! **Users choose the targets of webhooks, administrators all others.** Webhooks reach public addresses and the networks of the
 //! setting `webhook_networks`. A proxy resolves names itself, so its own rules decide about the addresses of names.
 
-use hyper::{Request, header};
+use hyper::{Request, StatusCode, Uri, header};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use pcfarm_proxy::{Connector, Limits, Network, Proxies, Reach};
+use pcfarm_proxy::{Connector, Limits, Network, PasswordWanted, Proxies, Reach};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
@@ -77,6 +77,21 @@ impl Outward {
     pub fn authorize<B>(&self, request: &mut Request<B>) {
         if let Some(value) = self.proxies.authorization(request.uri()) {
             request.headers_mut().insert(header::PROXY_AUTHORIZATION, value);
+        }
+    }
+
+    /// Failure of the proxy, if it answered a request that was not sent through a tunnel in the destination's place.
+    pub fn failure_of_proxy(&self, destination: &Uri, status: StatusCode) -> Option<String> {
+        if status != StatusCode::PROXY_AUTHENTICATION_REQUIRED || destination.scheme_str() != Some("http") {
+            return None;
+        }
+        self.proxies.name_of(destination).map(|proxy| format!("proxy {proxy}: {PasswordWanted}"))
+    }
+
+    /// Warns of variables that cannot be used: their destinations cannot be reached.
+    pub fn warn(&self) {
+        for error in self.proxies.unusable() {
+            warn!(%error, "proxy variable not usable: destinations that it decides about cannot be reached");
         }
     }
 

@@ -147,6 +147,7 @@ async fn serve(
         warn!("{warning}");
         facts.warnings.push(warning);
     }
+    settings.outward.warn();
     info!(%address, %server_id, lease = ?settings.rhythm.lease, heartbeat = ?settings.rhythm.heartbeat,
         checkout = ?settings.rhythm.checkout, recycler = settings.recycler, tls = farm.tls.is_some(), asks = ?settings.asks, mail = ?settings.mailer, proxy = ?settings.outward.proxies,
         traces = settings.traces.as_ref().map_or("none", |traces| traces.endpoint.as_str()), "serving");

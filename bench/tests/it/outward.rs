@@ -116,7 +116,22 @@ async fn webhooks_and_traces_go_through_the_proxy_to_a_private_authority() {
     assert!(!server.program.log().contains("secret"), "{}", server.program.log());
     farm.until(SOON, "select count(*) = 2 from pcfarm.alert_status where state = 'delivered'").await;
 
-    // Nothing is reached without it, and the message names it.
+    // Nothing is reached without its password or without it, and the message names it.
+    server.program.kill();
+    let without = proxy.url.replace("farm:secret@", "");
+    let Server { program, port } = farm.server("b", &flags);
+    let program = program.environment("PCFARM_OUTGOING_CA", farm.path("trusted.pem"));
+    let program = program.environment("HTTPS_PROXY", &without).environment("http_proxy", &without);
+    let mut stranger = Server { program, port };
+    stranger.start().await;
+    cancelled(&farm).await;
+    let asks = "select count(*) = 2 from pcfarm.alert_status where state = 'waiting' and message like \
+         '%proxy 127.0.0.1:%: the proxy asks for a user and a password%'";
+    farm.until(LONG, asks).await;
+    stranger.program.kill();
+    farm.query("update pcfarm.alert set next_attempt_at = now() where next_attempt_at is not null", &[]).await;
+    server.start().await;
+    farm.until(LONG, "select count(*) = 4 from pcfarm.alert_status where state = 'delivered'").await;
     proxy.program.kill();
     cancelled(&farm).await;
     let told =
@@ -169,22 +184,36 @@ async fn the_cli_reaches_its_server_through_the_proxy() {
     let mut server = Server { program, port };
     server.start().await;
     let url = format!("http://{address}:{port}");
-    let asked = |variable: &str, value: &str| {
+    let asked_at = |url: &str, variable: &str, value: &str| {
         let mut command = std::process::Command::new(farm.program("cli", "pcfarm").path());
         for name in
             ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"]
         {
             command.env_remove(name);
         }
-        let output = command.args(["--server", &url, "status"]).env(variable, value).output().expect("the CLI runs");
+        let output = command.args(["--server", url, "status"]).env(variable, value).output().expect("the CLI runs");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
+    let asked = |variable: &str, value: &str| asked_at(&url, variable, value);
+    // Desktops export SOCKS proxies. This host needs none.
+    let here = format!("http://127.0.0.1:{}", server.port);
+    assert_eq!(asked_at(&here, "ALL_PROXY", "socks://127.0.0.1:1080"), (Some(0), String::new()));
     assert_eq!(asked("PCFARM_PROXY", &proxy.url), (Some(0), String::new()));
     proxy.was_asked(&format!("CONNECT {address}:{port}"));
     assert_eq!(asked("HTTP_PROXY", &proxy.url).0, Some(0));
     assert_eq!(asked("PCFARM_PROXY", "none").0, Some(0), "directly");
+    let through = |port: &str| format!("no PC Farm server answers at {url} through the proxy 127.0.0.1:{port}: ");
+    let port = proxy.url.rsplit(':').next().expect("a port");
     let (code, said) = asked("PCFARM_PROXY", &proxy.url.replace("farm:secret@", ""));
-    assert!(code == Some(3) && said.contains("authorization"), "{code:?} {said}");
+    assert!(
+        code == Some(3) && said.contains(&through(port)) && said.contains("asks for a user and a password"),
+        "{said}"
+    );
+    let (code, said) = asked("PCFARM_PROXY", "http://farm:secret@127.0.0.1:1");
+    let refused = format!("{}connection refused", through("1"));
+    assert!(code == Some(3) && said.contains(&refused) && !said.contains("secret"), "{said}");
+    let (code, said) = asked("ALL_PROXY", "socks5://127.0.0.1:1080");
+    assert!(code == Some(2) && said.contains("ALL_PROXY: socks5 proxies are not supported"), "{code:?} {said}");
     let (code, said) = asked("PCFARM_PROXY", "socks5://farm:secret@127.0.0.1:1");
     assert!(code == Some(2) && said.contains("socks5 proxies are not supported") && !said.contains("secret"), "{said}");
 }

@@ -50,7 +50,11 @@ impl Poster {
         if let Some(value) = place.and_then(|place| HeaderValue::from_str(&place.to_string()).ok()) {
             request.headers_mut().insert(TRACE_PARENT, value);
         }
+        let target = request.uri().clone();
         let answer = self.client.request(request).await.map_err(|error| Failure::Again(reason(&error)))?;
+        if let Some(failure) = self.outward.failure_of_proxy(&target, answer.status()) {
+            return Err(Failure::Again(failure));
+        }
         match answer.status() {
             status if status.is_success() => Ok(()),
             StatusCode::GONE => Err(Failure::InVain("the receiver wants no more: 410 Gone".to_owned())),

@@ -179,7 +179,11 @@ impl Store {
     async fn ask(&self, call: &Call<'_>, body: Bytes) -> Result<Response<Incoming>, Failure> {
         let mut request = self.signed(call, body).await?;
         self.outward.authorize(&mut request);
+        let target = request.uri().clone();
         let response = self.client.request(request).await.map_err(|error| broken(&error))?;
+        if let Some(failure) = self.outward.failure_of_proxy(&target, response.status()) {
+            return Err(Failure::Unreachable(failure));
+        }
         if response.status().is_success() {
             return Ok(response);
         }

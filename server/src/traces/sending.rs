@@ -62,7 +62,7 @@ impl Sending {
             endpoint = endpoint.tls_config(tls).context("preparing TLS to the collector")?;
         }
         // The exporter's own channel knows no proxies, and has its limits and headers by variables.
-        if outward.proxies.proxy_of(endpoint.uri()).is_some() {
+        if !matches!(outward.proxies.proxy_of(endpoint.uri()), Ok(None)) {
             builder = builder.with_channel(endpoint.connect_with_connector_lazy(outward.tunnel()));
         }
         let mut exporter = builder.build().context("preparing to send traces")?;
