@@ -526,7 +526,7 @@ impl Agent {
             let problem = v1::Problem { problem_id: *problem_id, attempt: u32::MAX, ..v1::Problem::default() };
             let outcome = match outcome {
                 Outcome::Solution(_) => self.work.solve(&author, checkout_id, &problem),
-                Outcome::Failure(_) | Outcome::Streamed(_) => outcome.clone(),
+                Outcome::Failure(_) | Outcome::Streamed(_) | Outcome::StreamedResult(_) => outcome.clone(),
             };
             v1::ProblemResult { problem_id: *problem_id, outcome: Some(outcome), more: None }
         };

@@ -50,6 +50,12 @@ pub const PAYLOAD_BYTES_LIMIT: usize = 1 << 20;
 /// Most bytes of a problem's solution.
 pub const SOLUTION_BYTES_LIMIT: usize = 1 << 20;
 
+/// Most bytes of an encoded result: the solution and all that it brings, within the limit of a solution, and their frames.
+pub const RESULT_BYTES_LIMIT: usize = SOLUTION_BYTES_LIMIT + (1 << 10);
+
+/// Most problems that one solved problem enqueues.
+pub const ENQUEUE_LIMIT: usize = 10_000;
+
 /// Most bytes of one gRPC message either way; larger checkouts and deliveries go in parts.
 pub const MESSAGE_BYTES_LIMIT: usize = 4 << 20;
 

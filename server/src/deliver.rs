@@ -75,8 +75,8 @@ fn bytes_of(result: &v1::ProblemResult) -> usize {
     let outcome = match &result.outcome {
         Some(Outcome::Solution(solution)) => solution.len(),
         Some(Outcome::Failure(message)) => message.len(),
-        // The session has put the solution in its place.
-        Some(Outcome::Streamed(_)) | None => 0,
+        // The session has put the result in its place.
+        Some(Outcome::Streamed(_) | Outcome::StreamedResult(_)) | None => 0,
     };
     size_of::<v1::ProblemResult>() + outcome + result.more.as_ref().map_or(0, Message::encoded_len)
 }

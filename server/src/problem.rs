@@ -1,8 +1,8 @@
 //! A problem on its way into a job: whether the database will take it. Pure.
 
 use crate::grpc::time;
-use pcfarm_proto::PAYLOAD_BYTES_LIMIT;
 use pcfarm_proto::v1::{More, SubmitDetails, SubmitProblem};
+use pcfarm_proto::{ENQUEUE_LIMIT, PAYLOAD_BYTES_LIMIT};
 use prost_types::Timestamp;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -43,6 +43,9 @@ fn wrong_details(details: &SubmitDetails) -> Option<&'static str> {
 
 /// What a solved problem brings, as `pcfarm.accept` takes it, or what is wrong with it.
 pub fn brought(checkout_id: i64, problem_id: i64, more: &More) -> Result<Vec<u8>, String> {
+    if more.enqueue.len() > ENQUEUE_LIMIT {
+        return Err(too_many(more.enqueue.len()));
+    }
     for problem in &more.enqueue {
         if let Some(wrong) = wrong(problem) {
             let key: String = problem.key.chars().take(100).collect();
@@ -54,6 +57,11 @@ pub fn brought(checkout_id: i64, problem_id: i64, more: &More) -> Result<Vec<u8>
     let info = info.map_err(|wrong| format!("its patch of the job's info cannot be stored: {wrong}"))?;
     let brought = Brought { checkout_id, problem_id, enqueue, info };
     serde_json::to_vec(&brought).map_err(|error| error.to_string())
+}
+
+/// Objection to the number of problems that a solved problem enqueues.
+pub fn too_many(problems: usize) -> String {
+    format!("it enqueues {problems} problems, more than {ENQUEUE_LIMIT}")
 }
 
 #[derive(Serialize)]

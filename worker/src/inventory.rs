@@ -64,8 +64,13 @@ const LEASE: Duration = Duration::from_secs(20);
 /// Longer than any farm's lease or heartbeat: what a server says beyond it is nonsense, and must not overflow anything.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 
-/// A server that takes longer to say Welcome is as good as silent: another one may be quicker.
+/// A server that takes longer to say Welcome is as good as silent: another one may be quicker. A long Hello takes time by itself, an
+/// eighth of 64 kbit/s assumed, which slots share.
 const WELCOME_WAIT: Duration = Duration::from_secs(10);
+const HELLO_BYTES_PER_SECOND: usize = 1 << 10;
+
+/// Bytes of a text for people. A server cuts them to 255 characters.
+const TEXT_BYTES_LIMIT: usize = 1_020;
 
 /// A server that leaves a delivery unanswered for so many leases cannot reach its database: try another.
 const LEASES_TO_ACKNOWLEDGE: u32 = 3;
@@ -105,6 +110,10 @@ const STOP_LINGER: Duration = Duration::from_millis(200);
 /// and more of them are lost with the workstation.
 const UNACKNOWLEDGED_CHECKOUTS_LIMIT: usize = 256;
 const UNACKNOWLEDGED_PROBLEMS_LIMIT: usize = 100_000;
+
+/// Checkouts in hand, also those whose results the server keeps: a Hello and a heartbeat list all of them, and a slow link carries
+/// such a list within a few seconds.
+const HELD_LIMIT: usize = 1_000;
 
 /// How much work is wanted here beside what is computed, so that fetching the next checkout costs no core's time: many
 /// small checkouts, or one that is not.
@@ -234,6 +243,8 @@ enum Session {
     /// Hello was sent.
     Greeting {
         since: Duration,
+        /// The latest time of the Welcome.
+        until: Duration,
         /// As Hello has them.
         state: v1::WorkstationState,
         signs: Signs,
@@ -375,7 +386,7 @@ impl Inventory {
         let mut due = |at: Duration| next = next.min(at);
         match &self.session {
             Session::None | Session::GivenUp => {}
-            Session::Greeting { since, .. } => due(*since + WELCOME_WAIT),
+            Session::Greeting { until, .. } => due(*until),
             Session::Open(open) => {
                 due(open.heartbeat_due);
                 if open.state != self.state() {
@@ -520,11 +531,16 @@ fn held_message(key: CheckoutKey) -> v1::HeldCheckout {
 fn settings_message(settings: &[Setting]) -> v1::PresenceSettings {
     let setting = |one: &Setting| v1::PresenceSetting {
         name: one.name.clone(),
-        value: one.value.clone(),
+        value: short(&one.value),
         by: one.by.name().to_owned(),
-        refused: one.refused.clone(),
+        refused: short(&one.refused),
     };
     v1::PresenceSettings { settings: settings.iter().map(setting).collect() }
+}
+
+/// A text for people, cut to the bytes that a message may have of it.
+fn short(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_BYTES_LIMIT)].to_owned()
 }
 
 fn yields_message(yields: Yields) -> v1::Yields {

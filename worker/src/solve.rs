@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use anyhow::Context;
 use bytes::{BufMut, BytesMut};
 use pcfarm_proto::files::announced;
-use pcfarm_proto::v1;
 use pcfarm_proto::v1::problem_result::Outcome;
+use pcfarm_proto::{ENQUEUE_LIMIT, v1};
 use prost::Message;
 
 use crate::controller::{Controller, Problem};
@@ -22,9 +22,6 @@ use crate::work::Checkout;
 
 /// Most bytes of a failure's message: enough for a chain of causes, and little in a table of a million.
 const FAILURE_BYTES_LIMIT: usize = 4096;
-
-/// Most problems that one problem may enqueue.
-const ENQUEUE_LIMIT: usize = 10_000;
 
 /// A controller of any kind.
 pub trait Solve: Send + Sync {

@@ -308,7 +308,7 @@ impl Rig {
             outcome: match result.outcome {
                 Some(Outcome::Solution(solution)) => Ok(serde_json::from_slice(&solution).expect("solutions are JSON")),
                 Some(Outcome::Failure(message)) => Err(message),
-                Some(Outcome::Streamed(_)) => unreachable!("only the outbox streams"),
+                Some(Outcome::Streamed(_) | Outcome::StreamedResult(_)) => unreachable!("only the outbox streams"),
                 None => Err("a result without an outcome".to_owned()),
             },
         });

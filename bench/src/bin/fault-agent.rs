@@ -115,6 +115,12 @@ const BLOCK_BYTES: usize = 1024;
 #[derive(serde::Deserialize)]
 struct Bytes {
     bytes: usize,
+    /// Problems that it enqueues, with payloads of about 1 kB.
+    #[serde(default)]
+    enqueue: usize,
+    /// Bytes that it puts into the job's info.
+    #[serde(default)]
+    info: usize,
 }
 
 impl Controller for Blob {
@@ -129,6 +135,14 @@ impl Controller for Blob {
         let bytes = problem.payload().bytes.saturating_sub(2);
         let mut solution = block.repeat(bytes.div_ceil(BLOCK_BYTES));
         solution.truncate(bytes);
+        for n in 0..problem.payload().enqueue {
+            let payload = serde_json::json!({"bytes": 2, "ballast": block.as_str()});
+            problem.enqueue(NewProblem::new(format!("{}.{n}", problem.key()), &payload)?);
+        }
+        if problem.payload().info > 0 {
+            let text = block.repeat(problem.payload().info / BLOCK_BYTES);
+            problem.update_info(&serde_json::json!({"text": text}))?;
+        }
         Ok(solution)
     }
 }

@@ -83,6 +83,25 @@ async fn results_that_take_longer_than_the_lease_arrive_over_slow_links() {
     }
 }
 
+/// The link carries 300 kB in ten seconds, and an agent waits for three leases, six seconds, for an answer.
+#[tokio::test]
+async fn all_that_a_result_brings_arrives_over_a_slow_link() {
+    if !can_shape() {
+        return;
+    }
+    let site = Site::start(&["--lease", "2"]).await;
+    let link = Link::up(Shape { kbit: Some(256), ..Shape::default() }, &site.server).await.expect("a link");
+    let _agent = site.agent("slow", &link).await;
+    let query = "select 'all' as key, '{\"bytes\": 100, \"enqueue\": 150, \"info\": 150000}'::jsonb as payload";
+    let job = site.farm.submit("blob", query, 1).await;
+    site.farm.finished(job, 1, LONG).await;
+    assert_eq!(site.farm.number(&format!("select count(*) from pcfarm.problem where job_id = {job}")).await, 151);
+    assert_eq!(site.revoked().await, 0);
+    assert_eq!(link.relay().connections(), 1, "no connection is given up");
+    let sent = link.relay().to_server_bytes();
+    assert!(sent < 400_000, "{sent} bytes: something was sent again");
+}
+
 #[tokio::test]
 async fn results_arrive_from_afar_with_losses() {
     if !can_shape() {

@@ -87,7 +87,9 @@ impl Batch {
                 }
                 Some(Outcome::Solution(solution)) => too_large(solution.len()),
                 Some(Outcome::Failure(message)) => message.clone(),
-                Some(Outcome::Streamed(_)) | None => "the agent sent neither a solution nor a failure".to_owned(),
+                Some(Outcome::Streamed(_) | Outcome::StreamedResult(_)) | None => {
+                    "the agent sent neither a solution nor a failure".to_owned()
+                }
             };
             gathered.failed.push(failed(0, problem_id, attempts, held.members.home(place), &message));
         }

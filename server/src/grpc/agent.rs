@@ -15,6 +15,7 @@ use crate::grpc::files::BEGINNING_DEADLINE;
 use crate::grpc::status_code;
 use crate::outgoing::{MESSAGES_LIMIT, Outgoing};
 use crate::registrar::{Entry, Registered, contest};
+use crate::session::progress::Progress;
 use crate::session::{Edge, Session};
 use crate::traces::path;
 use futures_util::StreamExt;
@@ -47,8 +48,9 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{Instrument, info, info_span, warn};
 use uuid::Uuid;
 
-/// An agent introduces itself at once, or is a stranger.
+/// An agent introduces itself at once, or is a stranger. A slow link carries a long Hello for longer, with bytes that prove it.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+const LONGEST_HELLO: Duration = Duration::from_secs(120);
 
 /// Longest text in a Hello; it is shown to people.
 const TEXT_LIMIT: usize = 255;
@@ -122,11 +124,11 @@ impl v1::agent_service_server::AgentService for AgentApi {
         let progress = info.map(ConnectInfo::progress).unwrap_or_default();
         let signs = info.map_or_else(LifeSigns::default, ConnectInfo::signs);
         let mut incoming = request.into_inner();
-        let mut hello = match tokio::time::timeout(HELLO_DEADLINE, incoming.message()).await {
-            Ok(Ok(Some(v1::AgentMessage { message: Some(Message::Hello(hello)) }))) => hello,
-            Ok(Ok(_)) => return Err(Status::invalid_argument("the first message must be Hello")),
-            Ok(Err(status)) => return Err(status),
-            Err(_) => return Err(Status::deadline_exceeded("no Hello came")),
+        let mut hello = match while_bytes_come(&progress, HELLO_DEADLINE, incoming.message()).await {
+            Some(Ok(Some(v1::AgentMessage { message: Some(Message::Hello(hello)) }))) => hello,
+            Some(Ok(_)) => return Err(Status::invalid_argument("the first message must be Hello")),
+            Some(Err(status)) => return Err(status),
+            None => return Err(Status::deadline_exceeded("no Hello came")),
         };
         let wrong = labels::take_wrong(&mut hello.labels);
         let who = introduction(&hello)?;
@@ -224,6 +226,21 @@ impl v1::agent_service_server::AgentService for AgentApi {
             server_version: env!("CARGO_PKG_VERSION").to_owned(),
             now: Some(SystemTime::now().into()),
         }))
+    }
+}
+
+/// Waits for the first message. None: it has not come within `wait` after the last bytes that prove anything.
+async fn while_bytes_come<T>(progress: &Progress, wait: Duration, message: impl Future<Output = T>) -> Option<T> {
+    let began = Instant::now();
+    let mut message = pin!(message);
+    loop {
+        let left = (progress.heard(began, LONGEST_HELLO) + wait).saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        if let Ok(came) = tokio::time::timeout(left, &mut message).await {
+            return Some(came);
+        }
     }
 }
 
@@ -739,6 +756,26 @@ async fn change_state(farm: &Arc<Farm>, session: &Arc<Session>, change: &v1::Sta
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::progress::Meter;
+
+    #[tokio::test]
+    async fn a_hello_has_time_while_its_bytes_come() {
+        let progress = Arc::<Progress>::default();
+        let mut meter = Meter::new(progress.clone(), Instant::now());
+        let wait = Duration::from_secs(2);
+        let began = Instant::now();
+        let slow = async {
+            while began.elapsed() < wait * 3 / 2 {
+                meter.received(600, Instant::now());
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            "hello"
+        };
+        assert_eq!(while_bytes_come(&progress, wait, slow).await, Some("hello"));
+        let progress = Progress::default();
+        let silent = while_bytes_come(&progress, Duration::from_millis(50), std::future::pending::<()>());
+        assert_eq!(silent.await, None);
+    }
 
     mod fuzz {
         use super::*;

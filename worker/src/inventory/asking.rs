@@ -12,7 +12,7 @@ use tracing::info;
 
 use super::held::Held;
 use super::{
-    Drain, INTAKE_CHANGE_EVERY, Inventory, Kind, Open, Session, UNACKNOWLEDGED_CHECKOUTS_LIMIT,
+    Drain, HELD_LIMIT, INTAKE_CHANGE_EVERY, Inventory, Kind, Open, Session, UNACKNOWLEDGED_CHECKOUTS_LIMIT,
     UNACKNOWLEDGED_PROBLEMS_LIMIT, kind_of,
 };
 
@@ -62,6 +62,7 @@ impl Inventory {
         self.unacknowledged_bytes() + of_checkouts >= self.profile.unacknowledged_bytes
             // It has enough to do with what many agents have sent: with more, it would not answer within their patience.
             || self.outbox.is_unanswered_for(self.lease / 2, self.contact.busy_at, now)
+            || self.held.len() >= HELD_LIMIT
             || computed().count() >= UNACKNOWLEDGED_CHECKOUTS_LIMIT
             || computed().map(|held| held.checkout.problems.len()).sum::<usize>() >= UNACKNOWLEDGED_PROBLEMS_LIMIT
     }

@@ -25,6 +25,12 @@ pub const RESULT_FRAME_BYTES: usize = 24;
 /// Most bytes of a returned problem's id in a message.
 const RETURNED_BYTES: usize = 10;
 
+/// Weight of a checkout in a delivery beside its results, its returned problems and texts: id, token, time, tags and lengths.
+pub const PART_FRAME_BYTES: usize = 40;
+
+/// Weight of [`v1::Worked`].
+const WORKED_BYTES: usize = 64;
+
 /// How much of its time limit a checkout may have used up while it stands still; the rest is for giving it back.
 const WAITS_PART_OF_LIMIT: f64 = 0.9;
 
@@ -250,19 +256,36 @@ impl Held {
         }
     }
 
-    /// True if the next results, or the end alone, add no more than `room` bytes to a delivery.
+    /// True if the next result, or the end alone, adds no more than `room` bytes to a delivery.
     pub fn begins_within(&self, room: usize) -> bool {
-        self.pending.first().is_none_or(|first| bytes_of(first) <= room)
+        let returned = if self.returning.is_empty() { 0 } else { RETURNED_BYTES };
+        let next = returned.max(self.pending.first().map_or(0, bytes_of));
+        self.frame_bytes() + next <= room
     }
 
-    /// Cuts off the returned problems and the results that fit into `room` bytes, at least one if there are any, and says how many
-    /// bytes it took. The server returns all problems of a part at once: more than it takes at a time would be neither computed here
-    /// nor anywhere else until the end of the checkout.
+    /// True if all results and returned problems add no more than `room` bytes to a delivery.
+    pub fn fits_within(&self, room: usize) -> bool {
+        self.frame_bytes() + ids_bytes(&self.returning) + self.pending_bytes <= room
+    }
+
+    /// Weight of the next part of a delivery beside its results and its returned problems, or a little more.
+    fn frame_bytes(&self) -> usize {
+        let end = match &self.stage {
+            Stage::Ready { give_back_reason } => give_back_reason.len(),
+            Stage::Computing { .. } | Stage::Closing => 0,
+        };
+        let worked = if self.checkout.traced { WORKED_BYTES } else { 0 };
+        PART_FRAME_BYTES + worked + end.max(self.return_reason.len())
+    }
+
+    /// Cuts off the returned problems and the results that fit into `room` bytes, at least one if there are any. Returns the weight,
+    /// too. The server returns all problems of a part at once: more than it takes at a time would be neither computed here nor
+    /// anywhere else until the end of the checkout.
     pub fn cut(&mut self, room: usize, now: Duration) -> (v1::CheckoutResults, usize) {
+        let room = room.saturating_sub(self.frame_bytes());
         let most = (room / RETURNED_BYTES).clamp(1, RETURNED_LIMIT);
         let given_back: Vec<i64> = self.returning.drain(..most.min(self.returning.len())).collect();
-        let of_returned = given_back.len() * RETURNED_BYTES;
-        let (count, bytes) = fitting(&self.pending, room.saturating_sub(of_returned), true);
+        let (count, bytes) = fitting(&self.pending, room.saturating_sub(ids_bytes(&given_back)), true);
         // Speed is measured on each piece by itself.
         let busy = self.busy.mul_f64(count as f64 / self.pending.len().max(1) as f64);
         self.busy = self.busy.saturating_sub(busy);
@@ -298,7 +321,8 @@ impl Held {
             self.returning.clear();
             part.worked = self.checkout.traced.then(|| self.worked(now));
         }
-        (part, bytes + of_returned)
+        let frame = frame_of(&part);
+        (part, bytes + frame)
     }
 
     fn worked(&self, now: Duration) -> v1::Worked {
@@ -338,12 +362,32 @@ pub fn fitting(results: &[v1::ProblemResult], room: usize, at_least_one: bool) -
     (count, bytes)
 }
 
+/// Weight of a part of a delivery.
+pub fn part_bytes(part: &v1::CheckoutResults) -> usize {
+    frame_of(part) + part.results.iter().map(bytes_of).sum::<usize>()
+}
+
+/// Weight of a part of a delivery beside its results.
+pub fn frame_of(part: &v1::CheckoutResults) -> usize {
+    let worked = if part.worked.is_some() { WORKED_BYTES } else { 0 };
+    PART_FRAME_BYTES + worked + part.give_back_reason.len() + ids_bytes(&part.given_back)
+}
+
+fn ids_bytes(ids: &[i64]) -> usize {
+    ids.iter().map(|id| id_bytes(*id)).sum()
+}
+
+/// Encoded length of an id in a list.
+pub fn id_bytes(id: i64) -> usize {
+    usize::try_from(id).map_or(10, prost::length_delimiter_len)
+}
+
 pub fn bytes_of(result: &v1::ProblemResult) -> usize {
     let outcome = match &result.outcome {
         Some(Outcome::Solution(solution)) => solution.len(),
         Some(Outcome::Failure(message)) => message.len(),
-        // The solution went ahead in parts.
-        Some(Outcome::Streamed(_)) | None => 0,
+        // The result went ahead in parts.
+        Some(Outcome::Streamed(_) | Outcome::StreamedResult(_)) | None => 0,
     };
     outcome + result.more.as_ref().map_or(0, Message::encoded_len) + RESULT_FRAME_BYTES
 }

@@ -1,9 +1,12 @@
 //! Deliveries until they are acknowledged.
 //!
 //! Owns their order and their ids. They are sent, and sent again, in the order in which they were made, so that the delivery that
-//! closes a checkout comes last. On a measured link each delivery is cut to a piece that the link carries in a moment. A solution
-//! that is larger than a piece goes ahead of its delivery in parts. After a reconnection the agent asks the server which results
-//! of larger deliveries are stored, and sends only the others again.
+//! closes a checkout comes last. After a reconnection the agent asks the server which results of larger deliveries are stored, and
+//! sends only the others again.
+//!
+//! **On a measured link no message is larger than a piece**, the bytes that the link carries in a moment.
+//! Everything that a delivery carries has a weight. A delivery is cut between checkouts, returned problems and results. A single
+//! result that weighs more goes ahead of its delivery in parts, with the problems that it enqueues, its info, or its failure.
 
 mod pieces;
 
@@ -13,10 +16,10 @@ use std::time::Duration;
 use pcfarm_faults::{Bug, planted};
 use pcfarm_proto::ids::CheckoutId;
 use pcfarm_proto::v1;
-use pcfarm_proto::v1::problem_result::Outcome;
 use prost::Message;
 
-use super::held::{age, bytes_of};
+use self::pieces::{Split, Streaming};
+use super::held::{age, part_bytes};
 use crate::work::CheckoutKey;
 
 /// Deliveries that wait for acknowledgement at a time. A few hide the round trip. With more, results that complete meanwhile would
@@ -42,7 +45,6 @@ const ASKED_PIECES: usize = 4;
 pub struct Outbox {
     entries: VecDeque<Entry>,
     last_id: u64,
-    bytes: usize,
 }
 
 struct Entry {
@@ -61,20 +63,17 @@ struct Entry {
 impl Entry {
     fn is_worth_asking(&self) -> bool {
         let results = || self.delivery.checkouts.iter().map(|part| part.results.len()).sum::<usize>();
-        self.is_doubtful
-            && self.stage == UNSENT
-            && self.weight >= WORTH_ASKING_BYTES
-            && self.weight >= results() * WORTH_ASKING_BYTES_EACH
+        let is_short = |results| results > 0 && self.weight >= results * WORTH_ASKING_BYTES_EACH;
+        self.is_doubtful && self.stage == Stage::Waiting && self.weight >= WORTH_ASKING_BYTES && is_short(results())
     }
 }
 
 /// Progress of a delivery in this session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 enum Stage {
-    /// Not sent, but so many bytes of its only solution.
-    Waiting {
-        streamed: usize,
-    },
+    Waiting,
+    /// Its only result goes ahead in parts.
+    Streaming(Streaming),
     /// The agent has asked the server which results of the delivery are stored.
     Asking {
         since: Duration,
@@ -83,8 +82,6 @@ enum Stage {
         at: Duration,
     },
 }
-
-const UNSENT: Stage = Stage::Waiting { streamed: 0 };
 
 /// The next message to send; a question and a delivery with their weights in bytes.
 #[derive(Debug)]
@@ -107,16 +104,16 @@ impl Outbox {
     }
 
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.entries.iter().map(|entry| entry.weight).sum()
     }
 
     /// The server owes an answer to something that was sent longer ago than this. A delivery that the server keeps may take longer.
     /// The link carried something else until `busy`.
     pub fn is_unanswered_for(&self, wait: Duration, busy: Duration, now: Duration) -> bool {
-        self.entries.iter().any(|entry| match (entry.stage, entry.kept) {
+        self.entries.iter().any(|entry| match (&entry.stage, entry.kept) {
             (_, Some(kept)) => now >= kept + wait.max(KEPT_WAIT),
-            (Stage::Sent { at } | Stage::Asking { since: at }, None) => now >= at.max(busy) + wait,
-            (Stage::Waiting { .. }, None) => false,
+            (Stage::Sent { at } | Stage::Asking { since: at }, None) => now >= (*at).max(busy) + wait,
+            (Stage::Waiting | Stage::Streaming(_), None) => false,
         })
     }
 
@@ -133,18 +130,18 @@ impl Outbox {
     pub fn add(&mut self, checkouts: Vec<v1::CheckoutResults>, weight: usize, now: Duration) {
         self.last_id += 1;
         let delivery = v1::Delivery { delivery_id: self.last_id, checkouts };
-        self.bytes += weight;
-        self.entries.push_back(Entry { delivery, weight, stage: UNSENT, is_doubtful: false, kept: None, as_of: now });
+        let (stage, is_doubtful, kept) = (Stage::Waiting, false, None);
+        self.entries.push_back(Entry { delivery, weight, stage, is_doubtful, kept, as_of: now });
     }
 
     /// The session is a new one: nothing counts as sent.
     pub fn resend_all(&mut self) {
         if planted(Bug::ForgetsDeliveries) {
-            (self.entries, self.bytes) = (VecDeque::new(), 0);
+            self.entries.clear();
         }
         for entry in &mut self.entries {
             entry.is_doubtful |= matches!(entry.stage, Stage::Sent { .. });
-            (entry.stage, entry.kept) = (UNSENT, None);
+            (entry.stage, entry.kept) = (Stage::Waiting, None);
         }
     }
 
@@ -163,42 +160,61 @@ impl Outbox {
             return Some(Next::Ask(question, bytes));
         }
         let place = self.entries.iter().position(|entry| !matches!(entry.stage, Stage::Sent { .. }))?;
-        let Stage::Waiting { streamed } = self.entries[place].stage else { return None };
-        if let Some(piece) = piece {
-            self.split(place, piece);
-            let entry = &mut self.entries[place];
-            let part = (streamed > 0 || entry.weight > piece).then(|| pieces::part(&entry.delivery, streamed, piece));
-            if let Some(part) = part.flatten() {
-                entry.stage = Stage::Waiting { streamed: streamed + part.content.len() };
-                return Some(Next::Part(part));
-            }
+        if matches!(self.entries[place].stage, Stage::Asking { .. }) {
+            return None;
+        }
+        if let Some(part) = piece.and_then(|piece| self.next_part(place, piece)) {
+            return Some(Next::Part(part));
         }
         let entry = &mut self.entries[place];
-        entry.stage = Stage::Sent { at: now };
         let by = now.saturating_sub(std::mem::replace(&mut entry.as_of, now));
         entry.delivery.checkouts.iter_mut().filter_map(|part| part.worked.as_mut()).for_each(|worked| age(worked, by));
-        let (mut delivery, mut bytes) = (entry.delivery.clone(), entry.weight);
-        if streamed > 0 {
-            pieces::without_solution(&mut delivery);
-            bytes = bytes.saturating_sub(streamed);
-        }
-        Some(Next::Delivery(delivery, bytes))
+        let delivery = match std::mem::replace(&mut entry.stage, Stage::Sent { at: now }) {
+            Stage::Streaming(streaming) => {
+                let delivery = streaming.behind(&entry.delivery);
+                let bytes = weight(&delivery);
+                return Some(Next::Delivery(delivery, bytes));
+            }
+            Stage::Waiting | Stage::Asking { .. } | Stage::Sent { .. } => entry.delivery.clone(),
+        };
+        Some(Next::Delivery(delivery, entry.weight))
     }
 
-    /// Cuts a delivery to one piece, which has at least one result, and puts the rest behind it.
+    /// Cuts a delivery to one piece. Returns the next part of its only result, if that is larger than a piece and not sent whole.
+    fn next_part(&mut self, place: usize, piece: usize) -> Option<v1::ResultPart> {
+        if self.entries[place].weight <= piece && self.entries[place].stage == Stage::Waiting {
+            return None;
+        }
+        if self.entries[place].stage == Stage::Waiting {
+            self.split(place, piece);
+            let entry = &mut self.entries[place];
+            if entry.weight > piece
+                && let Some(streaming) = Streaming::of(&entry.delivery)
+            {
+                entry.stage = Stage::Streaming(streaming);
+            }
+        }
+        match &mut self.entries[place].stage {
+            // A result that has begun in parts goes on in parts, even on a link that has become faster.
+            Stage::Streaming(streaming) => streaming.next(piece),
+            Stage::Waiting | Stage::Asking { .. } | Stage::Sent { .. } => None,
+        }
+    }
+
+    /// Cuts a delivery to one piece, which has at least one result or returned problem, and puts the rest behind it.
     fn split(&mut self, place: usize, piece: usize) {
         let entry = &mut self.entries[place];
         if entry.weight <= piece {
             return;
         }
-        if let Some(mut first) = pieces::split(&mut entry.delivery, piece) {
+        if let Some(Split { mut first, added }) = pieces::split(&mut entry.delivery, piece) {
             self.last_id += 1;
             first.delivery_id = std::mem::replace(&mut entry.delivery.delivery_id, self.last_id);
             let weight = weight(&first);
-            entry.weight = entry.weight.saturating_sub(weight);
+            entry.weight = (entry.weight + added).saturating_sub(weight);
             let (is_doubtful, as_of) = (entry.is_doubtful, entry.as_of);
-            self.entries
-                .insert(place, Entry { delivery: first, weight, stage: UNSENT, is_doubtful, kept: None, as_of });
+            let stage = Stage::Waiting;
+            self.entries.insert(place, Entry { delivery: first, weight, stage, is_doubtful, kept: None, as_of });
         }
     }
 
@@ -209,7 +225,7 @@ impl Outbox {
         };
         let Some(place) = self.entries.iter().position(is_it) else { return Vec::new() };
         let entry = &mut self.entries[place];
-        (entry.stage, entry.is_doubtful) = (UNSENT, false);
+        (entry.stage, entry.is_doubtful) = (Stage::Waiting, false);
         let known: BTreeMap<i64, BTreeSet<i64>> =
             stored.checkouts.into_iter().map(|of| (of.checkout_id, of.problem_ids.into_iter().collect())).collect();
         let mut taken = Vec::new();
@@ -222,8 +238,7 @@ impl Outbox {
         // A part that closes its checkout, or returns problems, stays: its verdict is to come.
         let says_more = |part: &v1::CheckoutResults| part.finished || !part.given_back.is_empty();
         entry.delivery.checkouts.retain(|part| says_more(part) || !part.results.is_empty());
-        self.bytes -= std::mem::replace(&mut entry.weight, weight(&entry.delivery));
-        self.bytes += entry.weight;
+        entry.weight = weight(&entry.delivery);
         if entry.delivery.checkouts.is_empty() {
             self.entries.remove(place);
         }
@@ -233,9 +248,7 @@ impl Outbox {
     /// Hands out the delivery that the server has judged.
     pub fn acknowledge(&mut self, delivery_id: u64) -> Option<v1::Delivery> {
         let index = self.entries.iter().position(|entry| entry.delivery.delivery_id == delivery_id)?;
-        let entry = self.entries.remove(index)?;
-        self.bytes -= entry.weight;
-        Some(entry.delivery)
+        Some(self.entries.remove(index)?.delivery)
     }
 
     /// Takes what belongs to a revoked checkout out of every delivery.
@@ -246,12 +259,11 @@ impl Outbox {
             if entry.delivery.checkouts.len() == before {
                 continue;
             }
-            if matches!(entry.stage, Stage::Waiting { .. }) {
-                // Parts of a solution may have been of it.
-                entry.stage = UNSENT;
+            if matches!(entry.stage, Stage::Streaming(_)) {
+                // The parts may have been of it.
+                entry.stage = Stage::Waiting;
             }
-            self.bytes -= std::mem::replace(&mut entry.weight, weight(&entry.delivery));
-            self.bytes += entry.weight;
+            entry.weight = weight(&entry.delivery);
         }
         self.entries.retain(|entry| !entry.delivery.checkouts.is_empty());
     }
@@ -267,20 +279,10 @@ fn question(delivery: &v1::Delivery) -> v1::StoredRequest {
         token: part.token,
         problem_ids: part.results.iter().map(|result| result.problem_id).collect(),
     };
-    v1::StoredRequest { delivery_id: delivery.delivery_id, checkouts: delivery.checkouts.iter().map(asked).collect() }
+    let checkouts = delivery.checkouts.iter().filter(|part| !part.results.is_empty()).map(asked).collect();
+    v1::StoredRequest { delivery_id: delivery.delivery_id, checkouts }
 }
 
 fn weight(delivery: &v1::Delivery) -> usize {
-    delivery.checkouts.iter().flat_map(|part| &part.results).map(bytes_of).sum()
-}
-
-/// The only result of a delivery, if it is a solution.
-fn only_solution(delivery: &v1::Delivery) -> Option<(i64, &v1::ProblemResult, &bytes::Bytes)> {
-    let mut results =
-        delivery.checkouts.iter().flat_map(|part| part.results.iter().map(|result| (part.checkout_id, result)));
-    let (checkout_id, result) = results.next()?;
-    match (&result.outcome, results.next()) {
-        (Some(Outcome::Solution(solution)), None) => Some((checkout_id, result, solution)),
-        _ => None,
-    }
+    delivery.checkouts.iter().map(part_bytes).sum()
 }

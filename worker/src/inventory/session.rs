@@ -10,13 +10,16 @@ use pcfarm_proto::v1::agent_message::Message as Out;
 use pcfarm_proto::{
     MESSAGE_BYTES_LIMIT, PART_BYTES_TARGET, PROTOCOL_VERSION, SOLUTION_BYTES_LIMIT, idle_heartbeat, v1,
 };
+use prost::Message;
 use tracing::{info, warn};
 
 use super::pace::Pace;
 use super::{
-    Action, FRAME_BYTES, Inventory, LEASE, LEASES_TO_ACKNOWLEDGE, LONGEST, Open, Session, WELCOME_WAIT, held_message,
-    settings_message, yields_message,
+    Action, FRAME_BYTES, HELLO_BYTES_PER_SECOND, Inventory, LEASE, LEASES_TO_ACKNOWLEDGE, LONGEST, Open, Session,
+    WELCOME_WAIT, held_message, settings_message, yields_message,
 };
+
+const SECOND: Duration = Duration::from_secs(1);
 
 impl Inventory {
     pub(super) fn greet(&mut self, now: Duration) {
@@ -32,8 +35,11 @@ impl Inventory {
             presence_notes: self.signs.notes.clone(),
             ..self.profile.hello.clone()
         };
+        let patience =
+            WELCOME_WAIT + SECOND * u32::try_from(hello.encoded_len() / HELLO_BYTES_PER_SECOND).unwrap_or(u32::MAX);
         self.session = Session::Greeting {
             since: now,
+            until: now.saturating_add(patience.min(LONGEST)),
             state: self.state(),
             signs: self.signs.clone(),
             settings: Arc::clone(&self.settings),
@@ -140,7 +146,7 @@ impl Inventory {
     pub(super) fn give_up_silent_server(&mut self, now: Duration) {
         let silent = match &self.session {
             Session::None | Session::GivenUp => false,
-            Session::Greeting { since, .. } => now >= *since + WELCOME_WAIT,
+            Session::Greeting { until, .. } => now >= *until,
             Session::Open(_) => {
                 let wait = self.lease * LEASES_TO_ACKNOWLEDGE;
                 self.outbox.is_unanswered_for(wait, self.contact.busy_at, now)

@@ -8,12 +8,12 @@ use std::time::Duration;
 use pcfarm_proto::v1;
 use pcfarm_proto::v1::agent_message::Message as Out;
 
-use super::held::{Held, RESULT_FRAME_BYTES, Stage};
+use super::held::{Held, Stage};
 use super::outbox::Next;
 use super::pace::Parcel;
 use super::{
     Drain, EQUIPMENT_CHANGE_EVERY, Inventory, PARTIAL_DELIVERY_EVERY, PROCESSING_TOLD_AFTER, REASON_CHANGE_EVERY,
-    SHORT_LIST, STATE_CHANGE_EVERY, Session, Signs, held_message, key_of, settings_message, yields_message,
+    SHORT_LIST, STATE_CHANGE_EVERY, Session, Signs, held_message, key_of, settings_message, short, yields_message,
 };
 use crate::work::Checkout;
 
@@ -77,7 +77,7 @@ impl Inventory {
                 };
                 // A complete one is not cut in two, if it fits a delivery: the second piece would have to wait for the first.
                 let has_room = |held: &Held| match complete {
-                    true => held.pending_bytes() <= room,
+                    true => held.fits_within(room),
                     false => held.begins_within(room),
                 };
                 let fits = parts.is_empty() || has_room(held);
@@ -85,7 +85,7 @@ impl Inventory {
                 if due && room > 0 && fits && is_alike {
                     first.get_or_insert_with(|| Arc::clone(&held.checkout));
                     let (part, bytes) = held.cut(room, now);
-                    room = room.saturating_sub(bytes + RESULT_FRAME_BYTES);
+                    room = room.saturating_sub(bytes);
                     weight += bytes;
                     parts.push(part);
                 }
@@ -152,7 +152,7 @@ impl Inventory {
         let Signs { idle_source, power, notes } = self.signs.clone();
         self.send(Out::StateChange(v1::StateChange {
             state: state.into(),
-            reason,
+            reason: short(&reason),
             idle_source,
             power: power.to_owned(),
             yields: self.yields.map(yields_message),

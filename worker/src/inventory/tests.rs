@@ -315,7 +315,7 @@ fn what_the_server_keeps_holds_up_nothing_else() {
 fn a_large_checkout_is_delivered_in_parts_and_closed_by_the_last() {
     let mut trial = Trial::open();
     trial.inventory.profile.unacknowledged_bytes = usize::MAX;
-    trial.inventory.part_bytes_target = 170;
+    trial.inventory.part_bytes_target = 210;
     trial.on(checkout(1, &[10, 11, 12]));
     let sent = trial.on(sized(1, &[10, 11, 12], 60));
     assert_eq!(sent[..2], ["delivery 1: 1 [10, 11]", "delivery 2: 1 [12] finished"]);

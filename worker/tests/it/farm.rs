@@ -400,7 +400,7 @@ pub fn outcomes(part: &v1::CheckoutResults) -> Vec<(i64, String)> {
     let text = |result: &v1::ProblemResult| match &result.outcome {
         Some(Outcome::Solution(solution)) => String::from_utf8(solution.to_vec()).expect("solutions are text"),
         Some(Outcome::Failure(message)) => format!("failed: {message}"),
-        Some(Outcome::Streamed(_)) => unreachable!("only measured links stream"),
+        Some(Outcome::Streamed(_) | Outcome::StreamedResult(_)) => unreachable!("only measured links stream"),
         None => panic!("a result without an outcome"),
     };
     let mut outcomes: Vec<(i64, String)> =

@@ -1,6 +1,7 @@
 //! Slow links, connections that end in the middle of a delivery, and leases that end without a word.
 
 use super::*;
+use crate::presence::policy::Activity;
 
 /// A Welcome of a server that takes solutions in parts.
 fn measured() -> Event {
@@ -39,6 +40,123 @@ fn a_solution_larger_than_a_piece_goes_in_parts_behind_which_its_delivery_comes(
     }
     assert_eq!(trial.on(ack(1, &[(1, Accepted)])), [""; 0]);
     assert!(trial.inventory.held.is_empty());
+}
+
+/// Answers each message after half a second, as over a slow link, until nothing more is sent. Returns the most bytes by which a
+/// message exceeds a piece, the number of parts of results, and the parts of deliveries.
+fn carried(trial: &mut Trial, first: Event) -> (usize, usize, Vec<v1::CheckoutResults>) {
+    let (mut excess, mut parts, mut came) = (0, 0, Vec::new());
+    let mut events = std::collections::VecDeque::from([first]);
+    while let Some(event) = events.pop_front() {
+        trial.now += SECOND / 2;
+        trial.inventory.take(trial.now, event);
+        let piece = trial.inventory.pace.piece().expect("the link is measured");
+        for action in trial.inventory.settle(trial.now, 0) {
+            let Action::Send(message) = action else { continue };
+            let bytes = message.encoded_len();
+            match message {
+                Out::ResultPart(part) => {
+                    parts += 1;
+                    let end = part.offset + part.content.len() as u64;
+                    events.push_back(received(part.checkout_id, part.problem_id, end));
+                }
+                Out::Delivery(delivery) => {
+                    let verdicts: Vec<_> = delivery.checkouts.iter().map(|part| (part.checkout_id, Accepted)).collect();
+                    events.push_back(ack(delivery.delivery_id, &verdicts));
+                    came.extend(delivery.checkouts);
+                }
+                _ => continue,
+            }
+            excess = excess.max(bytes.saturating_sub(piece));
+        }
+    }
+    (excess, parts, came)
+}
+
+/// Ids, offsets and lengths around the content of a piece.
+const FRAME: usize = 64;
+
+#[test]
+fn results_with_all_that_they_bring_are_cut_to_pieces() {
+    let solution = || Some(Outcome::Solution(Bytes::from_static(b"1")));
+    let problem = v1::SubmitProblem { payload: Bytes::from(vec![b'1'; 1000]), ..Default::default() };
+    let enqueues = v1::More { enqueue: vec![problem; 300], ..Default::default() };
+    let informs = v1::More { info: Bytes::from(vec![b'1'; 300_000]), ..Default::default() };
+    let large = Some(Outcome::Solution(Bytes::from(vec![b'1'; 100_000])));
+    let failure = Some(Outcome::Failure("no".repeat(3_000)));
+    for (what, outcome, more) in [
+        ("enqueued problems", solution(), Some(enqueues.clone())),
+        ("info", solution(), Some(informs)),
+        ("a solution and enqueued problems", large, Some(enqueues)),
+        ("a failure", failure, None),
+    ] {
+        let mut trial = open();
+        trial.on(checkout(1, &[10, 11]));
+        let mut results = vec![v1::ProblemResult { problem_id: 10, outcome, more }];
+        results.push(v1::ProblemResult { problem_id: 11, outcome: solution(), more: None });
+        let solved = Event::Computed(Report::Results(Batch { key: key(1), results, busy: SECOND }));
+        let (excess, parts, came) = carried(&mut trial, solved);
+        assert!(excess <= FRAME && parts > 1, "{what}: a message exceeds a piece by {excess} bytes");
+        let ids: Vec<i64> = came.iter().flat_map(|part| &part.results).map(|result| result.problem_id).collect();
+        assert_eq!(ids, [10, 11], "{what}");
+        assert!(trial.inventory.held.is_empty() && trial.inventory.unacknowledged_bytes() == 0, "{what}");
+    }
+}
+
+#[test]
+fn returned_problems_and_checkouts_are_cut_to_pieces() {
+    let mut trial = open();
+    let problems: Vec<i64> = ((1 << 40)..(1 << 40) + 5_000).collect();
+    trial.on(checkout(1, &problems));
+    trial.on(started(1));
+    let key = key(1);
+    let places = trial.inventory.held[&key.checkout_id].checkout.let_go(|_| 1);
+    let held = trial.inventory.held_mut(key).expect("it is here");
+    held.return_problems(places, "another workstation is idle");
+    let (excess, _, came) = carried(&mut trial, solved(1, &problems[..1]));
+    assert!(excess <= FRAME, "a message exceeds a piece by {excess} bytes");
+    let returned: Vec<i64> = came.iter().flat_map(|part| &part.given_back).copied().collect();
+    assert_eq!(returned, problems[1..]);
+    assert!(trial.inventory.held.is_empty());
+    // Many checkouts at once.
+    let mut trial = open();
+    for id in 1..=300 {
+        trial.on(checkout(id, &[id * 10]));
+    }
+    let directive =
+        Directive { activity: Activity::Rest, reason: "the keyboard was used".to_owned(), ..Directive::work() };
+    let (excess, _, came) = carried(&mut trial, Event::Directed(directive));
+    assert!(excess <= FRAME, "a message exceeds a piece by {excess} bytes");
+    assert_eq!(came.iter().filter(|part| part.finished).count(), 300);
+}
+
+#[test]
+fn a_long_hello_has_time() {
+    let mut trial = Trial::new();
+    let program = |n| v1::Program { name: format!("{n:060}"), ..Default::default() };
+    trial.inventory.profile.hello.programs = (0..500).map(program).collect();
+    trial.on(Event::Connected);
+    // Three agents share 64 kbit/s.
+    let waited = (0..).take_while(|_| !trial.after(SECOND).contains(&"reconnect".to_owned())).count();
+    assert!((40..45).contains(&waited), "{waited} s");
+}
+
+#[test]
+fn lists_of_checkouts_are_bounded() {
+    let mut trial = open();
+    trial.inventory.profile.unacknowledged_bytes = usize::MAX;
+    let mut asked = 0;
+    for id in 1..=1_200 {
+        let mut did = trial.on(checkout(id, &[id * 10]));
+        did.extend(trial.on(solved(id, &[id * 10])));
+        // The server keeps each delivery, because something stands in its way.
+        let delivery = did.iter().find_map(|action| action.strip_prefix("delivery ")?.split(':').next());
+        if let Some(delivery) = delivery {
+            did.extend(trial.on(kept(delivery.parse().expect("an id"))));
+        }
+        asked += did.iter().filter(|action| action.starts_with("credit")).count();
+    }
+    assert!((900..=1_000).contains(&asked), "{asked} checkouts asked for");
 }
 
 #[test]
@@ -86,7 +204,7 @@ fn full_deliveries_are_not_cut_again_and_fill_the_link() {
 fn stored_results_are_not_sent_again() {
     let mut trial = open();
     trial.on(checkout(1, &[10, 11, 12]));
-    trial.on(sized(1, &[10, 11, 12], 4072));
+    trial.on(sized(1, &[10, 11, 12], 4032));
     trial.on(Event::Disconnected);
     trial.on(Event::Connected);
     let asked = trial.on(measured());
@@ -117,7 +235,7 @@ fn results_of(count: i64, bytes: usize) -> v1::CheckoutResults {
 /// An outbox with one delivery that a fast link has carried, after a reconnection.
 fn carried_by_a_fast_link(results: v1::CheckoutResults) -> outbox::Outbox {
     let mut outbox = outbox::Outbox::default();
-    let weight = results.results.iter().map(held::bytes_of).sum();
+    let weight = held::part_bytes(&results);
     outbox.add(vec![results], weight, SECOND);
     assert!(matches!(outbox.next_to_send(Some(1 << 20), SECOND), Some(outbox::Next::Delivery(..))));
     outbox.resend_all();
@@ -134,7 +252,7 @@ fn questions_are_short_enough_for_a_slow_link() {
         asked += question.checkouts.iter().map(|part| part.problem_ids.len()).sum::<usize>();
         questions += 1;
     }
-    assert!(asked == 5_000 && questions < 50, "{questions} questions about {asked} results");
+    assert!(asked > 4_950 && questions < 50, "{questions} questions about {asked} results");
     // Small results are sent again, in pieces: their ids would be nearly as long.
     let mut outbox = carried_by_a_fast_link(results_of(5_000, 2));
     let Some(outbox::Next::Delivery(delivery, bytes)) = outbox.next_to_send(Some(piece), SECOND) else {
@@ -147,7 +265,7 @@ fn questions_are_short_enough_for_a_slow_link() {
 fn questions_are_under_way_until_they_are_answered() {
     let mut trial = open();
     trial.on(checkout(1, &[10]));
-    trial.on(sized(1, &[10], 4 << 10));
+    trial.on(sized(1, &[10], 4032));
     trial.on(Event::Disconnected);
     trial.on(Event::Connected);
     trial.on(measured());
