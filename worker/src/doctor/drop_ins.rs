@@ -111,6 +111,9 @@ mod tests {
     /// A need of a check: its rule, and the word in a line that grants it.
     type Need = (&'static str, &'static str);
 
+    /// A check with its needs, the drop-ins to advise, and the settings to change besides.
+    type Case<'a> = (&'a str, &'a [Need], &'a [&'a str], &'a [&'a str]);
+
     /// Advice for a check that needs all of these.
     fn advised(needs: &[Need]) -> (Vec<&'static str>, Vec<String>, usize) {
         let unit = unit();
@@ -136,7 +139,7 @@ mod tests {
     #[test]
     fn a_drop_in_is_advised_only_if_the_check_passes_with_it() {
         let (devices, calls, families) = ("devices", "system calls", "RestrictAddressFamilies");
-        let cases: &[(&str, &[Need], &[&str], &[&str])] = &[
+        let cases: &[Case<'_>] = &[
             ("a GPU", &[(devices, "char-nvidia")], &["gpu"], &[]),
             ("/dev/fuse", &[(devices, "/dev/fuse")], &[], &["DeviceAllow"]),
             ("ptrace", &[(calls, "ptrace")], &[], &["SystemCallFilter"]),
