@@ -7,6 +7,9 @@ use std::fmt;
 
 use super::{DAYS, Hours, LocalTime, MINUTES_OF_DAY, Window};
 
+/// Last minute of a day.
+const LAST: u16 = MINUTES_OF_DAY - 1;
+
 /// Hours of one day beside a day that is wholly included, left out by an overnight window of which other nights are covered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
@@ -63,15 +66,15 @@ fn morning(hours: &Hours, window: &Window, weekday: usize) -> Option<Gap> {
 
 /// The next day is included whole, the night before ended on this day, and this day's evening is left out.
 fn evening(hours: &Hours, window: &Window, weekday: usize) -> Option<Gap> {
-    let last = MINUTES_OF_DAY - 1;
     let is_left_out =
-        window.days[(weekday + 6) % 7] && !includes(hours, weekday, last) && is_whole(hours, (weekday + 1) % 7);
-    let from = (window.from..last).rev().find(|minute| includes(hours, weekday, *minute));
+        window.days[(weekday + 6) % 7] && !includes(hours, weekday, LAST - 1) && is_whole(hours, (weekday + 1) % 7);
+    let from = (window.from..LAST).rev().find(|minute| includes(hours, weekday, *minute));
     is_left_out.then_some(Gap { weekday, from: from.map_or(window.from, |minute| minute + 1), to: MINUTES_OF_DAY })
 }
 
+/// Many owners write a whole day as `0:00-23:59`, which leaves out its last minute.
 fn is_whole(hours: &Hours, weekday: usize) -> bool {
-    (0..MINUTES_OF_DAY).all(|minute| includes(hours, weekday, minute))
+    (0..LAST).all(|minute| includes(hours, weekday, minute))
 }
 
 fn includes(hours: &Hours, weekday: usize, minute: u16) -> bool {
@@ -90,6 +93,12 @@ mod tests {
             // An owner for whom a night belongs to the day on which it ends makes the same mistake.
             (&["sun-thu 18:00-07:00", "sat,sun"], &["fri 18:00-24:00"]),
             (&["mon,wed 20:00-06:00", "tue,thu"], &["wed 0:00-6:00"]),
+            // A whole day up to its last minute.
+            (&["mon-fri 18:00-07:00", "sat,sun 0:00-23:59"], &["mon 0:00-7:00"]),
+            (&["sun-thu 18:00-07:00", "sat,sun 0:00-23:59"], &["fri 18:00-24:00"]),
+            (&["sun-thu 18:00-07:00", "fri 18:00-23:59", "sat,sun 0:00-23:59"], &[]),
+            (&["18:00-07:00", "sat,sun 0:00-23:59"], &[]),
+            (&["mon-fri 18:00-07:00", "sat,sun 0:00-23:58"], &[]),
             // Part of the morning is included by another window.
             (&["mon-fri 18:00-07:00", "sat,sun", "mon 5:00-7:00"], &["mon 0:00-5:00"]),
             (&["18:00-07:00", "sat,sun"], &[]),
