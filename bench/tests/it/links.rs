@@ -92,10 +92,12 @@ async fn all_that_a_result_brings_arrives_over_a_slow_link() {
     let site = Site::start(&["--lease", "2"]).await;
     let link = Link::up(Shape { kbit: Some(256), ..Shape::default() }, &site.server).await.expect("a link");
     let _agent = site.agent("slow", &link).await;
-    let query = "select 'all' as key, '{\"bytes\": 100, \"enqueue\": 150, \"info\": 150000}'::jsonb as payload";
+    // A job's info has at most 64 KiB.
+    let query = "select 'all' as key, '{\"bytes\": 100, \"enqueue\": 250, \"info\": 50000}'::jsonb as payload";
     let job = site.farm.submit("blob", query, 1).await;
     site.farm.finished(job, 1, LONG).await;
-    assert_eq!(site.farm.number(&format!("select count(*) from pcfarm.problem where job_id = {job}")).await, 151);
+    assert_eq!(site.farm.progress(job).await.1, 0, "it failed");
+    assert_eq!(site.farm.number(&format!("select count(*) from pcfarm.problem where job_id = {job}")).await, 251);
     assert_eq!(site.revoked().await, 0);
     assert_eq!(link.relay().connections(), 1, "no connection is given up");
     let sent = link.relay().to_server_bytes();
