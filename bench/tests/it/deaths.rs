@@ -81,8 +81,14 @@ impl Puppet {
     }
 
     async fn next(&mut self) -> In {
-        let message = tokio::time::timeout(SOON, self.messages.message()).await.expect("a message comes");
-        message.expect("the stream goes on").and_then(|m| m.message).expect("a message that we know")
+        loop {
+            let message = tokio::time::timeout(SOON, self.messages.message()).await.expect("a message comes");
+            match message.expect("the stream goes on").and_then(|m| m.message).expect("a message that we know") {
+                // The puppet has no lease to keep.
+                In::Heard(_) => {}
+                message => return message,
+            }
+        }
     }
 }
 

@@ -460,10 +460,11 @@ async fn a_farm_is_looked_at_and_drained() -> Test {
     for drained in [false, true] {
         farm.sql.execute(suspend, &[&drained]).await?;
         let undone = farm.json("drain pc1 --undo").await?["workstations"][0].clone();
-        assert_eq!(undone["state"], json!("suspended"));
-        // Its lost connection stands before the reason.
-        assert!(undone["reason"].as_str().is_some_and(|reason| reason.ends_with("; in use")), "{undone}");
-        assert_eq!(undone["since"], json!("1970-01-01T00:00:00Z"));
+        // The connection is lost; the row keeps its state and its reason.
+        assert_eq!(undone["state"], json!("lost"));
+        assert!(undone["reason"].as_str().is_some_and(|reason| reason.ends_with("in use")), "{undone}");
+        let kept = "state = 'suspended' and reason = 'in use' and since = 'epoch' and not drain";
+        assert_eq!(farm.number(&format!("select count(*) from pcfarm.workstation where {kept}")).await?, 1, "{undone}");
     }
     farm.ends(4, "drain nowhere").await?;
     farm.ends(4, "explain workstation 77").await?;
