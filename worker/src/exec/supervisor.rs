@@ -362,7 +362,7 @@ impl Supervisor {
                 break Err(failure);
             }
             let wait = program.next_look();
-            if turn(program, &self.requests, &mut self.silence, wait, &mut until)? == Turn::AgentSpoke
+            if turn(program, &self.requests, &mut self.silence, wait, &until)? == Turn::AgentSpoke
                 && let Err(left) = obey(&mut self.requests, &mut self.replies, &mut self.silence, &mut until)?
             {
                 return Ok(Err(left));
