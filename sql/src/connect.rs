@@ -145,16 +145,16 @@ impl Target {
         self.config.get_connect_timeout().copied().unwrap_or(LOGIN_TIMEOUT)
     }
 
-    /// A logged-in connection, whose bytes do not move yet.
+    /// A logged-in connection, whose bytes do not move yet. Boxed inside: the state of a handshake is larger than that of most callers.
     pub(crate) async fn open(&self) -> Result<(Client, Connection), tokio_postgres::Error> {
         let Some(session) = &self.session else {
-            return self.open_with(&self.config).await;
+            return Box::pin(self.open_with(&self.config)).await;
         };
         let mut config = self.config.clone();
         config.options(session.options());
-        match self.open_with(&config).await {
+        match Box::pin(self.open_with(&config)).await {
             // `settle` sends them later.
-            Err(error) if is_refusal_of_options(&error) => self.open_with(&self.config).await,
+            Err(error) if is_refusal_of_options(&error) => Box::pin(self.open_with(&self.config)).await,
             opened => opened,
         }
     }
@@ -188,10 +188,9 @@ impl Target {
         let mut failed: Option<(SslMode, tokio_postgres::Error)> = None;
         for &mode in self.encryption.mode.attempts() {
             config.ssl_mode(mode);
-            // Boxed: the state of a handshake is larger than that of most callers.
             let opened = match mode {
-                SslMode::Disable => Box::pin(config.connect(Connector::off())).await,
-                _ => Box::pin(config.connect(self.encryption.connector().await)).await,
+                SslMode::Disable => config.connect(Connector::off()).await,
+                _ => config.connect(self.encryption.connector().await).await,
             };
             let error = match opened {
                 Ok(opened) => return Ok(opened),
