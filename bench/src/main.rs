@@ -27,7 +27,8 @@ struct Arguments {
     /// Runs of each table, of which the median counts [default: 3, quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
-    /// Only what has this in its name, of a table that can be measured in parts: pools, scale, yields
+    /// Only what has this in its name, of a table that can be measured in parts: links, pools,
+    /// scale, yields
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     part: Option<String>,
     /// Where to write the JSON document; plots go beside it

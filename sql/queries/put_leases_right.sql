@@ -3,7 +3,7 @@
 -- their own rows with each pulse (pulse.sql). A locked row keeps its times until the next pass.
 --
 -- Heartbeats and silence are corrected by a clock that is behind, too: when it comes back, hearing begins anew (pulse.sql), so nothing dies
--- before a whole lease. The time since when a workstation is offline is told to people, and stays then.
+-- before a whole lease. The time since when a workstation is offline is for people, and stays then.
 with ahead_servers as materialized (
     select s.server_id from pcfarm.server s
     where s.heard_at > clock_timestamp() + interval '1 second' or s.hearing_since > clock_timestamp() + interval '1 second'

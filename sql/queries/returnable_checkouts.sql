@@ -2,7 +2,7 @@
 -- must stay whole. Called only while some workstation is idle and another one holds more than it computes; both lists are
 -- short. Shares and sizes are not compared: a problem that no idle workstation takes goes back to its holder.
 --
--- Limits count what is in progress, and returned problems are not: a limit that leaves room for a problem once the checkout is
+-- Limits count problems in progress, and returned problems are not in progress: a limit that leaves room for a problem once the checkout is
 -- returned keeps no problem from another workstation. Limits by the hour count each hand-out.
 with idle as materialized (
     select f as facts, f.workstation_id, f.controllers, coalesce(z.selection, '{}') as selection
@@ -15,7 +15,7 @@ held as materialized (
     from unnest($2::bigint[]) h(checkout_id)
     cross join lateral (
         select c.* from pcfarm.checkout c where c.checkout_id = h.checkout_id and c.ended_at is null offset 0) c),
--- Limits of users and of what they have of a job type, and resources by job type: problems beyond them, as long as nothing is
+-- Limits of users and of their problems of a job type, and resources by job type: problems beyond them, as long as nothing is
 -- returned. Negative: there is room.
 beyond as materialized (
     select o.owner, null::text as job_type, pcfarm.in_progress_of(o.owner) - coalesce(u.concurrency, f.concurrency) as problems

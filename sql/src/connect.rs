@@ -126,8 +126,8 @@ impl Target {
         &self,
         prepare: impl AsyncFnOnce(&Client) -> Result<(), tokio_postgres::Error>,
     ) -> Result<(Client, ConnectionTask), ConnectError> {
-        let attempts = number_of_hosts(&self.config).max(1) * self.encryption.mode.attempts().len();
-        let within = self.limit().saturating_mul(u32::try_from(attempts).unwrap_or(u32::MAX));
+        let attempts = u32::try_from(self.encryption.mode.attempts().len()).unwrap_or(u32::MAX);
+        let within = self.limit_of_all_hosts().saturating_mul(attempts);
         let connecting = async {
             let (client, connection) = self.open().await?;
             let task = ConnectionTask::spawn(connection);
@@ -143,6 +143,11 @@ impl Target {
     /// Limit for a host. tokio-postgres applies it to the socket only.
     fn limit(&self) -> Duration {
         self.config.get_connect_timeout().copied().unwrap_or(LOGIN_TIMEOUT)
+    }
+
+    /// Longest time until the last of the hosts has been tried once.
+    pub(crate) fn limit_of_all_hosts(&self) -> Duration {
+        self.limit().saturating_mul(u32::try_from(number_of_hosts(&self.config).max(1)).unwrap_or(u32::MAX))
     }
 
     /// A logged-in connection, whose bytes do not move yet. Boxed inside: the state of a handshake is larger than that of most callers.

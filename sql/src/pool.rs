@@ -133,7 +133,8 @@ fn builder(target: Target, late: Late, size: usize) -> PoolBuilder {
         .queue_mode(QueueMode::Lifo)
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(WAIT_TIMEOUT))
-        .create_timeout(Some(CREATE_TIMEOUT))
+        // A longer `connect_timeout` of several hosts leaves time for the last of them.
+        .create_timeout(Some(CREATE_TIMEOUT.max(target.limit_of_all_hosts())))
         .recycle_timeout(Some(RECYCLE_TIMEOUT))
         .post_recycle(settle_again)
 }

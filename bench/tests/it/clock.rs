@@ -190,7 +190,7 @@ async fn seconds_of_looks(farm: &Farm, seconds: u32) {
     farm.until(LOOKED, &later).await;
 }
 
-/// Behind by three hours for some seconds: what was stored before seems to lie in the future.
+/// Behind by three hours for some seconds: rows that were stored before seem to lie in the future.
 #[tokio::test]
 async fn a_clock_that_is_behind_for_seconds_changes_no_row_and_triggers_nothing_twice() {
     let stepping = Stepping::start().await;

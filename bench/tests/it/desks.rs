@@ -117,7 +117,7 @@ async fn what_is_frozen_keeps_its_checkout_beyond_the_lease() {
     farm.check(&[]).await;
 }
 
-/// The frozen problem stays; the rest of its convoy is solved while somebody types.
+/// The frozen problem stays. Another workstation solves the rest of its convoy while a person types.
 #[tokio::test]
 async fn what_a_frozen_desk_has_not_begun_is_solved_elsewhere() {
     let farm = Farm::new().await;

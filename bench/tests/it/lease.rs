@@ -1,4 +1,4 @@
-//! Programs whose agent has lost the farm: each stops before the farm hands its problem to another, whatever cut the agent off, and
+//! Programs whose agent has lost the farm: each stops before the farm hands its problem to another, for every cause of the loss, and
 //! none stops on a link that is only slow.
 
 use std::path::PathBuf;

@@ -69,7 +69,7 @@ pub fn decide(before: &State, seen: &Observation) -> State {
     state
 }
 
-/// Returns whether the clock is probably behind: by the steps since it was proven, or by what is stored. Such a clock takes right times for
+/// Returns whether the clock is probably behind: by the steps since it was proven, or by stored times. Such a clock takes right times for
 /// times in the future.
 pub fn is_behind(state: &State) -> bool {
     state.moved_seconds < -BEHIND_SECONDS

@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(streamed(solved.encode_to_vec()).await.expect("it is whole"), solved);
         let failed = v1::ProblemResult { outcome: Some(Outcome::Failure("no".repeat(2000))), more: None, ..solved };
         assert_eq!(streamed(failed.encode_to_vec()).await.expect("it is whole"), failed);
-        // The limits of a solution and what it brings hold together.
+        // A solution and the problems and info with it have one limit.
         let full = Some(Outcome::Solution(vec![b'1'; SOLUTION_BYTES_LIMIT].into()));
         let full = v1::ProblemResult { outcome: full, more: None, problem_id: 8 };
         assert_eq!(streamed(full.encode_to_vec()).await.expect("it is whole"), full);

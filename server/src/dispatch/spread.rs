@@ -2,8 +2,8 @@
 //!
 //! A workstation has been idle for a second, so the queue has nothing for it, and another workstation holds more problems than
 //! it computes. The server asks the holder to return problems that it would not begin soon, also if the holder gives way to a person,
-//! is drained, stops, or has just connected again. Returned problems are handed out like any others. Agents choose the problems, by their own speed; the database decides which of them come back. Servers tell
-//! each other with their pulse which workstations are idle. A statement is sent only while a workstation is idle anywhere and
+//! is drained, stops, or has just connected again. Returned problems are handed out like any others. Agents choose the problems, by
+//! their own speed; the database decides which of them come back. Servers tell each other with their pulse which workstations are idle. A statement is sent only while a workstation is idle anywhere and
 //! one of this server has problems to spare.
 
 use crate::farm::Farm;

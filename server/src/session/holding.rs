@@ -172,7 +172,7 @@ impl Holding {
         }
     }
 
-    /// Notes that the workstation has begun or ended a pause. Earlier requests in vain say nothing about what it can spare now.
+    /// Notes that the workstation has begun or ended a pause. Earlier requests in vain say nothing about its spare problems now.
     pub fn pauses_or_resumes(&mut self, now: Instant) {
         self.free_since = now;
         (self.ask_from, self.ask_pause) = (now, ASK_PAUSE);

@@ -1,6 +1,6 @@
 //! Drop-ins that PC Farm documents, and the choice of those that let a check pass. Pure.
 //!
-//! A rule that blocks a check does not tell what the check needs of it: device rules keep programs from GPUs and from `/dev/fuse` alike. So a
+//! A rule that blocks a check does not tell which part of it the check needs: device rules keep programs from GPUs and from `/dev/fuse` alike. So a
 //! drop-in is advised only if the check has passed under all rules with it.
 
 use super::unit::{Rule, Unit, rule_of};

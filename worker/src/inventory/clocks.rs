@@ -15,7 +15,7 @@ use pcfarm_proto::v1;
 const GRAIN: Duration = Duration::from_millis(10);
 const TIMES: usize = 512;
 
-/// A bound loosens by this part of the time: a kernel that is told the true time lets its clock run faster or slower by half of it.
+/// A bound loosens by this part of the time: a kernel that corrects its clock lets it run faster or slower by half of it.
 const DRIFT_PART: i128 = 1000;
 
 /// Both ends of one session.

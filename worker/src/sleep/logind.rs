@@ -2,7 +2,8 @@
 //!
 //! Owns the connection to logind on the system's bus. logind announces each sleep, and waits for programs that hold a *delay* inhibitor.
 //! In that time the agent returns its problems and tells the farm, so that the farm does not take the workstation for dead. The
-//! agent releases the inhibitor at once afterwards, and takes a new one after the sleep. Without a bus or without logind no sleep is announced.
+//! agent releases the inhibitor at once afterwards, and takes a new one after the sleep. Without a bus or without logind no sleep is
+//! announced.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -84,7 +84,7 @@ fn looks_prove_the_clock_or_do_not() {
             &[first(0, Some(-7 * DAY)), stepped(30 * MINUTE, 9.0), calm(90 * MINUTE)],
             true,
         ),
-        // By a day or more: what was stored before the step lies a day or more away from now.
+        // By a day or more: rows that were stored before the step lie a day or more away from now.
         ("ten minutes after a step by a year", &[stepped(YEAR, YEAR as f64), calm(YEAR + 11 * MINUTE)], false),
         ("an hour after it", &[stepped(YEAR, YEAR as f64), calm(YEAR + HOUR)], true),
         ("ten minutes after a step back by a day", &[stepped(0, -(DAY as f64)), calm(11 * MINUTE)], false),

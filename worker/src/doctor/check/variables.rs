@@ -1,4 +1,4 @@
-//! Variables of a check: as its program has them under the agent, whatever the doctor's own process has.
+//! Variables of a check: those of its program under the agent, not those of the doctor's own process.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

@@ -62,7 +62,7 @@ impl<N: Fn() + Send + 'static> Watcher<N> {
         Watcher { places, devices: BTreeMap::new(), seen, asked: None, noticed }
     }
 
-    /// Starts the thread. Returns the pipe by which it is asked to look, and ended when that is closed.
+    /// Starts the thread. Returns the pipe that asks it to look; the thread ends when the pipe is closed.
     pub(super) fn start(mut self) -> Result<(OwnedFd, JoinHandle<()>), String> {
         let changes = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)
             .map_err(|error| format!("cannot watch for devices: {error}"))?;

@@ -89,7 +89,7 @@ impl Logind {
         quiet(Command::new("systemd-inhibit").args(wishes).args(["sleep", "60"]).env("DBUS_SYSTEM_BUS_ADDRESS", bus))
     }
 
-    /// Lets logind find that the machine can be suspended, whatever this kernel can. False: its file cannot be covered.
+    /// Lets logind find that the machine can be suspended, also under a kernel that cannot. False: its file cannot be covered.
     async fn may_suspend(&self) -> bool {
         let states = self.run.path().join("power-states");
         fs::write(&states, "freeze mem disk\n").expect("written");
